@@ -1,0 +1,195 @@
+"""What a task is: a validated config, and the methods that turn it into data, a model, a loss and metrics.
+
+Everything else in the toolkit (trainer, checkpoints, interventions, command line) sees a task only
+through :class:`Task`; a new one is a subclass, registered under a name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from tasks.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedTransformer
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+#: Per-example values ``[batch]``, or a pair (sum, count) of them to be pooled as Σsum / Σcount.
+Metric = Tensor | tuple[Tensor, Tensor]
+
+
+class TaskError(ValueError):
+    """A task, model or batch that cannot be; the message is one line that says what would be right."""
+
+
+def one_line(error: ValidationError, section: str) -> str:
+    """A pydantic error as one line, each complaint headed by the key a user would type."""
+    complaints = []
+    for complaint in error.errors():
+        key = ".".join([section, *map(str, complaint["loc"])])
+        message = complaint["msg"].removeprefix("Value error, ")
+        shown = f", got {complaint['input']!r}" if complaint["loc"] and complaint["type"] != "missing" else ""
+        complaints.append(f"{key}: {message[:1].lower()}{message[1:]}{shown}")
+    return "; ".join(complaints)
+
+
+def derive_seed(seed: int, *labels: object) -> int:
+    """A 63-bit seed from ``seed`` and labels: the same on every machine, unrelated for different labels."""
+    text = "\x1f".join([str(int(seed)), *map(str, labels)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def generator(seed: int, *labels: object) -> torch.Generator:
+    """A local CPU generator for one purpose; global random state is never touched."""
+    return torch.Generator().manual_seed(derive_seed(seed, *labels))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples of a task: ``tokens [batch pos]``, ``targets [batch ...]`` and named extras ``[batch ...]``."""
+
+    tokens: Int[Tensor, "batch pos"]
+    targets: Tensor
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, rows: slice | Tensor | list[int]) -> Batch:
+        return replace(
+            self,
+            tokens=self.tokens[rows],
+            targets=self.targets[rows],
+            extras={name: value[rows] for name, value in self.extras.items()},
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        raise TypeError("a Batch is not a sequence of examples: index it with a slice, batch[0:8]")
+
+    def to(self, device: str | torch.device) -> Batch:
+        return replace(
+            self,
+            tokens=self.tokens.to(device),
+            targets=self.targets.to(device),
+            extras={name: value.to(device) for name, value in self.extras.items()},
+        )
+
+
+@dataclass(frozen=True)
+class DropMetric:
+    """The metric whose sudden change is the task's drop, and which way it moves."""
+
+    name: str
+    direction: Literal["down", "up"]
+
+
+class Task(BaseModel, ABC):
+    """A task: its fields are its whole configuration, validated, frozen and JSON.
+
+    ``loss`` and ``metrics`` accept a model's output at all positions, or at ``read_positions`` alone
+    (what a fast forward computes); use :meth:`read` to get from one to the other.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    #: The name the task is registered under.
+    name: ClassVar[str]
+    #: The architecture settings the task accepts, with its defaults.
+    Model: ClassVar[type[ModelSettings]] = ModelSettings
+    #: Preset name -> {"task": {...}, "model": {...}, "train": {...}}.
+    presets: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {"cpu": {}}
+    #: Steps at which the paper looks at its own model; a run always stores those it reaches.
+    published_steps: ClassVar[tuple[int, ...]] = ()
+    drop_metric: ClassVar[DropMetric] = DropMetric("loss", "down")
+
+    @property
+    @abstractmethod
+    def sequence_length(self) -> int:
+        """Number of positions of an input."""
+
+    @property
+    @abstractmethod
+    def d_vocab(self) -> int:
+        """Number of input token ids."""
+
+    @property
+    def d_vocab_out(self) -> int:
+        """Number of outputs per position."""
+        return self.d_vocab
+
+    @property
+    def n_read_outs(self) -> int:
+        """How many separate answers the output axis holds side by side (for the fan-in of "he")."""
+        return 1
+
+    @property
+    def read_positions(self) -> tuple[int, ...]:
+        """Positions whose output the loss and the metrics read, ascending."""
+        return tuple(range(self.sequence_length))
+
+    @abstractmethod
+    def sample(self, n: int | None, seed: int = 0, split: Split = "test") -> Batch:
+        """``n`` examples of a split; for a finite task, without replacement and at most the whole split.
+
+        ``None`` means the whole split, which only a finite task has.
+        """
+
+    @abstractmethod
+    def loss(self, output: Float[Tensor, "batch _ d_out"], batch: Batch) -> Float[Tensor, ""]:
+        """The training loss, a scalar."""
+
+    @abstractmethod
+    def metrics(self, output: Float[Tensor, "batch _ d_out"], batch: Batch) -> dict[str, Metric]:
+        """Per-example values ``[batch]`` or (sum, count) pairs, by name."""
+
+    def read(self, output: Float[Tensor, "batch _ d_out"]) -> Float[Tensor, "batch _ d_out"]:
+        """The output at ``read_positions``, from an output at all positions or at those alone."""
+        if output.shape[1] == len(self.read_positions):
+            return output
+        return output[:, list(self.read_positions)]
+
+    def build_model(self, seed: int = 0, settings: ModelSettings | None = None) -> HookedTransformer:
+        """A fresh ``HookedTransformer`` on the CPU, a function of the seed alone.
+
+        Raises:
+            TaskError: if the settings leave no room for the task's inputs.
+        """
+        from tasks.hooked import build_hooked_transformer
+
+        return build_hooked_transformer(self, settings or self.Model(), seed)
+
+    def check_model(self, model: HookedTransformer) -> None:
+        """Refuse, in one line, a model that cannot take this task's inputs."""
+        sizes = model.cfg
+        wrong = []
+        if sizes.n_ctx < self.sequence_length:
+            wrong.append(f"{self.sequence_length} positions, the model has {sizes.n_ctx}")
+        if sizes.d_vocab < self.d_vocab:
+            wrong.append(f"{self.d_vocab} token ids, the model has {sizes.d_vocab}")
+        if sizes.d_vocab_out != self.d_vocab_out:
+            wrong.append(f"{self.d_vocab_out} outputs per position, the model has {sizes.d_vocab_out}")
+        if wrong:
+            raise TaskError(f"task {self.name!r} does not fit this model: it needs {'; '.join(wrong)}")
+
+
+def pool(metrics: Mapping[str, Metric]) -> dict[str, float | None]:
+    """One number per metric: the mean over examples, or Σsum / Σcount of a pair (``None`` if it counts nothing)."""
+    pooled: dict[str, float | None] = {}
+    for name, metric in metrics.items():
+        if isinstance(metric, tuple):
+            total, count = (part.double().sum().item() for part in metric)
+            pooled[name] = total / count if count else None
+        else:
+            pooled[name] = metric.double().mean().item()
+    return pooled

@@ -1,0 +1,115 @@
+"""From a task and its architecture settings to an initialised ``HookedTransformer``."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy
+import torch
+
+from tasks.base import TaskError, generator
+from tasks.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+    from tasks.base import Task
+
+# flax / JAX draw "he_normal" from a normal cut at two standard deviations, rescaled to the variance asked for.
+STD_OF_NORMAL_CUT_AT_2 = 0.87962566103423978
+
+
+@contextlib.contextmanager
+def global_randomness_untouched() -> Iterator[None]:
+    """``HookedTransformer`` may reseed torch, numpy and random; put all three back."""
+    states = torch.get_rng_state(), numpy.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        numpy.random.set_state(states[1])
+        random.setstate(states[2])
+
+
+def construct(config: HookedTransformerConfig) -> HookedTransformer:
+    """A ``HookedTransformer`` without its deprecation notice (the version is pinned) or random side effects."""
+    from transformer_lens import HookedTransformer
+
+    with warnings.catch_warnings(), global_randomness_untouched():
+        warnings.filterwarnings("ignore", message=".*HookedTransformer.*", category=DeprecationWarning)
+        return HookedTransformer(config)
+
+
+def hooked_config(task: Task, settings: ModelSettings) -> HookedTransformerConfig:
+    from transformer_lens import HookedTransformerConfig
+
+    n_ctx = settings.n_ctx or task.sequence_length
+    if n_ctx < task.sequence_length:
+        raise TaskError(
+            f"model.n_ctx = {n_ctx} is too short: task {task.name!r} has {task.sequence_length} positions"
+        )
+    return HookedTransformerConfig(
+        n_layers=settings.n_layers,
+        n_heads=settings.n_heads,
+        d_model=settings.d_model,
+        d_head=settings.d_head or settings.d_model // settings.n_heads,
+        d_mlp=None if settings.attn_only else settings.d_mlp or 4 * settings.d_model,
+        n_ctx=n_ctx,
+        d_vocab=task.d_vocab,
+        d_vocab_out=task.d_vocab_out,
+        attn_only=settings.attn_only,
+        act_fn=settings.act_fn,
+        normalization_type=settings.normalization,
+        attention_dir=settings.attention,
+        device="cpu",
+        init_weights=False,
+    )
+
+
+def build_hooked_transformer(task: Task, settings: ModelSettings, seed: int) -> HookedTransformer:
+    """Construct and initialise; each tensor has its own generator, so none depends on the order of the others."""
+    model = construct(hooked_config(task, settings))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            kind = name.split(".")[-1]
+            if kind == "w":
+                parameter.fill_(1.0)
+            elif kind.startswith("b"):
+                parameter.zero_()
+            else:
+                random_stream = generator(seed, "init", name)
+                if settings.init == "he":
+                    std = (2 / fan_in(kind, parameter, task)) ** 0.5 / STD_OF_NORMAL_CUT_AT_2
+                    torch.nn.init.trunc_normal_(
+                        parameter, std=std, a=-2 * std, b=2 * std, generator=random_stream
+                    )
+                else:
+                    parameter.normal_(0.0, normal_std(kind, settings, task), generator=random_stream)
+    for name, parameter in model.named_parameters():
+        if is_bias(name) and (
+            settings.biases == "frozen" or (settings.biases == "mlp" and ".mlp." not in name)
+        ):
+            parameter.requires_grad_(False)
+    return model
+
+
+def is_bias(name: str) -> bool:
+    """True for additive biases of matrices (``b_Q``, ``b_in``, ...); LayerNorm's ``b`` is not one."""
+    return name.split(".")[-1].startswith("b_")
+
+
+def normal_std(kind: str, settings: ModelSettings, task: Task) -> float:
+    if settings.init == "normal":
+        return settings.init_std
+    return float((task.d_vocab_out if kind == "W_U" else settings.d_model) ** -0.5)
+
+
+def fan_in(kind: str, parameter: torch.Tensor, task: Task) -> int:
+    """JAX's fan-in of the tensor as the MIIII code shapes it (all but the last axis of it, heads included)."""
+    if kind == "W_U":
+        return parameter.shape[0] * task.n_read_outs
+    return parameter.numel() // parameter.shape[-1]

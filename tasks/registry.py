@@ -1,0 +1,63 @@
+"""Names -> task classes: ours, those of installed packages (entry points ``interp_tasks.tasks``), and a user's own."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from tasks.base import Task, TaskError, one_line
+
+TaskClass = TypeVar("TaskClass", bound=type[Task])
+
+_CLASSES: dict[str, type[Task]] = {}
+
+
+def register(name: str) -> Callable[[TaskClass], TaskClass]:
+    """Class decorator: make a :class:`Task` available under ``name`` everywhere, the command line included."""
+
+    def add(task_class: TaskClass) -> TaskClass:
+        known = _CLASSES.get(name)
+        if known is not None and known.__qualname__ != task_class.__qualname__:
+            raise TaskError(f"the task name {name!r} is taken by {known.__module__}.{known.__qualname__}")
+        task_class.name = name
+        _CLASSES[name] = task_class
+        return task_class
+
+    return add
+
+
+def names() -> list[str]:
+    """Every task name that :func:`get` accepts, sorted."""
+    return sorted({*_CLASSES, *(entry.name for entry in entry_points(group="interp_tasks.tasks"))})
+
+
+def task_class(name: str) -> type[Task]:
+    """The class registered under a name.
+
+    Raises:
+        TaskError: for an unknown name, naming the closest and all valid ones.
+    """
+    if name not in _CLASSES:
+        for entry in entry_points(group="interp_tasks.tasks", name=name):
+            register(name)(entry.load())
+    if name not in _CLASSES:
+        close = difflib.get_close_matches(name, names(), n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise TaskError(f"no task {name!r}: {hint}tasks are {', '.join(names())}")
+    return _CLASSES[name]
+
+
+def get(name: str, **config: Any) -> Task:
+    """A task by name, its config validated: ``get("matrix-completion", n=7, rank=2)``.
+
+    Raises:
+        TaskError: for an unknown name or a config the task refuses.
+    """
+    try:
+        return task_class(name)(**config)
+    except ValidationError as error:
+        raise TaskError(one_line(error, "task")) from None

@@ -1,0 +1,46 @@
+"""Architecture settings shared by every task: everything about a model that the task's data does not fix."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class ModelSettings(BaseModel):
+    """A pre-LN (or norm-free) transformer, as ``HookedTransformer`` builds it.
+
+    Attributes:
+        d_head: width of a head; ``None`` means d_model / n_heads.
+        d_mlp: neurons per layer; ``None`` means 4 · d_model.
+        n_ctx: rows of the position table; ``None`` means the task's sequence length. It may exceed it.
+        normalization: ``"LN"``, or ``None`` for no LayerNorm at all.
+        biases: which biases train. The others are zero and frozen (``HookedTransformer`` always has them).
+        init: ``"normal"``: N(0, init_std) for every matrix; ``"nanda"``: N(0, 1/d_model), unembedding
+            N(0, 1/d_vocab_out) (Nanda et al. 2023, code); ``"he"``: truncated normal of variance 2 / fan_in with
+            the fan rules of JAX (Syrkis & Søgaard 2024, code).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    n_layers: int = Field(1, ge=1)
+    n_heads: int = Field(4, ge=1)
+    d_model: int = Field(128, ge=1)
+    d_head: int | None = Field(None, ge=1)
+    d_mlp: int | None = Field(None, ge=1)
+    n_ctx: int | None = Field(None, ge=1)
+    attn_only: bool = False
+    act_fn: Literal["relu", "gelu", "silu"] = "gelu"
+    normalization: Literal["LN"] | None = "LN"
+    attention: Literal["bidirectional", "causal"] = "causal"
+    biases: Literal["trained", "mlp", "frozen"] = "trained"
+    init: Literal["normal", "nanda", "he"] = "normal"
+    init_std: float = Field(0.02, gt=0)
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> ModelSettings:
+        if self.d_head is None and self.d_model % self.n_heads:
+            raise ValueError(
+                f"d_model = {self.d_model} does not divide into {self.n_heads} heads; set d_head or change one"
+            )
+        return self
