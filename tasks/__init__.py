@@ -1,11 +1,35 @@
-"""What is learned: data, tokens, model, loss, per-example metrics. ``tasks.get(name, **config)`` is the way in."""
+"""What is learned: data, tokens, model, loss, per-example metrics. ``tasks.get(name, **config)`` is the way in.
 
-from tasks import matrix_completion as matrix_completion
-from tasks import modular_arithmetic as modular_arithmetic
-from tasks.base import Batch, DropMetric, Metric, Split, Task, TaskError, derive_seed, generator, pool
-from tasks.registry import get, register, task_class
-from tasks.registry import names as list
-from tasks.settings import ModelSettings
+Names load on first use, so that asking which tasks exist does not cost an import of torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tasks.catalog import names as list
+
+if TYPE_CHECKING:
+    from tasks.base import Batch, DropMetric, Metric, Split, Task, TaskError, derive_seed, generator, pool
+    from tasks.registry import get, register, task_class
+    from tasks.settings import ModelSettings
+
+_HOMES = {
+    "tasks.base": (
+        "Batch",
+        "DropMetric",
+        "Metric",
+        "Split",
+        "Task",
+        "TaskError",
+        "derive_seed",
+        "generator",
+        "pool",
+    ),
+    "tasks.registry": ("get", "register", "task_class"),
+    "tasks.settings": ("ModelSettings",),
+}
 
 __all__ = [
     "Batch",
@@ -23,3 +47,12 @@ __all__ = [
     "register",
     "task_class",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for home, exported in _HOMES.items():
+        if name in exported:
+            value = getattr(importlib.import_module(home), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'tasks' has no attribute {name!r}")

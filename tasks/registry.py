@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
+import importlib
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from tasks import catalog
 from tasks.base import Task, TaskError, one_line
 
 TaskClass = TypeVar("TaskClass", bound=type[Task])
@@ -25,14 +26,10 @@ def register(name: str) -> Callable[[TaskClass], TaskClass]:
             raise TaskError(f"the task name {name!r} is taken by {known.__module__}.{known.__qualname__}")
         task_class.name = name
         _CLASSES[name] = task_class
+        catalog.registered.add(name)
         return task_class
 
     return add
-
-
-def names() -> list[str]:
-    """Every task name that :func:`get` accepts, sorted."""
-    return sorted({*_CLASSES, *(entry.name for entry in entry_points(group="interp_tasks.tasks"))})
 
 
 def task_class(name: str) -> type[Task]:
@@ -41,13 +38,13 @@ def task_class(name: str) -> type[Task]:
     Raises:
         TaskError: for an unknown name, naming the closest and all valid ones.
     """
+    if name not in _CLASSES and name in catalog.BUILT_IN:
+        importlib.import_module(catalog.BUILT_IN[name])
     if name not in _CLASSES:
         for entry in entry_points(group="interp_tasks.tasks", name=name):
             register(name)(entry.load())
     if name not in _CLASSES:
-        close = difflib.get_close_matches(name, names(), n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise TaskError(f"no task {name!r}: {hint}tasks are {', '.join(names())}")
+        raise TaskError(catalog.unknown(name))
     return _CLASSES[name]
 
 

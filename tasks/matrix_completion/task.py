@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from tasks.base import Batch, DropMetric, Metric, Split, Task, TaskError, generator
-from tasks.presets import read_presets
+from tasks.catalog import built_in_presets
 from tasks.registry import register
 from tasks.settings import ModelSettings
 
@@ -57,7 +57,7 @@ class MatrixCompletion(Task):
     """
 
     Model: ClassVar[type[ModelSettings]] = MatrixModelSettings
-    presets = read_presets("tasks.matrix_completion", "matrix-completion")
+    presets = built_in_presets("matrix-completion")
     published_steps: ClassVar[tuple[int, ...]] = (1000, 4000, 10000, 14000, 16000, 20000, 50000)
     drop_metric: ClassVar[DropMetric] = DropMetric("mse_masked", "down")
 

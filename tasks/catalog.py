@@ -1,0 +1,48 @@
+"""What tasks and presets there are, answered without importing torch (``--help`` and argument errors use it)."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Mapping
+from importlib import resources
+from importlib.metadata import entry_points
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Preset = Mapping[str, Mapping[str, Any]]
+
+#: Built-in task name -> the package that registers it when imported, and holds its presets.toml.
+BUILT_IN = {
+    "matrix-completion": "tasks.matrix_completion",
+    "miiii": "tasks.modular_arithmetic",
+    "modular-addition": "tasks.modular_arithmetic",
+    "modular-multiplication": "tasks.modular_arithmetic",
+}
+#: Names registered by code that ran in this process.
+registered: set[str] = set()
+
+
+def names() -> list[str]:
+    """Every task name there is, sorted: built in, of installed packages, and registered in this process."""
+    installed = (entry.name for entry in entry_points(group="interp_tasks.tasks"))
+    return sorted({*BUILT_IN, *registered, *installed})
+
+
+def unknown(name: str) -> str:
+    """The one line to say about a name that no task has."""
+    close = difflib.get_close_matches(name, names(), n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"no task {name!r}: {hint}tasks are {', '.join(names())}"
+
+
+def built_in_presets(name: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Presets of a built-in task, from the TOML beside it: preset -> section (task, model, train) -> key -> value."""
+    folder = BUILT_IN[name].removeprefix("tasks.")
+    text = resources.files("tasks").joinpath(folder, "presets.toml").read_text(encoding="utf-8")
+    presets: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(text)[name]
+    return presets

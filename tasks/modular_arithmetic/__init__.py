@@ -1,0 +1,15 @@
+"""Modular arithmetic: one modulus (Nanda et al. 2023), or the remainders modulo many primes (Syrkis & Søgaard 2024)."""
+
+from tasks.modular_arithmetic.one_modulus import ModularAddition, ModularMultiplication
+from tasks.modular_arithmetic.remainders import Miiii
+from tasks.modular_arithmetic.table import ArithmeticModelSettings, ModularTask, is_prime, primes_below
+
+__all__ = [
+    "ArithmeticModelSettings",
+    "Miiii",
+    "ModularAddition",
+    "ModularMultiplication",
+    "ModularTask",
+    "is_prime",
+    "primes_below",
+]

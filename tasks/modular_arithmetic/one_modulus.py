@@ -1,0 +1,66 @@
+"""One answer modulo p: addition (Nanda et al. 2023) and multiplication (Lee et al. 2024, Grokfast)."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tasks.base import Batch, Metric
+from tasks.catalog import built_in_presets
+from tasks.modular_arithmetic.table import ModularTask, cross_entropy
+from tasks.registry import register
+
+
+class OneModulus(ModularTask):
+    """One class out of p, read at '='.
+
+    Attributes:
+        equals_class: give '=' an output too, as Nanda et al.'s code does (p + 1 outputs).
+    """
+
+    equals_class: bool = False
+
+    @property
+    def d_vocab_out(self) -> int:
+        return self.p + self.equals_class
+
+    def loss(self, output: Float[Tensor, "batch _ classes"], batch: Batch) -> Float[Tensor, ""]:
+        """Mean cross-entropy, in float64."""
+        return cross_entropy(self.read(output)[:, 0], batch.targets).mean()
+
+    def metrics(self, output: Float[Tensor, "batch _ classes"], batch: Batch) -> dict[str, Metric]:
+        """``loss`` (cross-entropy, nats) and ``accuracy`` (0 or 1), each ``[batch]``."""
+        logits = self.read(output)[:, 0]
+        return {
+            "loss": cross_entropy(logits, batch.targets),
+            "accuracy": (logits.argmax(-1) == batch.targets).double(),
+        }
+
+
+@register("modular-addition")
+class ModularAddition(OneModulus):
+    """(a + b) mod p from the tokens [a, b, '=']: T_nanda."""
+
+    presets = built_in_presets("modular-addition")
+    published_steps: ClassVar[tuple[int, ...]] = (1400, 9400, 14000, 40000)
+
+    def answers(self, operands: Int[Tensor, "inputs 2"]) -> Int[Tensor, " inputs"]:
+        return operands.sum(-1) % self.p
+
+
+@register("modular-multiplication")
+class ModularMultiplication(OneModulus):
+    """(a · b) mod p from the tokens [a, b, '='], b ≠ 0: the data of the published Grokfast benchmark (p = 97)."""
+
+    presets = built_in_presets("modular-multiplication")
+
+    @cached_property
+    def _operands(self) -> Int[Tensor, "inputs 2"]:
+        return torch.cartesian_prod(torch.arange(self.p), torch.arange(1, self.p))
+
+    def answers(self, operands: Int[Tensor, "inputs 2"]) -> Int[Tensor, " inputs"]:
+        return operands.prod(-1) % self.p

@@ -1,0 +1,125 @@
+"""The remainders of a two-digit number modulo many primes at once (Syrkis & Søgaard 2024, MIIII)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from tasks.base import Batch, Metric, generator
+from tasks.catalog import built_in_presets
+from tasks.modular_arithmetic.table import (
+    ArithmeticModelSettings,
+    ModularTask,
+    cross_entropy,
+    primes_below,
+)
+from tasks.registry import register
+from tasks.settings import ModelSettings
+
+
+class MiiiiModelSettings(ArithmeticModelSettings):
+    """Defaults of the MIIII model: d 256, no causal mask, no biases, He initialisation."""
+
+    d_model: int = Field(256, ge=1)
+    attention: Literal["bidirectional", "causal"] = "bidirectional"
+    init: Literal["normal", "nanda", "he"] = "he"
+
+
+@register("miiii")
+class Miiii(ModularTask):
+    """n mod q for every prime q of a list, n = x0 + x1·p, from the tokens [x0, x1, '='].
+
+    The read-outs of the primes lie side by side on the output axis, sum(q) columns in all.
+
+    Attributes:
+        primes: the moduli, ascending; ``None`` means every prime below p (29 of them for p = 113).
+        digits: which digit comes first: ``"low-first"`` as the paper prints, ``"high-first"`` as its code does.
+        variant: ``"shuffled"`` (T_basis) permutes the rows of answers over all inputs before the split;
+            ``"masked"`` (T_masked) gives the primes below 11 (2, 3, 5, 7) weight 0 in the loss.
+    """
+
+    Model: ClassVar[type[ModelSettings]] = MiiiiModelSettings
+    presets = built_in_presets("miiii")
+    published_steps: ClassVar[tuple[int, ...]] = (256, 1024, 4096, 16384, 65536)
+
+    primes: tuple[int, ...] | None = None
+    digits: Literal["low-first", "high-first"] = "low-first"
+    variant: Literal["plain", "shuffled", "masked"] = "plain"
+
+    @model_validator(mode="after")
+    def _moduli_are_primes_below_p(self) -> Miiii:
+        allowed = primes_below(self.p)
+        wrong = [q for q in self.moduli if q not in allowed]
+        if wrong or not self.moduli:
+            raise ValueError(f"primes must be primes below p = {self.p}, not {wrong or 'an empty list'}")
+        if list(self.moduli) != sorted(set(self.moduli)):
+            raise ValueError("primes must be ascending, each once")
+        if self.variant == "masked" and not any(self.loss_weights):
+            raise ValueError("variant 'masked' leaves nothing to train: add a prime of 11 or more")
+        return self
+
+    @property
+    def moduli(self) -> tuple[int, ...]:
+        """The primes q, ascending."""
+        return primes_below(self.p) if self.primes is None else self.primes
+
+    @property
+    def loss_weights(self) -> tuple[float, ...]:
+        """Weight of each prime's cross-entropy: 1 / ln q, so that chance is 1 for each."""
+        silent = self.variant == "masked"
+        return tuple(0.0 if silent and q < 11 else 1 / torch.tensor(q).double().log().item() for q in self.moduli)
+
+    @property
+    def d_vocab_out(self) -> int:
+        return sum(self.moduli)
+
+    @property
+    def n_read_outs(self) -> int:
+        return len(self.moduli)
+
+    def answers(self, operands: Int[Tensor, "inputs 2"]) -> Int[Tensor, "inputs tasks"]:
+        low, high = operands.unbind(-1) if self.digits == "low-first" else operands.flip(-1).unbind(-1)
+        remainders = (low + high * self.p)[:, None] % torch.tensor(self.moduli)
+        if self.variant == "shuffled":
+            order = torch.randperm(len(operands), generator=generator(self.split_seed, self.name, "shuffle"))
+            remainders = remainders[order]
+        return remainders
+
+    def logits(self, output: Float[Tensor, "batch _ classes"]) -> Float[Tensor, "batch tasks classes"]:
+        """Logits per prime, padded with −inf for the classes that a prime does not have."""
+        packed = self.read(output)[:, 0].split(self.moduli, dim=-1)
+        widest = max(self.moduli)
+        padded = [
+            torch.nn.functional.pad(part, (0, widest - part.shape[-1]), value=float("-inf")) for part in packed
+        ]
+        return torch.stack(padded, 1)
+
+    def loss(self, output: Float[Tensor, "batch _ classes"], batch: Batch) -> Float[Tensor, ""]:
+        """Mean over all primes (masked ones count in the denominator) of CE_q / ln q; float64."""
+        losses = self._cross_entropies(output, batch).mean(0)
+        return losses @ losses.new_tensor(self.loss_weights) / len(self.moduli)
+
+    def metrics(self, output: Float[Tensor, "batch _ classes"], batch: Batch) -> dict[str, Metric]:
+        """Per example: ``loss_q`` (CE_q / ln q), ``accuracy_q`` for each prime, and their means ``loss``, ``accuracy``.
+
+        The means are over all primes, also in the masked variant, whose training loss leaves some out.
+        """
+        losses = self._cross_entropies(output, batch)
+        losses = losses / torch.tensor(self.moduli, device=losses.device).double().log()
+        correct = (self.logits(output).argmax(-1) == batch.targets).double()
+        metrics: dict[str, Metric] = {"loss": losses.mean(1), "accuracy": correct.mean(1)}
+        for column, q in enumerate(self.moduli):
+            metrics[f"loss_{q}"] = losses[:, column]
+            metrics[f"accuracy_{q}"] = correct[:, column]
+        return metrics
+
+    def _cross_entropies(
+        self, output: Float[Tensor, "batch _ classes"], batch: Batch
+    ) -> Float[Tensor, "batch tasks"]:
+        # Each prime's own columns only: the same as −inf in the padded form, at a third of the memory.
+        packed = self.read(output)[:, 0].split(self.moduli, dim=-1)
+        return torch.stack([cross_entropy(part, batch.targets[:, i]) for i, part in enumerate(packed)], 1)

@@ -1,0 +1,137 @@
+"""What the modular tasks share: a finite table of inputs [digit, digit, '='], its seeded split, exact losses."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor
+
+from tasks.base import Batch, DropMetric, Split, Task, derive_seed, generator
+from tasks.settings import ModelSettings
+
+
+class ArithmeticModelSettings(ModelSettings):
+    """Defaults: the one-layer, norm-free ReLU transformer of Nanda et al. 2023, without biases."""
+
+    act_fn: Literal["relu", "gelu", "silu"] = "relu"
+    normalization: Literal["LN"] | None = None
+    biases: Literal["trained", "mlp", "frozen"] = "frozen"
+    init: Literal["normal", "nanda", "he"] = "nanda"
+
+
+def is_prime(number: int) -> bool:
+    return number > 1 and all(number % divisor for divisor in range(2, int(number**0.5) + 1))
+
+
+def primes_below(limit: int) -> tuple[int, ...]:
+    return tuple(number for number in range(2, limit) if is_prime(number))
+
+
+class ModularTask(Task):
+    """A function of two digits in base p, over the complete table of inputs.
+
+    Attributes:
+        p: the modulus, and the base of the digits. Prime.
+        train_fraction: share of the table that trains (0.3 as printed in both papers; 0.5 in the MIIII code).
+        validation_size: of what is left, this many validate, but at most half; the rest is the test split.
+        split_seed: which split.
+    """
+
+    Model: ClassVar[type[ModelSettings]] = ArithmeticModelSettings
+    drop_metric: ClassVar[DropMetric] = DropMetric("accuracy", "up")
+
+    p: int = Field(113, ge=3)
+    train_fraction: float = Field(0.3, gt=0, lt=1)
+    validation_size: int = Field(1000, ge=1)
+    split_seed: int = Field(0, ge=0)
+
+    @field_validator("p")
+    @classmethod
+    def _prime(cls, p: int) -> int:
+        if not is_prime(p):
+            near = next(q for step in range(1, p) for q in (p - step, p + step) if is_prime(q))
+            raise ValueError(f"p must be prime; {near} is the nearest")
+        return p
+
+    @model_validator(mode="after")
+    def _every_split_has_examples(self) -> ModularTask:
+        if self.n_train < 1 or self.n_inputs - self.n_train < 2:
+            raise ValueError(
+                f"train_fraction {self.train_fraction} of {self.n_inputs} inputs leaves a split empty"
+            )
+        return self
+
+    @property
+    def sequence_length(self) -> int:
+        return 3
+
+    @property
+    def d_vocab(self) -> int:
+        return self.p + 1  # the digits, and '=' = p
+
+    @property
+    def read_positions(self) -> tuple[int, ...]:
+        return (2,)
+
+    @property
+    def n_inputs(self) -> int:
+        return len(self._operands)
+
+    @property
+    def n_train(self) -> int:
+        return int(self.train_fraction * self.n_inputs)
+
+    @cached_property
+    def _operands(self) -> Int[Tensor, "inputs 2"]:
+        """Every pair of digits, in the order of the tokens."""
+        digits = torch.arange(self.p)
+        return torch.cartesian_prod(digits, digits)
+
+    @cached_property
+    def _answers(self) -> Int[Tensor, "inputs *tasks"]:
+        return self.answers(self._operands)
+
+    @cached_property
+    def _splits(self) -> dict[Split, Int[Tensor, " rows"]]:
+        order = torch.randperm(self.n_inputs, generator=generator(self.split_seed, self.name, "split"))
+        train, rest = order[: self.n_train], order[self.n_train :]
+        n_validation = min(self.validation_size, len(rest) // 2)
+        return {"train": train, "validation": rest[:n_validation], "test": rest[n_validation:]}
+
+    @abstractmethod
+    def answers(self, operands: Int[Tensor, "inputs 2"]) -> Int[Tensor, "inputs *tasks"]:
+        """The answer classes of operand pairs."""
+
+    def sample(self, n: int | None, seed: int = 0, split: Split = "test") -> Batch:
+        """Inputs of a split, without replacement; ``n = None`` or n ≥ its size is the whole split."""
+        rows = self._splits[split]
+        if n is not None and n < len(rows):
+            random_stream = generator(derive_seed(seed, self.name, split))
+            rows = rows[torch.randperm(len(rows), generator=random_stream)[:n]]
+        return self._batch(rows)
+
+    def input_grid(self) -> Batch:
+        """All inputs in lexicographic order of the tokens: what Fourier analysis runs on."""
+        return self._batch(torch.arange(self.n_inputs))
+
+    def _batch(self, rows: Int[Tensor, " rows"]) -> Batch:
+        operands = self._operands[rows]
+        equals = torch.full((len(rows), 1), self.p)
+        return Batch(torch.cat([operands, equals], 1), self._answers[rows], {"operands": operands})
+
+
+def cross_entropy(
+    logits: Float[Tensor, "batch classes"], answers: Int[Tensor, " batch"]
+) -> Float[Tensor, " batch"]:
+    """Per-example cross-entropy through a float64 log-softmax.
+
+    In float32 a log-probability cannot be told from 0 below 1.2e-7, and the gradients that are lost there
+    end in loss spikes (Nanda et al. 2023, code; Syrkis & Søgaard 2024, "slingshot").
+    """
+    log_probabilities = logits.double().log_softmax(-1)
+    return -log_probabilities.gather(-1, answers[:, None]).squeeze(-1)
