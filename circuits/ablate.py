@@ -1,0 +1,120 @@
+"""Ablations: attention made uniform, heads, sites or layers set to zero, to a mean, or to another example's
+value.
+
+Every function here returns an intervention: a frozen value that knows no model. Hand it to `intervene`,
+`run` or `sweep`. `heads` is a spec such as "all", "0.1, 2.3-5" or "L0H1", or a tuple of heads; 0-based
+throughout. `what` is heads (edited at z, so the attention output bias b_O stays), a site such as
+"mlp_out.1" or "z", or a layer number, which stands for the layer's heads (z) and neurons (mlp_post)
+together, output biases staying. `queries` limits an edit to some query positions: integers (negative ones
+count from the end) or a boolean mask [batch pos] with a row for every example of the run; `positions` is
+another name for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from jaxtyping import Shaped
+from torch import Tensor
+
+from circuits.arguments import read_choice, read_heads, read_keys, read_queries, read_tokens, read_what
+from circuits.errors import CircuitsError
+from circuits.interventions import Edit, Intervention
+from circuits.replacements import Mean, Resample, Uniform, Zero
+from circuits.selection import Head
+
+Tokens = Shaped[Tensor, "batch pos *input"]
+
+
+def uniform(heads: Any, keys: Any = None, *, queries: Any = None, positions: Any = None) -> Edit:
+    """Make attention uniform: pattern[batch, head, query, key] := 1 / (number of keys this query may see).
+
+    Which keys a query may see is read off the attention scores of the same pass (masked ones are minus
+    infinity), so causal, bidirectional, local and padded attention are all respected. With `keys`
+    (positions), attention is uniform over those of them that the query may see; a query that sees none of
+    them is an error, unless `queries` leaves it out. A query that sees nothing at all (padding) keeps its
+    zero pattern.
+
+    With every head of a bidirectional model on an n×n grid this is the uniform ablation of Gopalani et al.
+    2024 (arXiv:2410.22244, section 3.1.2: all attention weights := 1/n²).
+    """
+    verb = "ablate.uniform"
+    places = read_heads(heads, "pattern", verb)
+    return Edit(verb, places, Uniform(read_keys(keys, verb)), read_queries(queries, positions, verb))
+
+
+def mean_pattern(heads: Any, reference: Tokens, *, queries: Any = None, positions: Any = None) -> Edit:
+    """Replace each head's pattern by its mean over the `reference` examples [batch pos].
+
+    This is what the released code of Gopalani et al. 2024 (arXiv:2410.22244) does under the name of uniform
+    ablation. Unlike `uniform` it keeps what a head does on average, position by position.
+    """
+    verb = "ablate.mean_pattern"
+    places = read_heads(heads, "pattern", verb)
+    replacement = Mean(read_tokens(reference, verb, "reference"))
+    return Edit(verb, places, replacement, read_queries(queries, positions, verb))
+
+
+def zero(what: Any, *, queries: Any = None, positions: Any = None) -> Edit:
+    """Set to zero: z for heads, the activation itself for a site, z and mlp_post for a layer.
+
+    At the site "scores" masked entries stay masked.
+    """
+    verb = "ablate.zero"
+    places, optional = read_what(what, verb)
+    return Edit(verb, places, Zero(), read_queries(queries, positions, verb), optional)
+
+
+def mean(
+    what: Any, reference: Tokens, over: str = "batch", *, queries: Any = None, positions: Any = None
+) -> Edit:
+    """Replace by the mean over the `reference` examples [batch pos], position by position.
+
+    `over="batch,pos"` pools positions too, and then the reference may have another length than the run. The
+    mean is taken in float64, on the model as it is outside all of our blocks.
+    """
+    verb = "ablate.mean"
+    places, optional = read_what(what, verb)
+    over = read_choice(str(over).replace(" ", ""), ("batch", "batch,pos"), verb, "over")
+    replacement = Mean(read_tokens(reference, verb, "reference"), over)
+    return Edit(verb, places, replacement, read_queries(queries, positions, verb), optional)
+
+
+def resample(what: Any, source: Tokens, seed: int = 0, *, queries: Any = None, positions: Any = None) -> Edit:
+    """Replace by the activation of another example: row i takes row d(i) of `source` [batch pos].
+
+    `source` has one row for every example of the run, usually the same tokens. d is one derangement of the
+    whole batch, drawn from `seed`: the same at every site, and whatever the chunks are, no example keeps
+    its own. A batch of 1 is an error.
+    """
+    verb = "ablate.resample"
+    places, optional = read_what(what, verb)
+    tokens = read_tokens(source, verb, "source")
+    if tokens.shape[0] < 2:
+        raise CircuitsError(f"{verb}: the source needs at least 2 examples, it is {list(tokens.shape)}")
+    return Edit(verb, places, Resample(tokens, int(seed)), read_queries(queries, positions, verb), optional)
+
+
+def each(make: Callable[..., Intervention], over: Iterable[Any], **arguments: Any) -> dict[str, Intervention]:
+    """One intervention for each item, by name, ready for `sweep`.
+
+        ablate.each(ablate.uniform, heads("all", model))           # {"L0H0": ..., "L0H1": ..., ...}
+        ablate.each(ablate.mean, ["mlp_out.0", "mlp_out.1"], reference=tokens)
+
+    Items are heads, sites or layer numbers; a name is "L0H1" for a head, "layer 2" for a number, else the
+    item.
+    """
+    if isinstance(over, str):
+        raise CircuitsError(
+            f"ablate.each: give a list of items, not {over!r}; heads(spec, model) makes one of heads"
+        )
+    grid: dict[str, Intervention] = {}
+    for item in over:
+        if isinstance(item, Head):
+            grid[item.label] = make([item], **arguments)
+        else:
+            grid[f"layer {item}" if isinstance(item, int) else str(item)] = make(item, **arguments)
+    if not grid:
+        raise CircuitsError("ablate.each: nothing to go over")
+    return grid

@@ -1,0 +1,38 @@
+"""Any function as an intervention, with the same guard rails as the named ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from circuits.arguments import read_queries
+from circuits.errors import CircuitsError
+from circuits.interventions import Edit, Place
+from circuits.replacements import Computed
+from circuits.selection import parse_heads
+from circuits.sites import Site
+
+
+def edit(
+    site: Any,
+    fn: Callable[[Tensor], Tensor],
+    heads: Any = None,
+    positions: Any = None,
+    *,
+    queries: Any = None,
+) -> Edit:
+    """Replace the activation at `site` by `fn(activation)`: steering, scaling, noise, anything.
+
+    `fn` gets a copy of the whole activation (for z [batch pos head d_head]) and returns a tensor of the
+    same shape; only the chosen heads and positions of it are used. It must depend on nothing but its
+    argument for results to be the same under every chunk size.
+    """
+    if not callable(fn):
+        raise CircuitsError(f"edit: fn must be a function of the activation, got {fn!r}")
+    try:
+        place = Place(Site.parse(site), None if heads is None else parse_heads(heads))
+    except CircuitsError as error:
+        raise CircuitsError(f"edit: {error}") from error
+    return Edit("edit", (place,), Computed(fn), read_queries(queries, positions, "edit"))

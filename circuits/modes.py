@@ -1,0 +1,20 @@
+"""Evaluation mode for the length of a block, module by module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put every module in eval mode, and each back into the mode it had, mixed modes included."""
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in before:
+            module.training = training

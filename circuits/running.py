@@ -1,0 +1,72 @@
+"""One forward pass under some interventions, and the activations it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from circuits.applying import intervene
+from circuits.errors import CircuitsError
+from circuits.interventions import Intervention
+from circuits.modes import evaluating
+from circuits.references import keep_in
+from circuits.sites import Site
+from circuits.surface import Surface
+
+
+class Activations(Mapping[str, Tensor]):
+    """Activations by full hook name; `activations["z.2"]` and `activations[Site("z", 2)]` find them as
+    well.
+    """
+
+    def __init__(self, found: Mapping[str, Tensor]) -> None:
+        self._found = dict(found)
+
+    def __getitem__(self, key: Any) -> Tensor:
+        hook = key if isinstance(key, str) and key in self._found else Site.parse(key).hook()
+        if hook not in self._found:
+            raise KeyError(f"{key}: not cached; cached: {', '.join(self._found)}")
+        return self._found[hook]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __repr__(self) -> str:
+        return f"Activations({', '.join(f'{hook}: {list(x.shape)}' for hook, x in self._found.items())})"
+
+
+def run(
+    model: Any, tokens: Tensor, *interventions: Intervention, cache: Iterable[Any] | str | None = None
+) -> Any:
+    """The model's output on `tokens` under the interventions, in eval mode and without gradients.
+
+    `cache` lists sites whose activations are wanted as well, as they are after the edits; then the result is
+    (output, `Activations`). Mode, hooks and gradients are as before when it returns or raises.
+    """
+    surface = Surface.of(model)
+    sites = [] if cache is None else [cache] if isinstance(cache, str | Site) else list(cache)
+    hooks = list(dict.fromkeys(hook for site in sites for _, hook in surface.at(Site.parse(site))))
+    seen: dict[str, Tensor] = {}
+    with evaluating(model), torch.no_grad(), intervene(model, *interventions), ExitStack() as stack:
+        for hook in hooks:
+            stack.callback(surface.on_forward(hook, keep_in(seen, hook)).remove)
+        output = model(tokens)
+    for hook in hooks:
+        if hook not in seen:
+            raise CircuitsError(f"cache: {hook} never fired; this model has it switched off")
+    return output if cache is None else (output, Activations({hook: seen[hook] for hook in hooks}))
+
+
+def cache(model: Any, tokens: Tensor, sites: Iterable[Any] | str) -> Activations:
+    """The activations at `sites` ("z", "resid_post.1", full hook names) on `tokens`, in eval mode, no
+    gradients.
+    """
+    _, activations = run(model, tokens, cache=sites)
+    return activations

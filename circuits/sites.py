@@ -1,0 +1,122 @@
+"""Where in a forward pass: the named sites, their hooks and their axes."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from circuits.errors import CircuitsError
+
+
+@dataclass(frozen=True)
+class SiteKind:
+    """One kind of activation: its hook (`{}` stands for the layer) and the names of its axes."""
+
+    name: str
+    hook: str
+    axes: tuple[str, ...]
+
+    @property
+    def per_layer(self) -> bool:
+        return "{}" in self.hook
+
+    @property
+    def head_axis(self) -> int | None:
+        return self.axes.index("head") if "head" in self.axes else None
+
+    @property
+    def query_axis(self) -> int:
+        """The axis that `queries=` / `positions=` selects on: the query of a pattern, else the position."""
+        return self.axes.index("query" if "query" in self.axes else "pos")
+
+
+_RESIDUAL = ("batch", "pos", "d_model")
+_HEAD = ("batch", "pos", "head", "d_head")
+_ATTENTION = ("batch", "head", "query", "key")
+_NEURON = ("batch", "pos", "d_mlp")
+
+KINDS: dict[str, SiteKind] = {
+    kind.name: kind
+    for kind in (
+        SiteKind("embed", "hook_embed", _RESIDUAL),
+        SiteKind("pos_embed", "hook_pos_embed", _RESIDUAL),
+        SiteKind("resid_pre", "blocks.{}.hook_resid_pre", _RESIDUAL),
+        SiteKind("q", "blocks.{}.attn.hook_q", _HEAD),
+        SiteKind("k", "blocks.{}.attn.hook_k", _HEAD),
+        SiteKind("v", "blocks.{}.attn.hook_v", _HEAD),
+        SiteKind("scores", "blocks.{}.attn.hook_attn_scores", _ATTENTION),
+        SiteKind("pattern", "blocks.{}.attn.hook_pattern", _ATTENTION),
+        SiteKind("z", "blocks.{}.attn.hook_z", _HEAD),
+        SiteKind("attn_out", "blocks.{}.hook_attn_out", _RESIDUAL),
+        SiteKind("resid_mid", "blocks.{}.hook_resid_mid", _RESIDUAL),
+        SiteKind("mlp_pre", "blocks.{}.mlp.hook_pre", _NEURON),
+        SiteKind("mlp_post", "blocks.{}.mlp.hook_post", _NEURON),
+        SiteKind("mlp_out", "blocks.{}.hook_mlp_out", _RESIDUAL),
+        SiteKind("resid_post", "blocks.{}.hook_resid_post", _RESIDUAL),
+    )
+}
+
+# A hook outside the table is taken as [batch pos ...]; nothing is known of its further axes.
+_UNLISTED_AXES = ("batch", "pos", "...")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A named site, of one layer or (`layer=None`) of every layer; or any full hook name of the model.
+
+    `Site("z", layer=2)`, `Site.parse("z.2")` and `Site.parse("blocks.2.attn.hook_z")` are equal.
+    """
+
+    name: str
+    layer: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in KINDS:
+            short, layer = _from_hook(self.name)
+            if short is None and "hook_" not in self.name:
+                raise CircuitsError(f"no site {self.name!r}; closest: {', '.join(closest_sites(self.name))}")
+            if short is not None:
+                object.__setattr__(self, "name", short)
+                object.__setattr__(self, "layer", layer)
+        if self.layer is not None and (not self.kind.per_layer or self.layer < 0):
+            raise CircuitsError(f"site {self.name!r} has no layer {self.layer}")
+
+    @classmethod
+    def parse(cls, spec: Any) -> Site:
+        """Read "z", "z.2", a full hook name, or a Site."""
+        if isinstance(spec, Site):
+            return spec
+        if not isinstance(spec, str):
+            raise CircuitsError(
+                f'not a site: {spec!r}; write "z", "z.2", a full hook name or Site("z", layer=2)'
+            )
+        if match := re.fullmatch(r"(\w+)\.(\d{1,6})", spec.strip()):
+            return cls(match[1], int(match[2]))
+        return cls(spec.strip())
+
+    @property
+    def kind(self) -> SiteKind:
+        return KINDS.get(self.name) or SiteKind(self.name, self.name, _UNLISTED_AXES)
+
+    def hook(self, layer: int | None = None) -> str:
+        """The full hook name, at `layer` where the site itself names none."""
+        return self.kind.hook.format(self.layer if self.layer is not None else layer)
+
+    def __str__(self) -> str:
+        return self.name if self.layer is None else f"{self.name}.{self.layer}"
+
+
+def closest_sites(name: str) -> list[str]:
+    """Three table sites that look most like `name` (its last part, without "hook_")."""
+    tail = name.split(".")[-1].removeprefix("hook_")
+    return difflib.get_close_matches(tail, KINDS, n=3, cutoff=0.0)
+
+
+def _from_hook(hook: str) -> tuple[str | None, int | None]:
+    for kind in KINDS.values():
+        match = re.fullmatch(re.escape(kind.hook).replace(r"\{\}", r"(\d+)"), hook)
+        if match:
+            return kind.name, int(match[1]) if kind.per_layer else None
+    return None, None

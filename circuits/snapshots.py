@@ -1,0 +1,99 @@
+"""Tensors and positions as values: copied once, compared by content, shown in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+
+
+class Snapshot:
+    """A private copy of a tensor: equal to another when shape, dtype and sha256 of the bytes are equal."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor.detach().clone()
+
+    @cached_property
+    def sha256(self) -> str:
+        raw = self.tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+        return hashlib.sha256(raw.numpy().tobytes()).hexdigest()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    def describe(self) -> dict[str, Any]:
+        dtype = str(self.tensor.dtype).removeprefix("torch.")
+        return {"shape": list(self.shape), "dtype": dtype, "sha256": self.sha256}
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.shape, self.tensor.dtype, self.sha256
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Snapshot) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        text = self.describe()
+        return f"tensor({text['shape']}, {text['dtype']}, sha256={self.sha256[:12]})"
+
+
+Positions = tuple[int, ...]
+
+
+def parse_positions(given: Any, what: str) -> Positions | Snapshot | None:
+    """Positions as a tuple of integers (negative ones count from the end), or a [batch pos] boolean mask."""
+    if given is None:
+        return None
+    if isinstance(given, np.ndarray):
+        given = torch.from_numpy(given)
+    if isinstance(given, Tensor) and given.dtype == torch.bool:
+        if given.ndim not in (1, 2):
+            raise CircuitsError(f"{what}: a mask is [pos] or [batch pos], this one is {list(given.shape)}")
+        if not bool(given.any()):
+            raise CircuitsError(f"{what}: the mask {list(given.shape)} selects nothing")
+        if given.ndim == 2:
+            return Snapshot(given)
+        given = given.nonzero().flatten()
+    if isinstance(given, Tensor):
+        given = given.flatten().tolist()
+    if not isinstance(given, Iterable) or isinstance(given, str):
+        given = (given,)
+    given = tuple(given)
+    try:
+        if any(isinstance(position, bool | np.bool_) for position in given):
+            raise TypeError
+        found = tuple(dict.fromkeys(operator.index(position) for position in given))
+    except TypeError as error:
+        raise CircuitsError(
+            f"{what}: positions are integers or a boolean mask [batch pos], got {given!r}"
+        ) from error
+    if not found:
+        raise CircuitsError(f"{what}: no position given")
+    return found
+
+
+def select_positions(positions: Positions, length: int, what: str) -> Tensor:
+    """A boolean mask [length] that is true at `positions`."""
+    wrong = [position for position in positions if not -length <= position < length]
+    if wrong:
+        raise CircuitsError(f"{what}: no position {wrong[0]}: the run has positions 0-{length - 1}")
+    mask = torch.zeros(length, dtype=torch.bool)
+    mask[list(positions)] = True
+    return mask
+
+
+def describe_positions(positions: Positions | Snapshot | None) -> Any:
+    if isinstance(positions, Snapshot):
+        return positions.describe()
+    return None if positions is None else list(positions)
