@@ -1,0 +1,71 @@
+"""Runs and checkpoints on disk: written atomically, read without ever unpickling, named by REFs.
+
+What needs torch is imported on first use, so that the command line can check a REF before it pays for that.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.checkpoints.describing import describe_run
+from interp_tasks.checkpoints.drop import Drop, detect_drop
+from interp_tasks.checkpoints.marks import MARKS, find_marks
+from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve, zoo_names
+from interp_tasks.checkpoints.run_files import read_metrics, read_run, stored_steps
+
+if TYPE_CHECKING:
+    from interp_tasks.checkpoints.loading import (
+        Checkpoint,
+        load_checkpoint,
+        load_checkpoints,
+        load_parameters,
+    )
+    from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
+    from interp_tasks.checkpoints.saving import save_checkpoint
+    from interp_tasks.checkpoints.training_state import TrainingState
+
+_NEEDS_TORCH = {
+    "Checkpoint": "loading",
+    "ResumePoint": "run_folder",
+    "RunFolder": "run_folder",
+    "TrainingState": "training_state",
+    "load_checkpoint": "loading",
+    "load_checkpoints": "loading",
+    "load_parameters": "loading",
+    "save_checkpoint": "saving",
+}
+
+__all__ = [
+    "MARKS",
+    "Checkpoint",
+    "Drop",
+    "ResolvedCheckpoint",
+    "ResumePoint",
+    "RunFolder",
+    "TrainingState",
+    "describe_run",
+    "detect_drop",
+    "find_marks",
+    "load_checkpoint",
+    "load_checkpoints",
+    "load_parameters",
+    "read_metrics",
+    "read_run",
+    "resolve",
+    "save_checkpoint",
+    "stored_steps",
+    "zoo_names",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_NEEDS_TORCH[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,114 @@
+"""A ``HookedTransformerConfig`` as plain JSON and back; the empty model that it describes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+from interp_tasks.checkpoints.atomic import to_json
+from interp_tasks.checkpoints.tensors import dtype_name, dtype_named
+from interp_tasks.errors import UserError
+from tasks.hooked import construct, global_randomness_untouched
+
+# Where a model runs is no part of what it is; n_params is computed.
+_NOT_STORED = {"device", "n_devices", "n_params"}
+
+
+def config_to_json(config: HookedTransformerConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """Every field that shapes the model. ``dtype`` is that of its parameters (``model.double()`` forgets the config).
+
+    Raises:
+        UserError: for a field that JSON cannot hold.
+    """
+    known = {field.name for field in dataclasses.fields(config)} - _NOT_STORED
+    fields = {name: value for name, value in config.to_dict().items() if name in known}
+    fields["dtype"] = dtype_name(dtype)
+    try:
+        return {name: to_json(value, f"cfg.{name}") for name, value in fields.items()}
+    except TypeError as error:
+        raise UserError(f"the model's config cannot be stored: {error}") from None
+
+
+def model_from_json(stored: Mapping[str, Any], file: Path) -> HookedTransformer:
+    """The model that a stored config describes, on the CPU, its parameters not yet filled in.
+
+    Raises:
+        UserError: naming ``file``, for a config that this transformer-lens does not know or refuses.
+    """
+    fields = dict(stored)
+    known = {field.name for field in dataclasses.fields(HookedTransformerConfig)} - _NOT_STORED
+    unknown = sorted(set(fields) - known)
+    if unknown:
+        raise UserError(
+            f"{file} describes a model that the installed transformer-lens does not know: "
+            f"config field {', '.join(unknown)}; see versions in {file.name}"
+        )
+    dtype = dtype_named(fields.get("dtype"))
+    if dtype is None:
+        raise UserError(f"{file} describes no known model: its config's dtype is {fields.get('dtype')!r}")
+    # Weights come from the file: drawing them costs time, and a tokenizer would be fetched from the network.
+    overrides = {"dtype": dtype, "device": "cpu", "init_weights": False, "tokenizer_name": None}
+    try:
+        with global_randomness_untouched():  # a config with a seed reseeds everything
+            config = HookedTransformerConfig(**{**fields, **overrides})
+        model = construct(config)
+    # transformer-lens reports a config it cannot build with whatever its code runs into first.
+    except Exception as error:
+        complaint = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{file} describes no model that transformer-lens can build: {complaint}") from None
+    for name in ("init_weights", "tokenizer_name"):
+        if name in fields:
+            setattr(model.cfg, name, fields[name])
+    return model
+
+
+def check_rebuilds(model: HookedTransformer, config: Mapping[str, Any]) -> None:
+    """Refuse a model that its own config does not rebuild: only parameters are stored, the rest comes from there.
+
+    Raises:
+        UserError: naming the first tensor in which the two differ.
+    """
+    shapes, buffers = _rebuilt(json.dumps(config, sort_keys=True))
+    found = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    for name in sorted(set(found) ^ set(shapes)) + [
+        name for name in found if found[name] != shapes.get(name)
+    ]:
+        raise UserError(
+            f"the model is not the one its config describes: parameter {name} has shape "
+            f"{_shape(found.get(name))} in the model and {_shape(shapes.get(name))} by the config"
+        )
+    present = dict(model.named_buffers())
+    for name, buffer in buffers.items():
+        if name not in present or not _alike(present[name].detach().cpu(), buffer):
+            raise UserError(
+                f"the model is not the one its config describes: buffer {name} has been changed, "
+                "and only parameters are stored"
+            )
+
+
+@lru_cache(maxsize=2)
+def _rebuilt(config: str) -> tuple[dict[str, tuple[int, ...]], dict[str, Tensor]]:
+    model = model_from_json(json.loads(config), Path("the model's config"))
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return shapes, dict(model.named_buffers())
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    # Tables of rotary embeddings may differ in their last bits between devices and dtypes.
+    return torch.allclose(one.double(), other.double(), atol=1e-2, equal_nan=True)
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "none" if shape is None else str(list(shape))

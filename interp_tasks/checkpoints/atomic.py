@@ -1,0 +1,141 @@
+"""Files and folders that appear whole or not at all, and survive a power cut once they have appeared."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from interp_tasks.errors import UserError
+
+# Hidden, so that neither a glob nor the listing of checkpoints takes a half-written one for real.
+_TEMPORARY = re.compile(r"^\..*\.tmp-[0-9a-f]{32}$")
+
+
+def is_temporary(path: Path) -> bool:
+    """True for what a writer that was killed may leave behind."""
+    return _TEMPORARY.match(path.name) is not None
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name that nothing else has, in the same folder (a rename across file systems is not atomic)."""
+    return path.parent / f".{path.name}.tmp-{uuid.uuid4().hex}"
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a new file and wait until the disk has it."""
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Create or overwrite a file: a reader sees the old content or the new, never a part."""
+    temporary = temporary_beside(path)
+    try:
+        write_synced(temporary, content)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Fill the folder given; on a normal exit it is renamed to ``path``, on an exception it is gone.
+
+    Raises:
+        UserError: if ``path`` exists, or cannot be made.
+    """
+    refuse_existing(path)
+    temporary = temporary_beside(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+    try:
+        with writing(path):
+            yield temporary
+            sync_folder(temporary)
+            refuse_existing(path)  # a rename would silently replace an empty folder
+            os.rename(temporary, path)
+            sync_folder(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def refuse_existing(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise UserError(
+            f"{path} exists already and is not overwritten: name another folder, or remove it first"
+        )
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder so that no part of it is ever seen under its own name."""
+    doomed = temporary_beside(path)
+    os.rename(path, doomed)
+    sync_folder(path.parent)
+    shutil.rmtree(doomed)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """An operating system's refusal to write, as one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror or error}; name a folder you can write to"
+        ) from error
+
+
+def to_json(value: Any, where: str = "value") -> Any:
+    """Plain JSON of nested mappings, sequences and numbers (numpy's and torch's scalars too).
+
+    NaN and infinities become ``None``: JSON has no word for them.
+
+    Raises:
+        TypeError: naming the first value that JSON cannot hold.
+    """
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): to_json(part, f"{where}.{key}") for key, part in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        parts = sorted(value) if isinstance(value, (set, frozenset)) else value
+        return [to_json(part, f"{where}[{index}]") for index, part in enumerate(parts)]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "item") and callable(value.item):
+        value = value.item()
+        if isinstance(value, (str, bool)):
+            return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    raise TypeError(f"{where} is a {type(value).__name__}, which JSON cannot hold")
+
+
+def json_bytes(value: Any) -> bytes:
+    """Readable JSON, one trailing newline."""
+    return (json.dumps(to_json(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()

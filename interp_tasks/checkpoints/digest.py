@@ -1,0 +1,32 @@
+"""Size and sha256 of a file's content: what tells a truncated or altered file from a whole one."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from interp_tasks.errors import UserError
+
+
+def digest(content: bytes) -> dict[str, Any]:
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def check_digest(file: Path, content: bytes, expected: Any) -> None:
+    """Refuse content that differs from what ``meta.json`` recorded.
+
+    Raises:
+        UserError: naming the file and both sizes, or that bytes in it have changed.
+    """
+    if not isinstance(expected, dict) or set(expected) < {"bytes", "sha256"}:
+        raise UserError(f"{file.parent / 'meta.json'} records no bytes and sha256 of {file.name}")
+    if len(content) != expected["bytes"]:
+        fault = "is truncated" if len(content) < expected["bytes"] else "is too long"
+        raise UserError(
+            f"{file} {fault}: {len(content)} bytes where meta.json says {expected['bytes']}; restore it from a copy"
+        )
+    if digest(content)["sha256"] != expected["sha256"]:
+        raise UserError(
+            f"{file} has been altered: its sha256 is not the one in meta.json; restore it from a copy"
+        )

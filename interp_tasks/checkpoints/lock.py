@@ -1,0 +1,41 @@
+"""One writer per run, by a lock that dies with its holder: a killed process never blocks the next."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from interp_tasks.errors import UserError
+
+LOCK_FILE = ".lock"
+
+
+class RunLock:
+    """An exclusive flock on ``RUN/.lock``; the file stays, since removing it would race with another opener."""
+
+    def __init__(self, run: Path) -> None:
+        """Take the lock.
+
+        Raises:
+            UserError: naming the holder, if it is held.
+        """
+        self._descriptor = os.open(run / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(self._descriptor, 32).decode(errors="replace").strip() or "unknown"
+            os.close(self._descriptor)
+            raise UserError(
+                f"{run} is being written by another process (pid {holder}): wait for it, or choose another --out"
+            ) from None
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

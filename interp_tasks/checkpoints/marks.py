@@ -1,0 +1,82 @@
+"""The stored steps around a run's drop: ``pre``, ``onset``, ``end``, ``post``. Knows no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from interp_tasks.checkpoints.drop import Drop, detect_drop
+from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, read_metrics, read_run, stored_steps
+from interp_tasks.errors import UserError
+
+MARKS = ("pre", "onset", "end", "post")
+
+
+def find_marks(run: str | Path, run_name: str | None = None) -> dict[str, int]:
+    """The step of each mark.
+
+    ``pre`` lies well inside the plateau (of the steps before the onset, the one nearest to a quarter of it, step 0
+    only if there is no other), ``onset`` and ``end`` are the stored steps either side of the detected drop, and
+    ``post`` is the last. A run of the preset ``paper`` whose ``run.json`` has ``published_drop`` takes those of the
+    paper instead.
+
+    Raises:
+        UserError: if the run has no drop (yet), no checkpoint on one side of it, or no metrics.
+    """
+    folder = Path(run)
+    name = run_name or folder.as_posix()
+    steps = stored_steps(folder)
+    if not (folder / RUN_FILE).is_file():
+        raise UserError(f"{name} has no {RUN_FILE}, so its drop is unknown: give steps, or @last")
+    described = read_run(folder)
+    published = described.get("published_drop") if described.get("preset") == "paper" else None
+    given = {mark: int(step) for mark, step in (published or {}).items() if mark in MARKS}
+    if set(given) == set(MARKS):
+        return given
+    return {**marks_around(find_drop(folder, described, name), steps, name), **given}
+
+
+def find_drop(run: Path, described: dict[str, Any], name: str) -> Drop:
+    """The drop that a run's own metrics show.
+
+    Raises:
+        UserError: if there is none.
+    """
+    metric = described.get("drop_metric")
+    if not isinstance(metric, dict) or metric.get("direction") not in ("down", "up") or "name" not in metric:
+        raise UserError(
+            f"{run / RUN_FILE} declares no drop_metric, so @pre, @onset, @end and @post mean nothing here"
+        )
+    logged = [
+        (line["step"], line["validation"].get(metric["name"]))
+        for line in read_metrics(run)
+        if isinstance(line.get("validation"), dict)
+    ]
+    points = [(step, value) for step, value in logged if value is not None]
+    if not points:
+        raise UserError(f"{run / METRICS_FILE} logs no validation {metric['name']}, so no drop can be found")
+    drop = detect_drop([step for step, _ in points], [value for _, value in points], metric["direction"])
+    if drop is None:
+        raise UserError(
+            f"{name} shows no drop in {metric['name']} up to step {points[-1][0]}: "
+            "give steps, or @last; or train longer (a larger train.steps)"
+        )
+    return drop
+
+
+def marks_around(drop: Drop, steps: list[int], name: str) -> dict[str, int]:
+    """The marks of a drop among stored steps.
+
+    Raises:
+        UserError: if no checkpoint lies on one of its sides.
+    """
+    before = [step for step in steps if step <= drop.onset]
+    after = [step for step in steps if step >= drop.end]
+    for side, where, edge in ((before, "before", drop.onset), (after, "after", drop.end)):
+        if not side:
+            raise UserError(
+                f"{name} has no checkpoint {where} its drop (steps {drop.onset} to {drop.end}, at {edge})"
+            )
+    plateau = [step for step in before if step > 0] or before
+    pre = min(plateau, key=lambda step: abs(step - drop.onset / 4))
+    return {"pre": pre, "onset": before[-1], "end": after[0], "post": steps[-1]}

@@ -1,0 +1,217 @@
+"""REFs: how checkpoints are named on the command line and in Python. Knows no torch.
+
+    RUN@4000  RUN@last  RUN@all  RUN@100,200,last  RUN@0:20000:2000 (end included; every one must be stored)
+    RUN@1000: RUN@:5000 RUN@1000:5000 (all that are stored in the range)
+    RUN@pre   RUN@onset RUN@end  RUN@post (around the drop that the run's metrics show)
+    RUN (the last)    zoo:NAME@... (shipped with the package)    a checkpoint folder
+
+RUN may hold globs; matches are taken in natural order, ``seed-2`` before ``seed-10``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from interp_tasks.checkpoints.marks import MARKS, find_marks
+from interp_tasks.checkpoints.meta import read_meta
+from interp_tasks.checkpoints.run_files import (
+    CHECKPOINTS_FOLDER,
+    RUN_FILE,
+    checkpoint_folder,
+    is_checkpoint,
+    is_run,
+    stored_steps,
+)
+from interp_tasks.errors import UserError
+
+ZOO = "zoo:"
+GRAMMAR = "a step, first:last:every, last, all, pre, onset, end or post, several joined by commas"
+_STEP = re.compile(r"^\d+$", re.ASCII)
+_RANGE = re.compile(r"^(\d*):(\d*)(?::(\d+))?$", re.ASCII)
+
+
+@dataclass(frozen=True)
+class ResolvedCheckpoint:
+    """One stored checkpoint.
+
+    Attributes:
+        run_path: its run folder; ``None`` for a checkpoint folder on its own.
+        run_name: the run as one would type it, ``runs/x`` or ``zoo:NAME``; ``None`` likewise.
+        path: the checkpoint folder.
+        ref: the canonical REF, ``run_name@step``, or the folder.
+    """
+
+    run_path: Path | None
+    run_name: str | None
+    step: int
+    path: Path
+    ref: str
+
+
+def resolve(ref: str | Path) -> list[ResolvedCheckpoint]:
+    """The stored checkpoints that a REF names, at least one, in the order of runs and then of the selectors.
+
+    Raises:
+        UserError: in one line, if it names none, or is not a REF.
+    """
+    text = str(ref)
+    if not text.strip():
+        raise UserError(f"an empty checkpoint reference: it is RUN@STEP, STEP being {GRAMMAR}")
+    if isinstance(ref, Path) or Path(text).is_dir():
+        runs, selectors = [text], None
+    else:
+        runs, selectors = _split(text)
+    found: dict[Path, ResolvedCheckpoint] = {}
+    for run in runs:
+        for checkpoint in _in_run(run, selectors, text):
+            found.setdefault(checkpoint.path, checkpoint)
+    return list(found.values())
+
+
+def zoo_folder() -> Path:
+    """Where the shipped runs lie."""
+    return Path(str(files("interp_tasks"))) / "zoo"
+
+
+def zoo_names() -> list[str]:
+    """The shipped runs, as ``zoo:NAME`` takes them."""
+    folder = zoo_folder()
+    return sorted(entry.name for entry in folder.iterdir() if is_run(entry)) if folder.is_dir() else []
+
+
+def _split(text: str) -> tuple[list[str], list[str] | None]:
+    """Runs (globs expanded), and the selectors after the last ``@`` (``None`` where there is none)."""
+    run, at, selection = text.rpartition("@")
+    if not at:
+        run, selectors = text, None
+    else:
+        selectors = [part.strip() for part in selection.split(",")]
+        for selector in selectors:
+            _check_selector(selector, text)
+    if not run:
+        raise UserError(f"{text!r} names no run before the @: it is RUN@STEP")
+    if run.startswith(ZOO) or not glob.has_magic(run) or Path(run).is_dir():
+        return [run], selectors
+    matches = [match for match in glob.glob(run, recursive=True) if _is_either(Path(match))]
+    if not matches:
+        raise UserError(f"no run or checkpoint folder matches {run!r}")
+    return sorted(matches, key=natural_key), selectors
+
+
+def _is_either(path: Path) -> bool:
+    return path.is_dir() and (is_checkpoint(path) or is_run(path))
+
+
+def natural_key(text: str) -> list[tuple[int, str]]:
+    """Sort key under which the numbers within names count as numbers."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+def _check_selector(selector: str, text: str) -> None:
+    ranged = _RANGE.match(selector)
+    if ranged:
+        first, last, every = ranged.groups()
+        if first and last and int(first) > int(last):
+            raise UserError(f"{text!r}: the range {selector} ends before it begins")
+        if every is not None and int(every) == 0:
+            raise UserError(f"{text!r}: the range {selector} has steps of 0")
+        return
+    if _STEP.match(selector) or selector in {"last", "all", *MARKS}:
+        return
+    close = difflib.get_close_matches(selector, ["last", "all", *MARKS], n=1)
+    hint = f"did you mean @{close[0]}? " if close else ""
+    raise UserError(f"{text!r}: no step {selector!r}: {hint}after the @ comes {GRAMMAR}")
+
+
+def _in_run(name: str, selectors: list[str] | None, text: str) -> list[ResolvedCheckpoint]:
+    path = find_run(name)
+    if not name.startswith(ZOO) and is_checkpoint(path):
+        if selectors is not None:
+            raise UserError(f"{text!r}: {path} is one checkpoint, not a run: leave out the @")
+        return [_from_folder(path)]
+    if not path.is_dir():
+        raise UserError(f"no run or checkpoint folder {name!r}{_close_folder(path)}")
+    steps = stored_steps(path)
+    if not steps:
+        kind = (
+            "has no checkpoints yet" if (path / RUN_FILE).is_file() else "is no run and no checkpoint folder"
+        )
+        raise UserError(f"{name} {kind}")
+    run_name = name if name.startswith(ZOO) else path.as_posix()
+    chosen = [step for selector in selectors or ["last"] for step in _select(selector, path, run_name, steps)]
+    return [
+        ResolvedCheckpoint(path, run_name, step, checkpoint_folder(path, step), f"{run_name}@{step}")
+        for step in dict.fromkeys(chosen)
+    ]
+
+
+def find_run(name: str) -> Path:
+    """The folder of a run given as a path or as ``zoo:NAME``; only the latter is checked to exist."""
+    if not name.startswith(ZOO):
+        return Path(name)
+    shipped = name.removeprefix(ZOO)
+    if shipped not in zoo_names():
+        raise UserError(
+            f"no {ZOO}{shipped}: shipped runs are {', '.join(ZOO + each for each in zoo_names()) or 'none'}"
+        )
+    return zoo_folder() / shipped
+
+
+def _close_folder(path: Path) -> str:
+    parent = path.parent
+    siblings = [entry.name for entry in parent.iterdir() if entry.is_dir()] if parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, siblings, n=1)
+    return f": did you mean {(parent / close[0]).as_posix()!r}?" if close else ""
+
+
+def _from_folder(path: Path) -> ResolvedCheckpoint:
+    """A checkpoint given by its folder; where that lies in a run, it is named as the run would name it."""
+    step = read_meta(path)["step"]
+    run = path.parent.parent
+    in_run = path.parent.name == CHECKPOINTS_FOLDER and path == checkpoint_folder(run, step)
+    if in_run and (run / RUN_FILE).is_file():
+        return ResolvedCheckpoint(run, run.as_posix(), step, path, f"{run.as_posix()}@{step}")
+    return ResolvedCheckpoint(None, None, step, path, path.as_posix())
+
+
+def _select(selector: str, run: Path, run_name: str, steps: list[int]) -> list[int]:
+    if selector == "all":
+        return steps
+    if selector == "last":
+        return steps[-1:]
+    if selector in MARKS:
+        return [_stored(find_marks(run, run_name)[selector], run_name, steps)]
+    ranged = _RANGE.match(selector)
+    if ranged is None:
+        return [_stored(int(selector), run_name, steps)]
+    first = int(ranged[1] or 0)
+    last = int(ranged[2]) if ranged[2] else steps[-1]
+    if ranged[3] is not None:
+        wanted = range(first, last + 1, int(ranged[3]))
+        return [_stored(step, run_name, steps) for step in wanted]
+    inside = [step for step in steps if first <= step <= last]
+    if not inside:
+        raise UserError(f"{run_name} stores no step in {selector}: it has {_shown(steps)}")
+    return inside
+
+
+def _stored(step: int, run_name: str, steps: list[int]) -> int:
+    if step in steps:
+        return step
+    below = [each for each in steps if each < step][-1:]
+    above = [each for each in steps if each > step][:1]
+    nearest = " and ".join(map(str, below + above))
+    raise UserError(
+        f"{run_name} has no checkpoint at step {step}: the nearest are {nearest} (of {_shown(steps)})"
+    )
+
+
+def _shown(steps: list[int]) -> str:
+    if len(steps) <= 8:
+        return ", ".join(map(str, steps))
+    return f"{', '.join(map(str, steps[:3]))}, ... {', '.join(map(str, steps[-2:]))}: {len(steps)} in all"

@@ -1,0 +1,56 @@
+"""``run.json``: written once, compared on every later opening of the run. Knows no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from interp_tasks.checkpoints.atomic import to_json
+from interp_tasks.checkpoints.run_files import RUN_FILE, read_run
+from interp_tasks.errors import UserError
+
+FORMAT = 1
+_MISSING = "(not set)"
+
+
+def run_json(run: Path, config: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
+    """The content ``run.json`` should have now: fresh, or the existing one with this opening recorded.
+
+    Raises:
+        UserError: if the existing one was made by another config, naming the keys that differ and both values.
+    """
+    config, info = to_json(config, "config"), to_json(info, "info")
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    if not (run / RUN_FILE).exists():
+        return {"format": FORMAT, "config": config, **info, "created_at": now, "resumed": []}
+    existing = read_run(run)
+    if existing.get("format") != FORMAT or not isinstance(existing.get("config"), dict):
+        raise UserError(f"{run / RUN_FILE} is not a run of this version (format {existing.get('format')!r})")
+    differing = {
+        key: pair for key, pair in differences(existing["config"], config).items() if not _extends(key, *pair)
+    }
+    if differing:
+        listed = "; ".join(
+            f"{key}: {old!r} there, {new!r} asked for" for key, (old, new) in differing.items()
+        )
+        raise UserError(f"{run} was made by another config ({listed}): choose another --out")
+    changed = {key: value for key, value in info.items() if existing.get(key) != value}
+    resumed = [*existing.get("resumed", []), {"at": now, **changed}]
+    return {**existing, "config": config, "resumed": resumed}
+
+
+def differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted keys at which two nested mappings differ, with both values."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        found: dict[str, tuple[Any, Any]] = {}
+        for name in [*old, *(name for name in new if name not in old)]:
+            dotted = f"{key}.{name}" if key else name
+            found |= differences(old.get(name, _MISSING), new.get(name, _MISSING), dotted)
+        return found
+    return {} if old == new and type(old) is type(new) else {key: (old, new)}
+
+
+def _extends(key: str, old: Any, new: Any) -> bool:
+    return key == "train.steps" and type(old) is int and type(new) is int and new > old

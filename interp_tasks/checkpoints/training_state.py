@@ -1,0 +1,59 @@
+"""What a run needs besides its weights to go on as if it had never stopped: optimiser, filters, random state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from interp_tasks.checkpoints.digest import check_digest
+from interp_tasks.checkpoints.run_files import TRAINING_STATE_FILE
+from interp_tasks.checkpoints.tensors import plain, tensors_metadata
+from interp_tasks.errors import UserError
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Tensors by name (any dtype, any device) and plain JSON data; floats survive to the last bit."""
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def training_state_bytes(state: TrainingState) -> bytes:
+    """The state as one safetensors file, the JSON part in its header.
+
+    Raises:
+        UserError: for data that JSON cannot hold.
+    """
+    try:
+        data = json.dumps(dict(state.data))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"the data of a training state must be plain JSON: {error}") from None
+    return save({name: plain(tensor) for name, tensor in state.tensors.items()}, metadata={"data": data})
+
+
+def read_training_state(folder: Path, meta: Mapping[str, Any]) -> TrainingState | None:
+    """The training state of a checkpoint, checked against its digest; ``None`` where none is kept.
+
+    Raises:
+        UserError: if it is there and mangled.
+    """
+    file = folder / TRAINING_STATE_FILE
+    expected = meta.get("training_state")
+    if expected is None or not file.is_file():
+        return None
+    content = file.read_bytes()
+    check_digest(file, content, expected)
+    try:
+        tensors = load(content)
+        data = json.loads(tensors_metadata(content)["data"])
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise UserError(f"{file} is not a training state: {error}") from None
+    return TrainingState(tensors, data)
