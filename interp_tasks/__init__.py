@@ -1,0 +1,46 @@
+"""The application: train, store and load models, run experiments on them. The command line is ``interp-run``.
+
+Names load on first use, so that ``import interp_tasks`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from interp_tasks import experiments
+    from interp_tasks.checkpoints import Checkpoint, load_checkpoint, load_checkpoints, save_checkpoint
+    from interp_tasks.errors import UserError
+    from interp_tasks.training import TrainConfig, train
+
+_HOMES = {
+    "Checkpoint": "interp_tasks.checkpoints",
+    "TrainConfig": "interp_tasks.training",
+    "UserError": "interp_tasks.errors",
+    "load_checkpoint": "interp_tasks.checkpoints",
+    "load_checkpoints": "interp_tasks.checkpoints",
+    "save_checkpoint": "interp_tasks.checkpoints",
+    "train": "interp_tasks.training",
+}
+
+__all__ = [
+    "Checkpoint",
+    "TrainConfig",
+    "UserError",
+    "experiments",
+    "load_checkpoint",
+    "load_checkpoints",
+    "save_checkpoint",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "experiments":
+        return importlib.import_module("interp_tasks.experiments")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

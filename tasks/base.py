@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from tasks.settings import ModelSettings
@@ -31,17 +31,6 @@ Metric = Tensor | tuple[Tensor, Tensor]
 
 class TaskError(ValueError):
     """A task, model or batch that cannot be; the message is one line that says what would be right."""
-
-
-def one_line(error: ValidationError, section: str) -> str:
-    """A pydantic error as one line, each complaint headed by the key a user would type."""
-    complaints = []
-    for complaint in error.errors():
-        key = ".".join([section, *map(str, complaint["loc"])])
-        message = complaint["msg"].removeprefix("Value error, ")
-        shown = f", got {complaint['input']!r}" if complaint["loc"] and complaint["type"] != "missing" else ""
-        complaints.append(f"{key}: {message[:1].lower()}{message[1:]}{shown}")
-    return "; ".join(complaints)
 
 
 def derive_seed(seed: int, *labels: object) -> int:

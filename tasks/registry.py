@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from tasks import catalog
-from tasks.base import Task, TaskError, one_line
+from tasks.base import Task, TaskError
+from tasks.messages import one_line
 
 TaskClass = TypeVar("TaskClass", bound=type[Task])
 
@@ -57,4 +58,5 @@ def get(name: str, **config: Any) -> Task:
     try:
         return task_class(name)(**config)
     except ValidationError as error:
-        raise TaskError(one_line(error, "task")) from None
+        valid = ", ".join(task_class(name).model_fields)
+        raise TaskError(f"{one_line(error, 'task')} (task {name!r} has {valid})") from None

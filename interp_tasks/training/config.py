@@ -1,0 +1,166 @@
+"""Every setting of a training run, and how presets and ``--set key=value`` become one. Imports no torch."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from interp_tasks.errors import UserError
+from tasks import catalog
+
+SECTIONS = ("task", "model", "train")
+
+
+class TrainConfig(BaseModel):
+    """How a run trains; exactly this is saved in ``run.json``.
+
+    Attributes:
+        steps: parameter updates. A larger number extends a run that is there.
+        batch_size: fresh examples per step; ``None``: the whole train split every step (finite tasks only).
+        optimizer: ``"adam"`` adds weight decay to the gradient, ``"adamw"`` decouples it.
+        warmup_steps: the learning rate rises linearly over so many updates, then stays.
+        clip_norm: largest global gradient norm, applied after the Grokfast filter; ``None``: no clipping.
+        grokfast: ``"ema"``: g ← g + λ h with h ← α h + (1 − α) g (Lee et al. 2024).
+        grokfast_start: h before the first step: the first gradient (their code) or zero (MIIII's code).
+        dropout: rate, applied to the residual stream after each addition to it (MIIII, code).
+        dropout_masks: one mask for each sample, or one shared by the whole batch (MIIII, code).
+        precision: ``"bf16"`` runs the forward and backward products in bfloat16 (autocast), weights stay float32.
+        seed: initialisation, batches and dropout; batch s is a function of (seed, "batch", s).
+        log_every, eval_samples: every so many steps, metrics on a fixed validation sample and the step's batch
+            (``eval_samples = None``: the whole validation split of a finite task).
+        checkpoint_every: checkpoints at 0, 1, 2, 4, 8, ... up to this step, then at its multiples, at the task's
+            published steps, at ``checkpoint_at`` and at the end.
+        gradient_norms_every: log the gradient norm of every tensor, before and after the filter; 0: never.
+        observe, observe_every, observe_samples: store these hooked activations on a fixed batch.
+        threads: CPU threads; ``None``: torch's default for a new run, the stored number for a resumed one.
+        deterministic: refuse non-deterministic kernels (CUDA).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int = Field(1000, ge=0)
+    batch_size: int | None = Field(None, ge=1)
+    optimizer: Literal["adam", "adamw"] = "adamw"
+    learning_rate: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = Field(1e-8, gt=0)
+    warmup_steps: int = Field(0, ge=0)
+    clip_norm: float | None = Field(None, gt=0)
+    grokfast: Literal["ema"] | None = None
+    grokfast_alpha: float = Field(0.98, ge=0, lt=1)
+    grokfast_lambda: float = Field(2.0, ge=0)
+    grokfast_start: Literal["first-gradient", "zero"] = "first-gradient"
+    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout_masks: Literal["per-sample", "shared"] = "per-sample"
+    precision: Literal["float32", "bf16"] = "float32"
+    seed: int = Field(0, ge=0)
+    log_every: int = Field(25, ge=1)
+    eval_samples: int | None = Field(512, ge=1)
+    checkpoint_every: int = Field(500, ge=1)
+    checkpoint_at: tuple[int, ...] = ()
+    gradient_norms_every: int = Field(0, ge=0)
+    observe: tuple[str, ...] = ()
+    observe_every: int = Field(100, ge=1)
+    observe_samples: int = Field(64, ge=1)
+    threads: int | None = Field(None, ge=1)
+    deterministic: bool = False
+
+    @model_validator(mode="after")
+    def _betas_are_decay_rates(self) -> TrainConfig:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must lie in [0, 1), got {self.betas}")
+        return self
+
+    def checkpoint_steps(self, published: tuple[int, ...] = ()) -> list[int]:
+        """The steps whose weights are stored: log-spaced, then linear, always the published ones and the end."""
+        doubling = {0}
+        step = 1
+        while step < self.checkpoint_every:
+            doubling.add(step)
+            step *= 2
+        linear = range(self.checkpoint_every, self.steps + 1, self.checkpoint_every)
+        wanted = {*doubling, *linear, *published, *self.checkpoint_at, self.steps}
+        return sorted(step for step in wanted if 0 <= step <= self.steps)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A task name and the three sections of a run's configuration, preset and overrides merged."""
+
+    task_name: str
+    preset: str
+    task: dict[str, Any]
+    model: dict[str, Any]
+    train: TrainConfig
+
+
+def train_config(values: Mapping[str, Any]) -> TrainConfig:
+    """A validated :class:`TrainConfig`.
+
+    Raises:
+        UserError: one line naming every key that is wrong.
+    """
+    for key in values:
+        if key not in TrainConfig.model_fields:
+            raise UserError(unknown_key("train", key, TrainConfig.model_fields))
+    try:
+        return TrainConfig(**values)
+    except ValidationError as error:
+        from tasks.messages import one_line
+
+        raise UserError(one_line(error, "train")) from None
+
+
+def unknown_key(section: str, key: str, valid: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(key, valid, n=1)
+    hint = f"did you mean {section}.{close[0]}? " if close else ""
+    return f"no setting {section}.{key}: {hint}{section} has {', '.join(valid)}"
+
+
+def presets_of(task_name: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    """The presets of a task; torch-free for a built-in one.
+
+    Raises:
+        UserError: for an unknown task.
+    """
+    if task_name in catalog.BUILT_IN:
+        return catalog.built_in_presets(task_name)
+    if task_name not in catalog.names():
+        raise UserError(catalog.unknown(task_name))
+    from tasks.registry import task_class
+
+    return task_class(task_name).presets
+
+
+def resolve_config(task_name: str, preset: str = "cpu", overrides: Mapping[str, str] | None = None) -> Resolved:
+    """Preset, then overrides such as ``{"train.steps": "100"}`` (values as typed: JSON, or else a string).
+
+    Raises:
+        UserError: for an unknown task, preset, section or train key, naming what is valid.
+    """
+    presets = presets_of(task_name)
+    if preset not in presets:
+        raise UserError(f"task {task_name!r} has no preset {preset!r}: presets are {', '.join(presets)}")
+    sections: dict[str, dict[str, Any]] = {name: dict(presets[preset].get(name, {})) for name in SECTIONS}
+    for key, text in (overrides or {}).items():
+        section, dot, name = key.partition(".")
+        if not dot or section not in SECTIONS or not name:
+            raise UserError(f"no setting {key!r}: keys start with task., model. or train., as in train.steps")
+        sections[section][name] = typed(text)
+    return Resolved(
+        task_name, preset, sections["task"], sections["model"], train_config(sections["train"])
+    )
+
+
+def typed(text: str) -> Any:
+    """A value as typed on a command line: JSON where it reads as JSON, a plain string otherwise."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return {"none": None, "None": None, "True": True, "False": False}.get(text, text)

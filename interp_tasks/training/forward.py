@@ -1,0 +1,232 @@
+"""The trainer's forward pass: fused where the architecture allows, the model's own elsewhere.
+
+Both share the model's parameters and return the output at the positions the task reads. They are interchangeable:
+the tests hold outputs and gradients equal, and :func:`fastest_forward` checks the first batch of every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp_tasks.training.dropout import Dropout
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedTransformer
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+
+
+@runtime_checkable
+class Forward(Protocol):
+    """Tokens ``[batch pos]`` -> output at the read positions ``[batch read d_out]``."""
+
+    kind: str
+
+    def __call__(self, tokens: Int[Tensor, "batch pos"], dropout: Dropout | None = None) -> Tensor: ...
+
+
+class HookedForward:
+    """The ``HookedTransformer``'s own forward pass, dropout added by raw forward hooks."""
+
+    kind = "hooked"
+
+    def __init__(self, model: HookedTransformer, read_positions: Sequence[int]) -> None:
+        self.model = model
+        self.read_positions = list(read_positions)
+
+    def __call__(
+        self, tokens: Int[Tensor, "batch pos"], dropout: Dropout | None = None
+    ) -> Float[Tensor, "batch read d_out"]:
+        handles = []
+        if dropout is not None:
+            for layer, block in enumerate(self.model.blocks):
+                for place in ("resid_mid", "resid_post"):
+                    point = getattr(block, f"hook_{place}", None)
+                    if point is not None:
+                        handles.append(point.register_forward_hook(_dropping(dropout, layer, place)))
+        try:
+            output: Tensor = self.model(tokens)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return output[:, self.read_positions]
+
+
+def _dropping(dropout: Dropout, layer: int, place: Any) -> Callable[[Any, Any, Tensor], Tensor]:
+    return lambda module, args, resid: dropout(resid, layer, place)
+
+
+class FusedForward:
+    """The same function without hooks: one packed QKV product, scaled_dot_product_attention, no unread position.
+
+    In the last layer queries, MLP and read-out run at the read positions alone. The first layer's keys, values
+    and queries depend on (position, token) only; where there are fewer such pairs than inputs in the batch they
+    are computed once per pair and looked up.
+
+    Raises:
+        ValueError: if the architecture is not one this forward computes; the message says why.
+    """
+
+    kind = "fused"
+
+    def __init__(self, model: HookedTransformer, read_positions: Sequence[int]) -> None:
+        reason = why_not_fused(model)
+        if reason:
+            raise ValueError(f"no fused forward: {reason}")
+        self.model = model
+        self.read_positions = tuple(read_positions)
+        self.cfg = model.cfg
+        # A bias that is frozen at zero adds nothing; do not pay for it.
+        self.silent = {
+            name for name, p in model.named_parameters() if not p.requires_grad and not p.any().item()
+        }
+        self.parameters = dict(model.named_parameters())
+
+    def __call__(
+        self, tokens: Int[Tensor, "batch pos"], dropout: Dropout | None = None
+    ) -> Float[Tensor, "batch read d_out"]:
+        n_pos = tokens.shape[1]
+        read = None if self.read_positions == tuple(range(n_pos)) else list(self.read_positions)
+        last = self.cfg.n_layers - 1
+        look_up = 2 * self.cfg.d_vocab < len(tokens)
+        resid = self._embed(tokens)
+        for layer in range(self.cfg.n_layers):
+            rows = read if layer == last else None
+            if layer == 0 and look_up:
+                q, k, v = self._qkv_by_lookup(tokens, rows)
+            else:
+                q, k, v = self._qkv(layer, resid, rows)
+            if rows is not None:
+                resid = resid[:, rows]
+            resid = resid + self._attend(layer, q, k, v, rows)
+            if self.cfg.attn_only:
+                resid = resid if dropout is None else dropout(resid, layer, "resid_post", rows)
+                continue
+            resid = resid if dropout is None else dropout(resid, layer, "resid_mid", rows)
+            resid = resid + self._mlp(layer, resid)
+            resid = resid if dropout is None else dropout(resid, layer, "resid_post", rows)
+        return self._affine(self._norm("ln_final", resid), "unembed.W_U", "unembed.b_U")
+
+    def _embed(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+        positions = self.parameters["pos_embed.W_pos"][: tokens.shape[1]]
+        return F.embedding(tokens, self.parameters["embed.W_E"]) + positions
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        if self.cfg.normalization_type is None:
+            return x
+        weight, bias = self.parameters.get(f"{name}.w"), self.parameters.get(f"{name}.b")
+        return F.layer_norm(x, (self.cfg.d_model,), weight, bias, self.cfg.eps)
+
+    def _affine(self, x: Tensor, weight: str, bias: str) -> Tensor:
+        b = None if bias in self.silent else self.parameters[bias]
+        return F.linear(x, self.parameters[weight].T, b)
+
+    def _projection(self, layer: int, kinds: str) -> tuple[Tensor, Tensor | None]:
+        """Weights ``[d_model kinds·head·d_head]`` and biases of several of Q, K, V, packed."""
+        prefix = f"blocks.{layer}.attn."
+        weight = torch.cat([self.parameters[f"{prefix}W_{kind}"] for kind in kinds])
+        biases = [f"{prefix}b_{kind}" for kind in kinds]
+        packed = rearrange(weight, "heads d_model d_head -> d_model (heads d_head)")
+        if self.silent.issuperset(biases):
+            return packed, None
+        return packed, torch.cat([self.parameters[name] for name in biases]).flatten()
+
+    def _project(self, layer: int, kinds: str, x: Tensor) -> list[Tensor]:
+        weight, bias = self._projection(layer, kinds)
+        packed = F.linear(x, weight.T, bias)
+        return list(packed.chunk(len(kinds), dim=-1))
+
+    def _qkv(self, layer: int, resid: Tensor, rows: list[int] | None) -> list[Tensor]:
+        x = self._norm(f"blocks.{layer}.ln1", resid)
+        if rows is None:
+            return self._project(layer, "QKV", x)
+        return [*self._project(layer, "Q", x[:, rows]), *self._project(layer, "KV", x)]
+
+    def _qkv_by_lookup(self, tokens: Int[Tensor, "batch pos"], rows: list[int] | None) -> list[Tensor]:
+        n_pos = tokens.shape[1]
+        table = self.parameters["pos_embed.W_pos"][:n_pos, None] + self.parameters["embed.W_E"]
+        table = self._norm("blocks.0.ln1", table)  # [pos vocab d_model]
+        index = tokens + self.cfg.d_vocab * torch.arange(n_pos, device=tokens.device)
+        if rows is None:
+            weight, bias = self._projection(0, "QKV")
+            packed = F.embedding(index, F.linear(table, weight.T, bias).flatten(0, 1))
+            return list(packed.chunk(3, dim=-1))
+        weight, bias = self._projection(0, "KV")
+        packed = F.embedding(index, F.linear(table, weight.T, bias).flatten(0, 1))
+        [q_table] = self._project(0, "Q", table[rows])
+        offsets = self.cfg.d_vocab * torch.arange(len(rows), device=tokens.device)
+        q = F.embedding(tokens[:, rows] + offsets, q_table.flatten(0, 1))
+        return [q, *packed.chunk(2, dim=-1)]
+
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: list[int] | None) -> Tensor:
+        heads = {"head": self.cfg.n_heads}
+        q, k, v = (rearrange(x, "b p (head d) -> b head p d", **heads) for x in (q, k, v))
+        z = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=self._visible(k.shape[2], rows, k.device), scale=1 / float(self.cfg.attn_scale)
+        )
+        z = rearrange(z, "b head p d -> b p (head d)")
+        weight = self.parameters[f"blocks.{layer}.attn.W_O"].flatten(0, 1)
+        bias = f"blocks.{layer}.attn.b_O"
+        return F.linear(z, weight.T, None if bias in self.silent else self.parameters[bias])
+
+    def _visible(
+        self, n_pos: int, rows: list[int] | None, device: torch.device
+    ) -> Bool[Tensor, "query key"] | None:
+        """Which keys each computed query sees; ``None`` if all see all."""
+        if self.cfg.attention_dir == "bidirectional" or (rows is not None and min(rows) == n_pos - 1):
+            return None
+        positions = torch.arange(n_pos, device=device)
+        queries = positions if rows is None else positions[rows]
+        return positions <= queries[:, None]
+
+    def _mlp(self, layer: int, resid: Tensor) -> Tensor:
+        prefix = f"blocks.{layer}.mlp."
+        x = self._norm(f"blocks.{layer}.ln2", resid)
+        hidden = ACTIVATIONS[self.cfg.act_fn](self._affine(x, f"{prefix}W_in", f"{prefix}b_in"))
+        return self._affine(hidden, f"{prefix}W_out", f"{prefix}b_out")
+
+
+def why_not_fused(model: HookedTransformer) -> str | None:
+    """What keeps a model from the fused forward, or ``None``."""
+    cfg = model.cfg
+    checks = {
+        "positions are not a learned table": cfg.positional_embedding_type != "standard",
+        f"normalisation {cfg.normalization_type!r}": cfg.normalization_type not in (None, "LN", "LNPre"),
+        f"activation {cfg.act_fn!r}": not cfg.attn_only and cfg.act_fn not in ACTIVATIONS,
+        "gated MLP": cfg.gated_mlp,
+        "grouped queries": cfg.n_key_value_heads not in (None, cfg.n_heads),
+        "experts": cfg.num_experts is not None,
+        "parallel attention and MLP": cfg.parallel_attn_mlp,
+        "local attention": cfg.use_local_attn,
+        "unscaled or soft-capped attention": not cfg.use_attn_scale or cfg.attn_scores_soft_cap > 0,
+        "scores scaled by layer": cfg.scale_attn_by_inverse_layer_idx,
+        "capped logits": cfg.output_logits_soft_cap > 0,
+        "norms after the sublayers": cfg.use_normalization_before_and_after,
+        "a LayerNorm after the embedding": cfg.post_embedding_ln,
+    }
+    return next((reason for reason, present in checks.items() if present), None)
+
+
+def fastest_forward(
+    model: HookedTransformer, read_positions: Sequence[int], tokens: Int[Tensor, "batch pos"]
+) -> tuple[Forward, str | None]:
+    """The fused forward if it reproduces the model's own on ``tokens``, else the model's own and the reason."""
+    hooked = HookedForward(model, read_positions)
+    try:
+        fused = FusedForward(model, read_positions)
+    except ValueError as error:
+        return hooked, str(error)
+    with torch.no_grad():
+        expected, got = hooked(tokens), fused(tokens)
+    scale = expected.std().item() or 1.0
+    difference = (got - expected).abs().max().item() / scale
+    if not difference < 1e-3:
+        return hooked, f"the fused forward differs from the model's own by {difference:.1e} s.d."
+    return fused, None

@@ -1,0 +1,91 @@
+"""One parameter update, and everything about it that a resumed run needs back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from interp_tasks.training.config import TrainConfig
+from interp_tasks.training.grokfast import GrokfastEMA
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedTransformer
+
+#: What :meth:`Updater.update` calls with the stage ("raw", "filtered") and the gradients of that stage.
+GradientWatcher = Callable[[str, Mapping[str, Tensor]], None]
+
+
+class Updater:
+    """Grokfast filter, clipping, learning rate and optimiser over a model's trainable parameters."""
+
+    def __init__(self, model: HookedTransformer, config: TrainConfig) -> None:
+        self.config = config
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        optimizer = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+        self.optimizer = optimizer(
+            self.parameters.values(),
+            lr=config.learning_rate,
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        self.filter = (
+            GrokfastEMA(config.grokfast_alpha, config.grokfast_lambda, config.grokfast_start)
+            if config.grokfast
+            else None
+        )
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of update number ``step``, counted from 0: linear warm-up, then constant."""
+        if step >= self.config.warmup_steps:
+            return self.config.learning_rate
+        return self.config.learning_rate * (step + 1) / self.config.warmup_steps
+
+    def update(self, step: int, watch: GradientWatcher | None = None) -> None:
+        """Update number ``step`` from the gradients in ``.grad``; they are cleared afterwards."""
+        if watch:
+            watch("raw", self._gradients())
+        if self.filter is not None:
+            self.filter(self.parameters)
+            if watch:
+                watch("filtered", self._gradients())
+        if self.config.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.clip_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate(step)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """Optimiser moments, filter averages and torch's random state as flat tensors.
+
+        The learning rate is a function of the step and every random draw one of (seed, label), so there is no
+        scheduler state; torch's own generator is kept for tasks that use it.
+        """
+        tensors = {"random/torch": torch.get_rng_state()}
+        for name, parameter in self.parameters.items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"optimizer/{name}/{key}"] = value
+        if self.filter is not None:
+            tensors |= {f"grokfast/{name}": average for name, average in self.filter.averages.items()}
+        return tensors
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what :meth:`state` gave."""
+        torch.set_rng_state(tensors["random/torch"])
+        for name, parameter in self.parameters.items():
+            prefix = f"optimizer/{name}/"
+            kept = {key.removeprefix(prefix): v for key, v in tensors.items() if key.startswith(prefix)}
+            if kept:
+                self.optimizer.state[parameter] = {
+                    key: value.to(parameter.device) for key, value in kept.items()
+                }
+            if self.filter is not None and f"grokfast/{name}" in tensors:
+                self.filter.averages[name] = tensors[f"grokfast/{name}"].to(parameter.device)
+
+    def _gradients(self) -> dict[str, Tensor]:
+        return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}

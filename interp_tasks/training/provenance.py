@@ -1,0 +1,55 @@
+"""What a run records about where it came from."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import datetime, timezone
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from interp_tasks.training.config import TrainConfig
+from tasks.base import Task
+
+
+def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -> dict[str, Any]:
+    """Seeds, versions, hardware, git state, start time and command, as plain JSON."""
+    return {
+        "preset": preset,
+        "drop_metric": {"name": task.drop_metric.name, "direction": task.drop_metric.direction},
+        "seeds": {"train": config.seed},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("interp-tasks", "torch", "transformer-lens", "numpy")},
+        },
+        "hardware": {
+            "machine": platform.machine(),
+            "system": platform.system(),
+            "cores": os.cpu_count(),
+            "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
+        },
+        "git": git_state(),
+        "command": shlex.join(["interp-run", *sys.argv[1:]])
+        if sys.argv[0].endswith("interp-run")
+        else None,
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def git_state() -> dict[str, Any] | None:
+    """Commit of the working directory, and whether tracked files differ from it; ``None`` outside a repository."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return {"commit": commit, "modified": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=5)
+    return done.stdout.strip()

@@ -1,0 +1,278 @@
+"""One training loop for every task and model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic import ValidationError
+
+from interp_tasks.checkpoints.architecture import config_to_json
+from interp_tasks.checkpoints.run_files import read_run
+from interp_tasks.checkpoints.run_folder import RunFolder
+from interp_tasks.checkpoints.training_state import TrainingState
+from interp_tasks.errors import UserError
+from interp_tasks.training.config import TrainConfig, presets_of, train_config
+from interp_tasks.training.dropout import Dropout
+from interp_tasks.training.forward import Forward, fastest_forward
+from interp_tasks.training.observers import Activations, GradientNorms, Observer
+from interp_tasks.training.optimisation import Updater
+from interp_tasks.training.provenance import run_info
+from tasks.base import Batch, Task, derive_seed, pool
+from tasks.messages import one_line
+from tasks.registry import get
+from tasks.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedTransformer
+
+#: Called as progress(step, steps, line) with every logged line.
+Progress = Callable[[int, int, Mapping[str, Any]], None]
+
+
+def train(
+    task: str | Task,
+    *,
+    out: str | Path,
+    preset: str | None = None,
+    settings: ModelSettings | Mapping[str, Any] | None = None,
+    config: TrainConfig | Mapping[str, Any] | None = None,
+    model: HookedTransformer | None = None,
+    device: str = "cpu",
+    observers: Sequence[Observer] = (),
+    progress: Progress | None = None,
+) -> Path:
+    """Train a task's model into a run folder; on a folder that is there, continue or extend that run.
+
+    Args:
+        task: a task, or the name of one.
+        out: the run folder.
+        preset: a preset of the task, whose sections the other arguments then override key by key.
+            With a task *instance* its ``task`` section is not used.
+        settings: architecture, for ``task.build_model``.
+        config: how to train.
+        model: a ``HookedTransformer`` of your own to train instead of ``task.build_model``; it is trained in place.
+            To resume, pass one of the same configuration.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        UserError: before any work, for a config that cannot be, a folder that holds another run, or one that is
+            being written; during training, if the loss is no longer finite.
+        TaskError: if the model cannot take the task's inputs.
+    """
+    task, settings, config = _resolve(task, preset, settings, config)
+    out = Path(out)
+    config = _with_threads(config, out)
+    own_model = model is not None
+    if model is None:
+        model = task.build_model(config.seed, settings)
+    task.check_model(model)
+    model = _placed(model, device)
+    described = {
+        "task": {"name": task.name, **task.model_dump(mode="json")},
+        "model": {"own": config_to_json(model.cfg, torch.float32)} if own_model else settings.model_dump(mode="json"),
+        "train": config.model_dump(mode="json"),
+    }
+    with (
+        _reproducible(config),
+        RunFolder.open(out, described, run_info(task, config, preset, device)) as folder,
+    ):
+        _Loop(task, model, config, folder, device, observers, progress).run()
+    return out
+
+
+class _Loop:
+    """The state of one run while it trains."""
+
+    def __init__(
+        self,
+        task: Task,
+        model: HookedTransformer,
+        config: TrainConfig,
+        folder: RunFolder,
+        device: str,
+        observers: Sequence[Observer],
+        progress: Progress | None,
+    ) -> None:
+        self.task, self.model, self.config, self.folder = task, model, config, folder
+        self.device, self.progress = device, progress
+        self.whole_split = None if config.batch_size else self._sample(None, "train", 0)
+        self.validation = self._sample(config.eval_samples, "validation", config.seed)
+        self.forward: Forward = fastest_forward(
+            model, task.read_positions, self.batch(0).tokens[: 4 * task.d_vocab]
+        )[0]
+        self.updater = Updater(model, config)
+        self.observers = [*observers, *self._observer_of_activations()]
+
+    def run(self) -> None:
+        start = self._resume()
+        wanted = set(self.config.checkpoint_steps(self.task.published_steps))
+        if start is None:
+            start = 0
+            self._after(0, {}, wanted)
+        for step in range(start, self.config.steps):
+            self._after(step + 1, self._update(step), wanted)
+
+    def batch(self, step: int) -> Batch:
+        """The examples of update number ``step``, counted from 0."""
+        if self.whole_split is not None:
+            return self.whole_split
+        return self._sample(self.config.batch_size, "train", derive_seed(self.config.seed, "batch", step))
+
+    def _sample(self, n: int | None, split: Any, seed: int) -> Batch:
+        return self.task.sample(n, seed=seed, split=split).to(self.device)
+
+    def _update(self, step: int) -> dict[str, Any]:
+        batch = self.batch(step)
+        dropout = self._dropout(step, batch)
+        self.model.train()
+        with self._autocast():
+            output = self.forward(batch.tokens, dropout)
+        loss = self.task.loss(output.float() if output.dtype == torch.bfloat16 else output, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        line: dict[str, Any] = {}
+        every = self.config.gradient_norms_every
+        if every and (step + 1) % every == 0:
+            norms = GradientNorms()
+            self.updater.update(step, norms)
+            line["gradient_norm"] = norms.line
+        else:
+            self.updater.update(step)
+        return line
+
+    def _after(self, step: int, line: dict[str, Any], wanted: set[int]) -> None:
+        """Log, observe and store the model as it is after ``step`` updates."""
+        last = step == self.config.steps
+        if step % self.config.log_every == 0 or step in wanted or last:
+            line |= self._evaluate(step)
+        for observer in self.observers:
+            if step % observer.every == 0 or last:
+                line |= observer(step, self.model, self.folder.path)
+        if line:
+            line = {"step": step, **line}
+            self.folder.log(line)
+            if self.progress:
+                self.progress(step, self.config.steps, line)
+        if step in wanted:
+            state = TrainingState(self.updater.state())
+            self.folder.save(step, self.model, self.task, state, metrics=line.get("validation"))
+
+    @torch.no_grad()
+    def _evaluate(self, step: int) -> dict[str, Any]:
+        """Metrics on the validation sample, and on the last batch trained on, both without dropout."""
+        self.model.eval()
+        seen = self.batch(max(step - 1, 0))
+        line = {
+            "learning_rate": self.updater.learning_rate(max(step - 1, 0)),
+            "train": pool(self.task.metrics(self.forward(seen.tokens), seen)),
+            "validation": pool(
+                self.task.metrics(self.forward(self.validation.tokens), self.validation)
+            ),
+            "train_loss": self.task.loss(self.forward(seen.tokens), seen).item(),
+        }
+        if not all(parameter.isfinite().all() for parameter in self.updater.parameters.values()):
+            raise UserError(
+                f"training diverged: weights are not finite at step {step} of {self.folder.path}; "
+                "lower train.learning_rate, or set train.warmup_steps or train.clip_norm"
+            )
+        return line
+
+    def _dropout(self, step: int, batch: Batch) -> Dropout | None:
+        config = self.config
+        if not config.dropout:
+            return None
+        return Dropout(config.dropout, config.dropout_masks, batch.tokens.shape[1], config.seed, step)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.config.precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16)
+
+    def _observer_of_activations(self) -> list[Observer]:
+        config = self.config
+        if not config.observe:
+            return []
+        fixed = self._sample(config.observe_samples, "validation", derive_seed(config.seed, "observe"))
+        return [Activations(config.observe, config.observe_every, fixed, self.model)]
+
+    def _resume(self) -> int | None:
+        point = self.folder.resume()
+        if point is None:
+            return None
+        point.restore(self.model)
+        self.updater.load_state(point.tensors)
+        return point.step
+
+
+def _resolve(
+    task: str | Task,
+    preset: str | None,
+    settings: ModelSettings | Mapping[str, Any] | None,
+    config: TrainConfig | Mapping[str, Any] | None,
+) -> tuple[Task, ModelSettings, TrainConfig]:
+    name = task if isinstance(task, str) else task.name
+    sections: Mapping[str, Mapping[str, Any]] = {}
+    if preset is not None:
+        presets = presets_of(name) if isinstance(task, str) else task.presets
+        if preset not in presets:
+            raise UserError(f"task {name!r} has no preset {preset!r}: presets are {', '.join(presets)}")
+        sections = presets[preset]
+    if isinstance(task, str):
+        task = get(name, **sections.get("task", {}))
+    if not isinstance(settings, ModelSettings):
+        settings = model_settings(task, {**sections.get("model", {}), **(settings or {})})
+    if not isinstance(config, TrainConfig):
+        config = train_config({**sections.get("train", {}), **(config or {})})
+    return task, settings, config
+
+
+def model_settings(task: Task, values: Mapping[str, Any]) -> ModelSettings:
+    """Validated architecture settings of a task.
+
+    Raises:
+        UserError: one line naming every key that is wrong.
+    """
+    try:
+        return task.Model(**values)
+    except ValidationError as error:
+        valid = ", ".join(task.Model.model_fields)
+        raise UserError(f"{one_line(error, 'model')} (model has {valid})") from None
+
+
+def _with_threads(config: TrainConfig, out: Path) -> TrainConfig:
+    """Sums depend on the number of threads, so a run keeps the number it began with."""
+    if config.threads is not None:
+        return config
+    threads = torch.get_num_threads()
+    if (out / "run.json").is_file():
+        threads = read_run(out).get("config", {}).get("train", {}).get("threads") or threads
+    return config.model_copy(update={"threads": threads})
+
+
+def _placed(model: HookedTransformer, device: str) -> HookedTransformer:
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device {device!r} is not there: torch sees no CUDA GPU; use --device cpu")
+    if device != "cpu":
+        model.to(device, print_details=False)
+    return model
+
+
+@contextlib.contextmanager
+def _reproducible(config: TrainConfig) -> Iterator[None]:
+    """Threads, deterministic kernels and torch's generator set for the run, and put back after it."""
+    threads, random_state = torch.get_num_threads(), torch.get_rng_state()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(config.threads or threads)
+    torch.use_deterministic_algorithms(config.deterministic or deterministic)
+    torch.manual_seed(derive_seed(config.seed, "global"))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_rng_state(random_state)
+        torch.use_deterministic_algorithms(deterministic)

@@ -1,0 +1,165 @@
+"""One update: Grokfast against its recurrence, warm-up, clipping, frozen tensors, the state that resumes it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tasks
+from interp_tasks.errors import UserError
+from interp_tasks.training.config import TrainConfig, resolve_config, train_config
+from interp_tasks.training.grokfast import GrokfastEMA
+from interp_tasks.training.optimisation import Updater
+
+
+@pytest.fixture
+def task():
+    return tasks.get("modular-addition", p=5)
+
+
+def small_model(task, **settings):
+    return task.build_model(0, task.Model(d_model=8, n_heads=2, **settings))
+
+
+@pytest.mark.parametrize("start", ["zero", "first-gradient"])
+def test_grokfast_is_its_recurrence(start):
+    alpha, lamb = 0.9, 2.0
+    gradients = [1.0, -0.5, 3.0, 0.25]
+    parameter = torch.zeros(1, requires_grad=True)
+    grokfast = GrokfastEMA(alpha, lamb, start)
+    average = 0.0 if start == "zero" else gradients[0]
+    for gradient in gradients:
+        parameter.grad = torch.tensor([gradient])
+        grokfast({"w": parameter})
+        average = alpha * average + (1 - alpha) * gradient
+        assert parameter.grad.item() == pytest.approx(gradient + lamb * average, rel=1e-6)
+
+
+def test_grokfast_gain_is_one_plus_lambda_for_a_constant_and_small_for_an_alternating_gradient():
+    alpha, lamb = 0.98, 2.0
+    for sign, gain in ((1, 1 + lamb), (-1, 1 + lamb * (1 - alpha) / (1 + alpha))):
+        parameter = torch.zeros(1, requires_grad=True)
+        grokfast = GrokfastEMA(alpha, lamb, "zero")
+        for step in range(1000):
+            parameter.grad = torch.tensor([float(sign**step)])
+            grokfast({"w": parameter})
+        assert abs(parameter.grad.item()) == pytest.approx(gain, rel=1e-3)
+
+
+def test_learning_rate_warms_up_linearly_and_stays(task):
+    updater = Updater(small_model(task), TrainConfig(learning_rate=1e-2, warmup_steps=4))
+    assert [updater.learning_rate(step) for step in range(6)] == pytest.approx(
+        [0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01]
+    )
+
+
+def gradients_seen_by(task, config, factor=1.0):
+    model = small_model(task)
+    updater = Updater(model, config)
+    batch = task.sample(None, split="train")
+    (factor * task.loss(model(batch.tokens), batch)).backward()
+    seen = {}
+    updater.optimizer.step = lambda: seen.update(
+        {name: p.grad.clone() for name, p in updater.parameters.items()}
+    )
+    stages = []
+    updater.update(0, lambda stage, gradients: stages.append((stage, dict(gradients))))
+    return seen, stages, model
+
+
+def norm(gradients):
+    return sum(gradient.double().square().sum() for gradient in gradients.values()).sqrt().item()
+
+
+def test_clipping_bounds_the_global_norm_and_leaves_small_gradients(task):
+    free, _, _ = gradients_seen_by(task, TrainConfig())
+    clipped, _, _ = gradients_seen_by(task, TrainConfig(clip_norm=norm(free) / 3))
+    assert norm(clipped) == pytest.approx(norm(free) / 3, rel=1e-4)
+    loose, _, _ = gradients_seen_by(task, TrainConfig(clip_norm=norm(free) * 3))
+    assert all(torch.equal(loose[name], free[name]) for name in free)
+
+
+def test_watchers_see_gradients_before_and_after_the_filter(task):
+    plain, stages, _ = gradients_seen_by(task, TrainConfig())
+    assert [stage for stage, _ in stages] == ["raw"]
+    _, stages, _ = gradients_seen_by(task, TrainConfig(grokfast="ema", grokfast_lambda=2.0))
+    assert [stage for stage, _ in stages] == ["raw", "filtered"]
+    torch.testing.assert_close(stages[1][1]["embed.W_E"], 3 * plain["embed.W_E"])
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_frozen_tensors_have_no_optimiser_state_and_stay_zero(task, optimizer):
+    model = small_model(task)
+    updater = Updater(model, TrainConfig(optimizer=optimizer, weight_decay=0.1, grokfast="ema"))
+    batch = task.sample(None, split="train")
+    for step in range(3):
+        task.loss(model(batch.tokens), batch).backward()
+        updater.update(step)
+    biases = {name: p for name, p in model.named_parameters() if ".b_" in name}
+    assert biases
+    assert all(not p.any() for p in biases.values())
+    assert not any("b_" in name for name in updater.parameters)
+
+
+def test_state_resumes_an_update_bit_for_bit(task):
+    config = TrainConfig(grokfast="ema", weight_decay=0.5)
+    batch = task.sample(None, split="train")
+
+    def advance(model, updater, steps):
+        for step in steps:
+            task.loss(model(batch.tokens), batch).backward()
+            updater.update(step)
+
+    model = small_model(task)
+    updater = Updater(model, config)
+    advance(model, updater, range(5))
+    other = small_model(task)
+    other.load_state_dict(model.state_dict())
+    resumed = Updater(other, config)
+    resumed.load_state({name: tensor.clone() for name, tensor in updater.state().items()})
+    advance(model, updater, range(5, 9))
+    advance(other, resumed, range(5, 9))
+    for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_checkpoint_steps_are_log_spaced_then_linear_with_the_published_ones():
+    config = TrainConfig(steps=1100, checkpoint_every=250, checkpoint_at=(7, 5000))
+    expected = [0, 1, 2, 4, 7, 8, 16, 32, 64, 128, 250, 333, 500, 750, 1000, 1100]
+    assert config.checkpoint_steps(published=(333, 4000)) == expected
+    assert TrainConfig(steps=0).checkpoint_steps() == [0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"train.step": "3"}, "no setting train.step: did you mean train.steps?"),
+        ({"steps": "3"}, "no setting 'steps': keys start with task., model. or train."),
+        ({"train.steps": "many"}, "train.steps: input should be a valid integer"),
+        ({"train.learning_rate": "-1"}, "train.learning_rate: input should be greater than 0, got -1"),
+        ({"train.betas": "[0.9, 1.0]"}, "betas must lie in [0, 1)"),
+    ],
+)
+def test_bad_overrides_are_one_line(overrides, message):
+    with pytest.raises(UserError) as caught:
+        resolve_config("modular-addition", "cpu", overrides)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_overrides_beat_the_preset_and_are_typed():
+    resolved = resolve_config(
+        "miiii", "cpu", {"train.steps": "7", "task.primes": "[2, 3]", "model.init": "he", "train.clip_norm": "none"}
+    )
+    assert resolved.train.steps == 7
+    assert resolved.train.clip_norm is None
+    assert resolved.task == {"primes": [2, 3], "train_fraction": 0.5}
+    assert resolved.model["init"] == "he"
+
+
+def test_unknown_task_and_preset_name_what_is_there():
+    with pytest.raises(UserError, match="did you mean 'miiii'"):
+        resolve_config("miii")
+    with pytest.raises(UserError, match="presets are cpu, reference, paper"):
+        resolve_config("miiii", "gpu")
+    assert train_config({}) == TrainConfig()
