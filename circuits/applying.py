@@ -17,7 +17,7 @@ from circuits.state import State, state_of
 from circuits.surface import Surface
 
 
-def planned(interventions: Iterable[Intervention], surface: Surface) -> tuple[Write, ...]:
+def planned(interventions: Iterable[Any], surface: Surface) -> tuple[Write, ...]:
     """All writes of all interventions, in argument order; every fault that shows without a run is raised
     here.
     """

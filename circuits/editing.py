@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-
-from torch import Tensor
 
 from circuits.arguments import read_queries
 from circuits.errors import CircuitsError
@@ -17,7 +14,7 @@ from circuits.sites import Site
 
 def edit(
     site: Any,
-    fn: Callable[[Tensor], Tensor],
+    fn: Any,
     heads: Any = None,
     positions: Any = None,
     *,

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
-
-from torch import Tensor
 
 from circuits.arguments import read_queries, read_tokens
 from circuits.errors import CircuitsError
@@ -33,12 +30,12 @@ def activations(
     except CircuitsError as error:
         raise CircuitsError(f"{verb}: {error}") from error
     replacement = (
-        _stored(place, source) if isinstance(source, Mapping) else Clean(read_tokens(source, verb, "source"))
+        _stored(place, source) if hasattr(source, "keys") else Clean(read_tokens(source, verb, "source"))
     )
     return Edit(verb, (place,), replacement, read_queries(queries, positions, verb))
 
 
-def _stored(place: Place, source: Mapping[str, Tensor]) -> Stored:
+def _stored(place: Place, source: Any) -> Stored:
     # ActivationCache of TransformerLens lists full hook names, as our own does.
     names = list(source.keys())
     if place.site.layer is not None or not place.site.kind.per_layer:

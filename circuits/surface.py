@@ -43,6 +43,10 @@ class Surface:
         self.model = model
         self.family = families[0]
         self.hooks: dict[str, nn.Module] = hooks
+        for layer in range(cfg.n_layers):
+            if not hasattr(model.get_submodule(f"blocks.{layer}"), "mlp"):
+                # An attention-only block still owns this hook point, and never calls it.
+                hooks.pop(f"blocks.{layer}.hook_mlp_out", None)
         self.n_layers: int = cfg.n_layers
         self.n_heads: int = cfg.n_heads
         key_heads = getattr(cfg, "n_key_value_heads", None) or cfg.n_heads

@@ -1,4 +1,23 @@
-"""Where a metric changes abruptly from a plateau to its final level. Knows no torch."""
+"""Where a metric changes abruptly, from a plateau to its final level. Knows no torch.
+
+The rule, in order:
+
+1. F, the final level, is the median of the last tenth of the logged values.
+2. A first guess of the plateau P is the level before the best split of the run into two constant levels, by least
+   absolute deviation, each value weighted by the steps it stands for. (Starting from the worst value instead is
+   caught by the first steps of training, in which the loss of an untrained read-out falls to the plateau.)
+3. The crossing c is the first lasting passage of the midpoint of P and F; P becomes the median of the values logged
+   between c/10 and c/2; both are repeated until they agree.
+4. Onset is the last logged step before c at which less than 10% of the way from P to F is made, end the first one
+   from c on at which more than 90% is.
+5. It is no drop if P and F differ by less than 30% of P (accuracies: by less than 0.3), if the metric moved about
+   as fast along its plateau as in the first half of its drop (a steady decay), or if the plateau is shorter than
+   three logged values or a hundredth of the run (training's first steps).
+
+"Lasting" means that the median of the next few logged values is past the level too, and that of the few before is
+not: neither a spike (a slingshot, or a lucky evaluation) nor a metric that only later rises to its plateau is taken
+for a crossing.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +28,22 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Values = NDArray[np.float64]
+Array = NDArray[np.float64]
+
+FEWEST_VALUES = 8
+#: Splits tried for the first guess; more do not move it.
+MOST_SPLITS = 200
+LEAST_CHANGE = 0.3
+#: Speed along the plateau over speed in the first half of the drop. A straight line has 1, exp(-t) 1.5, an S-curve
+#: that leaves a real plateau less than 0.4.
+STEADY = 0.75
+#: The crossing's least share of the run.
+EARLIEST = 0.01
 
 
 @dataclass(frozen=True)
 class Drop:
-    """An abrupt change; steps are logged ones.
+    """An abrupt change; its steps are logged ones.
 
     Attributes:
         onset: the last step before a tenth of the way from ``plateau`` to ``final`` is made.
@@ -31,5 +60,119 @@ class Drop:
 def detect_drop(
     steps: Sequence[int], values: Sequence[float | None], direction: Literal["down", "up"]
 ) -> Drop | None:
-    """Placeholder."""
-    raise NotImplementedError
+    """The drop in a logged metric; ``None`` if there is none.
+
+    Args:
+        steps: ascending, any spacing.
+        values: one per step; ``None``, NaN and infinities are skipped.
+        direction: ``"down"`` for a loss, ``"up"`` for an accuracy.
+
+    Raises:
+        ValueError: if the two differ in length, or steps do not ascend.
+    """
+    if len(steps) != len(values):
+        raise ValueError(f"{len(steps)} steps and {len(values)} values")
+    logged = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    kept = np.isfinite(logged)
+    at = np.asarray(steps, dtype=np.float64)[kept]
+    if (np.diff(at) <= 0).any():
+        raise ValueError("steps must ascend")
+    # Seen as a fall, whichever way the metric goes.
+    curve = logged[kept] if direction == "down" else -logged[kept]
+    if len(curve) < FEWEST_VALUES:
+        return None
+    final = float(np.median(curve[-max(3, len(curve) // 10) :]))
+    plateau = _level_before_best_split(at, curve)
+    window = _window(len(curve))
+    crossing: int | None = None
+    for _ in range(20):
+        if not plateau > final:
+            return None
+        previous, crossing = crossing, _first_crossing(curve, (plateau + final) / 2, window)
+        if crossing is None:
+            return None
+        if crossing == previous:
+            break
+        plateau = float(np.median(curve[_plateau_indices(at, crossing)]))
+    if crossing is None or at[crossing] < EARLIEST * at[-1]:
+        return None
+    change = plateau - final
+    if change < (LEAST_CHANGE * abs(plateau) if direction == "down" else LEAST_CHANGE):
+        return None
+    smooth = _medians(curve, -(window // 2), window // 2)
+    onset = _last(smooth[:crossing] > plateau - 0.1 * change, default=0)
+    after = curve[crossing:] < plateau - 0.9 * change
+    after &= _medians(curve, 0, window - 1)[crossing:] < plateau - 0.9 * change
+    end = crossing + int(after.argmax()) if after.any() else len(curve) - 1
+    flat = _plateau_indices(at, crossing)
+    if len(flat) < 3 or _speed(at, curve, flat) > STEADY * 0.4 * change / (at[crossing] - at[onset]):
+        return None
+    sign = 1 if direction == "down" else -1
+    return Drop(int(at[onset]), int(at[end]), sign * plateau, sign * final)
+
+
+def _first_crossing(curve: Array, level: float, window: int) -> int | None:
+    """The first index at which the curve has come below a level lastingly, having been above it lastingly."""
+    below = (curve < level) & (_medians(curve, 0, window - 1) < level)
+    below[1:] &= _medians(curve, -window, -1)[1:] > level
+    below[0] = False
+    return int(below.argmax()) if below.any() else None
+
+
+def _plateau_indices(at: Array, crossing: int) -> NDArray[np.int64]:
+    """Values logged between a tenth and a half of the crossing; where logging is too coarse for that, all before."""
+    step = at[crossing]
+    inside = np.flatnonzero((at >= step / 10) & (at <= step / 2))
+    return inside if len(inside) >= 3 else np.arange(crossing)
+
+
+def _speed(at: Array, curve: Array, indices: NDArray[np.int64]) -> float:
+    """Fall per step, from the median of the earlier half to that of the later half."""
+    half = len(indices) // 2
+    early, late = indices[:half], indices[-half:]
+    fall = np.median(curve[early]) - np.median(curve[late])
+    return float(fall / (np.median(at[late]) - np.median(at[early])))
+
+
+def _level_before_best_split(at: Array, curve: Array) -> float:
+    """The higher level of the best description of the curve as one level up to some step and a lower one after."""
+    edges = np.concatenate([at[:1], (at[1:] + at[:-1]) / 2, at[-1:]])
+    weights = np.maximum(np.diff(edges), 1e-9)
+    splits = np.unique(np.linspace(1, len(curve) - 1, MOST_SPLITS).astype(int))
+    best, level = np.inf, -np.inf
+    for split in splits:
+        before = _weighted_median(curve[:split], weights[:split])
+        after = _weighted_median(curve[split:], weights[split:])
+        cost = np.abs(curve[:split] - before) @ weights[:split] + np.abs(curve[split:] - after) @ weights[split:]
+        if before > after and cost < best:
+            best, level = cost, before
+    return level
+
+
+def _weighted_median(values: Array, weights: Array) -> float:
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    return float(values[order[np.searchsorted(reached, reached[-1] / 2)]])
+
+
+def _medians(curve: Array, first: int, last: int) -> Array:
+    """At each index i, the median of those of curve[i + first] ... curve[i + last] that exist (NaN if none do)."""
+    padded = np.full((len(curve), last - first + 1), np.nan)
+    for column, shift in enumerate(range(first, last + 1)):
+        source = np.arange(len(curve)) + shift
+        exists = (source >= 0) & (source < len(curve))
+        padded[exists, column] = curve[source[exists]]
+    known = np.isfinite(padded).any(1)
+    medians = np.full(len(curve), np.nan)
+    medians[known] = np.nanmedian(padded[known], axis=1)
+    return medians
+
+
+def _window(count: int) -> int:
+    """How many values make a passage lasting: odd, 3 in a very short log, 5 to 15 by its length."""
+    return 3 if count < 20 else min(15, max(5, count // 50 | 1))
+
+
+def _last(mask: NDArray[np.bool_], default: int) -> int:
+    found = np.flatnonzero(mask)
+    return int(found[-1]) if len(found) else default
