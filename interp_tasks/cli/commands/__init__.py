@@ -1,0 +1,15 @@
+"""Every command of ``interp-run``, by name. A new one is a file here and a line below."""
+
+from interp_tasks.cli.commands.ablating import Ablation
+from interp_tasks.cli.commands.demonstrating import Demo
+from interp_tasks.cli.commands.listing import Checkpoints, Tasks
+from interp_tasks.cli.commands.training import Train
+from interp_tasks.cli.declaring import Command
+
+COMMANDS: dict[str, type[Command]] = {
+    "train": Train,
+    "tasks": Tasks,
+    "checkpoints": Checkpoints,
+    "ablation": Ablation,
+    "demo": Demo,
+}

@@ -1,0 +1,126 @@
+"""The options of every command that examines checkpoints, once. A new experiment adds its own and ``measure``."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from interp_tasks.cli.declaring import Command
+from interp_tasks.cli.output import FORMATS, check_targets, emit
+from interp_tasks.cli.progress import progress_line
+from interp_tasks.cli.settings import import_file, read_settings
+from interp_tasks.errors import UserError
+from interp_tasks.experiments.specifications import check_choice
+from interp_tasks.experiments.subjects import Examples, Progress, check_refs
+
+if TYPE_CHECKING:
+    from interp_tasks.experiments import Result
+
+DEVICE = re.compile(r"(cpu|cuda|mps)(:\d+)?")
+REF_HELP = (
+    "Checkpoint: RUN@4000, RUN@last, @all, @0:20000:2000 (end included), @pre, @onset, @end, @post, "
+    "zoo:NAME@..., or a checkpoint folder. Repeat for several."
+)
+
+
+@dataclass(kw_only=True)
+class ExperimentCommand(Command):
+    """Loads checkpoints, measures, prints one tidy table."""
+
+    name: ClassVar[str]
+
+    ckpt: Annotated[list[str], typer.Option("--ckpt", metavar="REF", help=REF_HELP)] = field(
+        default_factory=list
+    )
+    samples: Annotated[
+        int | None,
+        typer.Option("--samples", metavar="N", help="Examples; every row with --tokens.", show_default="256"),
+    ] = None
+    seed: Annotated[int, typer.Option("--seed", help="Draws the examples, resamples and intervals.")] = 0
+    split: Annotated[str, typer.Option("--split", help="train, validation or test.")] = "test"
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = "cpu"
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="NAME", help="Task, for a checkpoint that names none.")
+    ] = None
+    settings: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="Setting of --task, as in task.n=4. Repeatable."),
+    ] = field(default_factory=list)
+    tokens: Annotated[
+        Path | None,
+        typer.Option("--tokens", metavar="FILE.npy", help="Run on these tokens, an int array (batch, pos)."),
+    ] = None
+    import_file: Annotated[
+        Path | None, typer.Option("--import", metavar="FILE.py", help="Import a file that registers tasks.")
+    ] = None
+    format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table"
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Write parquet, csv and json files there.")
+    ] = None
+    plot: Annotated[bool, typer.Option("--plot", help="Write an HTML page with a figure.")] = False
+
+    def check(self) -> None:
+        check_choice("--format", self.format, FORMATS)
+        if not DEVICE.fullmatch(self.device):
+            raise UserError(f"--device {self.device!r}: write cpu, cuda, cuda:1 or mps")
+        examples = self.examples()
+        examples.check()
+        if self.task is not None and self.import_file is None:
+            check_task_name(self.task)
+        if self.tokens is not None and not self.tokens.is_file():
+            raise UserError(f"--tokens {self.tokens}: no such file")
+        if self.import_file is not None and not self.import_file.is_file():
+            raise UserError(f"--import {self.import_file}: no such file")
+        check_targets(self.name, self.out, self.plot)
+        check_refs(self.ckpt, examples)
+
+    def execute(self) -> None:
+        if self.import_file is not None:
+            import_file(self.import_file)
+        with progress_line(self.quiet) as progress:
+            result = self.measure(progress)
+        emit(result, self.format, self.out, self.plot, self.quiet)
+
+    @abstractmethod
+    def measure(self, progress: Progress | None) -> Result:
+        """Run the experiment."""
+
+    def examples(self) -> Examples:
+        return Examples(self.samples, self.seed, self.split, self.task, self.task_config(), self.tokens)
+
+    def common(self) -> dict[str, Any]:
+        """The shared options as an experiment's function takes them."""
+        examples = self.examples()
+        return {
+            "samples": examples.samples,
+            "seed": examples.seed,
+            "split": examples.split,
+            "task": examples.task,
+            "task_config": dict(examples.task_config),
+            "tokens": examples.tokens,
+            "device": self.device,
+        }
+
+    def task_config(self) -> dict[str, Any]:
+        from interp_tasks.training.config import typed
+
+        config = {}
+        for key, value in read_settings(self.settings).items():
+            section, _, name = key.rpartition(".")
+            if section not in ("", "task"):
+                raise UserError(f"--set {key}: here it sets the task's own settings, such as task.n=4")
+            config[name] = typed(value)
+        return config
+
+
+def check_task_name(name: str) -> None:
+    """Refuse an unknown task without importing any."""
+    from tasks import catalog
+
+    if name not in catalog.names():
+        raise UserError(catalog.unknown(name))

@@ -1,0 +1,45 @@
+"""Small listings (checkpoints, tasks) as a table, JSON or CSV, without pandas."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], format: str, shown: Sequence[str]) -> None:
+    """Dicts with the same keys; people see the columns ``shown``, programs see all of them."""
+    if format == "json":
+        json.dump(list(rows), sys.stdout, indent=1, ensure_ascii=False)
+        sys.stdout.write("\n")
+    elif format == "csv":
+        writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: plain(value) for key, value in row.items()} for row in rows)
+    else:
+        from rich.table import Table
+
+        from interp_tasks.cli.tables import console
+
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        for name in shown:
+            numeric = all(isinstance(row[name], (int, float)) for row in rows)
+            table.add_column(name, justify="right" if numeric else "left")
+        for row in rows:
+            table.add_row(*(plain(row[name]) for name in shown))
+        console().print(table)
+
+
+def plain(value: Any) -> str:
+    """One cell: lists joined, mappings as ``key value`` pairs, nothing for nothing."""
+    if value is None:
+        return ""
+    if isinstance(value, Mapping):
+        return " ".join(f"{key} {plain(part)}" for key, part in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(plain, value))
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)

@@ -1,0 +1,75 @@
+"""``--set key=value``, ``--seeds 0:8`` and ``--import FILE.py``."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from interp_tasks.errors import UserError
+
+
+def read_settings(given: Sequence[str]) -> dict[str, str]:
+    """``["train.steps=100"]`` -> ``{"train.steps": "100"}``; the last of two wins."""
+    settings = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set {text!r}: write key=value, such as train.steps=1000")
+        settings[key.strip()] = value.strip()
+    return settings
+
+
+def read_seeds(text: str | None) -> list[int] | None:
+    """``0:8`` -> 0 to 7 (end excluded), ``3`` -> 3, ``0,2,5`` -> those."""
+    if text is None:
+        return None
+    try:
+        if ":" in text:
+            first, last = (int(part) for part in text.split(":"))
+            seeds = list(range(first, last))
+        else:
+            seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds {text!r}: write 0:8 for seeds 0 to 7, or 0,2,5") from None
+    if not seeds or min(seeds) < 0:
+        raise UserError(f"--seeds {text!r} names no seed: the end is excluded, and seeds are not negative")
+    return list(dict.fromkeys(seeds))
+
+
+def import_file(path: Path) -> None:
+    """Run a user's Python file once, so that the tasks it registers are known.
+
+    Raises:
+        UserError: for a file that is not there, or that fails, with the line it fails on.
+    """
+    if not path.is_file():
+        raise UserError(f"--import {path}: no such file")
+    name = f"interp_run_import_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return
+    specification = importlib.util.spec_from_file_location(name, path)
+    if specification is None or specification.loader is None:
+        raise UserError(f"--import {path}: not a Python file (.py)")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        lines = [line for file, line in frames(error) if Path(file) == path or Path(file) == path.resolve()]
+        where = f", line {lines[-1]}" if lines else ""
+        raise UserError(f"--import {path}{where}: {type(error).__name__}: {error}") from error
+
+
+def frames(error: BaseException) -> list[tuple[str, int]]:
+    found = []
+    trace = error.__traceback__
+    while trace is not None:
+        found.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+        trace = trace.tb_next
+    if isinstance(error, SyntaxError) and error.filename:
+        found.append((error.filename, error.lineno or 0))
+    return found

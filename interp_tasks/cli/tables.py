@@ -1,0 +1,85 @@
+"""The tidy table for people: one block per checkpoint, at most 120 columns wide, readable at 80."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.console import Console
+
+    from interp_tasks.reporting import Column
+
+WIDEST = 120
+#: Where a line has less room than this, intervals stand below their numbers.
+ROOM_FOR_INTERVALS = 100
+
+
+def console() -> Console:
+    """Stdout; colour only on terminals, and a fixed width where there is none."""
+    from rich.console import Console
+
+    width = shutil.get_terminal_size((WIDEST, 24)).columns
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        width = WIDEST
+    return Console(file=sys.stdout, width=min(width, WIDEST), highlight=False, markup=False, soft_wrap=False)
+
+
+def print_result(frame: pandas.DataFrame, columns: Sequence[Column], notes: Sequence[str]) -> None:
+    """Blocks headed by the checkpoint they are about; columns line up from block to block."""
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console()
+    narrow = out.width < ROOM_FOR_INTERVALS
+    rows = frame.to_dict("records")
+    text = [[cell_text(column, row, narrow) for column in columns] for row in rows]
+    widths = [
+        max([len(column.header.split(" [")[0] if narrow else column.header), *map(longest, cells)])
+        for column, cells in zip(columns, zip(*text, strict=True), strict=True)
+    ]
+    for ref in dict.fromkeys(frame["ref"]):
+        mine = [index for index, row in enumerate(rows) if row["ref"] == ref]
+        out.print(Text(title(rows[mine[0]]), style="bold"))
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
+        for column, width in zip(columns, widths, strict=True):
+            header = column.header.replace(" [", "\n[") if narrow else column.header
+            numeric = column.key in ("baseline", "value", "effect", "p_adjusted")
+            table.add_column(
+                header, min_width=width, justify="right" if numeric and column.text is None else "left"
+            )
+        for index in mine:
+            repeated = index != mine[0] and text[index][0] == text[index - 1][0] and not narrow
+            table.add_row(*(["" if repeated else text[index][0]] + text[index][1:]))
+        out.print(table)
+        out.print()
+    for line in notes:
+        out.print(Text(line, style="dim"), soft_wrap=False)
+
+
+def print_sentences(sentences: Sequence[str]) -> None:
+    """A list of findings, wrapped, with a blank line around it."""
+    out = console()
+    out.print()
+    for sentence in sentences:
+        out.print(f"- {sentence}")
+    out.print()
+
+
+def cell_text(column: Column, row: Any, narrow: bool) -> str:
+    shown = column.shown(row)
+    return shown.replace(" [", "\n[") if narrow else shown
+
+
+def longest(text: str) -> int:
+    return max(map(len, text.split("\n")))
+
+
+def title(row: Any) -> str:
+    """``runs/x@4000 · step 4000 · 256 test examples, seed 0``."""
+    split = row["split"] if isinstance(row["split"], str) else "given"
+    return f"{row['ref']} · step {row['step']} · {row['n']} {split} examples, seed {row['seed']}"

@@ -1,0 +1,84 @@
+"""The one tidy table: its columns, in order, and which of them people see."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.reporting import Column, number, p_value, signed, with_interval
+
+if TYPE_CHECKING:
+    import pandas
+
+COLUMNS = (
+    "experiment",
+    "run",
+    "ref",
+    "step",
+    "seed",
+    "split",
+    "draw",
+    "variant",
+    "intervention",
+    "site",
+    "layer",
+    "head",
+    "position",
+    "metric",
+    "value",
+    "ci_low",
+    "ci_high",
+    "n",
+    "n_runs",
+    "baseline",
+    "effect",
+    "effect_ci_low",
+    "effect_ci_high",
+    "p_value",
+    "p_adjusted",
+    "engine",
+    "null_effect",
+)
+#: Whole numbers that a row may lack; pandas' nullable type keeps 3 from turning into 3.0 beside a gap.
+WHOLE = ("step", "seed", "draw", "layer", "head", "n", "n_runs")
+
+
+def tidy(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Exactly ``COLUMNS``, in order, each with one type; a column nobody filled is empty."""
+    frame = frame.reindex(columns=list(COLUMNS))
+    return frame.astype({name: "Int64" for name in WHOLE})
+
+
+def value_text(row: Mapping[str, Any]) -> str:
+    return with_interval(number(row["value"]), row["ci_low"], row["ci_high"])
+
+
+def effect_text(row: Mapping[str, Any]) -> str:
+    """The effect with its interval; an edit that fired and changed nothing says so."""
+    if row["null_effect"] is True:
+        return "0 (no effect at all)"
+    return with_interval(signed(row["effect"]), row["effect_ci_low"], row["effect_ci_high"])
+
+
+def read_p(row: Mapping[str, Any]) -> float | None:
+    """The p-value to read in a table of many rows: the adjusted one, where there is one."""
+    adjusted = row["p_adjusted"]
+    if adjusted is None or math.isnan(adjusted):
+        return row["p_value"]
+    return float(adjusted)
+
+
+def shown_columns(frame: pandas.DataFrame) -> list[Column]:
+    """What people see of the table; the intervention only where there are several to tell apart."""
+    columns = [Column("variant", "variant")]
+    if frame["intervention"].nunique() > 1:
+        columns.append(Column("intervention", "intervention"))
+    return [
+        *columns,
+        Column("metric", "metric"),
+        Column("baseline", "baseline"),
+        Column("value [95% CI]", "value", value_text),
+        Column("effect [95% CI]", "effect", effect_text),
+        Column("p adj.", "p_adjusted", lambda row: p_value(read_p(row))),
+    ]

@@ -1,0 +1,142 @@
+"""What an experiment gives back: the tidy table, with the configuration and versions that made it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.reporting import Column, Figure, Page, Table, versions, write_atomically
+
+if TYPE_CHECKING:
+    import pandas
+    import plotly.graph_objects
+
+from interp_tasks.experiments.columns import shown_columns
+
+
+@dataclass(frozen=True)
+class Result:
+    """An experiment's rows.
+
+    Attributes:
+        frame: one row per checkpoint, variant and metric, with the columns of ``experiments.COLUMNS``.
+        config: what was asked for, JSON.
+        notes: sentences a reader of the numbers needs.
+    """
+
+    experiment: str
+    frame: pandas.DataFrame
+    config: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=versions)
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as JSON values: what was not measured is ``None``, never NaN."""
+        return [
+            {name: json_value(value) for name, value in row.items()} for row in self.frame.to_dict("records")
+        ]
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """A list of records; also written to ``path`` if given."""
+        rows = (json.dumps(record, allow_nan=False, ensure_ascii=False) for record in self.records())
+        text = "[\n" + ",\n".join(rows) + "\n]\n"
+        if path is not None:
+            write_atomically(Path(path), text)
+        return text
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """Comma-separated values with a header; also written to ``path`` if given."""
+        text: str = self.frame.to_csv(index=False, lineterminator="\n")
+        if path is not None:
+            write_atomically(Path(path), text)
+        return text
+
+    def to_parquet(self, path: str | Path) -> Path:
+        """Parquet; the stamp is in the file's metadata under the key ``interp-tasks``."""
+        import pyarrow
+        import pyarrow.parquet
+
+        table = pyarrow.Table.from_pandas(self.frame, preserve_index=False)
+        stamp = {b"interp-tasks": json.dumps(self.stamp()).encode()}
+        table = table.replace_schema_metadata({**(table.schema.metadata or {}), **stamp})
+        buffer = BytesIO()
+        pyarrow.parquet.write_table(table, buffer)
+        return write_atomically(Path(path), buffer.getvalue())
+
+    def stamp(self) -> dict[str, Any]:
+        return {
+            "experiment": self.experiment,
+            "config": dict(self.config),
+            "notes": list(self.notes),
+            "versions": dict(self.versions),
+        }
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """``NAME.parquet``, ``.csv``, ``.json`` and ``NAME.config.json`` (the stamp) in a folder."""
+        stem = Path(folder) / self.experiment
+        self.to_parquet(f"{stem}.parquet")
+        self.to_csv(f"{stem}.csv")
+        self.to_json(f"{stem}.json")
+        write_atomically(Path(f"{stem}.config.json"), json.dumps(self.stamp(), indent=2) + "\n")
+        return [Path(f"{stem}{suffix}") for suffix in (".parquet", ".csv", ".json", ".config.json")]
+
+    def plot(self) -> plotly.graph_objects.Figure:
+        """Every value beside its baseline, a panel per metric."""
+        from interp_tasks.experiments.plotting import values
+
+        return values(self.frame)
+
+    def page(self, title: str | None = None) -> Page:
+        """Figure and table on one self-contained page."""
+        figure = self.plot()
+        columns = [Column("ref", "ref"), *shown_columns(self.frame)]
+        return Page(
+            title or f"{self.experiment}: {len(self.frame)} rows",
+            [
+                Figure(
+                    figure,
+                    "Values",
+                    "Filled: under the edit, with the 95% interval. Open: the unedited model.",
+                    height=int(figure.layout.height),
+                ),
+                Table(self.frame, "Table", " ".join(self.notes), columns, name=self.experiment),
+            ],
+            self.config,
+            self.versions,
+        )
+
+
+def join(results: Sequence[Result]) -> Result:
+    """Several results of one experiment as one, rows grouped by checkpoint."""
+    import pandas
+
+    frame = pandas.concat([result.frame for result in results], ignore_index=True)
+    order = {ref: place for place, ref in enumerate(dict.fromkeys(frame["ref"]))}
+    frame = frame.sort_values("ref", key=lambda refs: refs.map(order), kind="stable", ignore_index=True)
+    notes = tuple(dict.fromkeys(note for result in results for note in result.notes))
+    return Result(
+        results[0].experiment,
+        frame,
+        {"parts": [dict(result.config) for result in results]},
+        notes,
+        results[0].versions,
+    )
+
+
+def json_value(value: Any) -> Any:
+    """A value JSON can hold: numpy scalars become Python's, NaN, infinities and gaps become ``None``."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, (list, tuple)):
+        return [json_value(item) for item in value]
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    # What is left is a marker of pandas for a missing value.
+    return None

@@ -1,0 +1,24 @@
+"""Self-contained HTML pages: ``Page(title, [Text(...), Table(...), Figure(...)]).write("report.html")``."""
+
+from interp_tasks.reporting.numbers import number, p_value, signed, with_interval
+from interp_tasks.reporting.page import Page
+from interp_tasks.reporting.sections import Column, Figure, Section, Table, Text
+from interp_tasks.reporting.stamping import versions
+from interp_tasks.reporting.writing import check_writable_file, check_writable_folder, write_atomically
+
+__all__ = [
+    "Column",
+    "Figure",
+    "Page",
+    "Section",
+    "Table",
+    "Text",
+    "check_writable_file",
+    "check_writable_folder",
+    "number",
+    "p_value",
+    "signed",
+    "versions",
+    "with_interval",
+    "write_atomically",
+]

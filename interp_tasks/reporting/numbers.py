@@ -1,0 +1,36 @@
+"""Numbers as people read them, in a terminal and on a page alike."""
+
+from __future__ import annotations
+
+import math
+
+
+def number(value: float | None) -> str:
+    """Four significant digits; a dash for what was not measured."""
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:.4g}"
+
+
+def signed(value: float | None) -> str:
+    """Three significant digits with the sign always shown, for differences."""
+    if value is None or math.isnan(value):
+        return "–"
+    return "0" if value == 0 else f"{value:+.3g}"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """``[low, high]``, or nothing where there is none."""
+    if low is None or high is None or math.isnan(low) or math.isnan(high):
+        return ""
+    return f"[{low:.3g}, {high:.3g}]"
+
+
+def with_interval(shown: str, low: float | None, high: float | None) -> str:
+    return f"{shown} {interval(low, high)}".rstrip()
+
+
+def p_value(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "–"
+    return "<0.001" if value < 0.001 else f"{value:.3f}"

@@ -1,0 +1,53 @@
+"""Colours that colour-blind readers tell apart, on a light and on a dark ground, as plotly templates.
+
+The hues are Okabe and Ito's; each list is shifted in lightness until every colour has a contrast of at least 3:1
+with its ground (WCAG 1.4.11). A figure names the light ones; a page in the dark scheme puts the dark ones in their place.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+Scheme = Literal["light", "dark"]
+
+GROUND: dict[Scheme, str] = {"light": "#ffffff", "dark": "#15181c"}
+INK: dict[Scheme, str] = {"light": "#1b1f24", "dark": "#e6e8eb"}
+GRID: dict[Scheme, str] = {"light": "#dfe3e8", "dark": "#343a42"}
+COLOURS: dict[Scheme, list[str]] = {
+    "light": ["#0072b2", "#d55e00", "#00805d", "#b3528a", "#8a6d00", "#2b87bd", "#5c5c5c"],
+    "dark": ["#56b4e9", "#ff8a3d", "#2fc79b", "#e39cc4", "#f0e442", "#8fb8ff", "#c2c7cd"],
+}
+#: One symbol per series beside its colour, so that no reading rests on colour alone.
+SYMBOLS = ["circle", "diamond", "square", "triangle-up", "x", "star", "cross"]
+#: Perceptually even scale for one-sided values; blue to orange through the ground for signed ones.
+SEQUENTIAL = "Cividis"
+
+
+def diverging(scheme: Scheme) -> list[list[float | str]]:
+    blue, orange = COLOURS[scheme][0], COLOURS[scheme][1]
+    return [[0.0, blue], [0.5, "#f2f2f2" if scheme == "light" else "#23272d"], [1.0, orange]]
+
+
+def template(scheme: Scheme) -> dict[str, Any]:
+    """A plotly layout template for one colour scheme."""
+    axis = {
+        "gridcolor": GRID[scheme],
+        "linecolor": GRID[scheme],
+        "zerolinecolor": GRID[scheme],
+        "automargin": True,
+    }
+    return {
+        "layout": {
+            "colorway": COLOURS[scheme],
+            "colorscale": {"sequential": SEQUENTIAL, "diverging": diverging(scheme)},
+            "font": {"color": INK[scheme], "family": "system-ui, sans-serif", "size": 13},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "xaxis": axis,
+            "yaxis": axis,
+            "hoverlabel": {"bgcolor": GROUND[scheme], "font": {"color": INK[scheme]}},
+            "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.04, "x": 0},
+            "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": INK[scheme], "activecolor": COLOURS[scheme][0]},
+            "margin": {"l": 60, "r": 20, "t": 60, "b": 50},
+        }
+    }

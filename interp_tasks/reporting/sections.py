@@ -1,0 +1,160 @@
+"""What a page is made of. A section turns itself into HTML; everything that came from outside is escaped."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from interp_tasks.reporting.numbers import number
+
+if TYPE_CHECKING:
+    import pandas
+    import plotly.graph_objects
+
+
+class Section(Protocol):
+    """Anything with a title that can render itself; ``identifier`` is unique on the page and safe in an id."""
+
+    needs_plotly: ClassVar[bool]
+
+    @property
+    def title(self) -> str: ...
+
+    def html(self, identifier: str) -> str: ...
+
+
+def heading(title: str, identifier: str) -> str:
+    return f'<h2 id="{identifier}-title">{escape(title)}</h2>' if title else ""
+
+
+def embed(data: str) -> str:
+    """Text that may stand inside a script element: nothing in it can close the element or open a comment."""
+    return data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+@dataclass(frozen=True)
+class Text:
+    """Paragraphs, divided by blank lines; a paragraph whose lines all begin with ``- `` is a list."""
+
+    needs_plotly: ClassVar[bool] = False
+
+    body: str
+    title: str = ""
+
+    def html(self, identifier: str) -> str:
+        parts = [heading(self.title, identifier)]
+        for paragraph in filter(None, map(str.strip, re.split(r"\n\s*\n", self.body))):
+            lines = paragraph.splitlines()
+            if all(line.startswith("- ") for line in lines):
+                items = "".join(f"<li>{escape(line[2:])}</li>" for line in lines)
+                parts.append(f"<ul>{items}</ul>")
+            else:
+                parts.append(f"<p>{escape(paragraph)}</p>")
+        return "\n".join(parts)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column people see: sorted by ``key``'s value, shown as ``text(row)``."""
+
+    header: str
+    key: str
+    text: Callable[[Mapping[str, Any]], str] | None = None
+
+    def shown(self, row: Mapping[str, Any]) -> str:
+        if self.text is not None:
+            return self.text(row)
+        value = row[self.key]
+        if isinstance(value, float):
+            return number(value)
+        return "" if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that sorts by a click on its header and downloads as CSV: every column of the frame, all digits.
+
+    Attributes:
+        frame: the data; the download is all of it.
+        columns: what is shown (default: every column).
+        name: stem of the downloaded file.
+    """
+
+    needs_plotly: ClassVar[bool] = False
+
+    frame: pandas.DataFrame
+    title: str = ""
+    caption: str = ""
+    columns: Sequence[Column] = ()
+    name: str = "table"
+
+    def html(self, identifier: str) -> str:
+        columns = self.columns or [Column(str(name), str(name)) for name in self.frame.columns]
+        rows = self.frame.to_dict("records")
+        # A column is set as numbers if anything in it is one; a label such as a step stays with its digits aligned.
+        numeric = {c.key for c in columns if any(is_number(row[c.key]) for row in rows)}
+        head = "".join(
+            f'<th scope="col"{number_class(column.key in numeric)}>'
+            f'<button type="button">{escape(column.header)}</button></th>'
+            for column in columns
+        )
+        body = "\n".join(
+            "<tr>" + "".join(cell(column, row, column.key in numeric) for column in columns) + "</tr>"
+            for row in rows
+        )
+        caption = escape(self.caption or self.title)
+        data = embed(json.dumps({"name": self.name, "csv": self.frame.to_csv(index=False)}))
+        return (
+            f"{heading(self.title, identifier)}\n"
+            f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(self.title or self.name)}">'
+            f'<table id="{identifier}"><caption>{caption}</caption><thead><tr>{head}</tr></thead>'
+            f"<tbody>\n{body}\n</tbody></table></div>\n"
+            f'<button type="button" class="download" data-table="{identifier}">Download CSV</button>'
+            f'<script type="application/json" id="{identifier}-data">{data}</script>'
+        )
+
+
+def cell(column: Column, row: Mapping[str, Any], numeric: bool) -> str:
+    value = row[column.key]
+    key = "" if value is None or (isinstance(value, float) and math.isnan(value)) else str(value)
+    return f'<td{number_class(numeric)} data-value="{escape(key)}">{escape(column.shown(row))}</td>'
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def number_class(numeric: bool) -> str:
+    return ' class="number"' if numeric else ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A plotly figure, drawn in the reader's colour scheme; ``alt`` says in words what it shows.
+
+    Colours of the palette, and those left to the template, change with the scheme; any others stay as they are.
+    """
+
+    needs_plotly: ClassVar[bool] = True
+
+    figure: plotly.graph_objects.Figure
+    title: str = ""
+    caption: str = ""
+    alt: str = ""
+    height: int = field(default=420)
+
+    def html(self, identifier: str) -> str:
+        specification = json.loads(self.figure.to_json())
+        specification.get("layout", {}).pop("template", None)
+        alt = escape(self.alt or ". ".join(filter(None, [self.title, self.caption])) or "figure")
+        return (
+            f"{heading(self.title, identifier)}\n<figure>"
+            f'<div class="plot" id="{identifier}" role="img" aria-label="{alt}" style="height:{self.height}px"></div>'
+            f"<figcaption>{escape(self.caption)}</figcaption></figure>"
+            f'<script type="application/json" id="{identifier}-data">{embed(json.dumps(specification))}</script>'
+        )

@@ -1,0 +1,20 @@
+"""What a result was made with: versions of what can change a number, without importing any of it."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+PACKAGES = ("interp-tasks", "torch", "transformer-lens", "numpy", "pandas", "plotly")
+
+
+def versions() -> dict[str, str]:
+    """Package -> installed version, ``python`` first."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            # circuits is used without transformer-lens on newer releases; its absence is the fact to record.
+            found[package] = "not installed"
+    return found
