@@ -56,6 +56,9 @@ class Batch:
         return len(self.tokens)
 
     def __getitem__(self, rows: slice | Tensor | list[int]) -> Batch:
+        """The examples that a slice, an index tensor, a boolean mask or a list picks, in its order."""
+        if isinstance(rows, int):
+            raise TypeError(f"a Batch gives batches: index it with a slice, batch[{rows}:{rows + 1}]")
         return replace(
             self,
             tokens=self.tokens[rows],
@@ -131,7 +134,10 @@ class Task(BaseModel, ABC):
     def sample(self, n: int | None, seed: int = 0, split: Split = "test") -> Batch:
         """``n`` examples of a split; for a finite task, without replacement and at most the whole split.
 
-        ``None`` means the whole split, which only a finite task has.
+        ``None`` means the whole split, which only a finite task has. The same (n, seed, split) give the same examples.
+
+        Raises:
+            TaskError: for n below 1 (see :func:`check_sample_size`).
         """
 
     @abstractmethod
@@ -170,6 +176,12 @@ class Task(BaseModel, ABC):
             wrong.append(f"{self.d_vocab_out} outputs per position, the model has {sizes.d_vocab_out}")
         if wrong:
             raise TaskError(f"task {self.name!r} does not fit this model: it needs {'; '.join(wrong)}")
+
+
+def check_sample_size(n: int | None) -> None:
+    """Refuse to sample fewer than one example."""
+    if n is not None and n < 1:
+        raise TaskError(f"cannot sample {n} examples: ask for at least 1")
 
 
 def pool(metrics: Mapping[str, Metric]) -> dict[str, float | None]:

@@ -19,18 +19,31 @@ _CLASSES: dict[str, type[Task]] = {}
 
 
 def register(name: str) -> Callable[[TaskClass], TaskClass]:
-    """Class decorator: make a :class:`Task` available under ``name`` everywhere, the command line included."""
+    """Class decorator: make a :class:`Task` available under ``name`` everywhere, the command line included.
+
+    Defining the same class again (a notebook cell run twice) replaces it.
+
+    Raises:
+        TaskError: if another class has the name, a built-in one that is not loaded yet included.
+    """
 
     def add(task_class: TaskClass) -> TaskClass:
+        home = catalog.BUILT_IN.get(name)
+        if home is not None and not task_class.__module__.startswith(home + "."):
+            raise TaskError(f"the task name {name!r} is taken by {home}")
         known = _CLASSES.get(name)
-        if known is not None and known.__qualname__ != task_class.__qualname__:
-            raise TaskError(f"the task name {name!r} is taken by {known.__module__}.{known.__qualname__}")
+        if known is not None and _path(known) != _path(task_class):
+            raise TaskError(f"the task name {name!r} is taken by {_path(known)}")
         task_class.name = name
         _CLASSES[name] = task_class
         catalog.registered.add(name)
         return task_class
 
     return add
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def task_class(name: str) -> type[Task]:

@@ -29,8 +29,10 @@ def expected_unrecoverable_share(rows: int, columns: int, p_mask: float) -> floa
     Times r/9 it is the floor of ``mse_masked`` for uniform factors: 0.0662 and 0.00735 at 4×4, p_mask 0.3.
 
     Raises:
-        ValueError: beyond 20 entries, where there are too many masks to enumerate.
+        ValueError: beyond 20 entries, where there are too many masks to enumerate; for p_mask outside (0, 1].
     """
+    if not 0 < p_mask <= 1:
+        raise ValueError(f"p_mask = {p_mask} must lie in (0, 1]: with nothing hidden there is no share")
     entries = rows * columns
     if entries > 20:
         raise ValueError(f"{rows}×{columns} has 2^{entries} masks; enumeration stops at 20 entries")

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from tasks.base import Batch, DropMetric, Metric, Split, Task, TaskError, generator
+from tasks.base import Batch, DropMetric, Metric, Split, Task, TaskError, check_sample_size, generator
 from tasks.catalog import built_in_presets
 from tasks.registry import register
 from tasks.settings import ModelSettings
@@ -51,8 +51,9 @@ class MatrixCompletion(Task):
         distribution, scale: uniform on [-scale, scale], Gaussian of s.d. scale, or Laplace of diversity scale.
         p_mask: probability that an entry is hidden, each on its own.
         mask: rows of ``.`` (observed) and ``#`` (hidden) for one fixed mask instead of random ones.
-        grid_max, grid_step: values are rounded (half to even) to multiples of grid_step; the rounded matrix
-            is both the source of the tokens and the target, so copying can be exact.
+        grid_max, grid_step: values are rounded (half to even) to multiples of grid_step, up to ±grid_max (itself
+            such a multiple); the rounded matrix is both the source of the tokens and the target, so copying can
+            be exact.
         off_grid: what to do with values beyond ±grid_max: ``"clamp"`` them or ``"refuse"`` the sample.
     """
 
@@ -79,6 +80,11 @@ class MatrixCompletion(Task):
             raise ValueError(f"rank {self.rank} exceeds the sides of a {self.n}×{self.columns} matrix")
         if self.grid_step > self.grid_max:
             raise ValueError(f"grid_step {self.grid_step} is larger than grid_max {self.grid_max}")
+        if abs(self.grid_max / self.grid_step - self.grid_half) > 1e-6:
+            nearest = self.grid_half * self.grid_step
+            raise ValueError(
+                f"grid_max {self.grid_max:g} is not a multiple of grid_step {self.grid_step:g}; {nearest:g} is the nearest"
+            )
         if self.mask is not None:
             sizes_fit = len(self.mask) == self.n and {len(row) for row in self.mask} == {self.columns}
             if not sizes_fit or set("".join(self.mask)) - set(".#"):
@@ -110,6 +116,7 @@ class MatrixCompletion(Task):
         """``n`` fresh matrices. Extras: ``hidden [batch pos]``."""
         if n is None:
             raise TaskError(f"task {self.name!r} draws fresh matrices: say how many (it has no whole split)")
+        check_sample_size(n)
         random_stream = generator(seed, self.name, split)
         if self.law == "factors":
             left = self._draw((n, self.n, self.rank), random_stream)
@@ -133,7 +140,7 @@ class MatrixCompletion(Task):
         """Token ids of values: 1 + round(v / step) + round(max / step), in integers.
 
         Raises:
-            TaskError: for values beyond the grid, if ``off_grid`` is ``"refuse"``; for NaN always.
+            TaskError: for values that round to beyond the grid, if ``off_grid`` is ``"refuse"``; for NaN always.
         """
         if values.isnan().any():
             raise TaskError("matrix values must be numbers, got NaN")
@@ -161,23 +168,21 @@ class MatrixCompletion(Task):
 
         The papers pool entries over the batch, and a mask may hide nothing (0.33% at 4×4) or everything.
         """
-        error = (output.squeeze(-1).float() - batch.targets).square()
+        # The targets are float32: a bfloat16 output is widened, a float64 one keeps its precision.
+        error = (output.squeeze(-1) - batch.targets).square()
         hidden = batch.extras["hidden"]
         return {
             "mse_all": error.mean(1),
-            "mse_masked": ((error * hidden).sum(1), hidden.sum(1)),
-            "mse_observed": ((error * ~hidden).sum(1), (~hidden).sum(1)),
+            "mse_masked": (error.masked_fill(~hidden, 0).sum(1), hidden.sum(1)),
+            "mse_observed": (error.masked_fill(hidden, 0).sum(1), (~hidden).sum(1)),
         }
 
     def build_model(self, seed: int = 0, settings: ModelSettings | None = None) -> HookedTransformer:
+        """A fresh model; with ``mask_embedding = "zero"`` (the default) see :func:`freeze_mask_embedding`."""
+        settings = settings or self.Model()
         model = super().build_model(seed, settings)
-        if isinstance(settings or self.Model(), MatrixModelSettings) and (
-            getattr(settings or self.Model(), "mask_embedding", None) == "zero"
-        ):
-            with torch.no_grad():
-                model.embed.W_E[MASK_ID] = 0.0
-            # The row has no gradient, as in the published model, so no optimiser without a prior on it moves it.
-            model.embed.W_E.register_hook(_without_mask_row)
+        if isinstance(settings, MatrixModelSettings) and settings.mask_embedding == "zero":
+            freeze_mask_embedding(model)
         return model
 
     def patch_sources(self, batch: Batch) -> dict[str, Tensor]:
@@ -190,8 +195,20 @@ class MatrixCompletion(Task):
         uniform = 2 * torch.rand(shape, generator=random_stream) - 1
         if self.distribution == "uniform":
             return self.scale * uniform
-        # Laplace by the inverse of its distribution function.
-        return -self.scale * uniform.sign() * torch.log1p(-uniform.abs())
+        # Laplace by the inverse of its distribution function. The draw can be exactly -1 (once in 2²⁴), where that is
+        # infinite; the number next to it is not.
+        return -self.scale * uniform.sign() * torch.log1p(-uniform.abs().clamp(max=1 - 2**-24))
+
+
+def freeze_mask_embedding(model: HookedTransformer) -> None:
+    """Set the MASK row of ``W_E`` to zero and give it no gradient, as in the published model.
+
+    Adam and AdamW then leave it at zero, weight decay included. The gradient hook belongs to this parameter
+    tensor: it survives loading weights and moving the model, not a ``copy.deepcopy``.
+    """
+    with torch.no_grad():
+        model.embed.W_E[MASK_ID] = 0.0
+    model.embed.W_E.register_hook(_without_mask_row)
 
 
 def _without_mask_row(gradient: Tensor) -> Tensor:
@@ -199,10 +216,14 @@ def _without_mask_row(gradient: Tensor) -> Tensor:
 
 
 def hide_rows(n: int, m: int, kept: Mapping[int, int | None]) -> tuple[str, ...]:
-    """A ``mask`` that hides whole rows but for one entry each: ``{3: 1, 6: 5}`` is the paper's example (0-based)."""
-    return tuple(
-        "".join("." if i not in kept or kept[i] == j else "#" for j in range(m)) for i in range(n)
-    )
+    """A ``mask`` that hides whole rows but for one entry each: row -> column kept, or ``None``.
+
+    ``hide_rows(7, 7, {3: 1, 6: 5})`` is the example of the authors' code (rows 4 and 7 of 7, counted from 1).
+    """
+    for i, j in kept.items():
+        if not 0 <= i < n or (j is not None and not 0 <= j < m):
+            raise TaskError(f"entry ({i}, {j}) lies outside a {n}×{m} matrix")
+    return tuple("".join("." if i not in kept or kept[i] == j else "#" for j in range(m)) for i in range(n))
 
 
 def hide_columns(n: int, m: int, kept: Mapping[int, int | None]) -> tuple[str, ...]:

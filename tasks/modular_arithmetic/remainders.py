@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
@@ -71,7 +73,7 @@ class Miiii(ModularTask):
     def loss_weights(self) -> tuple[float, ...]:
         """Weight of each prime's cross-entropy: 1 / ln q, so that chance is 1 for each."""
         silent = self.variant == "masked"
-        return tuple(0.0 if silent and q < 11 else 1 / torch.tensor(q).double().log().item() for q in self.moduli)
+        return tuple(0.0 if silent and q < 11 else 1 / math.log(q) for q in self.moduli)
 
     @property
     def d_vocab_out(self) -> int:
@@ -82,19 +84,26 @@ class Miiii(ModularTask):
         return len(self.moduli)
 
     def answers(self, operands: Int[Tensor, "inputs 2"]) -> Int[Tensor, "inputs tasks"]:
+        """n mod q for every prime, whatever the variant: only the table of a shuffled task is shuffled."""
         low, high = operands.unbind(-1) if self.digits == "low-first" else operands.flip(-1).unbind(-1)
-        remainders = (low + high * self.p)[:, None] % torch.tensor(self.moduli)
+        return (low + high * self.p)[:, None] % torch.tensor(self.moduli)
+
+    @cached_property
+    def _answers(self) -> Int[Tensor, "inputs tasks"]:
+        table = self.answers(self._operands)
         if self.variant == "shuffled":
-            order = torch.randperm(len(operands), generator=generator(self.split_seed, self.name, "shuffle"))
-            remainders = remainders[order]
-        return remainders
+            table = table[
+                torch.randperm(len(table), generator=generator(self.split_seed, self.name, "shuffle"))
+            ]
+        return table
 
     def logits(self, output: Float[Tensor, "batch _ classes"]) -> Float[Tensor, "batch tasks classes"]:
         """Logits per prime, padded with −inf for the classes that a prime does not have."""
         packed = self.read(output)[:, 0].split(self.moduli, dim=-1)
         widest = max(self.moduli)
         padded = [
-            torch.nn.functional.pad(part, (0, widest - part.shape[-1]), value=float("-inf")) for part in packed
+            torch.nn.functional.pad(part, (0, widest - part.shape[-1]), value=float("-inf"))
+            for part in packed
         ]
         return torch.stack(padded, 1)
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
-from tasks.base import Batch, DropMetric, Split, Task, derive_seed, generator
+from tasks.base import Batch, DropMetric, Split, Task, check_sample_size, generator
 from tasks.settings import ModelSettings
 
 
@@ -39,7 +39,7 @@ class ModularTask(Task):
         p: the modulus, and the base of the digits. Prime.
         train_fraction: share of the table that trains (0.3 as printed in both papers; 0.5 in the MIIII code).
         validation_size: of what is left, this many validate, but at most half; the rest is the test split.
-        split_seed: which split.
+        split_seed: which split (and, where a task shuffles its answers, which shuffle).
     """
 
     Model: ClassVar[type[ModelSettings]] = ArithmeticModelSettings
@@ -105,13 +105,14 @@ class ModularTask(Task):
 
     @abstractmethod
     def answers(self, operands: Int[Tensor, "inputs 2"]) -> Int[Tensor, "inputs *tasks"]:
-        """The answer classes of operand pairs."""
+        """The answer classes of any operand pairs (as they stand in the tokens)."""
 
     def sample(self, n: int | None, seed: int = 0, split: Split = "test") -> Batch:
         """Inputs of a split, without replacement; ``n = None`` or n ≥ its size is the whole split."""
+        check_sample_size(n)
         rows = self._splits[split]
         if n is not None and n < len(rows):
-            random_stream = generator(derive_seed(seed, self.name, split))
+            random_stream = generator(seed, self.name, split)
             rows = rows[torch.randperm(len(rows), generator=random_stream)[:n]]
         return self._batch(rows)
 
