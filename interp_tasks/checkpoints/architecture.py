@@ -23,7 +23,7 @@ _NOT_STORED = {"device", "n_devices", "n_params"}
 
 
 def config_to_json(config: HookedTransformerConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """Every field that shapes the model. ``dtype`` is that of its parameters (``model.double()`` forgets the config).
+    """Every field that shapes the model; ``dtype`` is of its parameters (``model.double()`` leaves cfg behind).
 
     Raises:
         UserError: for a field that JSON cannot hold.
@@ -71,16 +71,15 @@ def model_from_json(stored: Mapping[str, Any], file: Path) -> HookedTransformer:
 
 
 def check_rebuilds(model: HookedTransformer, config: Mapping[str, Any]) -> None:
-    """Refuse a model that its own config does not rebuild: only parameters are stored, the rest comes from there.
+    """Refuse a model that its config does not rebuild: only parameters are stored, the rest comes from there.
 
     Raises:
         UserError: naming the first tensor in which the two differ.
     """
     shapes, buffers = _rebuilt(json.dumps(config, sort_keys=True))
     found = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    for name in sorted(set(found) ^ set(shapes)) + [
-        name for name in found if found[name] != shapes.get(name)
-    ]:
+    differing = [name for name in {**shapes, **found} if found.get(name) != shapes.get(name)]
+    for name in differing[:1]:
         raise UserError(
             f"the model is not the one its config describes: parameter {name} has shape "
             f"{_shape(found.get(name))} in the model and {_shape(shapes.get(name))} by the config"

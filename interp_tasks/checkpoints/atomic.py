@@ -84,9 +84,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 def refuse_existing(path: Path) -> None:
     if path.exists() or path.is_symlink():
-        raise UserError(
-            f"{path} exists already and is not overwritten: name another folder, or remove it first"
-        )
+        raise UserError(f"{path} exists already and is not overwritten: name another folder, or remove it")
 
 
 def remove_folder(path: Path) -> None:

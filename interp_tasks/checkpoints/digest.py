@@ -24,7 +24,8 @@ def check_digest(file: Path, content: bytes, expected: Any) -> None:
     if len(content) != expected["bytes"]:
         fault = "is truncated" if len(content) < expected["bytes"] else "is too long"
         raise UserError(
-            f"{file} {fault}: {len(content)} bytes where meta.json says {expected['bytes']}; restore it from a copy"
+            f"{file} {fault}: {len(content)} bytes where meta.json says {expected['bytes']}; "
+            "restore it from a copy"
         )
     if digest(content)["sha256"] != expected["sha256"]:
         raise UserError(

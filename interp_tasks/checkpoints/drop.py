@@ -3,20 +3,20 @@
 The rule, in order:
 
 1. F, the final level, is the median of the last tenth of the logged values.
-2. A first guess of the plateau P is the level before the best split of the run into two constant levels, by least
-   absolute deviation, each value weighted by the steps it stands for. (Starting from the worst value instead is
-   caught by the first steps of training, in which the loss of an untrained read-out falls to the plateau.)
-3. The crossing c is the first lasting passage of the midpoint of P and F; P becomes the median of the values logged
-   between c/10 and c/2; both are repeated until they agree.
-4. Onset is the last logged step before c at which less than 10% of the way from P to F is made, end the first one
-   from c on at which more than 90% is.
-5. It is no drop if P and F differ by less than 30% of P (accuracies: by less than 0.3), if the metric moved about
-   as fast along its plateau as in the first half of its drop (a steady decay), or if the plateau is shorter than
-   three logged values or a hundredth of the run (training's first steps).
+2. A first guess of the plateau P is the level before the best split of the run into two constant levels, by
+   least absolute deviation, each value weighted by the steps it stands for. (Starting from the worst value
+   instead ends in training's first steps, where the loss of an untrained read-out falls to the plateau.)
+3. The crossing c is the first lasting passage of the midpoint of P and F; P becomes the median of the values
+   logged between c/10 and c/2; both are repeated until they agree.
+4. Onset is the last logged step before c at which less than 10% of the way from P to F is made, end the first
+   one from c on at which more than 90% is.
+5. It is no drop if P and F differ by less than 30% of P (accuracies: by less than 0.3), if the metric moved
+   about as fast along its plateau as in the middle of its drop (a steady decay), or if the plateau is shorter
+   than three logged values or a hundredth of the run (training's first steps).
 
-"Lasting" means that the median of the next few logged values is past the level too, and that of the few before is
-not: neither a spike (a slingshot, or a lucky evaluation) nor a metric that only later rises to its plateau is taken
-for a crossing.
+"Lasting" means that the median of the next few logged values is past the level too, and that of the few before
+is not: neither a spike (a slingshot, a lucky evaluation) nor a metric that has yet to rise to its plateau is
+taken for a crossing.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ FEWEST_VALUES = 8
 #: Splits tried for the first guess; more do not move it.
 MOST_SPLITS = 200
 LEAST_CHANGE = 0.3
-#: Speed along the plateau over speed in the first half of the drop. A straight line has 1, exp(-t) 1.5, an S-curve
-#: that leaves a real plateau less than 0.4.
+#: Speed along the plateau over speed from 30% to 70% of the drop. A straight line has 1, exp(-t) 2, a loss
+#: that sinks by a quarter before it drops 0.4, an S-curve from a level plateau less than 0.1.
 STEADY = 0.75
 #: The crossing's least share of the run.
 EARLIEST = 0.01
@@ -99,28 +99,44 @@ def detect_drop(
     change = plateau - final
     if change < (LEAST_CHANGE * abs(plateau) if direction == "down" else LEAST_CHANGE):
         return None
-    smooth = _medians(curve, -(window // 2), window // 2)
-    onset = _last(smooth[:crossing] > plateau - 0.1 * change, default=0)
-    after = curve[crossing:] < plateau - 0.9 * change
-    after &= _medians(curve, 0, window - 1)[crossing:] < plateau - 0.9 * change
-    end = crossing + int(after.argmax()) if after.any() else len(curve) - 1
+    onset = _last_before(curve, crossing, plateau - 0.1 * change, window)
+    end = _first_after(curve, crossing, plateau - 0.9 * change, window)
     flat = _plateau_indices(at, crossing)
-    if len(flat) < 3 or _speed(at, curve, flat) > STEADY * 0.4 * change / (at[crossing] - at[onset]):
+    if len(flat) < 3:
+        return None
+    middle = [
+        _last_before(curve, crossing, plateau - 0.3 * change, window),
+        _first_after(curve, crossing, plateau - 0.7 * change, window),
+    ]
+    drop_speed = 0.4 * change / (at[middle[1]] - at[middle[0]])
+    if _speed(at, curve, flat) > STEADY * drop_speed:
         return None
     sign = 1 if direction == "down" else -1
     return Drop(int(at[onset]), int(at[end]), sign * plateau, sign * final)
 
 
 def _first_crossing(curve: Array, level: float, window: int) -> int | None:
-    """The first index at which the curve has come below a level lastingly, having been above it lastingly."""
+    """The first index at which the curve comes below a level lastingly, having been above it lastingly."""
     below = (curve < level) & (_medians(curve, 0, window - 1) < level)
     below[1:] &= _medians(curve, -window, -1)[1:] > level
     below[0] = False
     return int(below.argmax()) if below.any() else None
 
 
+def _last_before(curve: Array, crossing: int, level: float, window: int) -> int:
+    """The last index before the crossing at which the smoothed curve is above a level."""
+    above = np.flatnonzero(_medians(curve, -(window // 2), window // 2)[:crossing] > level)
+    return int(above[-1]) if len(above) else 0
+
+
+def _first_after(curve: Array, crossing: int, level: float, window: int) -> int:
+    """The first index from the crossing on at which the curve is below a level lastingly, or the last."""
+    below = np.flatnonzero(((curve < level) & (_medians(curve, 0, window - 1) < level))[crossing:])
+    return crossing + int(below[0]) if len(below) else len(curve) - 1
+
+
 def _plateau_indices(at: Array, crossing: int) -> NDArray[np.int64]:
-    """Values logged between a tenth and a half of the crossing; where logging is too coarse for that, all before."""
+    """Values logged between a tenth and a half of the crossing; if the log is too coarse, all before it."""
     step = at[crossing]
     inside = np.flatnonzero((at >= step / 10) & (at <= step / 2))
     return inside if len(inside) >= 3 else np.arange(crossing)
@@ -135,7 +151,7 @@ def _speed(at: Array, curve: Array, indices: NDArray[np.int64]) -> float:
 
 
 def _level_before_best_split(at: Array, curve: Array) -> float:
-    """The higher level of the best description of the curve as one level up to some step and a lower one after."""
+    """The higher level in the best description of the curve as one level and then a lower one."""
     edges = np.concatenate([at[:1], (at[1:] + at[:-1]) / 2, at[-1:]])
     weights = np.maximum(np.diff(edges), 1e-9)
     splits = np.unique(np.linspace(1, len(curve) - 1, MOST_SPLITS).astype(int))
@@ -143,7 +159,9 @@ def _level_before_best_split(at: Array, curve: Array) -> float:
     for split in splits:
         before = _weighted_median(curve[:split], weights[:split])
         after = _weighted_median(curve[split:], weights[split:])
-        cost = np.abs(curve[:split] - before) @ weights[:split] + np.abs(curve[split:] - after) @ weights[split:]
+        cost = (
+            np.abs(curve[:split] - before) @ weights[:split] + np.abs(curve[split:] - after) @ weights[split:]
+        )
         if before > after and cost < best:
             best, level = cost, before
     return level
@@ -156,7 +174,7 @@ def _weighted_median(values: Array, weights: Array) -> float:
 
 
 def _medians(curve: Array, first: int, last: int) -> Array:
-    """At each index i, the median of those of curve[i + first] ... curve[i + last] that exist (NaN if none do)."""
+    """At each index i, the median of curve[i + first] ... curve[i + last], as far as they exist (or NaN)."""
     padded = np.full((len(curve), last - first + 1), np.nan)
     for column, shift in enumerate(range(first, last + 1)):
         source = np.arange(len(curve)) + shift
@@ -171,8 +189,3 @@ def _medians(curve: Array, first: int, last: int) -> Array:
 def _window(count: int) -> int:
     """How many values make a passage lasting: odd, 3 in a very short log, 5 to 15 by its length."""
     return 3 if count < 20 else min(15, max(5, count // 50 | 1))
-
-
-def _last(mask: NDArray[np.bool_], default: int) -> int:
-    found = np.flatnonzero(mask)
-    return int(found[-1]) if len(found) else default

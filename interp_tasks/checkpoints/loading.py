@@ -65,7 +65,7 @@ def load_checkpoint(ref: str | Path, device: str | torch.device = "cpu") -> Chec
     """The one checkpoint that a REF names.
 
     Raises:
-        UserError: in one line, for a REF that names none or several, and for whatever is wrong with the files.
+        UserError: in one line, for a REF that names none or several, or whatever is wrong with its files.
     """
     resolved = resolve(ref)
     if len(resolved) > 1:
@@ -77,13 +77,13 @@ def load_checkpoint(ref: str | Path, device: str | torch.device = "cpu") -> Chec
 
 
 def load_checkpoints(ref: str | Path, device: str | torch.device = "cpu") -> Iterator[Checkpoint]:
-    """The checkpoints that a REF names, each loaded only when it is reached. The REF itself is checked at once."""
+    """The checkpoints that a REF names, each loaded when it is reached; the REF itself is checked at once."""
     resolved = resolve(ref)
     return (_load(each, device) for each in resolved)
 
 
 def load_parameters(path: str | Path) -> dict[str, Tensor]:
-    """The stored parameters of a checkpoint folder by name, in the dtype they are stored in, checked and finite."""
+    """The parameters in a checkpoint folder by name, in the dtype they are stored in, checked and finite."""
     folder = Path(path)
     return read_parameters(folder, read_meta(folder))
 
@@ -132,7 +132,8 @@ def fill_parameters(model: HookedTransformer, tensors: Mapping[str, Tensor], fil
     for name, parameter in parameters.items():
         if tensors[name].shape != parameter.shape:
             raise UserError(
-                f"{file}: parameter {name} has shape {list(tensors[name].shape)}, the model has {list(parameter.shape)}"
+                f"{file}: parameter {name} has shape {list(tensors[name].shape)}, "
+                f"the model has {list(parameter.shape)}"
             )
     with torch.no_grad():
         for name, parameter in parameters.items():

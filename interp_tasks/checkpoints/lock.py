@@ -12,7 +12,7 @@ LOCK_FILE = ".lock"
 
 
 class RunLock:
-    """An exclusive flock on ``RUN/.lock``; the file stays, since removing it would race with another opener."""
+    """An exclusive flock on ``RUN/.lock``; the file stays: removing it would race with another opener."""
 
     def __init__(self, run: Path) -> None:
         """Take the lock.
@@ -27,7 +27,8 @@ class RunLock:
             holder = os.read(self._descriptor, 32).decode(errors="replace").strip() or "unknown"
             os.close(self._descriptor)
             raise UserError(
-                f"{run} is being written by another process (pid {holder}): wait for it, or choose another --out"
+                f"{run} is being written by another process (pid {holder}): "
+                "wait for it, or choose another --out"
             ) from None
         except BaseException:
             os.close(self._descriptor)

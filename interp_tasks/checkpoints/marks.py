@@ -15,10 +15,10 @@ MARKS = ("pre", "onset", "end", "post")
 def find_marks(run: str | Path, run_name: str | None = None) -> dict[str, int]:
     """The step of each mark.
 
-    ``pre`` lies well inside the plateau (of the steps before the onset, the one nearest to a quarter of it, step 0
-    only if there is no other), ``onset`` and ``end`` are the stored steps either side of the detected drop, and
-    ``post`` is the last. A run of the preset ``paper`` whose ``run.json`` has ``published_drop`` takes those of the
-    paper instead.
+    ``pre`` lies well inside the plateau (of the steps before the onset, the one nearest to a quarter of it;
+    step 0 only if there is no other), ``onset`` and ``end`` are the stored steps either side of the detected
+    drop, and ``post`` is the last. A run of the preset ``paper`` whose ``run.json`` has ``published_drop``
+    takes those steps instead.
 
     Raises:
         UserError: if the run has no drop (yet), no checkpoint on one side of it, or no metrics.
@@ -45,7 +45,7 @@ def find_drop(run: Path, described: dict[str, Any], name: str) -> Drop:
     metric = described.get("drop_metric")
     if not isinstance(metric, dict) or metric.get("direction") not in ("down", "up") or "name" not in metric:
         raise UserError(
-            f"{run / RUN_FILE} declares no drop_metric, so @pre, @onset, @end and @post mean nothing here"
+            f"{run / RUN_FILE} declares no drop_metric, so no drop can be found: give steps, or @last"
         )
     logged = [
         (line["step"], line["validation"].get(metric["name"]))

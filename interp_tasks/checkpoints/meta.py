@@ -1,4 +1,4 @@
-"""``meta.json``: what a checkpoint says about itself, signed so that a changed byte is noticed. Knows no torch."""
+"""``meta.json``: what a checkpoint says of itself, signed: a changed byte is noticed. Knows no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _META_TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def signed(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The meta data with a sha256 over all of it, so that a changed byte is noticed here as in the weights."""
+    """The meta data with a sha256 over all of it: a changed byte is noticed here as in the weights."""
     return {**meta, "sha256": meta_sha256(meta)}
 
 

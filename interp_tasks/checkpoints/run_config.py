@@ -19,7 +19,7 @@ def run_json(run: Path, config: Mapping[str, Any], info: Mapping[str, Any]) -> d
     """The content ``run.json`` should have now: fresh, or the existing one with this opening recorded.
 
     Raises:
-        UserError: if the existing one was made by another config, naming the keys that differ and both values.
+        UserError: if the existing one was made by another config, naming the differing keys and both values.
     """
     config, info = to_json(config, "config"), to_json(info, "info")
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -2,7 +2,7 @@
 
 RUN/run.json                   config, seeds, versions, hardware, git state, drop metric
 RUN/metrics.jsonl              one line per logged step
-RUN/checkpoints/00004000/      model.safetensors + meta.json (+ training_state.safetensors in the newest few)
+RUN/checkpoints/00004000/      model.safetensors + meta.json (+ training_state.safetensors in a few)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def is_run(path: Path) -> bool:
-    """True for a run folder of the trainer, and for any folder whose ``checkpoints/`` holds numbered checkpoints."""
+    """True for a trainer's run, and for any folder whose ``checkpoints/`` holds numbered checkpoints."""
     return (path / RUN_FILE).is_file() or bool(stored_steps(path))
 
 

@@ -1,20 +1,18 @@
-"""A run folder as its one writer sees it: opened under a lock, resumed exactly, killed at any point without loss.
+"""A run folder as its one writer sees it: locked, resumed exactly, killed at any point without harm.
 
-The order of writes carries the promise. Metrics are on disk before the checkpoint of the same step appears, so
-cutting them back to that step on resume always finds them complete; a checkpoint appears by one rename; older
-training states go only once a newer one is there.
+The order of writes carries the promise. Metrics are on disk before the checkpoint of the same step appears,
+so cutting them back to that step on resume always finds them complete; a checkpoint appears by one rename;
+older training states go only once a newer one is there.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from torch import Tensor
 from transformer_lens import HookedTransformer
@@ -25,13 +23,13 @@ from interp_tasks.checkpoints.atomic import (
     remove_folder,
     replace_file,
     sync_folder,
-    to_json,
     writing,
 )
 from interp_tasks.checkpoints.digest import digest
 from interp_tasks.checkpoints.loading import fill_parameters, read_parameters
 from interp_tasks.checkpoints.lock import LOCK_FILE, RunLock
 from interp_tasks.checkpoints.meta import read_meta
+from interp_tasks.checkpoints.metrics_log import MetricsLog
 from interp_tasks.checkpoints.run_config import run_json
 from interp_tasks.checkpoints.run_files import (
     CHECKPOINTS_FOLDER,
@@ -41,7 +39,6 @@ from interp_tasks.checkpoints.run_files import (
     WEIGHTS_FILE,
     checkpoint_folder,
     is_checkpoint,
-    parse_metrics_line,
     stored_steps,
 )
 from interp_tasks.checkpoints.saving import save_checkpoint, weights_bytes
@@ -66,13 +63,13 @@ class ResumePoint:
 
 
 class RunFolder:
-    """A run being written. ``with RunFolder.open(...) as run:`` resume, then log and save as training goes."""
+    """A run being written: ``with RunFolder.open(...) as run:`` resume, then log and save."""
 
     def __init__(self, path: Path, lock: RunLock, keep_states: int) -> None:
         self.path = path
         self._lock = lock
         self._keep_states = keep_states
-        self._metrics: IO[bytes] | None = None
+        self._metrics = MetricsLog(path / METRICS_FILE)
 
     @classmethod
     def open(
@@ -81,14 +78,14 @@ class RunFolder:
         """Make the folder, or take over the one that the same config made.
 
         Args:
-            config: resolved ``{"task": {"name": ..., ...}, "model": {...}, "train": {...}}``, compared in full.
-            info: everything else worth keeping: seeds, versions, hardware, git state, command, ``drop_metric``,
+            config: resolved ``{"task": {"name": ..., ...}, "model": {...}, "train": {...}}``, compared whole.
+            info: whatever else to keep: seeds, versions, hardware, git state, command, ``drop_metric``,
                 ``preset``. Not compared; what differs on a later opening is recorded under ``resumed``.
             keep_states: how many of the newest checkpoints keep their training state.
 
         Raises:
-            UserError: if the folder cannot be written, is held by another writer, is something else than a run, or
-                was made by another config (a larger ``train.steps`` alone extends the run).
+            UserError: if the folder cannot be written, is held by another writer, is no run folder, or was
+                made by another config (a larger ``train.steps`` alone extends the run).
         """
         folder = Path(path)
         if folder.exists() and not folder.is_dir():
@@ -119,16 +116,14 @@ class RunFolder:
     def close(self) -> None:
         """Flush the log and let the next writer in."""
         try:
-            if self._metrics is not None:
-                self._metrics.close()
-                self._metrics = None
+            self._metrics.close()
         finally:
             self._lock.release()
 
     def resume(self) -> ResumePoint | None:
         """The newest checkpoint that training can go on from; ``None`` for a run that has none yet.
 
-        Everything later is removed: checkpoints, and lines of the metrics log. Call it before the first ``log``.
+        What is later is removed: checkpoints, and lines of the metrics log. Call it before the first ``log``.
 
         Raises:
             UserError: if there are checkpoints but none that can be resumed from (nothing is removed then).
@@ -144,12 +139,12 @@ class RunFolder:
             if steps:
                 reason = f" ({faults[0]})" if faults else ""
                 raise UserError(
-                    f"{self.path} has checkpoints up to step {steps[-1]} but none with a training state to go on "
-                    f"from{reason}: choose another --out"
+                    f"{self.path} has checkpoints up to step {steps[-1]} but no training state to go on from"
+                    f"{reason}: choose another --out"
                 )
         last = -1 if point is None else point.step
         with writing(self.path):
-            _cut_metrics(self.path / METRICS_FILE, last)
+            self._metrics.cut(last)
             for step in reversed(steps):
                 if step > last:
                     remove_folder(checkpoint_folder(self.path, step))
@@ -158,16 +153,10 @@ class RunFolder:
     def log(self, line: Mapping[str, Any]) -> None:
         """Append a line to ``metrics.jsonl``; it needs an integer ``step``. NaN and infinities become null.
 
-        Log what belongs to step s before saving the checkpoint of step s: on resume, lines up to the checkpoint's
-        step are kept.
+        Log what belongs to step s before saving the checkpoint of step s: on resume, lines up to that of the
+        checkpoint are kept.
         """
-        if type(line.get("step")) is not int:
-            raise ValueError(f"a metrics line needs an integer step, got {line.get('step')!r}")
-        content = json.dumps(to_json(line, "line"), ensure_ascii=False, allow_nan=False)
-        with writing(self.path / METRICS_FILE):
-            file = self._log_file()
-            file.write(content.encode() + b"\n")
-            file.flush()
+        self._metrics.append(line)
 
     def save(
         self,
@@ -177,7 +166,7 @@ class RunFolder:
         training_state: TrainingState,
         metrics: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Store the checkpoint of a step; a step that is stored already with the same weights is left as it is.
+        """Store the checkpoint of a step; a step stored already with the same weights is left as it is.
 
         Raises:
             UserError: if other weights are stored for that step, or the model or disk refuses.
@@ -187,18 +176,10 @@ class RunFolder:
             if read_meta(folder)["weights"]["sha256"] != digest(weights_bytes(model, None))["sha256"]:
                 raise UserError(f"{folder} holds other weights than those to be stored for step {step}")
             return folder
-        with writing(self.path / METRICS_FILE):
-            file = self._log_file()
-            file.flush()
-            sync_file(file)
+        self._metrics.sync()
         save_checkpoint(folder, model, task, step, metrics=metrics, training_state=training_state)
         self._prune(newest=step)
         return folder
-
-    def _log_file(self) -> IO[bytes]:
-        if self._metrics is None:
-            self._metrics = open(self.path / METRICS_FILE, "ab")
-        return self._metrics
 
     def _resume_point(self, step: int, faults: list[str]) -> ResumePoint | None:
         folder = checkpoint_folder(self.path, step)
@@ -213,7 +194,7 @@ class RunFolder:
             return None
 
     def _prune(self, newest: int) -> None:
-        """Drop training states beyond the newest few; meta.json, signed at the save, tolerates their absence."""
+        """Drop training states beyond the newest few; a checkpoint without its one still loads."""
         holding = [
             file
             for step in stored_steps(self.path)
@@ -222,11 +203,6 @@ class RunFolder:
         for file in holding[: -self._keep_states]:
             with writing(file):
                 file.unlink()
-
-
-def sync_file(file: IO[bytes]) -> None:
-    """Wait until the disk has what was flushed."""
-    os.fsync(file.fileno())
 
 
 def _refuse_foreign(folder: Path) -> None:
@@ -251,36 +227,3 @@ def _sweep(folder: Path) -> None:
                     shutil.rmtree(entry)
                 else:
                     entry.unlink()
-
-
-def _cut_metrics(file: Path, last: int) -> None:
-    """Keep the lines up to a step. What was written after its checkpoint may be torn; what was before may not.
-
-    Raises:
-        UserError: if a line is mangled and a later one is still of a step to keep.
-    """
-    if not file.exists():
-        return
-    raw = file.read_bytes()
-    lines = raw.split(b"\n")[:-1]  # what follows the last newline was never finished
-    steps: list[int | None] = []
-    for line in lines:
-        try:
-            steps.append(parse_metrics_line(line, file, len(steps) + 1)["step"])
-        except UserError:
-            steps.append(None)
-    keep = max(
-        (index + 1 for index, step in enumerate(steps) if step is not None and step <= last), default=0
-    )
-    if None in steps[:keep]:
-        raise UserError(
-            f"{file} is mangled: line {steps.index(None) + 1} is no JSON object with an integer step"
-        )
-    kept = [
-        line
-        for line, step in zip(lines[:keep], steps[:keep], strict=True)
-        if step is not None and step <= last
-    ]
-    content = b"".join(line + b"\n" for line in kept)
-    if content != raw:
-        replace_file(file, content)

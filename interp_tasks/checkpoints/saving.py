@@ -41,7 +41,7 @@ def save_checkpoint(
         path: the folder to make; one that exists is refused.
         task: what the model was trained on; without one, commands ask for ``--task`` or ``--tokens``.
         step: number of updates made so far.
-        weights_dtype: ``"float16"`` halves the file; the model comes back in its own dtype. ``None``: as they are.
+        weights_dtype: ``"float16"`` halves the file; the model comes back in its own dtype. ``None``: as is.
         metrics: JSON to keep beside the weights, e.g. ``tasks.pool(task.metrics(...))``.
         training_state: what a trainer needs to go on from here.
 
@@ -49,8 +49,8 @@ def save_checkpoint(
         The folder.
 
     Raises:
-        UserError: for a non-finite parameter, a model that its config does not rebuild, an existing or unwritable
-            path.
+        UserError: for a non-finite parameter, a model that its config does not rebuild, an existing or
+            unwritable path.
         TaskError: if the task does not fit the model.
     """
     folder = Path(path)
@@ -96,7 +96,7 @@ def save_checkpoint(
 
 
 def weights_bytes(model: HookedTransformer, weights_dtype: str | None) -> bytes:
-    """All parameters (never buffers: those hold −inf and are rebuilt from the config) as one safetensors file."""
+    """All parameters as one safetensors file; never buffers, which hold −inf and are rebuilt."""
     dtype = dtype_named(weights_dtype)
     if weights_dtype is not None and dtype is None:
         raise UserError(f"no weights_dtype {weights_dtype!r}: it is one of {', '.join(dtype_names())}")
@@ -108,8 +108,8 @@ def weights_bytes(model: HookedTransformer, weights_dtype: str | None) -> bytes:
         tensors[name] = tensor if dtype is None else tensor.to(dtype)
         if not tensors[name].isfinite().all():
             raise UserError(
-                f"parameter {name} reaches {tensor.abs().max().item():.4g}, beyond the range of {weights_dtype}: "
-                "store it with weights_dtype=None"
+                f"parameter {name} reaches {tensor.abs().max().item():.4g}, "
+                f"beyond the range of {weights_dtype}: store it with weights_dtype=None"
             )
     return save(tensors)
 
@@ -124,7 +124,8 @@ def parameter_dtype(model: HookedTransformer) -> torch.dtype:
     names = sorted(map(dtype_name, found))
     if len(found) != 1 or names[0] not in dtype_names():
         raise UserError(
-            f"a stored model has parameters of one dtype among {', '.join(dtype_names())}, got {', '.join(names)}"
+            f"a stored model has parameters of one dtype, of {', '.join(dtype_names())}; "
+            f"got {', '.join(names)}"
         )
     return found.pop()
 

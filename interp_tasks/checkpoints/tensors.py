@@ -17,7 +17,7 @@ _DTYPES = {
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """Detached, on the CPU, contiguous, and owner of exactly its own storage (safetensors refuses shared ones)."""
+    """Detached, on the CPU, contiguous, and owner of its storage (safetensors refuses a shared one)."""
     # Cloned even where it may own its storage: two names for one storage are refused too.
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 

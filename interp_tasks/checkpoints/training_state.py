@@ -1,4 +1,4 @@
-"""What a run needs besides its weights to go on as if it had never stopped: optimiser, filters, random state."""
+"""What a run needs besides weights to go on as if it had never stopped: optimiser, filters, random state."""
 
 from __future__ import annotations
 
