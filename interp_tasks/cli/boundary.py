@@ -20,7 +20,7 @@ INTERRUPTED = 130
 #: BadParameter -> UsageError -> ClickException, whether typer brings its own click or uses the installed one.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 CLICK_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
-#: Errors of packages that know nothing of the command line; asked for only where the package is loaded already.
+#: Errors of packages that know nothing of the command line; looked up only where those are loaded already.
 USER_ERRORS_ELSEWHERE = (("tasks.base", "TaskError"), ("circuits.errors", "CircuitsError"))
 
 

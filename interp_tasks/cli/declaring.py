@@ -18,11 +18,12 @@ class Command(ABC):
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")] = False
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and warnings.")] = False
 
+    @abstractmethod
     def check(self) -> None:
         """Refuse wrong options in one line, before anything slow is imported.
 
         Raises:
-            UserError
+            UserError: in one line.
         """
 
     @abstractmethod
@@ -40,8 +41,7 @@ def add_command(app: typer.Typer, name: str) -> Callable[[CommandClass], Command
         hints = get_type_hints(command_class, include_extras=True)
         # In the help, a command's own options come first, and those it shares with most others last.
         depth = {name: place for place, base in enumerate(command_class.__mro__) for name in own_fields(base)}
-        parameters = []
-        parameters = []
+        parameters: list[inspect.Parameter] = []
         for item in sorted(fields(command_class), key=lambda item: depth[item.name]):
             default: Any = inspect.Parameter.empty
             if item.default is not MISSING:
@@ -69,7 +69,7 @@ def add_command(app: typer.Typer, name: str) -> Callable[[CommandClass], Command
 
 def own_fields(base: type) -> list[str]:
     """The options a class declares itself."""
-    return list(base.__dict__.get("__annotations__", {}))
+    return list(inspect.get_annotations(base))
 
 
 def help_text(command_class: type) -> str:

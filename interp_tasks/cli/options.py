@@ -1,4 +1,4 @@
-"""The options of every command that examines checkpoints, once. A new experiment adds its own and ``measure``."""
+"""The options of every command that examines checkpoints. An experiment adds its own, and ``measure``."""
 
 from __future__ import annotations
 

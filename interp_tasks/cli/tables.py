@@ -54,7 +54,7 @@ def print_result(frame: pandas.DataFrame, columns: Sequence[Column], notes: Sequ
             )
         for index in mine:
             repeated = index != mine[0] and text[index][0] == text[index - 1][0] and not narrow
-            table.add_row(*(["" if repeated else text[index][0]] + text[index][1:]))
+            table.add_row("" if repeated else text[index][0], *text[index][1:])
         out.print(table)
         out.print()
     for line in notes:
@@ -63,10 +63,14 @@ def print_result(frame: pandas.DataFrame, columns: Sequence[Column], notes: Sequ
 
 def print_sentences(sentences: Sequence[str]) -> None:
     """A list of findings, wrapped, with a blank line around it."""
+    from rich.table import Table
+
     out = console()
-    out.print()
+    grid = Table.grid(padding=(0, 1))
     for sentence in sentences:
-        out.print(f"- {sentence}")
+        grid.add_row("-", sentence)
+    out.print()
+    out.print(grid)
     out.print()
 
 

@@ -1,4 +1,4 @@
-"""Experiments on checkpoints: each is a function that returns a :class:`Result`, and a command of ``interp-run``.
+"""Experiments on checkpoints: each is a function that returns a :class:`Result`, and a command.
 
 Importing this package imports neither torch nor pandas; running an experiment does.
 """

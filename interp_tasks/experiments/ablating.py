@@ -45,17 +45,17 @@ def ablation(
 
     Args:
         refs: one or several REFs; all see the same examples.
-        heads: ``"all"``, ``"each"`` (a row per head) or a spec such as ``"0.1+2.3-5"``; of several, a row each.
-        mode: ``uniform`` attention, the ``mean_pattern``, or the heads' output ``zero``, its ``mean``, or that
-            of another example (``resample``). Means and resamples are taken over the examples evaluated.
+        heads: ``"all"``, ``"each"`` (a row per head) or a spec such as ``"0.1+2.3-5"``; a list: a row each.
+        mode: ``uniform`` attention, the ``mean_pattern``, or the heads' output ``zero``, its ``mean``, or
+            that of another example (``resample``). Means and resamples are over the examples evaluated.
         keys: with ``uniform``, attend uniformly to these positions only.
         queries: edit only here: positions, or a boolean mask of the task's examples by name
             (``"hidden"``, ``"observed"``).
         samples, seed, split, task, task_config, tokens: see :class:`Examples`.
 
     Returns:
-        A :class:`Result`; its ``frame`` has a row for each checkpoint, variant and metric. The metrics are the
-        task's, or for bare tokens the distance of the output from the unedited one.
+        A :class:`Result`; its ``frame`` has a row for each checkpoint, variant and metric. The metrics are
+        the task's, or for bare tokens the distance of the output from the unedited one.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line.
@@ -152,16 +152,16 @@ def choices(specs: Sequence[Any], model: Any) -> dict[str, tuple[Head, ...]]:
 
 
 def query_mask(subject: Subject, name: str) -> Any:
-    """A boolean mask ``[batch pos]`` of the examples by name; ``observed`` is the complement of ``hidden``."""
+    """A boolean mask ``[batch pos]`` of the examples; ``observed`` is the complement of ``hidden``."""
     extras = {} if subject.batch is None else subject.batch.extras
     masks = {key: mask for key, mask in extras.items() if is_mask(mask, subject)}
     if "hidden" in masks:
         masks.setdefault("observed", ~masks["hidden"])
     if name not in masks:
-        named = "".join(f", {key}" for key in masks)
+        named = "".join(f"{key}, " for key in masks)
         raise UserError(
             f"--queries {name!r}: the examples of {subject.checkpoint.ref} have no such mask; "
-            f"write all, positions such as 0,3{named}"
+            f"write all, {named}or positions such as 0,3"
         )
     return masks[name]
 
@@ -175,7 +175,7 @@ def is_mask(mask: Any, subject: Subject) -> bool:
 def notes(mode: str) -> tuple[str, ...]:
     """What a reader must know to read the numbers."""
     said = ["Intervals: 95%, bootstrap over examples; effects are paired with the unedited model."]
-    said.append("p adj.: sign-flip test, Holm's adjustment over the rows of one checkpoint.")
+    said.append("p adj.: sign-flip test, Holm's adjustment over the rows of one checkpoint and intervention.")
     if mode in ("mean_pattern", "mean", "resample"):
         said.append(f"The {mode.replace('_', ' ')} is taken over the examples evaluated.")
     return tuple(said)

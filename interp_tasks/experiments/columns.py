@@ -47,7 +47,7 @@ WHOLE = ("step", "seed", "draw", "layer", "head", "n", "n_runs")
 def tidy(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Exactly ``COLUMNS``, in order, each with one type; a column nobody filled is empty."""
     frame = frame.reindex(columns=list(COLUMNS))
-    return frame.astype({name: "Int64" for name in WHOLE})
+    return frame.astype(dict.fromkeys(WHOLE, "Int64"))
 
 
 def value_text(row: Mapping[str, Any]) -> str:
@@ -57,7 +57,7 @@ def value_text(row: Mapping[str, Any]) -> str:
 def effect_text(row: Mapping[str, Any]) -> str:
     """The effect with its interval; an edit that fired and changed nothing says so."""
     if row["null_effect"] is True:
-        return "0 (no effect at all)"
+        return "0 (exactly)"
     return with_interval(signed(row["effect"]), row["effect_ci_low"], row["effect_ci_high"])
 
 

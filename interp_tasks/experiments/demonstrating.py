@@ -1,6 +1,6 @@
-"""The main job on the shipped models: uniform attention before and after each learned abruptly, held against the papers.
+"""The main job on the shipped models: uniform attention before and after each learned abruptly.
 
-Every verdict rule below was written before the shipped models were trained; the sentences say what the numbers say.
+Every verdict rule below was written before the first run on a shipped model; what is said follows from them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.checkpoints import resolve
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.experiments.ablating import ablation
-from interp_tasks.experiments.columns import shown_columns
+from interp_tasks.experiments.columns import shown_columns, value_text
 from interp_tasks.experiments.results import Result, join
 from interp_tasks.experiments.subjects import Progress
 from interp_tasks.reporting import Column, Figure, Page, Section, Table, Text, number, signed, with_interval
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MATRIX_RUN = "zoo:matrix-completion-4x4"
 MODULAR_RUN = "zoo:modular-addition-113"
 
-#: "Hardly changes": by less than this share of its value. Published: 0.2236 -> 0.2236 (Gopalani et al. 2024, 3.1.2).
+#: "Hardly changes": by less than this share. Published: 0.2236 -> 0.2236 (Gopalani et al. 2024, 3.1.2).
 HARDLY = 0.05
 #: "Back to about r/9": between these multiples of it. Published: 0.2183 of 0.2222, 0.98 (same, 3.2.1).
 ABOUT = (0.8, 1.25)
@@ -90,9 +90,9 @@ def demo_page(outcomes: list[Outcome]) -> Page:
     """One page: for each task what it shows, the figure, the table."""
     sections: list[Section] = [
         Text(
-            "Two small transformers learn abruptly: one to fill in the hidden entries of a low-rank matrix, one to add "
-            "modulo a prime. Here the attention of every head is made uniform, before and after that drop, and each "
-            "metric is compared with the unedited model on the same examples."
+            "Two small transformers learn abruptly: one to fill in the hidden entries of a low-rank matrix, "
+            "one to add modulo a prime. Here the attention of every head is made uniform, before and after "
+            "that drop, and each metric is compared with the unedited model on the same examples."
         )
     ]
     for outcome in outcomes:
@@ -126,26 +126,26 @@ def conclude_matrix_completion(frame: pandas.DataFrame, config: dict[str, Any]) 
     observed = seen["value"] / guess
     return [
         f"Before the drop (step {before['step']}), uniform attention in all heads takes mse_masked from "
-        f"{number(before['baseline'])} to {number(before['value'])}, a change of {change:+.2%}. The published claim "
-        f"that it hardly changes {verdict(abs(change) < HARDLY)} (rule: by less than {HARDLY:.0%}).",
+        f"{number(before['baseline'])} to {number(before['value'])}, a change of {change:+.2%}. The "
+        f"published claim that it hardly changes {verdict(abs(change) < HARDLY)} "
+        f"(rule: by less than {HARDLY:.0%}).",
         f"After it (step {after['step']}), mse_masked goes from {number(after['baseline'])} to "
-        f"{with_interval(number(after['value']), after['ci_low'], after['ci_high'])}, which is {ratio:.2f} of r/9 = "
-        f"{number(guess)}, the error of guessing 0. The published claim that it goes back to about r/9 "
+        f"{value_text(after)}, which is {ratio:.2f} of r/9 = {number(guess)}, the error of guessing 0. The published claim that it goes back to about r/9 "
         f"{verdict(ABOUT[0] <= ratio <= ABOUT[1])} (rule: {ABOUT[0]} to {ABOUT[1]} of it; published 0.98).",
-        f"mse_observed goes from {number(seen['baseline'])} to {number(seen['value'])}, {observed:.3f} of r/9. The "
-        f"published claim that it stays small {verdict(observed < SMALL)} (rule: below {SMALL} of r/9; published "
-        "0.017).",
+        f"mse_observed goes from {number(seen['baseline'])} to {number(seen['value'])}, {observed:.3f} of "
+        f"r/9. The published claim that it stays small {verdict(observed < SMALL)} (rule: below {SMALL} of r/9; "
+        "published 0.017).",
     ]
 
 
 def conclude_modular_addition(frame: pandas.DataFrame, config: dict[str, Any]) -> list[str]:
-    """No outcome is published for these edits: what each leaves of the accuracy, and of what that is a sign."""
+    """Nothing is published on these edits: what each leaves of the accuracy, and what that is evidence of."""
     chance = 1 / config["p"]
     plain = {mark: row_of(frame, mark, "accuracy", "uniform") for mark in ("pre", "post")}
     sentences = [
         f"Unedited, the model answers {plain['pre']['baseline']:.1%} of the test examples at step "
-        f"{plain['pre']['step']} and {plain['post']['baseline']:.1%} at step {plain['post']['step']} (chance: "
-        f"{chance:.1%})."
+        f"{plain['pre']['step']} and {plain['post']['baseline']:.1%} at step {plain['post']['step']} "
+        f"(chance: {chance:.1%})."
     ]
     if plain["post"]["baseline"] < 0.5:
         return [*sentences, "It has not learned the task, so there is nothing for an ablation to take away."]
@@ -157,7 +157,7 @@ def conclude_modular_addition(frame: pandas.DataFrame, config: dict[str, Any]) -
         shares[name] = (row["value"] - chance) / (row["baseline"] - chance)
         sentences.append(
             f"{name} in all heads leaves {left} at step "
-            f"{row['step']}, {shares[name]:.0%} of what was above chance (loss {signed(loss['effect'])} nats)."
+            f"{row['step']}, {shares[name]:.0%} of what was above chance (loss {signed(loss['effect'])})."
         )
     operands, everywhere = shares["uniform(keys=0,1)"], shares["uniform"]
     if operands >= KEPT:
@@ -169,8 +169,8 @@ def conclude_modular_addition(frame: pandas.DataFrame, config: dict[str, Any]) -
     else:
         reading = "so part of what it does rests on heads that weigh the operands differently"
     sentences.append(
-        f"With attention uniform over the two operands alone, {operands:.0%} is kept, {reading}; when '=' receives "
-        f"its third as well, {everywhere:.0%}."
+        f"With attention uniform over the two operands alone, {operands:.0%} is kept, {reading}; when '=' "
+        f"receives its third as well, {everywhere:.0%}."
     )
     return sentences
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def values(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
-    """A panel per metric: each variant's value with its interval (filled), and its baseline (open), by checkpoint."""
+    """A panel per metric: each variant's value with its interval (filled) and its baseline (open)."""
     from plotly.subplots import make_subplots
 
     metrics = list(dict.fromkeys(frame["metric"]))
@@ -21,7 +21,6 @@ def values(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
         rows=len(metrics),
         cols=1,
         shared_xaxes=True,
-        subplot_titles=metrics,
         vertical_spacing=0.25 / len(metrics) ** 1.3,
     )
     for row, metric in enumerate(metrics, start=1):
@@ -67,8 +66,9 @@ def series(part: pandas.DataFrame, ref: str, index: int, *, edited: bool, in_leg
             "arrayminus": (part["value"] - part["ci_low"]).tolist(),
         }
     trace["customdata"] = [
-        f"value {row['value']:.6g} [{row['ci_low']:.4g}, {row['ci_high']:.4g}]<br>unedited {row['baseline']:.6g}<br>"
-        f"effect {row['effect']:+.4g} [{row['effect_ci_low']:.4g}, {row['effect_ci_high']:.4g}]"
+        f"value {row['value']:.6g} [{row['ci_low']:.4g}, {row['ci_high']:.4g}]"
+        f"<br>unedited {row['baseline']:.6g}<br>effect {row['effect']:+.4g} "
+        f"[{row['effect_ci_low']:.4g}, {row['effect_ci_high']:.4g}]"
         for row in part.to_dict("records")
     ]
     return trace

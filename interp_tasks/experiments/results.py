@@ -38,7 +38,8 @@ class Result:
     def records(self) -> list[dict[str, Any]]:
         """The rows as JSON values: what was not measured is ``None``, never NaN."""
         return [
-            {name: json_value(value) for name, value in row.items()} for row in self.frame.to_dict("records")
+            {str(name): json_value(value) for name, value in row.items()}
+            for row in self.frame.to_dict("records")
         ]
 
     def to_json(self, path: str | Path | None = None) -> str:

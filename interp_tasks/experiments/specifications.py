@@ -38,8 +38,8 @@ def check_heads(spec: str) -> str:
     for part in parts:
         if not HEAD.fullmatch(part):
             raise UserError(
-                f"--heads {spec!r}: cannot read {part!r}; write all, each, layer.head as in 0.1, a range as in 2.3-5, "
-                "or several joined by + (counted from 0)"
+                f"--heads {spec!r}: cannot read {part!r}; write all, each, layer.head as in 0.1, a range as "
+                "in 2.3-5, or several joined by + (counted from 0)"
             )
     return "+".join(parts)
 
@@ -76,7 +76,7 @@ def check_samples(samples: int | None) -> None:
 
 
 def intervention_name(mode: str, keys: Sequence[int] | None, queries: str | Sequence[int] | None) -> str:
-    """What was done, in one word for the table: ``uniform``, ``uniform(keys=0,1)``, ``zero(queries=hidden)``."""
+    """What was done, for the table: ``uniform``, ``uniform(keys=0,1)``, ``zero(queries=hidden)``."""
     limits = []
     if keys is not None:
         limits.append(f"keys={','.join(map(str, keys))}")

@@ -32,7 +32,7 @@ class Examples:
         seed, split: of the task's sample; the seed also draws resamples and intervals.
         task: a task, or the name of one, for checkpoints that name none (or to use instead of theirs).
         task_config: settings of a task given by name.
-        tokens: int array ``[batch pos]``, or the ``.npy`` file of one, to run on instead of a task's examples.
+        tokens: int array ``[batch pos]``, or the ``.npy`` file of one, to run on in place of a task's.
     """
 
     samples: int | None = None
@@ -94,11 +94,12 @@ class Named:
 def check_refs(refs: str | Sequence[str], examples: Examples) -> list[Named]:
     """Every checkpoint the REFs name, without loading one.
 
-    Rows are labelled with the REF as it was written where that names one checkpoint (``RUN@pre`` says more than
-    the step it stands for, which has a column of its own), else with the REF of exactly this checkpoint.
+    Rows are labelled with the REF as it was written where that names one checkpoint (``RUN@pre`` says more
+    than the step it stands for, which has a column of its own), else with the REF of exactly this checkpoint.
 
     Raises:
-        UserError: for a REF that names nothing, for none given, for a checkpoint without a task where one is needed.
+        UserError: for a REF that names nothing, for none given, for a checkpoint without a task where one is
+            needed.
     """
     given = [refs] if isinstance(refs, str) else [str(ref) for ref in refs]
     if not given:
@@ -112,7 +113,8 @@ def check_refs(refs: str | Sequence[str], examples: Examples) -> list[Named]:
         for each in named.values():
             if read_meta(each.resolved.path)["task"] is None:
                 raise UserError(
-                    f"{each.label} names no task: say --task NAME, or --tokens FILE.npy with an int array (batch, pos)"
+                    f"{each.label} names no task: say --task NAME, or --tokens FILE.npy with an int array "
+                    "(batch, pos)"
                 )
     return list(named.values())
 
@@ -167,7 +169,7 @@ def read_task(examples: Examples) -> Task | None:
 
 
 def read_tokens(tokens: Any, samples: int | None) -> Tensor | None:
-    """Tokens ``[batch pos]`` from an array, a tensor or an ``.npy`` file; the first ``samples`` rows of them."""
+    """Tokens ``[batch pos]`` from an array, a tensor or an ``.npy`` file; the first ``samples`` rows."""
     if tokens is None:
         return None
     import numpy

@@ -1,4 +1,4 @@
-"""One HTML file with everything in it: no request ever leaves the page, so it opens offline and years later."""
+"""One HTML file with everything in it: no request leaves the page, so it opens offline, and years later."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from interp_tasks.reporting.sections import Section, embed
 from interp_tasks.reporting.stamping import versions
 from interp_tasks.reporting.writing import write_atomically
 
-# The browser itself refuses whatever would leave the page. Plotly builds its style sheet and its image downloads
-# at run time, hence the inline styles, data: and blob:.
+# The browser itself refuses whatever would leave the page. Plotly builds its style sheet and its image
+# downloads at run time, hence the inline styles, data: and blob:.
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
@@ -70,8 +70,8 @@ class Page:
                 body,
                 "</main>",
                 "<footer>\n<h2>Configuration and versions</h2>",
-                f"<pre>{escape(config)}</pre>",
-                f"<p>{escape(made_with)}</p>\n</footer>",
+                f"<p>{escape(made_with)}</p>",
+                f"<details><summary>Configuration</summary><pre>{escape(config)}</pre></details>\n</footer>",
                 plotly,
                 f"<script>{asset('page.js')}</script>",
                 "</body>\n</html>\n",

@@ -1,7 +1,8 @@
 """Colours that colour-blind readers tell apart, on a light and on a dark ground, as plotly templates.
 
-The hues are Okabe and Ito's; each list is shifted in lightness until every colour has a contrast of at least 3:1
-with its ground (WCAG 1.4.11). A figure names the light ones; a page in the dark scheme puts the dark ones in their place.
+The hues are Okabe and Ito's; each list is shifted in lightness until every colour has a contrast of at least
+3:1 with its ground (WCAG 1.4.11; a test holds it). A figure names the light ones; a page in the dark scheme
+puts the dark ones in their place.
 """
 
 from __future__ import annotations

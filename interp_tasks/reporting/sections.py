@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Section(Protocol):
-    """Anything with a title that can render itself; ``identifier`` is unique on the page and safe in an id."""
+    """Anything with a title that renders itself; ``identifier`` is unique on the page and safe in an id."""
 
     needs_plotly: ClassVar[bool]
 
@@ -77,7 +77,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that sorts by a click on its header and downloads as CSV: every column of the frame, all digits.
+    """A table that sorts by a click on its header and downloads as CSV: every column, all digits.
 
     Attributes:
         frame: the data; the download is all of it.
@@ -95,8 +95,8 @@ class Table:
 
     def html(self, identifier: str) -> str:
         columns = self.columns or [Column(str(name), str(name)) for name in self.frame.columns]
-        rows = self.frame.to_dict("records")
-        # A column is set as numbers if anything in it is one; a label such as a step stays with its digits aligned.
+        rows: list[Any] = self.frame.to_dict("records")
+        # A column is set as numbers if anything in it is one.
         numeric = {c.key for c in columns if any(is_number(row[c.key]) for row in rows)}
         head = "".join(
             f'<th scope="col"{number_class(column.key in numeric)}>'
@@ -137,7 +137,7 @@ def number_class(numeric: bool) -> str:
 class Figure:
     """A plotly figure, drawn in the reader's colour scheme; ``alt`` says in words what it shows.
 
-    Colours of the palette, and those left to the template, change with the scheme; any others stay as they are.
+    Colours of the palette, and those left to the template, change with the scheme; others stay as they are.
     """
 
     needs_plotly: ClassVar[bool] = True
@@ -151,10 +151,12 @@ class Figure:
     def html(self, identifier: str) -> str:
         specification = json.loads(self.figure.to_json())
         specification.get("layout", {}).pop("template", None)
+        data = embed(json.dumps(specification))
         alt = escape(self.alt or ". ".join(filter(None, [self.title, self.caption])) or "figure")
         return (
             f"{heading(self.title, identifier)}\n<figure>"
-            f'<div class="plot" id="{identifier}" role="img" aria-label="{alt}" style="height:{self.height}px"></div>'
+            f'<div class="plot" id="{identifier}" role="img" aria-label="{alt}" '
+            f'style="height:{self.height}px"></div>'
             f"<figcaption>{escape(self.caption)}</figcaption></figure>"
-            f'<script type="application/json" id="{identifier}-data">{embed(json.dumps(specification))}</script>'
+            f'<script type="application/json" id="{identifier}-data">{data}</script>'
         )

@@ -22,8 +22,8 @@ from interp_tasks.reporting import check_writable_file
 class Demo(Command):
     """The main job on the models that come with the package, in a minute.
 
-    Uniform attention in models of two tasks, before and after each learned abruptly. Prints the table and what it
-    says about the published claims, and writes one HTML page.
+    Uniform attention in models of two tasks, before and after each learned abruptly. Prints the table and
+    what it says about the published claims, and writes one HTML page.
     """
 
     samples: Annotated[int, typer.Option("--samples", metavar="N", help="Examples of each task.")] = 256
