@@ -39,7 +39,8 @@ def intervene(model: Any, *interventions: Intervention) -> Iterator[Any]:
         with intervene(model, ablate.uniform("all"), ablate.zero("mlp_out.1")):
             output = model(tokens)
 
-    Interventions apply in argument order, a later one seeing what an earlier one left; blocks may be
+    Interventions apply in argument order, a later one seeing what an earlier one left, and what hooks of
+    the user's that were there before left; blocks may be
     nested, and an inner block adds to the outer one. Clean passes that an intervention needs (`reference=`,
     `source=`) are run on entry, on the model as it was before our outermost block, in eval mode and without
     gradients. Modes and gradients of the block itself are left alone. On any exit only what was added here
@@ -64,12 +65,14 @@ def attached(surface: Surface, writes: tuple[Write, ...], references: References
     runs = [0]
     with ExitStack() as stack:
         stack.callback(surface.on_run(_counter(runs, state)).remove)
+        reads: list[dict[str, Tensor]] = [{} for _ in writes]
         for index, write in enumerate(writes):
-            reads: dict[str, Tensor] = {}
-            for name, hook in write.replacement.reads(write).items():
-                stack.callback(surface.on_forward(hook, _reader(reads, name, state)).remove)
-            hook_function = _writer(write, references.of(write), reads, state, fired, index)
+            hook_function = _writer(write, references.of(write), reads[index], state, fired, index)
             stack.callback(surface.on_forward(write.hook, hook_function).remove)
+        # Readers come last, so that they see what all of these writes leave.
+        for write, found in zip(writes, reads, strict=True):
+            for name, hook in write.replacement.reads(write).items():
+                stack.callback(surface.on_forward(hook, _reader(found, name, state)).remove)
         yield
     # Only reached when the body raised nothing, and with every hook already off.
     for write, count in zip(writes, fired, strict=True):

@@ -193,7 +193,7 @@ class Edit(Intervention):
             except CircuitsError as error:
                 if not self.optional_places:
                     raise CircuitsError(f"{self.name}: {error}") from error
-                refusal = error
+                refusal = refusal or error
                 continue
             writes += [
                 Write(

@@ -55,7 +55,7 @@ class References:
                 try:
                     for hook in hooks:
                         handles.append(self._surface.on_forward(hook, keep_in(seen, hook)))
-                    model(tokens[start : start + step])
+                    model(tokens[start : start + step].to(self._surface.device))
                 finally:
                     for handle in handles:
                         handle.remove()

@@ -60,7 +60,7 @@ def bootstrap(sums: np.ndarray, counts: np.ndarray, seed: int, draws: int) -> np
     examples = sums.shape[1]
     rng = np.random.default_rng([seed, 1])
     found = []
-    for size in _blocks(draws, examples):
+    for size in _blocks(draws, max(examples, len(sums))):
         weights = rng.multinomial(examples, np.full(examples, 1 / examples), size=size).astype(float)
         found.append(ratio(weights @ sums.T, weights @ counts.T))
     return np.concatenate(found)
@@ -85,7 +85,7 @@ def sign_flip(sums: np.ndarray, counts: np.ndarray, seed: int, flips: int) -> np
     same_counts = not moved_counts.any()
     exact = examples < 63 and 2**examples <= flips
     hits = np.zeros(len(sums))
-    for swap in _all_flips(examples) if exact else _random_flips(examples, flips, seed):
+    for swap in _all_flips(examples) if exact else _random_flips(examples, flips, seed, len(sums)):
         shift = swap @ moved
         shift_counts = np.zeros_like(shift) if same_counts else swap @ moved_counts
         gap = ratio(total + shift, entries + shift_counts) - ratio(
@@ -115,8 +115,8 @@ def _interval(resampled: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarr
     return bounds[0], bounds[1]
 
 
-def _blocks(draws: int, examples: int) -> Iterator[int]:
-    step = max(1, _BLOCK // max(1, examples))
+def _blocks(draws: int, width: int) -> Iterator[int]:
+    step = max(1, _BLOCK // max(1, width))
     for start in range(0, draws, step):
         yield min(step, draws - start)
 
@@ -126,7 +126,7 @@ def _all_flips(examples: int) -> Iterator[np.ndarray]:
     yield ((numbers >> np.arange(examples)) & 1).astype(float)
 
 
-def _random_flips(examples: int, flips: int, seed: int) -> Iterator[np.ndarray]:
+def _random_flips(examples: int, flips: int, seed: int, series: int) -> Iterator[np.ndarray]:
     rng = np.random.default_rng([seed, 2])
-    for size in _blocks(flips, examples):
+    for size in _blocks(flips, max(examples, series)):
         yield rng.integers(0, 2, size=(size, examples)).astype(float)

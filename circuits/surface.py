@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -61,8 +62,6 @@ class Surface:
 
     @classmethod
     def of(cls, model: Any) -> Surface:
-        if isinstance(model, Surface):
-            return model
         if not isinstance(model, nn.Module):
             raise CircuitsError(f"expected a hooked model, got {type(model).__name__}")
         return cls(model)
@@ -101,6 +100,10 @@ class Surface:
         attention = getattr(self.model.get_submodule(f"blocks.{layer}"), "attn", None)
         ignore = getattr(attention, "IGNORE", None)
         return None if ignore is None else float(ignore)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by their name in the state_dict; buffers such as causal masks are not among them."""

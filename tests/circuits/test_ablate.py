@@ -1,0 +1,255 @@
+import pytest
+import torch
+
+from circuits import CircuitsError, ablate, intervene, run
+from circuits.replacements import derangement
+
+
+def only(site, layer, function):
+    return lambda s, at, x: function(x) if (s, at) == (site, layer) else x
+
+
+def of_heads(heads, function, axis=2):
+    """Apply `function` to some heads along `axis` of a copy."""
+
+    def apply(x):
+        x, index = x.clone(), [slice(None)] * x.ndim
+        index[axis] = heads
+        x[tuple(index)] = function(x)[tuple(index)]
+        return x
+
+    return apply
+
+
+def values_at(by_hand, model, tokens, wanted):
+    found = {}
+    by_hand(model, tokens, lambda s, at, x: found.setdefault((s, at), x))
+    return found[wanted]
+
+
+def uniform_pattern(model, x):
+    length = x.shape[-1]
+    causal = model.cfg.attention_dir == "causal"
+    allowed = torch.ones(length, length, dtype=x.dtype)
+    allowed = allowed.tril() if causal else allowed
+    return (allowed / allowed.sum(-1, keepdim=True)).expand_as(x)
+
+
+def test_uniform_all_against_a_forward_by_hand(model, tokens, by_hand, assert_same):
+    expected = by_hand(model, tokens, lambda s, at, x: uniform_pattern(model, x) if s == "pattern" else x)
+    assert_same(run(model, tokens, ablate.uniform("all")), expected, model(tokens))
+
+
+def test_uniform_of_some_heads_against_run_with_hooks(model, tokens, assert_same):
+    last = model.cfg.n_layers - 1
+
+    def hook(pattern, hook):
+        pattern[:, [1, 3]] = uniform_pattern(model, pattern)[:, [1, 3]]
+        return pattern
+
+    expected = model.run_with_hooks(tokens, fwd_hooks=[(f"blocks.{last}.attn.hook_pattern", hook)])
+    assert_same(run(model, tokens, ablate.uniform(f"{last}.1,{last}.3")), expected, model(tokens))
+
+
+def test_uniform_in_a_causal_model_is_the_running_mean_of_v(causal, tokens):
+    """Closed form: z at position i is the mean of v at positions 0..i."""
+    _, cache = run(causal, tokens, ablate.uniform("0.2"), cache=["v.0", "z.0"])
+    v = cache["v.0"][:, :, 2]
+    running = v.cumsum(1) / torch.arange(1, 7, dtype=v.dtype)[None, :, None]
+    torch.testing.assert_close(cache["z.0"][:, :, 2], running, rtol=0, atol=1e-12)
+    assert (cache["z.0"][:, :, 1] - cache["v.0"][:, :, 1].cumsum(1)).abs().max() > 0.1
+
+
+def test_uniform_on_a_grid_is_one_over_n_squared(make_model):
+    """arXiv:2410.22244, section 3.1.2: every weight of a bidirectional 7×7 model is 1/49."""
+    model = make_model(n_ctx=49, d_vocab_out=1, attention_dir="bidirectional", d_vocab=20)
+    tokens = torch.randint(0, 20, (3, 49), generator=torch.Generator().manual_seed(0))
+    output, cache = run(model, tokens, ablate.uniform("all"), cache="pattern")
+    assert output.shape == (3, 49, 1)
+    assert len(cache) == 2
+    assert all(bool((pattern - 1 / 49).abs().max() < 1e-15) for pattern in cache.values())
+
+
+def test_visible_keys_come_from_the_scores_not_from_the_config(causal, tokens):
+    """A user's hook that masks one more key is respected, and so is padding on the left."""
+
+    def hide_key_two(scores, hook):
+        scores[..., 2] = -torch.inf
+        return scores
+
+    causal.add_hook("blocks.0.attn.hook_attn_scores", hide_key_two)
+    _, cache = run(causal, tokens[:, 1:] * 0 + 3, ablate.uniform("0.0"), cache=["pattern.0"])
+    expected = torch.tensor(
+        [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 0, 1, 0], [1, 1, 0, 1, 1]]
+    )
+    expected = expected / expected.sum(-1, keepdim=True)
+    torch.testing.assert_close(cache["pattern.0"][0, 0], expected.double())
+
+
+def test_a_query_that_sees_nothing_keeps_its_zero_pattern(causal, tokens):
+    def blind_first(scores, hook):
+        scores[:, :, 0] = -torch.inf
+        return scores
+
+    causal.add_hook("blocks.0.attn.hook_attn_scores", blind_first)
+    _, cache = run(causal, tokens, ablate.uniform("0.0"), cache=["pattern.0"])
+    assert bool((cache["pattern.0"][:, 0, 0] == 0).all())
+    assert bool((cache["pattern.0"][:, 0, 1, :2] == 0.5).all())
+
+
+def test_a_finite_mask_value_is_recognised(causal, tokens):
+    expected = run(causal, tokens, ablate.uniform("all"))
+    for block in causal.blocks:
+        block.attn.IGNORE = torch.tensor(-1e5)
+    torch.testing.assert_close(run(causal, tokens, ablate.uniform("all")), expected)
+
+
+def test_uniform_over_keys(model, tokens, by_hand, assert_same):
+    causal = model.cfg.attention_dir == "causal"
+
+    def over_keys(x):
+        allowed = torch.zeros(6, 6, dtype=x.dtype)
+        allowed[:, [0, 2]] = 1
+        allowed = allowed.tril() if causal else allowed
+        return (allowed / allowed.sum(-1, keepdim=True)).expand_as(x)
+
+    expected = by_hand(model, tokens, lambda s, at, x: over_keys(x) if s == "pattern" else x)
+    assert_same(run(model, tokens, ablate.uniform("all", keys=[0, 2])), expected, model(tokens))
+
+
+def test_a_query_that_sees_none_of_the_keys_is_an_error_unless_left_out(causal, tokens):
+    with pytest.raises(CircuitsError, match=r"query 0 sees none of the keys \[3\].*queries="):
+        run(causal, tokens, ablate.uniform("all", keys=[3]))
+    _, cache = run(causal, tokens, ablate.uniform("all", keys=[3], queries=[3, 4, 5]), cache=["pattern.0"])
+    assert bool((cache["pattern.0"][:, :, 3:, 3] == 1).all())
+    with pytest.raises(CircuitsError, match="no position 6: the run has positions 0-5"):
+        run(causal, tokens, ablate.uniform("all", keys=[6]))
+
+
+def test_queries_as_positions_and_as_a_mask_per_example(model, tokens, by_hand, assert_same):
+    clean = model(tokens)
+
+    def at_positions(x):
+        x = x.clone()
+        x[:, :, [1, 5]] = uniform_pattern(model, x)[:, :, [1, 5]]
+        return x
+
+    expected = by_hand(model, tokens, lambda s, at, x: at_positions(x) if s == "pattern" else x)
+    assert_same(run(model, tokens, ablate.uniform("all", queries=[1, -1])), expected, clean)
+    assert_same(run(model, tokens, ablate.uniform("all", positions=torch.tensor([1, 5]))), expected, clean)
+
+    mask = torch.rand(8, 6, generator=torch.Generator().manual_seed(0)) < 0.5
+
+    def where_masked(x):
+        return torch.where(mask[:, None, :, None], uniform_pattern(model, x), x)
+
+    expected = by_hand(model, tokens, lambda s, at, x: where_masked(x) if s == "pattern" else x)
+    assert_same(run(model, tokens, ablate.uniform("all", queries=mask)), expected, clean)
+    with pytest.raises(CircuitsError, match=r"\[8, 6\].*\[3, 6\]"):
+        run(model, tokens[:3], ablate.uniform("all", queries=mask))
+
+
+def test_mean_pattern(model, tokens, other_tokens, by_hand, assert_same):
+    mean = values_at(by_hand, model, other_tokens, ("pattern", 0)).mean(0)
+    edit = only("pattern", 0, of_heads([0, 2], lambda x: mean.expand_as(x), axis=1))
+    found = run(model, tokens, ablate.mean_pattern("0.0,0.2", reference=other_tokens))
+    assert_same(found, by_hand(model, tokens, edit), model(tokens))
+
+
+def test_zero_heads_acts_on_z_and_leaves_the_bias(model, tokens, by_hand, assert_same):
+    expected = by_hand(model, tokens, only("z", 0, of_heads([1], torch.zeros_like)))
+    assert_same(run(model, tokens, ablate.zero("0.1")), expected, model(tokens))
+    _, cache = run(model, tokens, ablate.zero("all"), cache=["attn_out.0"])
+    torch.testing.assert_close(cache["attn_out.0"], model.b_O[0].detach().expand(8, 6, -1))
+
+
+def test_zero_a_site_and_a_layer(model, tokens, by_hand, assert_same):
+    clean = model(tokens)
+    expected = by_hand(model, tokens, only("attn_out", 0, torch.zeros_like))
+    assert_same(run(model, tokens, ablate.zero("attn_out.0")), expected, clean)
+    expected = by_hand(model, tokens, lambda s, at, x: x * 0 if s in ("z", "mlp_post") and at == 0 else x)
+    assert_same(run(model, tokens, ablate.zero(0)), expected, clean)
+    with pytest.raises(CircuitsError, match="layers 0-"):
+        run(model, tokens, ablate.zero(7))
+
+
+def test_zero_scores_keep_the_mask(model, tokens, assert_same):
+    """Equal scores are uniform attention; a zero must not open the future."""
+    found = run(model, tokens, ablate.zero("scores"))
+    assert_same(found, run(model, tokens, ablate.uniform("all")), model(tokens))
+
+
+def test_heads_of_several_layers_in_one_edit(causal, tokens, by_hand, assert_same):
+    chosen = {0: [1], 1: [0, 3]}
+    edit = lambda s, at, x: of_heads(chosen[at], torch.zeros_like)(x) if s == "z" else x  # noqa: E731
+    assert_same(
+        run(causal, tokens, ablate.zero("0.1,1.0,1.3")), by_hand(causal, tokens, edit), causal(tokens)
+    )
+
+
+def test_mean_per_position_and_pooled(model, tokens, other_tokens, by_hand, assert_same):
+    z = values_at(by_hand, model, other_tokens, ("z", 0))
+    clean = model(tokens)
+    for over, axes in (("batch", [0]), ("batch,pos", [0, 1])):
+        mean = z.mean(axes, keepdim=True)
+        expected = by_hand(model, tokens, only("z", 0, of_heads([1, 2], lambda x, m=mean: m.expand_as(x))))
+        assert_same(
+            run(model, tokens, ablate.mean("0.1-2", reference=other_tokens, over=over)), expected, clean
+        )
+
+
+def test_mean_with_a_reference_of_another_length(causal, tokens):
+    with pytest.raises(CircuitsError, match=r"reference is \[1, 4, 4, 4\], the run \[8, 6, 4, 4\]"):
+        run(causal, tokens, ablate.mean("all", reference=tokens[:, :4]))
+    with pytest.raises(CircuitsError, match="reference"):
+        run(causal, tokens, ablate.mean("all", reference=tokens[:, :1]))
+    assert run(causal, tokens, ablate.mean("all", reference=tokens[:3, :4], over="batch,pos")).shape == (
+        8,
+        6,
+        11,
+    )
+
+
+def test_a_long_reference_is_run_in_pieces(causal, tokens, monkeypatch):
+    whole = run(causal, tokens, ablate.mean("all", reference=tokens), ablate.resample("mlp_out.0", tokens))
+    monkeypatch.setattr("circuits.references.TOKENS_PER_PASS", 18)
+    pieces = run(causal, tokens, ablate.mean("all", reference=tokens), ablate.resample("mlp_out.0", tokens))
+    torch.testing.assert_close(pieces, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_resample_takes_another_row_of_the_source(model, tokens, other_tokens, by_hand, assert_same):
+    order = derangement(8, seed=5)
+    z = values_at(by_hand, model, other_tokens, ("z", 0))[order]
+    expected = by_hand(model, tokens, only("z", 0, of_heads([3], lambda x: z)))
+    assert_same(
+        run(model, tokens, ablate.resample("0.3", source=other_tokens, seed=5)), expected, model(tokens)
+    )
+    with pytest.raises(CircuitsError, match="batch of 8, the run a batch of 5"):
+        run(model, tokens[:5], ablate.resample("0.3", source=tokens))
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 64])
+def test_derangement_has_no_fixed_point_and_depends_on_the_seed_only(size):
+    state = torch.get_rng_state()
+    for seed in range(30):
+        order = derangement(size, seed)
+        assert sorted(order.tolist()) == list(range(size))
+        assert not bool((order == torch.arange(size)).any())
+        assert bool((order == derangement(size, seed)).all())
+    assert bool((state == torch.get_rng_state()).all())
+
+
+def test_derangements_are_drawn_uniformly():
+    drawn = [tuple(derangement(4, seed).tolist()) for seed in range(900)]
+    counts = {order: drawn.count(order) for order in set(drawn)}
+    assert len(counts) == 9
+    assert all(60 < count < 145 for count in counts.values())
+
+
+def test_gradients_flow_through_an_edit(causal, tokens):
+    with intervene(causal, ablate.zero("0.1"), ablate.uniform("1.0")):
+        causal(tokens).sum().backward()
+    gradient = causal.blocks[0].attn.W_V.grad
+    assert bool((gradient[1] == 0).all())
+    assert bool((gradient[0] != 0).any())
+    assert bool(gradient.isfinite().all())

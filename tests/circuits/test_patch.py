@@ -1,0 +1,78 @@
+import pytest
+import torch
+from transformer_lens import patching
+
+from circuits import CircuitsError, cache, intervene, patch, run
+
+
+def test_patch_from_tokens_against_a_forward_by_hand(model, tokens, other_tokens, by_hand, assert_same):
+    for site, layer in (("resid_pre", 0), ("z", model.cfg.n_layers - 1), ("attn_out", 0)):
+        source = {}
+        by_hand(model, other_tokens, lambda s, at, x, found=source: found.setdefault((s, at), x))
+
+        def edit(s, at, x, site=site, layer=layer, source=source):
+            x = x.clone()
+            if (s, at) == (site, layer):
+                x[:, [1, 4]] = source[site, layer][:, [1, 4]]
+            return x
+
+        found = run(
+            model, tokens, patch.activations(f"{site}.{layer}", source=other_tokens, positions=[1, 4])
+        )
+        assert_same(found, by_hand(model, tokens, edit), model(tokens))
+
+
+def test_head_patching_against_transformer_lens(causal, tokens, other_tokens):
+    """`get_act_patch_attn_head_out_all_pos` patches every head in turn."""
+    _, source = causal.run_with_cache(other_tokens)
+
+    def metric(logits):
+        return logits[:, -1].square().mean()
+
+    expected = patching.get_act_patch_attn_head_out_all_pos(causal, tokens, source, metric)
+    base = metric(causal(tokens))
+    for layer in range(2):
+        for head in range(4):
+            given = patch.activations("z", source=source, heads=[(layer, head)])
+            found = metric(run(causal, tokens, given))
+            # TransformerLens keeps the metric in float32.
+            assert (found - expected[layer, head]).abs() < 2e-7 * base
+            assert (found - base).abs() > 1e-3 * base
+
+
+def test_cache_and_tokens_are_the_same_source(model, tokens, other_tokens, assert_same):
+    expected = run(model, tokens, patch.activations("z", source=other_tokens, heads="0.1"))
+    for source in (cache(model, other_tokens, ["z"]), model.run_with_cache(other_tokens)[1]):
+        assert_same(
+            run(model, tokens, patch.activations("z", source=source, heads="0.1")), expected, model(tokens)
+        )
+    given = patch.activations("z.0", source=cache(model, other_tokens, ["z", "v"]), heads="0.1")
+    assert [hook for hook, _ in given.replacement.activations] == ["blocks.0.attn.hook_z"]
+
+
+def test_a_source_of_one_example_serves_every_row(model, tokens, other_tokens, assert_same):
+    one = patch.activations("resid_pre.0", source=other_tokens[:1], positions=[2])
+    every = patch.activations("resid_pre.0", source=other_tokens[:1].expand(8, -1), positions=[2])
+    assert_same(run(model, tokens, one), run(model, tokens, every), model(tokens))
+
+
+def test_a_source_of_another_shape_names_both(causal, tokens):
+    with pytest.raises(CircuitsError, match=r"source \[3, 6, 16\] has a batch of 3, the run a batch of 8"):
+        run(causal, tokens, patch.activations("resid_pre.0", source=tokens[:3]))
+    with pytest.raises(CircuitsError, match=r"source is \[8, 4, 16\], the run \[8, 6, 16\]"):
+        run(causal, tokens, patch.activations("resid_pre.0", source=tokens[:, :4]))
+
+
+def test_the_source_is_run_without_our_outer_edits_but_with_the_users_hooks(causal, tokens, other_tokens):
+    causal.add_hook("blocks.0.attn.hook_v", lambda v, hook: v * 2)
+    expected = cache(causal, other_tokens, ["z.1"])["z.1"]
+    with intervene(causal, patch.activations("resid_pre.0", source=tokens)):
+        _, seen = run(causal, tokens, patch.activations("z.1", source=other_tokens), cache=["z.1"])
+    assert bool((seen["z.1"] == expected).all())
+    causal.reset_hooks()
+    assert not bool((cache(causal, other_tokens, ["z.1"])["z.1"] == expected).all())
+
+
+def test_source_moves_to_the_dtype_of_the_run(causal, tokens):
+    source = {"blocks.0.attn.hook_z": torch.ones(1, 6, 4, 4, dtype=torch.float32)}
+    assert run(causal, tokens, patch.activations("z.0", source=source)).dtype == torch.float64

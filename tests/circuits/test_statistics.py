@@ -1,0 +1,155 @@
+"""Against loops in plain numpy, exact enumeration, and what the definitions say."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from circuits.statistics import bootstrap, holm, ratio, sign_flip, summarise
+
+
+@pytest.fixture
+def data():
+    rng = np.random.default_rng(0)
+    counts = rng.integers(0, 4, size=(3, 40)).astype(float)
+    sums = rng.normal(1.0, 1.0, size=(3, 40)) * counts + np.array([[0.0], [0.3], [0.0]]) * counts
+    return sums, counts
+
+
+def test_values_are_pooled_ratios(data):
+    sums, counts = data
+    found = summarise(sums, counts, seed=0, draws=200, flips=200, level=0.95)
+    np.testing.assert_allclose(found.value, [s.sum() / c.sum() for s, c in zip(sums, counts, strict=True)])
+    np.testing.assert_allclose(found.effect, found.value - found.value[0])
+
+
+def test_bootstrap_resamples_examples_and_recomputes_the_ratio(data):
+    """The same weights, spelled out as explicit lists of examples."""
+    sums, counts = data
+    weights = np.random.default_rng([7, 1]).multinomial(40, np.full(40, 1 / 40), size=50)
+    expected = []
+    for draw in weights:
+        rows = [example for example, times in enumerate(draw) for _ in range(times)]
+        assert len(rows) == 40
+        expected.append([s[rows].sum() / c[rows].sum() for s, c in zip(sums, counts, strict=True)])
+    np.testing.assert_allclose(bootstrap(sums, counts, seed=7, draws=50), expected, rtol=1e-12)
+
+
+def test_intervals_are_percentiles_and_effects_are_paired(data):
+    sums, counts = data
+    found = summarise(sums, counts, seed=3, draws=500, flips=100, level=0.9)
+    draws = bootstrap(sums, counts, seed=3, draws=500)
+    np.testing.assert_allclose(found.low, np.quantile(draws, 0.05, axis=0))
+    np.testing.assert_allclose(found.high, np.quantile(draws, 0.95, axis=0))
+    np.testing.assert_allclose(found.effect_low, np.quantile(draws - draws[:, :1], 0.05, axis=0))
+    # An edit that adds the same to every entry has an effect without spread, though the values have one.
+    same = np.stack([sums[0], sums[0] + 0.5 * counts[0]])
+    paired = summarise(same, counts[[0, 0]], seed=3, draws=500, flips=100, level=0.9)
+    np.testing.assert_allclose([paired.effect_low[1], paired.effect_high[1]], 0.5)
+    assert paired.high[1] - paired.low[1] > 0.1
+
+
+def test_interval_covers_the_mean_about_as_often_as_it_says():
+    rng = np.random.default_rng(1)
+    hits = 0
+    for trial in range(200):
+        sums = rng.normal(2.0, 1.0, size=(1, 50))
+        found = summarise(sums, np.ones_like(sums), seed=trial, draws=300, flips=1, level=0.95)
+        hits += found.low[0] <= 2.0 <= found.high[0]
+    assert 0.89 <= hits / 200 <= 0.985
+
+
+def test_exact_sign_flip_on_plain_values():
+    """All 2^6 sign patterns of the paired differences, one by one."""
+    difference = np.array([0.3, 0.5, -0.1, 0.9, 0.2, 0.4])
+    clean = np.array([1.0, 2.0, 0.5, 0.1, 3.0, 1.5])
+    signs = np.array(list(itertools.product([1, -1], repeat=6)))
+    means = np.abs((signs * difference).mean(1))
+    expected = (means >= abs(difference.mean()) - 1e-12).mean()
+    found = sign_flip(np.stack([clean, clean + difference]), np.ones((2, 6)), seed=0, flips=64)
+    np.testing.assert_allclose(found, [1.0, expected])
+    assert expected == 4 / 64
+
+
+def test_exact_swaps_on_ratios():
+    rng = np.random.default_rng(2)
+    counts = rng.integers(1, 4, size=(2, 7)).astype(float)
+    sums = rng.normal(1, 1, size=(2, 7)) * counts + np.array([[0], [0.5]]) * counts
+    observed = abs(sums[1].sum() / counts[1].sum() - sums[0].sum() / counts[0].sum())
+    hits = 0
+    for swap in itertools.product([False, True], repeat=7):
+        first, second = np.where(swap, [1], [0]), np.where(swap, [0], [1])
+        s = [sums[first, range(7)].sum(), sums[second, range(7)].sum()]
+        c = [counts[first, range(7)].sum(), counts[second, range(7)].sum()]
+        hits += abs(s[1] / c[1] - s[0] / c[0]) >= observed - 1e-12
+    found = sign_flip(sums, counts, seed=0, flips=128)
+    np.testing.assert_allclose(found[1], hits / 128)
+    assert 0 < found[1] < 1
+
+
+def test_drawn_flips_approach_the_exact_value():
+    rng = np.random.default_rng(3)
+    clean = rng.normal(size=12)
+    sums, counts = np.stack([clean, clean + rng.normal(0.3, 0.6, size=12)]), np.ones((2, 12))
+    exact = sign_flip(sums, counts, seed=0, flips=4096)[1]
+    drawn = sign_flip(sums, counts, seed=0, flips=4095)[1]
+    assert exact != drawn
+    assert abs(exact - drawn) < 4 * (exact * (1 - exact) / 4095) ** 0.5
+    assert sign_flip(sums + 5, counts, seed=0, flips=100)[1] >= 1 / 101
+
+
+def test_p_values_are_uniform_when_nothing_happens():
+    rng = np.random.default_rng(4)
+    clean = rng.normal(size=(1, 30))
+    edited = clean + rng.normal(size=(400, 30))
+    found = sign_flip(np.concatenate([clean, edited]), np.ones((401, 30)), seed=0, flips=999)[1:]
+    assert 0.02 < (found <= 0.05).mean() < 0.09
+
+
+def test_no_difference_has_p_value_one():
+    sums = np.ones((2, 30)) * 0.1
+    assert sign_flip(sums, np.ones((2, 30)), seed=0, flips=50)[1] == 1
+    assert sign_flip(sums[:, :5], np.ones((2, 5)), seed=0, flips=50)[1] == 1
+
+
+def test_counts_of_zero():
+    sums, counts = np.zeros((2, 5)), np.zeros((2, 5))
+    found = summarise(sums, counts, seed=0, draws=20, flips=40, level=0.95)
+    for array in (found.value, found.low, found.high, found.effect, found.p_value):
+        assert np.isnan(array).all()
+    counts[:, 2], sums[:, 2] = 1.0, [0.5, 0.75]
+    found = summarise(sums, counts, seed=0, draws=200, flips=40, level=0.95)
+    np.testing.assert_allclose(found.value, [0.5, 0.75])
+    np.testing.assert_allclose([found.low[1], found.high[1]], 0.75)
+    assert found.p_value[1] == 1
+
+
+def test_one_example_has_no_interval():
+    found = summarise(np.ones((2, 1)), np.ones((2, 1)), seed=0, draws=20, flips=20, level=0.95)
+    assert np.isnan(found.low).all()
+    np.testing.assert_allclose(found.value, 1)
+
+
+def test_same_seed_same_numbers_and_blocks_do_not_matter_to_their_law(data, monkeypatch):
+    sums, counts = data
+    first = summarise(sums, counts, seed=1, draws=100, flips=100, level=0.95)
+    again = summarise(sums, counts, seed=1, draws=100, flips=100, level=0.95)
+    other = summarise(sums, counts, seed=2, draws=100, flips=100, level=0.95)
+    np.testing.assert_array_equal(first.low, again.low)
+    assert (first.low != other.low).all()
+    monkeypatch.setattr("circuits.statistics._BLOCK", 400)
+    in_blocks = summarise(sums, counts, seed=1, draws=100, flips=100, level=0.95)
+    np.testing.assert_array_equal(in_blocks.low, first.low)
+    np.testing.assert_array_equal(in_blocks.p_value, first.p_value)
+
+
+def test_holm_by_hand():
+    """Holm 1979: multiply the sorted p by m, m-1, ..., keep it from falling, stop at 1."""
+    found = holm(np.array([0.01, 0.04, np.nan, 0.03, 0.5]))
+    np.testing.assert_allclose(found, [0.04, 0.09, np.nan, 0.09, 0.5])
+    np.testing.assert_allclose(holm(np.array([0.6, 0.7])), [1.0, 1.0])
+    assert len(holm(np.array([]))) == 0
+
+
+def test_ratio_of_nothing():
+    np.testing.assert_array_equal(ratio(np.array([1.0, 2.0]), np.array([0.0, 4.0])), [np.nan, 0.5])

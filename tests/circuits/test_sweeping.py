@@ -1,0 +1,241 @@
+import numpy as np
+import pytest
+import torch
+
+from circuits import CircuitsError, ablate, edit, heads, intervene, patch, run, sweep
+from circuits.statistics import summarise
+
+
+class Batch:
+    """What a metric may be given: it has a length, and rows of it can be taken."""
+
+    def __init__(self, targets, hidden):
+        self.targets, self.hidden = targets, hidden
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, rows):
+        return Batch(self.targets[rows], self.hidden[rows])
+
+
+@pytest.fixture
+def batch(tokens):
+    hidden = torch.rand(8, 6, generator=torch.Generator().manual_seed(5)) < 0.4
+    hidden[0] = False
+    return Batch((tokens + 1) % 11, hidden)
+
+
+def measures(output, batch):
+    loss = torch.nn.functional.cross_entropy(output.transpose(1, 2), batch.targets, reduction="none")
+    return {
+        "loss": loss[:, -1],
+        "loss_hidden": ((loss * batch.hidden).sum(1), batch.hidden.sum(1)),
+        "right": output[:, -1].argmax(-1) == batch.targets[:, -1],
+    }
+
+
+def variants(model, tokens, other_tokens, mask):
+    return {
+        **ablate.each(ablate.uniform, heads("all", model)),
+        "resample": ablate.resample("all", source=other_tokens, seed=2),
+        "both": (ablate.mean("0.1", reference=other_tokens), ablate.zero("attn_out.0", positions=[3])),
+        "masked": ablate.zero("all", queries=mask),
+        "patch": patch.activations("resid_pre.0", source=other_tokens, positions=[1]),
+        "nothing": edit("z", lambda z: z, heads="0.0"),
+    }
+
+
+def test_rows_are_what_single_runs_give(model, tokens, other_tokens, batch):
+    grid = variants(model, tokens, other_tokens, batch.hidden)
+    result = sweep(model, tokens, grid, metric=measures, batch=batch)
+    frame = result.frame.set_index(["variant", "metric"])
+    clean = measures(run(model, tokens), batch)
+    for name, given in grid.items():
+        edited = measures(run(model, tokens, *(given if isinstance(given, tuple) else (given,))), batch)
+        for metric in ("loss", "loss_hidden", "right"):
+            row = frame.loc[(name, metric)]
+            pairs = [
+                x[metric] if isinstance(x[metric], tuple) else (x[metric], torch.ones(8))
+                for x in (clean, edited)
+            ]
+            sums, counts = (np.stack([pair[i].double().numpy() for pair in pairs]) for i in (0, 1))
+            expected = summarise(sums, counts, seed=0, draws=1000, flips=9999, level=0.95)
+            np.testing.assert_allclose(row["value"], expected.value[1], rtol=1e-10)
+            np.testing.assert_allclose(row["baseline"], expected.value[0], rtol=1e-10)
+            np.testing.assert_allclose(row["effect"], expected.effect[1], rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(row["effect_ci_low"], expected.effect_low[1], rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(row["p_value"], expected.p_value[1])
+            if name != "nothing" and metric == "loss_hidden":
+                assert abs(row["effect"]) > 1e-4
+    assert (result.frame["n"] == 8).all()
+    np.testing.assert_allclose(result.baseline["value"][0], clean["loss"].mean())
+    assert bool(result.baseline["ci_low"][0] < result.baseline["value"][0] < result.baseline["ci_high"][0])
+
+
+def test_chunks_do_not_change_the_table(model, tokens, other_tokens, batch):
+    grid = variants(model, tokens, other_tokens, batch.hidden)
+    whole = sweep(model, tokens, grid, metric=measures, batch=batch).frame
+    for chunk in (18,) if model.cfg.n_layers > 1 else (1, 18, 48):
+        parts = sweep(model, tokens, grid, metric=measures, batch=batch, chunk=chunk).frame
+        for column in ("value", "ci_low", "effect", "effect_ci_high", "p_value", "p_adjusted"):
+            np.testing.assert_allclose(parts[column], whole[column], rtol=1e-9, atol=1e-11)
+
+
+def test_the_metric_is_called_once_per_variant_and_chunk_on_one_variant(causal, tokens, batch):
+    calls = []
+
+    def metric(output, part):
+        calls.append((len(output), len(part)))
+        return output[:, -1, 0]
+
+    sweep(
+        causal,
+        tokens,
+        {"a": ablate.zero("0.1"), "b": ablate.zero("0.2")},
+        metric=metric,
+        batch=batch,
+        chunk=18,
+    )
+    assert calls == [(3, 3)] * 6 + [(2, 2)] * 3
+
+
+def test_columns(causal, tokens):
+    grid = {
+        "head": ablate.uniform("1.2"),
+        "two": ablate.uniform("0.1,1.2"),
+        "site": ablate.zero("mlp_out.1", positions=[4]),
+        "layer": ablate.zero(0),
+        "pair": (ablate.zero("0.1"), ablate.uniform("0.1")),
+    }
+    frame = sweep(causal, tokens, grid, metric=lambda output: output[:, -1, 0]).frame.set_index("variant")
+    assert list(frame.index) == list(grid)
+    assert list(frame["intervention"][:4]) == [
+        "ablate.uniform",
+        "ablate.uniform",
+        "ablate.zero",
+        "ablate.zero",
+    ]
+    assert list(frame["site"]) == ["pattern", "pattern", "mlp_out", "z + mlp_post", "z + pattern"]
+    assert frame["layer"].fillna(-1).tolist() == [1, -1, 1, 0, 0]
+    assert frame["head"].fillna(-1).tolist() == [2, -1, -1, -1, 1]
+    assert frame["position"].fillna(-1).tolist() == [-1, -1, 4, -1, -1]
+    assert set(frame["engine"]) == {"naive"}
+    assert set(frame["metric"]) == {"metric"}
+
+
+def test_an_edit_without_effect_is_a_flagged_row(causal, tokens):
+    grid = {"nothing": edit("z", lambda z: z), "something": ablate.zero("0.1")}
+    frame = sweep(causal, tokens, grid).frame
+    assert frame[frame["variant"] == "nothing"]["null_effect"].all()
+    assert (frame[frame["variant"] == "nothing"]["p_value"] == 1).all()
+    assert not frame[frame["variant"] == "something"]["null_effect"].any()
+
+
+def test_default_metrics_are_zero_for_the_unedited_model(model, tokens):
+    result = sweep(model, tokens, {"zero": ablate.zero("0.1")})
+    assert list(result.frame["metric"]) == ["kl", "mse"]
+    assert (result.baseline["value"] == 0).all()
+    clean, edited = run(model, tokens), run(model, tokens, ablate.zero("0.1"))
+    mse = result.frame.set_index("metric")["value"]["mse"]
+    np.testing.assert_allclose(mse, (clean - edited).square().mean())
+
+
+def test_an_example_without_entries_and_a_metric_without_any(causal, tokens):
+    def metric(output):
+        sums, counts = output[:, -1, 0].clone(), torch.ones(len(output))
+        sums[0], counts[0] = 0, 0
+        return {"some": (sums, counts), "none": (sums * 0, counts * 0)}
+
+    frame = sweep(causal, tokens, {"zero": ablate.zero("0.1")}, metric=metric).frame.set_index("metric")
+    np.testing.assert_allclose(
+        frame["value"]["some"], run(causal, tokens, ablate.zero("0.1"))[1:, -1, 0].mean()
+    )
+    assert frame.loc["none", ["value", "effect", "p_value", "p_adjusted"]].isna().all()
+    assert not frame["null_effect"]["none"]
+
+
+def test_outputs_outside_the_declared_positions_are_nan(causal, tokens):
+    grid = {"zero": ablate.zero("0.1")}
+    declared = sweep(causal, tokens, grid, metric=lambda output: output[:, -1, 0], positions=[-1])
+    free = sweep(causal, tokens, grid, metric=lambda output: output[:, -1, 0])
+    np.testing.assert_array_equal(declared.frame["value"], free.frame["value"])
+    with pytest.raises(CircuitsError, match="not finite"):
+        sweep(causal, tokens, grid, metric=lambda output: output[:, 2, 0], positions=[-1])
+    last = sweep(causal, tokens, grid, positions=[-1]).frame.set_index("metric")["value"]["mse"]
+    gap = run(causal, tokens, ablate.zero("0.1")) - run(causal, tokens)
+    np.testing.assert_allclose(last, gap[:, -1].square().mean())
+
+
+def test_inside_a_block_the_outer_edits_are_part_of_both_sides(causal, tokens, other_tokens):
+    mask = torch.rand(8, 6, generator=torch.Generator().manual_seed(6)) < 0.5
+    outer, inner = ablate.zero("0.1", queries=mask), ablate.mean("1.1", reference=other_tokens)
+    with intervene(causal, outer):
+        result = sweep(causal, tokens, {"x": inner}, metric=lambda output: output[:, -1, 0], chunk=18)
+    row = result.frame.iloc[0]
+    np.testing.assert_allclose(row["baseline"], run(causal, tokens, outer)[:, -1, 0].mean())
+    np.testing.assert_allclose(row["value"], run(causal, tokens, outer, inner)[:, -1, 0].mean())
+
+
+def test_users_hooks_and_modes_stay(causal, tokens):
+    causal.add_hook("blocks.0.attn.hook_z", lambda z, hook: z * 2)
+    hooked = sweep(causal, tokens, {"a": ablate.zero("1.1")}, metric=lambda o: o[:, -1, 0]).frame["baseline"][
+        0
+    ]
+    np.testing.assert_allclose(hooked, run(causal, tokens)[:, -1, 0].mean())
+    assert causal.training
+    assert len(causal.blocks[0].attn.hook_z._forward_hooks) == 1
+    assert len(causal.blocks[1].attn.hook_z._forward_hooks) == 0
+
+
+def test_clean_passes_are_shared_by_variants(causal, tokens):
+    """Eight means over one reference cost one clean pass for each new site, not eight."""
+    passes = []
+    causal.register_forward_pre_hook(lambda module, inputs: passes.append(len(inputs[0])))
+    reference = tokens[:5]
+    sweep(causal, tokens, ablate.each(ablate.mean, heads("all", causal), reference=reference))
+    assert passes.count(5) == 2
+    assert passes.count(8) == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"variants": {}}, "no variants"),
+        ({"variants": {"a": ()}}, "variant 'a' has no intervention"),
+        ({"variants": {"a": "all"}}, "variant 'a': not an intervention"),
+        ({"variants": {"a": ablate.zero("9.0")}}, r"variant 'a': ablate\.zero.*no head 9\.0"),
+        ({"batch": [1, 2]}, "tokens have 8 examples, batch has 2"),
+        ({"engine": "fast"}, "engine='fast'"),
+        ({"chunk": 0}, "chunk=0"),
+        ({"chunk": "big"}, "chunk='big'"),
+        ({"draws": 0}, "draws"),
+        ({"metric": "accuracy"}, "metric: expected a function"),
+        ({"metric": lambda output, batch: output}, "pass batch="),
+        ({"positions": torch.ones(8, 6, dtype=torch.bool)}, "mask"),
+        ({"positions": []}, "no position"),
+    ],
+)
+def test_faults_are_found_before_any_run(causal, tokens, arguments, message):
+    causal.register_forward_pre_hook(lambda module, inputs: pytest.fail("the model was run"))
+    with pytest.raises(CircuitsError, match=message) as caught:
+        sweep(causal, tokens, **{"variants": {"a": ablate.zero("0.1")}, **arguments})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bad_metric_is_found_on_the_first_run(causal, tokens):
+    runs = []
+    causal.register_forward_pre_hook(lambda module, inputs: runs.append(1))
+    with pytest.raises(CircuitsError, match=r"returned \[\] for 8 examples"):
+        sweep(
+            causal, tokens, {"a": ablate.mean("0.1", reference=tokens)}, metric=lambda output: output.mean()
+        )
+    assert len(runs) == 1
+
+
+def test_outputs_that_are_not_numbers(causal, tokens):
+    with pytest.raises(CircuitsError, match="variant 'a': the output is not finite"):
+        sweep(causal, tokens, {"a": edit("z.0", lambda z: z / 0 * 0)})
+    causal.unembed.b_U.data[0] = float("nan")
+    with pytest.raises(CircuitsError, match="the unedited model: the output is not finite"):
+        sweep(causal, tokens, {"a": ablate.zero("0.1")})
