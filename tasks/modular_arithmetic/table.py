@@ -93,7 +93,7 @@ class ModularTask(Task):
         return torch.cartesian_prod(digits, digits)
 
     @cached_property
-    def _answers(self) -> Int[Tensor, "inputs *tasks"]:
+    def _answers(self) -> Int[Tensor, "inputs ..."]:
         return self.answers(self._operands)
 
     @cached_property
@@ -104,7 +104,7 @@ class ModularTask(Task):
         return {"train": train, "validation": rest[:n_validation], "test": rest[n_validation:]}
 
     @abstractmethod
-    def answers(self, operands: Int[Tensor, "inputs 2"]) -> Int[Tensor, "inputs *tasks"]:
+    def answers(self, operands: Int[Tensor, "inputs 2"]) -> Int[Tensor, "inputs ..."]:
         """The answer classes of any operand pairs (as they stand in the tokens)."""
 
     def sample(self, n: int | None, seed: int = 0, split: Split = "test") -> Batch:

@@ -1,0 +1,19 @@
+"""For every test: one thread, seeded hypothesis, and no third-party import while warnings are errors."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from hypothesis import settings
+
+# Small tensors on shared cores: a second thread costs more than it brings, and one makes sums reproducible.
+torch.set_num_threads(1)
+
+settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=50)
+settings.load_profile("suite")
+
+with warnings.catch_warnings():
+    # What this and its dependencies warn about while being imported is not ours; from here on warnings are errors.
+    warnings.simplefilter("ignore")
+    import transformer_lens  # noqa: F401

@@ -1,0 +1,461 @@
+"""Matrix completion: the laws of its data, its tokens, its metrics and its models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import ROUND_HALF_EVEN, Decimal
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import tasks
+from tasks import Batch, TaskError, pool
+from tasks.matrix_completion import MatrixCompletion, MatrixModelSettings, hide_columns, hide_rows
+from tasks.matrix_completion.task import MASK_ID
+
+MeanCheck = Callable[[Tensor, float], None]
+SMALL = MatrixModelSettings(n_layers=1, n_heads=2, d_model=16, init_std=0.2)
+GRIDS = [(10.0, 0.01), (1.2, 0.05), (1.2, 0.02), (2.0, 0.01), (0.3, 0.1), (3.0, 1.0), (1.5, 0.5)]
+
+
+def matrices(task: MatrixCompletion, n: int, seed: int = 0) -> Tensor:
+    return task.sample(n, seed=seed).targets.view(n, task.n, task.columns).double()
+
+
+# --- the law of the matrices
+
+
+@pytest.mark.parametrize(("n", "m", "rank"), [(4, 4, 1), (7, 7, 2), (3, 6, 3)])
+@pytest.mark.parametrize(
+    ("distribution", "scale", "factor_variance"),
+    [("uniform", 1.0, 1 / 3), ("uniform", 2.0, 4 / 3), ("gaussian", 0.5, 0.25), ("laplace", 0.25, 2 * 0.25**2)],
+)
+def test_the_variance_of_an_entry_is_rank_times_the_factors_variance_squared(
+    n: int, m: int, rank: int, distribution: Any, scale: float, factor_variance: float, assert_mean: MeanCheck
+) -> None:
+    """r/9 for factors uniform on ±1; r·scale⁴ Gaussian; 4·r·scale⁴ Laplace. Rounding adds step²/12, here 8e-10."""
+    task = MatrixCompletion(
+        n=n, m=m, rank=rank, distribution=distribution, scale=scale, grid_max=60, grid_step=0.0001
+    )
+    drawn = matrices(task, 4000)
+    assert_mean(drawn.square().mean((1, 2)), rank * factor_variance**2)
+    assert_mean(drawn.mean((1, 2)), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "variance", "mean_size", "fourth_moment"),
+    [("uniform", 4 / 3, 1.0, 16 / 5), ("gaussian", 4.0, 2 * (2 / numpy.pi) ** 0.5, 48.0), ("laplace", 8.0, 2.0, 384.0)],
+)
+def test_entries_drawn_directly_have_the_moments_of_their_distribution(
+    distribution: Any, variance: float, mean_size: float, fourth_moment: float, assert_mean: MeanCheck
+) -> None:
+    """At scale 2: uniform s²/3 and s⁴/5, Gaussian s² and 3s⁴, Laplace 2s² and 24s⁴; E|X| s/2, s√(2/π), s."""
+    task = MatrixCompletion(
+        n=3, rank=1, law="entries", distribution=distribution, scale=2, grid_max=100, grid_step=0.001
+    )
+    drawn = matrices(task, 20000).flatten()
+    assert_mean(drawn.square(), variance)
+    assert_mean(drawn.abs(), mean_size)
+    assert_mean(drawn**4, fourth_moment)
+
+
+def test_the_size_of_an_entry_of_the_published_matrices(assert_mean: MeanCheck) -> None:
+    """E|X| = 0.370, P(|X| > 1) = 3.6%, P(|X| > 1.5) = 0.16%, from the distribution of a sum of two products.
+
+    The product of two uniforms has distribution function 1/2 + (w − w ln|w|)/2, cut here into 2,000 bins.
+    """
+    edges = numpy.linspace(-1, 1, 2001)
+    below = 0.5 + (edges - edges * numpy.log(numpy.abs(numpy.where(edges == 0, 1, edges)))) / 2
+    masses = numpy.diff(below)
+    mass_of_sum = numpy.convolve(masses, masses)
+    sums = numpy.linspace(-2 + 0.001, 2 - 0.001, len(mass_of_sum))
+    mean_size = float(mass_of_sum @ numpy.abs(sums))
+    beyond = {limit: float(mass_of_sum[numpy.abs(sums) > limit].sum()) for limit in (1.0, 1.5)}
+    assert round(mean_size, 3) == 0.370
+    assert round(beyond[1.0], 3) == 0.036
+    assert round(beyond[1.5], 4) == 0.0016
+    drawn = matrices(MatrixCompletion(grid_step=0.0001), 4000)
+    assert_mean(drawn.abs().mean((1, 2)), mean_size)
+    for limit, mass in beyond.items():
+        assert_mean((drawn.abs() > limit).double().mean((1, 2)), mass)
+    assert drawn.abs().max() <= 2
+
+
+@pytest.mark.parametrize(("n", "m", "rank"), [(7, 7, 2), (4, 4, 1), (5, 8, 3)])
+def test_factor_matrices_have_exactly_the_rank_asked_for(n: int, m: int, rank: int) -> None:
+    """Rounding moves each entry by at most step/2, so (Weyl) singular value r + 1 is at most √(n·m)·step/2."""
+    step = 1e-5
+    singular = torch.linalg.svdvals(matrices(MatrixCompletion(n=n, m=m, rank=rank, grid_step=step), 200))
+    most = (n * m) ** 0.5 * step / 2 + 1e-6
+    assert singular[:, rank].max() <= most
+    assert singular[:, rank - 1].median() > 1000 * most
+
+
+def test_entries_drawn_directly_have_full_rank() -> None:
+    drawn = matrices(MatrixCompletion(n=5, rank=1, law="entries", grid_step=1e-5), 200)
+    assert torch.linalg.svdvals(drawn)[:, -1].median() > 0.01
+
+
+def test_a_laplace_draw_is_finite_where_the_uniform_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "rand", lambda *shape, generator: torch.zeros(*shape))
+    task = MatrixCompletion(distribution="laplace", p_mask=0.0)
+    draw = task._draw((3, 2), torch.Generator())
+    assert draw.tolist() == [[pytest.approx(-24 * numpy.log(2), rel=1e-6)] * 2] * 3
+
+
+def test_samples_are_a_function_of_seed_and_split() -> None:
+    task = MatrixCompletion(n=3, rank=1)
+    before = torch.get_rng_state()
+    batches = [task.sample(5, seed, split) for seed in (0, 1) for split in ("train", "validation", "test")]
+    again = [task.sample(5, seed, split) for seed in (0, 1) for split in ("train", "validation", "test")]
+    for batch, same in zip(batches, again, strict=True):
+        assert torch.equal(batch.tokens, same.tokens)
+        assert torch.equal(batch.extras["hidden"], same.extras["hidden"])
+    assert len({tuple(batch.targets.flatten().tolist()) for batch in batches}) == 6
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_whole_split_does_not_exist() -> None:
+    with pytest.raises(TaskError, match="say how many"):
+        MatrixCompletion().sample(None)
+
+
+# --- the mask
+
+
+def test_each_entry_is_hidden_on_its_own_with_the_rate_asked_for(assert_mean: MeanCheck) -> None:
+    task = MatrixCompletion(n=4, rank=1)
+    hidden = task.sample(60000).extras["hidden"].double()
+    for entry in hidden.T:
+        assert_mean(entry, 0.3)
+    pairs = (hidden[:, :, None] * hidden[:, None, :])[:, *torch.triu_indices(16, 16, 1)]
+    for pair in pairs.T:
+        assert_mean(pair, 0.09)
+    # 0.7¹⁶ = 0.33%: about 200 of these masks hide nothing, and they must not be special.
+    assert_mean((hidden.sum(1) == 0).double(), 0.7**16)
+    assert round(0.7**16, 4) == 0.0033
+
+
+def test_what_is_hidden_does_not_depend_on_the_values(assert_mean: MeanCheck) -> None:
+    batch = MatrixCompletion(n=4, rank=1).sample(5000)
+    hidden = batch.extras["hidden"].double() - 0.3
+    assert_mean((hidden * batch.targets.double().square()).mean(1), 0.0)
+    assert_mean((hidden * batch.targets.double()).mean(1), 0.0)
+
+
+def test_the_mask_token_is_exactly_where_an_entry_is_hidden() -> None:
+    batch = MatrixCompletion().sample(100)
+    assert torch.equal(batch.tokens == MASK_ID, batch.extras["hidden"])
+
+
+def test_a_picture_hides_the_same_entries_of_every_matrix() -> None:
+    """The example of the authors' code: rows 4 and 7 (from 1) hidden, but for column 2 and column 6."""
+    picture = hide_rows(7, 7, {3: 1, 6: 5})
+    assert picture == ("." * 7,) * 3 + ("#.#####",) + ("." * 7,) * 2 + ("#####.#",)
+    hidden = MatrixCompletion(mask=picture).sample(6).extras["hidden"]
+    expected = torch.zeros(7, 7, dtype=torch.bool)
+    expected[[3, 6]] = True
+    expected[3, 1] = expected[6, 5] = False
+    assert torch.equal(hidden, expected.flatten().expand(6, -1))
+
+
+def test_pictures_of_columns_and_of_matrices_that_are_not_square() -> None:
+    assert hide_columns(2, 3, {1: 0}) == ("...", ".#.")
+    assert hide_columns(2, 3, {0: None, 2: 1}) == ("#.#", "#..")
+    assert hide_rows(2, 3, {1: None}) == ("...", "###")
+    task = MatrixCompletion(n=2, m=3, rank=1, mask=hide_columns(2, 3, {1: 0}))
+    assert task.sample(1).extras["hidden"].tolist() == [[False, False, False, False, True, False]]
+
+
+@pytest.mark.parametrize("kept", [{7: 0}, {-1: 0}, {0: 7}])
+def test_a_picture_of_what_is_not_there_is_refused(kept: dict[int, int | None]) -> None:
+    for hide in (hide_rows, hide_columns):
+        with pytest.raises(TaskError, match="outside a 7×7"):
+            hide(7, 7, kept)
+
+
+# --- tokens
+
+
+def test_token_ids_of_the_published_grid() -> None:
+    """Workshop paper and code: −10 → 1, 0 → 1001, 10 → 2001, MASK 0; 0.44 → 1045, −0.24 → 977."""
+    task = MatrixCompletion()
+    assert task.d_vocab == 2002
+    values = torch.tensor([-10.0, 0.0, 10.0, 0.44, -0.24, -1.5, 1.5])
+    assert task.encode(values).tolist() == [1, 1001, 2001, 1045, 977, 851, 1151]
+
+
+def test_ids_that_float32_truncation_gets_wrong_are_right() -> None:
+    hundredths = torch.arange(-1000, 1001)
+    values = (hundredths.double() / 100).float()
+    truncated = (1 + 100 * values + 1000).int()
+    wrong = truncated != hundredths + 1001
+    assert wrong.sum() == 36
+    assert {-501, -802} <= set(hundredths[wrong].tolist())
+    assert torch.equal(MatrixCompletion().encode(values), hundredths + 1001)
+
+
+@pytest.mark.parametrize(("grid_max", "grid_step"), GRIDS)
+def test_every_id_survives_the_round_trip(grid_max: float, grid_step: float) -> None:
+    task = MatrixCompletion(grid_max=grid_max, grid_step=grid_step)
+    ids = torch.arange(1, task.d_vocab)
+    assert torch.equal(task.encode(task.decode(ids)), ids)
+    step = Decimal(str(grid_step))
+    exact = [float(step * (i - len(ids) // 2)) for i in range(len(ids))]
+    assert torch.equal(task.decode(ids), torch.tensor(exact))
+    assert task.decode(ids)[0] == -torch.tensor(grid_max)
+    assert task.decode(torch.tensor([MASK_ID])).isnan().all()
+
+
+@pytest.mark.parametrize(("grid_max", "grid_step"), [(10.0, 0.01), (3.0, 1.0), (1.5, 0.5), (2.0, 0.25)])
+def test_halves_round_to_even(grid_max: float, grid_step: float) -> None:
+    """On eighths, which floats hold exactly, so that a half is a half."""
+    task = MatrixCompletion(grid_max=grid_max, grid_step=grid_step)
+    eighths = [i / 8 for i in range(-int(grid_max * 8), int(grid_max * 8) + 1)]
+    step = Decimal(str(grid_step))
+    expected = [int((Decimal(v) / step).to_integral_value(ROUND_HALF_EVEN)) for v in eighths]
+    found = task.encode(torch.tensor(eighths)) - task.grid_half - 1
+    assert found.tolist() == expected
+
+
+@given(st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=20))
+def test_values_go_to_the_nearest_grid_value(values: list[float]) -> None:
+    task = MatrixCompletion(grid_max=1.2, grid_step=0.05)
+    grid = numpy.arange(-24, 25) * 0.05
+    clamped = numpy.clip(numpy.array(values), -1.2, 1.2)
+    nearest = numpy.abs(clamped[:, None] - grid).min(1)
+    ids = task.encode(torch.tensor(values))
+    chosen = numpy.abs(clamped - grid[ids.numpy() - 1])
+    # Equal distances but for float64 rounding.
+    assert numpy.all(chosen <= nearest + 1e-12)
+
+
+def test_targets_are_the_rounded_values_of_the_tokens() -> None:
+    task = MatrixCompletion(n=3, m=5, rank=2)
+    given_values = torch.rand(50, 15, generator=torch.Generator().manual_seed(0)) * 4 - 2
+    hidden = torch.rand(50, 15, generator=torch.Generator().manual_seed(1)) < 0.3
+    batch = task.batch(given_values, hidden)
+    rounded = numpy.round(given_values.double().numpy(), 2).astype(numpy.float32)
+    assert numpy.array_equal(batch.targets.numpy(), rounded)
+    observed = ~hidden
+    assert torch.equal(task.decode(batch.tokens)[observed], batch.targets[observed])
+
+
+def test_position_is_row_major() -> None:
+    task = MatrixCompletion(n=2, m=3, rank=1, p_mask=0.0)
+    left, right = torch.tensor([1.0, 2.0]), torch.tensor([0.1, 0.2, 0.3])
+    batch = task.batch((left[:, None] * right).view(1, 6), torch.zeros(1, 6, dtype=torch.bool))
+    assert (batch.tokens - 1001).tolist() == [[10, 20, 30, 20, 40, 60]]
+
+
+def test_values_off_the_grid_are_clamped_or_refused_as_the_config_says() -> None:
+    values = torch.tensor([[1.21, -1.22, 7.0, float("-inf"), 0.5]])
+    clamping = MatrixCompletion(grid_max=1.2, grid_step=0.05)
+    assert clamping.decode(clamping.encode(values)).tolist() == [
+        [pytest.approx(v) for v in (1.2, -1.2, 1.2, -1.2, 0.5)]
+    ]
+    refusing = MatrixCompletion(grid_max=1.2, grid_step=0.05, off_grid="refuse")
+    assert torch.equal(refusing.encode(values[:, [0, 1, 4]]), clamping.encode(values[:, [0, 1, 4]]))
+    with pytest.raises(TaskError, match=r"^value -7 lies off the grid ±1.2: .*off_grid=clamp$"):
+        refusing.encode(torch.tensor([0.0, -7.0, 2.0]))
+    with pytest.raises(TaskError, match="off the grid"):
+        MatrixCompletion(distribution="gaussian", off_grid="refuse", grid_max=1.2, grid_step=0.05).sample(100)
+
+
+@pytest.mark.parametrize("off_grid", ["clamp", "refuse"])
+def test_nan_is_refused(off_grid: Any) -> None:
+    with pytest.raises(TaskError, match="NaN"):
+        MatrixCompletion(off_grid=off_grid).encode(torch.tensor([0.0, float("nan")]))
+
+
+def test_gaussian_factors_need_the_clamp_at_the_published_grid() -> None:
+    """Fact sheet: N(0, 1) factors at rank 2 make X Laplace(0, 1), so |X| > 10 has probability e⁻¹⁰ = 4.5e-5."""
+    task = MatrixCompletion(distribution="gaussian")
+    batch = task.sample(4000)
+    assert batch.targets.abs().max() == 10
+    assert batch.tokens.max() == 2001
+    assert batch.tokens.min() == 0
+
+
+# --- loss and metrics
+
+
+def metrics_by_hand(output: Tensor, batch: Batch) -> dict[str, Any]:
+    """One entry at a time, in float64."""
+    out, targets, hidden = (x.numpy() for x in (output[..., 0], batch.targets, batch.extras["hidden"]))
+    n, entries = targets.shape
+    mean_all, masked, observed = numpy.zeros(n), numpy.zeros((n, 2)), numpy.zeros((n, 2))
+    for i in range(n):
+        for k in range(entries):
+            square = (float(out[i, k]) - float(targets[i, k])) ** 2
+            mean_all[i] += square / entries
+            (masked if hidden[i, k] else observed)[i] += (square, 1)
+    return {"mse_all": mean_all, "mse_masked": masked, "mse_observed": observed}
+
+
+def test_metrics_against_a_loop_over_entries() -> None:
+    task = MatrixCompletion(n=3, m=4, rank=2, p_mask=0.5)
+    batch = task.sample(40)
+    output = torch.randn(40, 12, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found, expected = task.metrics(output, batch), metrics_by_hand(output, batch)
+    assert isinstance(found["mse_all"], Tensor)
+    numpy.testing.assert_allclose(found["mse_all"].numpy(), expected["mse_all"], rtol=1e-12)
+    for name in ("mse_masked", "mse_observed"):
+        total, count = found[name]
+        numpy.testing.assert_allclose(total.numpy(), expected[name][:, 0], rtol=1e-12)
+        assert count.tolist() == expected[name][:, 1].tolist()
+    assert task.loss(output, batch).item() == pytest.approx(expected["mse_all"].mean(), rel=1e-12)
+
+
+def test_pooled_metrics_are_means_over_entries_not_over_examples() -> None:
+    task = MatrixCompletion(n=4, rank=1)
+    batch = task.sample(500)
+    output = torch.randn(500, 16, 1, generator=torch.Generator().manual_seed(0))
+    error, hidden = (output[..., 0] - batch.targets).double().square(), batch.extras["hidden"]
+    pooled = pool(task.metrics(output, batch))
+    assert pooled["mse_masked"] == pytest.approx(error[hidden].mean().item())
+    assert pooled["mse_observed"] == pytest.approx(error[~hidden].mean().item())
+    assert pooled["mse_all"] == pytest.approx(error.mean().item())
+    of_examples = torch.stack([e[h].mean() for e, h in zip(error, hidden, strict=True) if h.any()]).mean().item()
+    assert pooled["mse_masked"] != pytest.approx(of_examples, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_metrics_are_in_float32_or_wider(dtype: torch.dtype) -> None:
+    task = MatrixCompletion(n=2, rank=1)
+    batch = task.sample(3)
+    wide = torch.promote_types(dtype, torch.float32)
+    metrics = task.metrics(torch.zeros(3, 4, 1, dtype=dtype), batch)
+    assert isinstance(metrics["mse_all"], Tensor)
+    assert metrics["mse_all"].dtype == metrics["mse_masked"][0].dtype == wide
+    assert task.loss(torch.zeros(3, 4, 1, dtype=dtype), batch).dtype == wide
+
+
+def test_an_output_that_is_not_a_number_spoils_its_own_kind_only() -> None:
+    task = MatrixCompletion(n=3, rank=1, mask=("#..", "...", "..."))
+    batch = task.sample(4)
+    output = torch.zeros(4, 9, 1)
+    output[:, 0] = torch.nan
+    pooled = pool(task.metrics(output, batch))
+    assert pooled["mse_observed"] == pytest.approx(batch.targets[:, 1:].square().mean().item())
+    assert pooled["mse_masked"] != pooled["mse_masked"]
+
+
+@pytest.mark.parametrize(("p_mask", "empty", "full"), [(0.0, "mse_masked", "mse_observed"), (1.0, "mse_observed", "mse_masked")])
+def test_all_observed_and_all_hidden_count_nothing_and_make_no_nan(p_mask: float, empty: str, full: str) -> None:
+    task = MatrixCompletion(n=3, rank=1, p_mask=p_mask)
+    batch = task.sample(10)
+    assert (batch.tokens == MASK_ID).all() if p_mask else (batch.tokens != MASK_ID).all()
+    model = task.build_model(0, SMALL)
+    output = model(batch.tokens)
+    metrics = task.metrics(output, batch)
+    assert metrics[empty][0].tolist() == metrics[empty][1].tolist() == [0] * 10
+    pooled = pool(metrics)
+    assert pooled[empty] is None
+    assert pooled[full] == pytest.approx(pooled["mse_all"])
+    (task.loss(output, batch) + metrics[empty][0].sum() + metrics[full][0].sum()).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize(("n", "rank"), [(4, 1), (7, 2)])
+def test_predicting_zero_costs_the_variance_and_copying_leaves_the_hidden_share(
+    n: int, rank: int, assert_mean: MeanCheck
+) -> None:
+    """Plateau of the paper: mse_masked = r/9, loss = p_mask · r/9. Rounding to 0.01 adds step²/12."""
+    task = MatrixCompletion(n=n, rank=rank)
+    batch = task.sample(6000)
+    variance = rank / 9 + 0.01**2 / 12
+    zero = torch.zeros(6000, n * n, 1)
+    error, count = task.metrics(zero, batch)["mse_masked"]
+    assert_mean(error.double() - variance * count, 0.0)
+    assert_mean(task.metrics(zero, batch)["mse_all"], variance)  # type: ignore[arg-type]
+    copying = batch.targets.masked_fill(batch.extras["hidden"], 0)[..., None]
+    assert_mean(task.metrics(copying, batch)["mse_all"], 0.3 * variance)  # type: ignore[arg-type]
+    pooled = pool(task.metrics(copying, batch))
+    assert pooled["mse_observed"] == 0
+    assert task.loss(copying, batch).item() == pytest.approx(pooled["mse_all"])
+
+
+def test_the_negated_source_is_minus_the_matrix_under_the_same_mask() -> None:
+    task = MatrixCompletion()
+    batch = task.sample(20)
+    negated = task.patch_sources(batch)["negated"]
+    assert torch.equal(negated == MASK_ID, batch.extras["hidden"])
+    observed = ~batch.extras["hidden"]
+    assert torch.equal(task.decode(negated)[observed], -batch.targets[observed])
+
+
+# --- models
+
+
+def test_the_published_model_has_the_published_sizes() -> None:
+    """30,284,545 parameters: one final LayerNorm here for the one after BERT's embeddings there."""
+    preset = tasks.task_class("matrix-completion").presets["paper"]
+    task = tasks.get("matrix-completion", **preset["task"])
+    model = task.build_model(0, task.Model(**preset["model"]))
+    assert model.embed.W_E.shape == (2002, 768)
+    assert model.pos_embed.W_pos.shape == (512, 768)
+    assert model.unembed.W_U.shape == (768, 1)
+    assert model.blocks[0].attn.W_Q.shape == (8, 768, 96)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 30_284_545
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_more_positions_than_entries_are_allowed_and_fewer_are_refused() -> None:
+    task = MatrixCompletion(n=3, m=4, rank=1)
+    model = task.build_model(0, SMALL.model_copy(update={"n_ctx": 20}))
+    assert model.pos_embed.W_pos.shape == (20, 16)
+    task.check_model(model)
+    assert model(task.sample(2).tokens).shape == (2, 12, 1)
+    with pytest.raises(TaskError, match="model.n_ctx = 11 is too short.* 12 positions"):
+        task.build_model(0, SMALL.model_copy(update={"n_ctx": 11}))
+
+
+def test_a_later_token_changes_an_earlier_output_only_without_a_causal_mask() -> None:
+    task = MatrixCompletion(n=3, rank=1, p_mask=0.0)
+    tokens = task.sample(4).tokens
+    other = tokens.clone()
+    other[:, -1] = 1
+    for attention, moves in (("bidirectional", True), ("causal", False)):
+        model = task.build_model(0, SMALL.model_copy(update={"attention": attention}))
+        assert (not torch.equal(model(tokens)[:, 0], model(other)[:, 0])) is moves
+    assert task.build_model(0, SMALL).cfg.attention_dir == "bidirectional"
+
+
+OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.5),
+    "adam-l2": lambda parameters: torch.optim.Adam(parameters, lr=0.01, weight_decay=0.5),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("mask_embedding", ["zero", "learned"])
+def test_the_mask_embedding_stays_zero_or_learns(mask_embedding: Any, optimiser: str) -> None:
+    task = MatrixCompletion(n=3, rank=1, grid_max=1.2, grid_step=0.05)
+    model = task.build_model(0, SMALL.model_copy(update={"mask_embedding": mask_embedding}))
+    embedding = model.embed.W_E
+    before = embedding.detach().clone()
+    assert (before[MASK_ID] == 0).all() == (mask_embedding == "zero")
+    model.load_state_dict(model.state_dict())
+    model.to("cpu")
+    updates = OPTIMISERS[optimiser](model.parameters())
+    for step in range(3):
+        batch = task.sample(32, seed=step, split="train")
+        assert (batch.tokens == MASK_ID).any()
+        updates.zero_grad()
+        task.loss(model(batch.tokens), batch).backward()
+        assert embedding.grad is not None
+        assert (embedding.grad[MASK_ID] == 0).all() == (mask_embedding == "zero")
+        updates.step()
+    moved = (embedding != before).any(1)
+    assert moved[MASK_ID] == (mask_embedding == "learned")
+    assert moved[batch.tokens.unique()[1:]].all()

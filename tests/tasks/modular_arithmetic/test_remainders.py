@@ -1,0 +1,218 @@
+"""The remainders modulo many primes: answers, variants, and the weighted loss."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from tasks import Batch, pool
+from tasks.modular_arithmetic import Miiii
+from tasks.modular_arithmetic.table import cross_entropy
+
+
+def random_output(task: Miiii, batch: Batch, seed: int = 0) -> Tensor:
+    return 3 * torch.randn(len(batch), 3, task.d_vocab_out, generator=torch.Generator().manual_seed(seed))
+
+
+def rows_of(values: Tensor) -> Counter[tuple[int, ...]]:
+    return Counter(map(tuple, values.tolist()))
+
+
+# --- answers
+
+
+@pytest.mark.parametrize("p", [13, 113])
+@pytest.mark.parametrize("digits", ["low-first", "high-first"])
+def test_every_remainder_against_python_integers(p: int, digits: Any) -> None:
+    task = Miiii(p=p, digits=digits)
+    grid = task.input_grid()
+    expected = []
+    for first, second, equals in grid.tokens.tolist():
+        number = first + second * p if digits == "low-first" else second + first * p
+        assert equals == p
+        expected.append([number % q for q in task.moduli])
+    assert len(expected) == p * p
+    assert grid.targets.tolist() == expected
+
+
+def test_the_published_task_has_29_primes() -> None:
+    """q = 2 to 109, sum 1480, chance accuracy 6.3%."""
+    task = Miiii()
+    assert len(task.moduli) == task.n_read_outs == 29
+    assert (task.moduli[0], task.moduli[-1], sum(task.moduli), task.d_vocab_out) == (2, 109, 1480, 1480)
+    assert round(sum(1 / q for q in task.moduli) / 29, 3) == 0.063
+    assert task.d_vocab == 114
+
+
+def test_a_constant_guess_has_chance_accuracy_for_each_prime() -> None:
+    """Over the whole table class 0 of q is right ⌈p²/q⌉ times, exactly."""
+    task = Miiii(p=37)
+    grid = task.input_grid()
+    output = torch.zeros(len(grid), 3, task.d_vocab_out)
+    start = 0
+    for q in task.moduli:
+        output[:, :, start] = 1.0
+        start += q
+    pooled = pool(task.metrics(output, grid))
+    for q in task.moduli:
+        assert pooled[f"accuracy_{q}"] == pytest.approx(math.ceil(37**2 / q) / 37**2)
+
+
+def test_which_tasks_commute_at_113() -> None:
+    """Mod q the task is (p mod q)·high + low: commutative iff q | p − 1 (2, 7); low − high for q | p + 1 (3, 19)."""
+    task = Miiii(digits="high-first")
+    grid = task.input_grid()
+    table = grid.targets.view(113, 113, 29)
+    commutes = [q for i, q in enumerate(task.moduli) if torch.equal(table[..., i], table[..., i].T)]
+    assert commutes == [2, 7] == [q for q in task.moduli if (113 - 1) % q == 0]
+    high, low = grid.tokens[:, 0].view(113, 113), grid.tokens[:, 1].view(113, 113)
+    differences = [q for i, q in enumerate(task.moduli) if q > 2 and torch.equal(table[..., i], (low - high) % q)]
+    assert differences == [3, 19]
+
+
+def test_a_given_list_of_primes_is_the_same_columns() -> None:
+    full, short = Miiii(), Miiii(primes=(2, 3, 5, 7, 11))
+    assert short.d_vocab_out == 28
+    assert torch.equal(short.input_grid().targets, full.input_grid().targets[:, :5])
+
+
+# --- variants
+
+
+def test_shuffling_permutes_whole_rows_before_the_split() -> None:
+    plain, shuffled = Miiii(p=13), Miiii(p=13, variant="shuffled")
+    before, after = plain.input_grid().targets, shuffled.input_grid().targets
+    assert rows_of(before) == rows_of(after)
+    # 13 > … all rows differ (Chinese remainders), so the permutation can be read off; most rows move.
+    assert len(rows_of(before)) == 169
+    assert (before != after).any(1).sum() > 150
+    for split in ("train", "validation", "test"):
+        ours, theirs = shuffled.sample(None, split=split), plain.sample(None, split=split)  # type: ignore[arg-type]
+        assert torch.equal(ours.tokens, theirs.tokens)
+        assert rows_of(ours.targets) != rows_of(theirs.targets)
+
+
+def test_shuffling_is_seeded_and_leaves_answers_of_operands_alone() -> None:
+    tables = [Miiii(p=11, variant="shuffled", split_seed=seed).input_grid().targets for seed in (0, 0, 1)]
+    assert torch.equal(tables[0], tables[1])
+    assert not torch.equal(tables[0], tables[2])
+    some = torch.tensor([[1, 2], [10, 3]])
+    assert Miiii(p=11, variant="shuffled").answers(some).tolist() == [[n % q for q in (2, 3, 5, 7)] for n in (23, 43)]
+
+
+def test_masking_takes_the_four_easiest_primes_out_of_the_loss_only() -> None:
+    plain, masked = Miiii(), Miiii(variant="masked")
+    assert masked.loss_weights[:4] == (0, 0, 0, 0)
+    assert masked.moduli[:4] == (2, 3, 5, 7)
+    assert masked.loss_weights[4:] == plain.loss_weights[4:] == pytest.approx([1 / math.log(q) for q in plain.moduli[4:]])
+    batch = masked.sample(40)
+    assert torch.equal(batch.targets, plain.sample(40).targets)
+    output = random_output(plain, batch)
+    pooled = pool(masked.metrics(output, batch))
+    assert pooled == pool(plain.metrics(output, batch))
+    others = [pooled[f"loss_{q}"] for q in masked.moduli[4:]]
+    # 25 tasks in the sum, 29 in the denominator.
+    assert masked.loss(output, batch).item() == pytest.approx(sum(x for x in others if x) / 29, rel=1e-12)
+    output.requires_grad_()
+    masked.loss(output, batch).backward()
+    assert output.grad is not None
+    assert (output.grad[:, 2, :17] == 0).all()
+    assert (output.grad[:, 2, 17:] != 0).all()
+
+
+# --- loss and metrics
+
+
+def numbers_by_hand(task: Miiii, output: Tensor, batch: Batch) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """CE_q / ln q and accuracy per example and prime, in numpy float64."""
+    losses, hits = (numpy.zeros((len(batch), len(task.moduli))) for _ in range(2))
+    for example, logits in enumerate(output[:, 2].double().numpy()):
+        start = 0
+        for column, q in enumerate(task.moduli):
+            own = logits[start : start + q]
+            start += q
+            answer = batch.targets[example, column].item()
+            log_sum = own.max() + numpy.log(numpy.exp(own - own.max()).sum())
+            losses[example, column] = (log_sum - own[answer]) / numpy.log(q)
+            hits[example, column] = own.argmax() == answer
+    return losses, hits
+
+
+@pytest.mark.parametrize("config", [{}, {"p": 13}, {"primes": (3, 11)}], ids=str)
+def test_loss_and_metrics_against_numpy(config: dict[str, Any]) -> None:
+    task = Miiii(**config)
+    batch = task.sample(30)
+    output = random_output(task, batch)
+    losses, hits = numbers_by_hand(task, output, batch)
+    metrics = {name: value for name, value in task.metrics(output, batch).items() if isinstance(value, Tensor)}
+    assert set(metrics) == {f"{kind}_{q}" for kind in ("loss", "accuracy") for q in task.moduli} | {"loss", "accuracy"}
+    for column, q in enumerate(task.moduli):
+        numpy.testing.assert_allclose(metrics[f"loss_{q}"].numpy(), losses[:, column], rtol=1e-12)
+        assert metrics[f"accuracy_{q}"].tolist() == hits[:, column].tolist()
+    numpy.testing.assert_allclose(metrics["loss"].numpy(), losses.mean(1), rtol=1e-12)
+    numpy.testing.assert_allclose(metrics["accuracy"].numpy(), hits.mean(1), rtol=1e-12)
+    loss = task.loss(output, batch)
+    assert loss.dtype == torch.float64
+    assert loss.item() == pytest.approx(losses.mean(), rel=1e-12)
+
+
+def test_padding_with_minus_infinity_changes_nothing() -> None:
+    task = Miiii()
+    batch = task.sample(20)
+    output = random_output(task, batch) - 20
+    padded = task.logits(output)
+    assert padded.shape == (20, 29, 109)
+    for column, q in enumerate(task.moduli):
+        packed = output[:, 2].split(task.moduli, -1)[column]
+        assert torch.equal(padded[:, column, :q], packed)
+        assert (padded[:, column, q:] == -torch.inf).all()
+        own, answers = cross_entropy(packed, batch.targets[:, column]), batch.targets[:, column]
+        torch.testing.assert_close(cross_entropy(padded[:, column], answers), own, rtol=1e-14, atol=1e-14)
+    # Where every valid logit is negative, padding with 0 (as published) would let an invalid class win.
+    assert (padded.argmax(-1) < torch.tensor(task.moduli)).all()
+    assert (padded.clamp(min=-1e9).nan_to_num(neginf=0).masked_fill(padded.isinf(), 0).argmax(-1)[:, 0] >= 2).any()
+
+
+def test_equal_logits_cost_exactly_one_for_each_prime() -> None:
+    task = Miiii()
+    batch = task.sample(10)
+    pooled = pool(task.metrics(torch.zeros(10, 3, 1480), batch))
+    for q in task.moduli:
+        assert pooled[f"loss_{q}"] == pytest.approx(1, rel=1e-14)
+    assert task.loss(torch.zeros(10, 3, 1480), batch).item() == pytest.approx(1, rel=1e-14)
+
+
+def test_an_untrained_model_that_says_nothing_starts_at_one() -> None:
+    task = Miiii(p=13)
+    model = task.build_model(0, task.Model(d_model=16))
+    with torch.no_grad():
+        model.unembed.W_U.zero_()
+        batch = task.sample(20)
+        assert task.loss(model(batch.tokens), batch).item() == pytest.approx(1, rel=1e-14)
+
+
+def test_the_read_position_alone_gives_the_same_numbers() -> None:
+    task = Miiii(p=13)
+    batch = task.sample(30)
+    output = random_output(task, batch)
+    full, lean = task.metrics(output, batch), task.metrics(output[:, 2:], batch)
+    for name in full:
+        assert torch.equal(full[name], lean[name])  # type: ignore[arg-type]
+    assert task.loss(output, batch) == task.loss(output[:, 2:], batch)
+    assert torch.equal(task.logits(output), task.logits(output[:, 2:]))
+
+
+def test_small_losses_are_resolved_in_the_task_loss() -> None:
+    task = Miiii(p=13)
+    batch = task.sample(10)
+    right = torch.cat([torch.nn.functional.one_hot(batch.targets[:, i], q) for i, q in enumerate(task.moduli)], 1)
+    output = (30.0 * right)[:, None]
+    expected = sum(math.log1p((q - 1) * math.exp(-30)) / math.log(q) for q in task.moduli) / len(task.moduli)
+    assert 0 < expected < 1e-7
+    assert task.loss(output, batch).item() == pytest.approx(expected, abs=4e-16)

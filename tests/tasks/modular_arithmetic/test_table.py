@@ -1,0 +1,162 @@
+"""The table of inputs, its splits, primes, and the float64 cross-entropy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tasks
+from tasks import TaskError
+from tasks.modular_arithmetic import ModularAddition, ModularTask, is_prime, primes_below
+from tasks.modular_arithmetic.table import cross_entropy
+
+NAMES = ["modular-addition", "modular-multiplication", "miiii"]
+SPLITS: tuple[Any, ...] = ("train", "validation", "test")
+
+
+def rows(task: ModularTask, split: Any, n: int | None = None, seed: int = 0) -> list[tuple[int, ...]]:
+    return [tuple(row) for row in task.sample(n, seed, split).tokens.tolist()]
+
+
+def test_primes_against_the_sieve_of_eratosthenes() -> None:
+    composite = {multiple for divisor in range(2, 32) for multiple in range(2 * divisor, 1000, divisor)}
+    expected = tuple(number for number in range(2, 1000) if number not in composite)
+    assert primes_below(1000) == expected
+    assert [number for number in range(-3, 12) if is_prime(number)] == [2, 3, 5, 7, 11]
+
+
+@pytest.mark.parametrize("p", [4, 9, 15, 100, 119])
+def test_a_modulus_that_is_not_prime_is_answered_with_the_nearest_prime(p: int) -> None:
+    with pytest.raises(TaskError, match="p must be prime; (\\d+) is the nearest") as refused:
+        tasks.get("miiii", p=p)
+    near = int(str(refused.value).split("; ")[1].split()[0])
+    assert is_prime(near)
+    assert not any(is_prime(other) for other in range(p - abs(near - p) + 1, p + abs(near - p)))
+
+
+@pytest.mark.parametrize(
+    ("fraction", "sizes"), [(0.3, (3830, 1000, 7939)), (0.5, (6384, 1000, 5385)), (0.9, (11492, 638, 639))]
+)
+@pytest.mark.parametrize("name", ["modular-addition", "miiii"])
+def test_split_sizes_at_113(name: str, fraction: float, sizes: tuple[int, int, int]) -> None:
+    """As printed: 30% / 1000 / rest; 6384 for the half of the code; half of the rest where 1000 is more than that."""
+    task = tasks.get(name, train_fraction=fraction)
+    assert tuple(len(task.sample(None, split=split)) for split in SPLITS) == sizes
+    assert sum(sizes) == 113**2
+
+
+@given(
+    st.sampled_from(NAMES),
+    st.sampled_from([3, 5, 7, 11, 13]),
+    st.floats(0.15, 0.75),
+    st.integers(1, 60),
+    st.integers(0, 3),
+)
+def test_splits_are_disjoint_and_cover_the_table(
+    name: str, p: int, fraction: float, validation_size: int, split_seed: int
+) -> None:
+    task = tasks.get(
+        name, p=p, train_fraction=fraction, validation_size=validation_size, split_seed=split_seed
+    )
+    assert isinstance(task, ModularTask)
+    first_b = 1 if name == "modular-multiplication" else 0
+    table = {(a, b, p) for a in range(p) for b in range(first_b, p)}
+    found = [rows(task, split) for split in SPLITS]
+    assert sorted(sum(found, [])) == sorted(table)
+    rest = len(table) - int(fraction * len(table))
+    assert [len(part) for part in found] == [
+        len(table) - rest,
+        min(validation_size, rest // 2),
+        rest - min(validation_size, rest // 2),
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_are_without_replacement_and_at_most_the_whole_split(name: str) -> None:
+    task = tasks.get(name, p=11)
+    assert isinstance(task, ModularTask)
+    for split in SPLITS:
+        whole = rows(task, split)
+        some = rows(task, split, 7, seed=1)
+        assert len(set(some)) == len(some) == 7
+        assert set(some) <= set(whole)
+        assert some == rows(task, split, 7, seed=1)
+        assert set(some) != set(rows(task, split, 7, seed=2))
+        for n in (len(whole), len(whole) + 1, 10**6, None):
+            assert rows(task, split, n, seed=1) == whole
+        assert len(rows(task, split, len(whole) - 1)) == len(whole) - 1
+
+
+def test_every_example_is_drawn_equally_often() -> None:
+    """How often each of 37 examples is among 5: binomial; 5 standard errors for every one of them."""
+    task = ModularAddition(p=11)
+    whole = rows(task, "train")[:]
+    draws = 2000
+    counts = dict.fromkeys(whole, 0)
+    for seed in range(draws):
+        for row in rows(task, "train", 5, seed):
+            counts[row] += 1
+    rate = 5 / len(whole)
+    standard_error = (draws * rate * (1 - rate)) ** 0.5
+    assert all(abs(count - draws * rate) <= 5 * standard_error for count in counts.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_split_is_seeded_and_random(name: str) -> None:
+    first, again, other = (tasks.get(name, p=13, split_seed=seed) for seed in (0, 0, 1))
+    before = torch.get_rng_state()
+    assert isinstance(first, ModularTask)
+    assert isinstance(again, ModularTask)
+    assert isinstance(other, ModularTask)
+    assert rows(first, "train") == rows(again, "train")
+    assert set(rows(first, "train")) != set(rows(other, "train"))
+    assert rows(first, "train") != sorted(rows(first, "train"))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_grid_is_every_input_in_the_order_of_its_tokens(name: str) -> None:
+    task = tasks.get(name, p=7)
+    assert isinstance(task, ModularTask)
+    grid = task.input_grid()
+    first_b = 1 if name == "modular-multiplication" else 0
+    assert grid.tokens.tolist() == [[a, b, 7] for a in range(7) for b in range(first_b, 7)]
+    assert torch.equal(grid.extras["operands"], grid.tokens[:, :2])
+    answers = {tuple(t): y for t, y in zip(grid.tokens.tolist(), grid.targets.tolist(), strict=True)}
+    for split in SPLITS:
+        batch = task.sample(None, split=split)
+        assert [answers[tuple(t)] for t in batch.tokens.tolist()] == batch.targets.tolist()
+
+
+@pytest.mark.parametrize("margin", [20.0, 30.0, 40.0])
+def test_log_probabilities_below_1e_7_are_resolved(margin: float) -> None:
+    """−log p = log(1 + 112 e^−margin) for one logit ahead of 112 equal ones; float32 says 0, in value and gradient."""
+    logits = torch.zeros(1, 113)
+    logits[0, 5] = margin
+    logits.requires_grad_()
+    answers = torch.tensor([5])
+    expected = math.log1p(112 * math.exp(-margin))
+    found = cross_entropy(logits, answers)
+    assert found.dtype == torch.float64
+    # log(1 + x) of a float64 sum near 1 keeps x to 1.2e-16 / x; the log-softmax below subtracts the maximum first.
+    assert found.item() == pytest.approx(expected, abs=4e-16)
+    found.sum().backward()
+    assert logits.grad is not None
+    wrong_class = logits.grad[0, 0].item()
+    assert wrong_class == pytest.approx(math.exp(-margin) / (1 + 112 * math.exp(-margin)), rel=1e-5)
+    in_float32 = -logits.detach().log_softmax(-1)[0, 5]
+    if margin >= 30:
+        assert in_float32.item() == 0
+        assert 0 < expected < 1.2e-7
+
+
+def test_cross_entropy_against_exact_sums() -> None:
+    logits = torch.randn(20, 9, generator=torch.Generator().manual_seed(0)) * 10
+    answers = torch.randint(0, 9, (20,), generator=torch.Generator().manual_seed(1))
+    for row, answer, found in zip(logits.tolist(), answers.tolist(), cross_entropy(logits, answers), strict=True):
+        assert found.item() == pytest.approx(math.log(math.fsum(math.exp(x - row[answer]) for x in row)), rel=1e-12)

@@ -1,0 +1,138 @@
+"""Batches, seeds, pooling and the checks every task inherits."""
+
+from __future__ import annotations
+
+import random
+
+import numpy
+import pytest
+import torch
+
+import tasks
+from tasks import Batch, TaskError, derive_seed, generator, pool
+from tasks.settings import ModelSettings
+
+
+@pytest.fixture
+def batch() -> Batch:
+    tokens = torch.arange(12).view(6, 2)
+    return Batch(tokens, tokens.float().sum(1), {"first": tokens[:, 0]})
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [slice(1, 4), slice(None, None, 2), [5, 0, 0], torch.tensor([3, 1]), torch.tensor([True, False] * 3)],
+    ids=["slice", "strided", "list", "tensor", "mask"],
+)
+def test_a_batch_is_indexed_alike_in_all_its_parts(
+    batch: Batch, rows: slice | list[int] | torch.Tensor
+) -> None:
+    picked = numpy.arange(6)[rows.numpy() if isinstance(rows, torch.Tensor) else rows]
+    part = batch[rows]
+    assert len(part) == len(picked)
+    assert part.tokens.tolist() == [[2 * i, 2 * i + 1] for i in picked]
+    assert part.targets.tolist() == [4 * i + 1 for i in picked]
+    assert part.extras["first"].tolist() == [2 * i for i in picked]
+    assert len(batch) == 6
+
+
+def test_a_batch_is_not_a_sequence_of_examples(batch: Batch) -> None:
+    with pytest.raises(TypeError):
+        batch[2]  # type: ignore[index]
+    with pytest.raises(TypeError, match="slice"):
+        iter(batch)
+
+
+def test_a_batch_moves_with_all_its_parts(batch: Batch) -> None:
+    moved = batch.to("meta")
+    assert {moved.tokens.device.type, moved.targets.device.type, moved.extras["first"].device.type} == {"meta"}
+
+
+def test_derived_seeds_are_the_same_everywhere() -> None:
+    assert derive_seed(0, "batch", 1) == 3647071033110081681
+    assert derive_seed(598) == 6899191170838110813
+
+
+def test_derived_seeds_differ_by_seed_label_order_and_boundary() -> None:
+    calls = [(0,), (1,), (0, "a"), (0, "b"), (0, "a", "b"), (0, "b", "a"), (0, "ab"), (0, "a", 1), (0, "a1"), (1, 1)]
+    seeds = {derive_seed(seed, *labels) for seed, *labels in calls}
+    assert len(seeds) == len(calls)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_generators_are_local() -> None:
+    before = torch.get_rng_state(), random.getstate()
+    assert torch.equal(
+        torch.rand(3, generator=generator(4, "x")), torch.rand(3, generator=generator(4, "x"))
+    )
+    assert not torch.equal(
+        torch.rand(3, generator=generator(4, "x")), torch.rand(3, generator=generator(4, "y"))
+    )
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+
+
+def test_pooling_is_a_mean_of_values_and_a_ratio_of_sums() -> None:
+    sums, counts = torch.tensor([1.0, 2.0, 0.0]), torch.tensor([1, 4, 0])
+    pooled = pool({"values": torch.tensor([1.0, 2.0, 6.0]), "pairs": (sums, counts)})
+    assert pooled == {"values": 3.0, "pairs": 3 / 5}
+    assert pool({"nothing": (torch.zeros(3), torch.zeros(3, dtype=torch.int64))}) == {"nothing": None}
+
+
+def test_pooling_accumulates_in_float64() -> None:
+    values = torch.cat([torch.tensor([2.0**24]), torch.ones(9)])
+    assert pool({"x": values})["x"] == (2**24 + 9) / 10
+
+
+@pytest.mark.parametrize("name", tasks.list())
+@pytest.mark.parametrize("n", [0, -1])
+def test_no_task_samples_fewer_than_one_example(name: str, n: int) -> None:
+    with pytest.raises(TaskError, match="at least 1"):
+        tasks.get(name).sample(n)
+
+
+def test_a_model_with_room_to_spare_fits_and_a_smaller_one_is_refused() -> None:
+    small, large = tasks.get("matrix-completion", n=3, rank=1), tasks.get("matrix-completion", n=4, rank=1)
+    settings = large.Model(n_layers=1, n_heads=1, d_model=8)
+    model = large.build_model(0, settings)
+    small.check_model(model)
+    with pytest.raises(TaskError, match="16 positions, the model has 9"):
+        large.check_model(small.build_model(0, settings))
+    coarse = tasks.get("matrix-completion", n=4, rank=1, grid_max=1.2, grid_step=0.05)
+    with pytest.raises(TaskError, match="2002 token ids, the model has 50"):
+        large.check_model(coarse.build_model(0, settings))
+    with pytest.raises(TaskError, match="113 outputs per position, the model has 1$"):
+        tasks.get("modular-addition").check_model(model)
+
+
+def test_reading_an_output_at_all_positions_or_at_those_read() -> None:
+    addition = tasks.get("modular-addition", p=5)
+    output = torch.arange(30.0).view(2, 3, 5)
+    assert torch.equal(addition.read(output), output[:, 2:])
+    assert torch.equal(addition.read(output[:, 2:]), output[:, 2:])
+    matrices = tasks.get("matrix-completion", n=2, rank=1)
+    assert matrices.read_positions == (0, 1, 2, 3)
+    assert torch.equal(matrices.read(output[:, :, :1].repeat(1, 2, 1)[:, :4]), output[:, [0, 1, 2, 0], :1])
+
+
+@pytest.mark.parametrize("name", tasks.list())
+def test_a_task_is_a_frozen_json_value(name: str) -> None:
+    task = tasks.get(name)
+    task.sample(2)
+    again = type(task).model_validate_json(task.model_dump_json())
+    assert again == task
+    assert hash(again) == hash(task)
+    with pytest.raises(ValueError, match="frozen"):
+        task.p_mask = 0.5  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", tasks.list())
+def test_every_preset_is_valid(name: str) -> None:
+    presets = tasks.task_class(name).presets
+    assert set(presets) == {"cpu", "reference", "paper"}
+    for sections in presets.values():
+        assert set(sections) <= {"task", "model", "train"}
+        task = tasks.get(name, **sections.get("task", {}))
+        settings = task.Model(**sections.get("model", {}))
+        assert isinstance(settings, ModelSettings)
+        assert (settings.n_ctx or task.sequence_length) >= task.sequence_length

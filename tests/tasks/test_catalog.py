@@ -1,0 +1,57 @@
+"""Names and presets, without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import tasks
+from tasks import catalog
+
+
+def test_listing_tasks_and_presets_does_not_import_torch() -> None:
+    program = """
+import sys, tasks
+from tasks import catalog
+print(*tasks.list())
+assert catalog.built_in_presets("miiii")["paper"]["train"]["steps"] == 65536
+assert "nearest" not in catalog.unknown("miii") and "'miiii'" in catalog.unknown("miii")
+heavy = {"torch", "transformer_lens", "numpy", "pydantic"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(catalog.BUILT_IN) <= set(done.stdout.split())
+
+
+def test_every_built_in_name_is_registered_where_the_catalog_says() -> None:
+    for name, home in catalog.BUILT_IN.items():
+        task_class = tasks.task_class(name)
+        assert task_class.name == name
+        assert task_class.__module__.startswith(home + ".")
+        assert task_class.presets == catalog.built_in_presets(name)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("matrix-completon", "matrix-completion"), ("modular-multiply", "modular-multiplication")]
+)
+def test_an_unknown_name_is_answered_with_the_closest_and_all(typed: str, meant: str) -> None:
+    line = catalog.unknown(typed)
+    assert f"did you mean {meant!r}?" in line
+    assert "\n" not in line
+    assert all(name in line for name in tasks.list())
+
+
+def test_a_name_close_to_none_gets_no_guess() -> None:
+    assert "did you mean" not in catalog.unknown("zzzz")
+
+
+def test_the_public_names_are_all_there() -> None:
+    for name in tasks.__all__:
+        assert getattr(tasks, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        tasks.nothing  # noqa: B018

@@ -1,0 +1,212 @@
+"""Initialised models: sizes, standard deviations, determinism, what trains and what does not."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+import tasks
+from tasks.hooked import STD_OF_NORMAL_CUT_AT_2, is_bias
+
+TINY = {"n_layers": 1, "n_heads": 2, "d_model": 8}
+
+
+def parameters(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def trainable(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+# --- determinism
+
+
+@pytest.mark.parametrize("name", tasks.list())
+def test_a_model_is_a_function_of_its_seed(name: str) -> None:
+    task = tasks.get(name)
+    settings = task.Model(**TINY)
+    built = []
+    for global_seed in (1, 2):
+        torch.manual_seed(global_seed)
+        built.append(parameters(task.build_model(3, settings)))
+    other = parameters(task.build_model(4, settings))
+    for key, value in built[0].items():
+        assert value.isfinite().all()
+        assert torch.equal(value, built[1][key])
+        if key.split(".")[-1].startswith("W"):
+            assert not torch.equal(value, other[key]), key
+
+
+def test_global_random_states_are_untouched() -> None:
+    before = torch.get_rng_state(), numpy.random.get_state()[1].copy(), random.getstate()  # type: ignore[index]
+    task = tasks.get("modular-addition")
+    task.build_model(0, task.Model(**TINY))
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (numpy.random.get_state()[1] == before[1]).all()  # type: ignore[index]
+    assert random.getstate() == before[2]
+
+
+def test_tensors_of_one_shape_are_drawn_apart() -> None:
+    task = tasks.get("matrix-completion")
+    model = task.build_model(0, task.Model(**{**TINY, "n_layers": 2}))
+    same_shape = [model.blocks[layer].attn.get_parameter(name) for layer in (0, 1) for name in ("W_Q", "W_K", "W_V")]
+    assert len({tuple(weights.flatten().tolist()) for weights in same_shape}) == 6
+
+
+def test_a_layer_more_leaves_the_others_as_they_were() -> None:
+    task = tasks.get("matrix-completion", n=3, rank=1)
+    one, two = (parameters(task.build_model(0, task.Model(**{**TINY, "n_layers": n}))) for n in (1, 2))
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+# --- sizes, as the fact sheet counts them
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "settings", "count"),
+    [
+        ("modular-addition", {}, {}, 226_048),
+        ("modular-addition", {}, {"biases": "mlp"}, 226_048 + 640),
+        ("modular-addition", {"equals_class": True}, {}, 226_048 + 128),
+        ("miiii", {}, {}, 1_195_264),
+        ("miiii", {}, {"d_model": 128}, 401_024),
+    ],
+)
+def test_trainable_parameters_are_counted_as_published(
+    name: str, config: dict[str, Any], settings: dict[str, Any], count: int
+) -> None:
+    task = tasks.get(name, **config)
+    assert trainable(task.build_model(0, task.Model(**settings))) == count
+
+
+def test_shapes_follow_the_settings() -> None:
+    task = tasks.get("matrix-completion", n=3, rank=1, grid_max=1.2, grid_step=0.05)
+    model = task.build_model(0, task.Model(n_layers=2, n_heads=3, d_model=8, d_head=5, d_mlp=7, n_ctx=10))
+    block = model.blocks[1]
+    assert block.attn.W_Q.shape == (3, 8, 5)
+    assert block.attn.W_O.shape == (3, 5, 8)
+    assert block.mlp.W_in.shape == (8, 7)
+    assert model.embed.W_E.shape == (50, 8)
+    assert model.pos_embed.W_pos.shape == (10, 8)
+    assert "mlp" not in dict(task.build_model(0, task.Model(**TINY, attn_only=True)).blocks[0].named_children())
+
+
+# --- initialisation
+
+
+def assert_std(weights: Tensor, expected: float) -> None:
+    """5 standard errors of a sample standard deviation, σ/√(2N); a cut normal's is smaller than that."""
+    n = weights.numel()
+    assert abs(weights.double().std().item() - expected) <= 5 * expected / math.sqrt(2 * n)
+    assert abs(weights.double().mean().item()) <= 5 * expected / math.sqrt(n)
+
+
+def test_the_variance_of_a_normal_cut_at_two() -> None:
+    """1 − 4 φ(2) / (2 Φ(2) − 1), square root."""
+    density = math.exp(-2) / math.sqrt(2 * math.pi)
+    assert math.sqrt(1 - 4 * density / math.erf(math.sqrt(2))) == pytest.approx(STD_OF_NORMAL_CUT_AT_2, rel=1e-14)
+
+
+def test_nanda_initialisation() -> None:
+    """N(0, 1/d_model), the unembedding N(0, 1/outputs) (code of Nanda et al. 2023)."""
+    task = tasks.get("modular-addition", equals_class=True)
+    model = task.build_model(0)
+    for name, weights in parameters(model).items():
+        if is_bias(name):
+            assert (weights == 0).all()
+        else:
+            assert_std(weights, (114 if name.endswith("W_U") else 128) ** -0.5)
+            assert weights.numel() < 1000 or weights.abs().max() > 2.5 * weights.std()
+
+
+def test_he_initialisation_has_the_fans_of_the_miiii_code() -> None:
+    """Table of the fact sheet (1.2), at d 256, p 113, 29 primes; no weight beyond two standard deviations before rescaling."""
+    model = tasks.get("miiii").build_model(0)
+    fans = {"W_E": 114, "W_pos": 3, "W_Q": 4 * 256, "W_K": 4 * 256, "W_V": 4 * 256, "W_O": 256}
+    fans |= {"W_in": 256, "W_out": 1024, "W_U": 29 * 256}
+    printed = {"W_E": 0.132, "W_pos": 0.816, "W_Q": 0.0442, "W_K": 0.0442, "W_V": 0.0442, "W_O": 0.0884}
+    printed |= {"W_in": 0.0884, "W_out": 0.0442, "W_U": 0.0164}
+    seen = set()
+    for name, weights in parameters(model).items():
+        kind = name.split(".")[-1]
+        if is_bias(name):
+            assert (weights == 0).all()
+            continue
+        seen.add(kind)
+        std = math.sqrt(2 / fans[kind])
+        # The sheet prints three figures, some of them cut rather than rounded.
+        assert std == pytest.approx(printed[kind], rel=5e-3)
+        assert_std(weights, std)
+        edge = 2 * std / STD_OF_NORMAL_CUT_AT_2
+        assert 0.98 * edge < weights.abs().max() <= edge * (1 + 1e-6)
+    assert seen == set(fans)
+    one_task = tasks.get("modular-addition").build_model(0, tasks.get("miiii").Model())
+    assert_std(one_task.unembed.W_U, math.sqrt(2 / 256))
+
+
+def test_normal_initialisation_has_one_standard_deviation_and_plain_layer_norms() -> None:
+    task = tasks.get("matrix-completion")
+    model = task.build_model(0, task.Model(n_layers=2, n_heads=4, d_model=64, init_std=0.1, mask_embedding="learned"))
+    norms = 0
+    for name, weights in parameters(model).items():
+        if name.endswith(".w"):
+            norms += 1
+            assert (weights == 1).all()
+        elif name.split(".")[-1].startswith("b"):
+            assert (weights == 0).all()
+        else:
+            assert_std(weights, 0.1)
+    assert norms == 5
+
+
+# --- what trains
+
+
+@pytest.mark.parametrize(
+    ("biases", "training"),
+    [("frozen", set()), ("mlp", {"b_in", "b_out"}), ("trained", {"b_in", "b_out", "b_Q", "b_V", "b_O", "b_U"})],
+)
+@pytest.mark.parametrize("normalization", [None, "LN"])
+def test_frozen_biases_stay_zero_and_the_others_learn(
+    biases: Any, training: set[str], normalization: Any
+) -> None:
+    """b_K moves only by rounding: a constant added to every key changes no softmax."""
+    task = tasks.get("modular-addition", p=11)
+    model = task.build_model(0, task.Model(**TINY, biases=biases, normalization=normalization))
+    before = parameters(model)
+    batch = task.sample(None, split="train")
+    updates = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=1.0, betas=(0.9, 0.98))
+    for _ in range(3):
+        updates.zero_grad()
+        task.loss(model(batch.tokens), batch).backward()
+        updates.step()
+    for name, parameter in model.named_parameters():
+        kind = name.split(".")[-1]
+        if not is_bias(name):
+            assert parameter.requires_grad
+            assert not torch.equal(parameter, before[name]), name
+        elif kind != "b_K":
+            assert parameter.requires_grad == (kind in training)
+            assert (parameter != 0).any().item() == (kind in training), name
+        elif biases != "trained":
+            assert not parameter.requires_grad
+            assert (parameter == 0).all()
+
+
+@pytest.mark.parametrize("name", ["modular-addition", "miiii"])
+def test_the_published_direction_of_attention(name: str) -> None:
+    task = tasks.get(name, p=11)
+    model = task.build_model(0)
+    tokens = task.sample(5).tokens
+    other = tokens.clone()
+    other[:, 1] = (tokens[:, 1] + 1) % 11
+    sees_later = not torch.equal(model(tokens)[:, 0], model(other)[:, 0])
+    assert sees_later == (name == "miiii")
+    assert not torch.equal(model(tokens)[:, 2], model(other)[:, 2])

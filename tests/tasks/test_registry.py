@@ -1,0 +1,132 @@
+"""Registering tasks, and getting them by name; the third-party task of the documentation's length."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import torch
+
+import tasks
+from tasks import TaskError, catalog, registry
+
+THIRD_PARTY = Path(__file__).with_name("third_party_task.py")
+
+
+@pytest.fixture
+def third_party() -> Iterator[str]:
+    spec = importlib.util.spec_from_file_location("third_party_task", THIRD_PARTY)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    yield "largest-token"
+    forget("largest-token")
+
+
+def forget(name: str) -> None:
+    registry._CLASSES.pop(name, None)
+    catalog.registered.discard(name)
+
+
+def test_a_third_party_task_takes_fewer_than_60_lines() -> None:
+    assert len(THIRD_PARTY.read_text(encoding="utf-8").splitlines()) < 60
+
+
+def test_a_third_party_task_has_everything_a_built_in_one_has(third_party: str) -> None:
+    assert third_party in tasks.list()
+    task = tasks.get(third_party, length=4)
+    batch = task.sample(16, seed=1)
+    assert batch.targets.tolist() == [max(row) for row in batch.tokens.tolist()]
+    model = task.build_model(seed=0, settings=task.Model(n_layers=1, n_heads=2, d_model=8))
+    task.check_model(model)
+    output = model(batch.tokens)
+    loss = task.loss(output, batch)
+    loss.backward()
+    assert 0 < loss.item() < 10
+    assert torch.equal(loss, task.loss(task.read(output), batch))
+    accuracy = tasks.pool(task.metrics(output, batch))["accuracy"]
+    assert accuracy == (output[:, -1].argmax(-1) == batch.targets).double().mean().item()
+    assert task.metrics(output, batch)["accuracy"].shape == (16,)  # type: ignore[union-attr]
+
+
+def test_the_same_class_may_be_registered_again_and_another_may_not(third_party: str) -> None:
+    mine = tasks.task_class(third_party)
+    assert tasks.register(third_party)(mine) is mine
+    with pytest.raises(TaskError, match="'largest-token' is taken by third_party_task.LargestToken"):
+        tasks.register(third_party)(type("LargestToken", (mine,), {"__module__": "elsewhere"}))
+    assert tasks.task_class(third_party) is mine
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_built_in_name_cannot_be_taken(
+    loaded: bool, third_party: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also before the built-in task is imported, so that the import order cannot decide what a name means."""
+    monkeypatch.setattr(registry, "_CLASSES", dict(registry._CLASSES))
+    mine = tasks.task_class(third_party)
+    if loaded:
+        tasks.task_class("miiii")
+    else:
+        registry._CLASSES.pop("miiii", None)
+    with pytest.raises(TaskError, match="'miiii' is taken by tasks.modular_arithmetic"):
+        tasks.register("miiii")(mine)
+    assert mine.name == third_party
+
+
+def test_a_task_of_an_installed_package_is_found_by_its_entry_point(
+    third_party: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = tasks.task_class(third_party)
+
+    class Point(EntryPoint):
+        def load(self) -> type[tasks.Task]:
+            return mine
+
+    point = Point("from-a-package", "somewhere:LargestToken", "interp_tasks.tasks")
+
+    def entry_points(group: str, name: str | None = None) -> list[EntryPoint]:
+        assert group == "interp_tasks.tasks"
+        return [point] if name in (None, point.name) else []
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(catalog, "entry_points", entry_points)
+    assert "from-a-package" in tasks.list()
+    assert isinstance(tasks.get("from-a-package"), mine)
+    forget("from-a-package")
+
+
+def test_an_unknown_name_is_refused_in_one_line() -> None:
+    with pytest.raises(TaskError, match="^no task 'modular-adition': did you mean 'modular-addition'") as refused:
+        tasks.get("modular-adition")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "says"),
+    [
+        ("matrix-completion", {"rnk": 2}, "no setting task.rnk"),
+        ("matrix-completion", {"n": 0}, "task.n: .*greater than or equal to 1, got 0"),
+        ("matrix-completion", {"n": 3, "rank": 4}, "rank 4 exceeds the sides of a 3×3 matrix"),
+        ("matrix-completion", {"grid_max": 1.0, "grid_step": 0.3}, "not a multiple of grid_step 0.3; 0.9 is"),
+        ("matrix-completion", {"n": 2, "rank": 1, "mask": ("..", ".")}, "2 rows of 2 characters"),
+        ("matrix-completion", {"n": 2, "rank": 1, "mask": ("..", ".x")}, "each '.' or '#'"),
+        ("matrix-completion", {"p_mask": 1.5, "scale": 0}, "task.scale: .*, got 0; task.p_mask: .*, got 1.5"),
+        ("modular-addition", {"p": 100}, "p must be prime; 101 is the nearest, got 100"),
+        ("modular-addition", {"p": 3, "train_fraction": 0.95}, "leaves a split empty"),
+        ("miiii", {"primes": (2, 9)}, r"must be primes below p = 113, not \[9\]"),
+        ("miiii", {"primes": ()}, "not an empty list"),
+        ("miiii", {"primes": (113,)}, r"not \[113\]"),
+        ("miiii", {"primes": (3, 2)}, "ascending"),
+        ("miiii", {"primes": (2, 2)}, "ascending, each once"),
+        ("miiii", {"primes": (2, 7), "variant": "masked"}, "leaves nothing to train"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused_in_one_line(
+    name: str, config: dict[str, object], says: str
+) -> None:
+    with pytest.raises(TaskError, match=says) as refused:
+        tasks.get(name, **config)
+    assert "\n" not in str(refused.value)
