@@ -78,11 +78,10 @@ def train(
         "model": {"own": config_to_json(model.cfg, torch.float32)} if own_model else settings.model_dump(mode="json"),
         "train": config.model_dump(mode="json"),
     }
-    with (
-        _reproducible(config),
-        RunFolder.open(out, described, run_info(task, config, preset, device)) as folder,
-    ):
-        _Loop(task, model, config, folder, device, observers, progress).run()
+    with _reproducible(config):
+        loop = _Loop(task, model, config, device, observers, progress)
+        with RunFolder.open(out, described, run_info(task, config, preset, device)) as folder:
+            loop.run(folder)
     return out
 
 
@@ -94,12 +93,11 @@ class _Loop:
         task: Task,
         model: HookedTransformer,
         config: TrainConfig,
-        folder: RunFolder,
         device: str,
         observers: Sequence[Observer],
         progress: Progress | None,
     ) -> None:
-        self.task, self.model, self.config, self.folder = task, model, config, folder
+        self.task, self.model, self.config = task, model, config
         self.device, self.progress = device, progress
         self.whole_split = None if config.batch_size else self._sample(None, "train", 0)
         self.validation = self._sample(config.eval_samples, "validation", config.seed)
@@ -109,14 +107,14 @@ class _Loop:
         self.updater = Updater(model, config)
         self.observers = [*observers, *self._observer_of_activations()]
 
-    def run(self) -> None:
-        start = self._resume()
+    def run(self, folder: RunFolder) -> None:
+        start = self._resume(folder)
         wanted = set(self.config.checkpoint_steps(self.task.published_steps))
         if start is None:
             start = 0
-            self._after(0, {}, wanted)
+            self._after(folder, 0, {}, wanted)
         for step in range(start, self.config.steps):
-            self._after(step + 1, self._update(step), wanted)
+            self._after(folder, step + 1, self._update(step), wanted)
 
     def batch(self, step: int) -> Batch:
         """The examples of update number ``step``, counted from 0."""
@@ -145,22 +143,22 @@ class _Loop:
             self.updater.update(step)
         return line
 
-    def _after(self, step: int, line: dict[str, Any], wanted: set[int]) -> None:
+    def _after(self, folder: RunFolder, step: int, line: dict[str, Any], wanted: set[int]) -> None:
         """Log, observe and store the model as it is after ``step`` updates."""
         last = step == self.config.steps
         if step % self.config.log_every == 0 or step in wanted or last:
             line |= self._evaluate(step)
         for observer in self.observers:
             if step % observer.every == 0 or last:
-                line |= observer(step, self.model, self.folder.path)
+                line |= observer(step, self.model, folder.path)
         if line:
             line = {"step": step, **line}
-            self.folder.log(line)
+            folder.log(line)
             if self.progress:
                 self.progress(step, self.config.steps, line)
         if step in wanted:
             state = TrainingState(self.updater.state())
-            self.folder.save(step, self.model, self.task, state, metrics=line.get("validation"))
+            folder.save(step, self.model, self.task, state, metrics=line.get("validation"))
 
     @torch.no_grad()
     def _evaluate(self, step: int) -> dict[str, Any]:
@@ -177,7 +175,7 @@ class _Loop:
         }
         if not all(parameter.isfinite().all() for parameter in self.updater.parameters.values()):
             raise UserError(
-                f"training diverged: weights are not finite at step {step} of {self.folder.path}; "
+                f"training diverged: weights are not finite at step {step}; "
                 "lower train.learning_rate, or set train.warmup_steps or train.clip_norm"
             )
         return line
@@ -200,8 +198,8 @@ class _Loop:
         fixed = self._sample(config.observe_samples, "validation", derive_seed(config.seed, "observe"))
         return [Activations(config.observe, config.observe_every, fixed, self.model)]
 
-    def _resume(self) -> int | None:
-        point = self.folder.resume()
+    def _resume(self, folder: RunFolder) -> int | None:
+        point = folder.resume()
         if point is None:
             return None
         point.restore(self.model)

@@ -1,0 +1,274 @@
+"""Whole runs: what they store, that they resume and extend exactly, and how they refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tasks
+from interp_tasks import UserError, load_checkpoint, train
+from interp_tasks.checkpoints import read_metrics, read_run, stored_steps
+from interp_tasks.training.observers import Activations
+
+REPOSITORY = Path(__file__).parents[2]
+TINY = {"d_model": 8, "n_heads": 2}
+
+
+@pytest.fixture
+def addition():
+    return tasks.get("modular-addition", p=7)
+
+
+@pytest.fixture
+def matrices():
+    return tasks.get("matrix-completion", n=2, rank=1, grid_max=1, grid_step=0.1)
+
+
+def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(run / "checkpoints" / f"{step:08d}" / "model.safetensors")
+
+
+def assert_same_weights(one: Path, other: Path, step: int) -> None:
+    expected = weights(other, step)
+    for name, tensor in weights(one, step).items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+HARD = {
+    "batch_size": 6,
+    "grokfast": "ema",
+    "dropout": 0.2,
+    "clip_norm": 0.5,
+    "warmup_steps": 5,
+    "weight_decay": 0.1,
+    "checkpoint_every": 4,
+    "log_every": 3,
+    "threads": 1,
+}
+
+
+def test_an_extended_run_equals_one_that_was_long_from_the_start(addition, tmp_path):
+    train(addition, out=tmp_path / "long", settings=TINY, config={**HARD, "steps": 14})
+    train(addition, out=tmp_path / "short", settings=TINY, config={**HARD, "steps": 6})
+    torch.manual_seed(99)  # the state of the process that resumes is not the run's
+    train(addition, out=tmp_path / "short", settings=TINY, config={**HARD, "steps": 14})
+    assert_same_weights(tmp_path / "short", tmp_path / "long", 14)
+    assert stored_steps(tmp_path / "long") == [0, 1, 2, 4, 8, 12, 14]
+
+
+def test_the_seed_makes_the_run(addition, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(addition, out=tmp_path / name, settings=TINY, config={**HARD, "steps": 5, "seed": seed})
+    assert_same_weights(tmp_path / "a", tmp_path / "b", 5)
+    assert not torch.equal(weights(tmp_path / "a", 5)["embed.W_E"], weights(tmp_path / "c", 5)["embed.W_E"])
+
+
+def test_a_run_leaves_global_state_as_it_was(addition, tmp_path):
+    torch.manual_seed(5)
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    train(addition, out=tmp_path / "run", settings=TINY, config={"steps": 2, "threads": threads + 1})
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+
+
+def test_killed_runs_end_with_the_same_bytes():
+    script = REPOSITORY / "benchmarks" / "kill_and_resume.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--kills", "3", "--steps", "60", "--fork"],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["kills"] == 3
+    assert result["identical"] is True
+
+
+def test_the_update_is_the_one_torch_would_make(addition, tmp_path):
+    """Three full-batch AdamW steps written out by hand on the hooked model."""
+    config = {"steps": 3, "learning_rate": 0.01, "weight_decay": 0.5, "betas": (0.8, 0.9), "warmup_steps": 2}
+    run = train(addition, out=tmp_path / "run", settings=TINY, config=config)
+    model = addition.build_model(0, addition.Model(**TINY))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.5, betas=(0.8, 0.9))
+    batch = addition.sample(None, split="train")
+    for rate in (0.005, 0.01, 0.01):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        logits = model(batch.tokens)[:, -1].double()
+        torch.nn.functional.cross_entropy(logits, batch.targets).backward()
+        optimizer.step()
+    stored = weights(run, 3)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(stored[name], parameter.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_online_batches_are_fresh_and_a_function_of_the_step(matrices, tmp_path):
+    seen = []
+    real = type(matrices).sample
+
+    def watched(self, n, seed=0, split="test"):
+        batch = real(self, n, seed, split)
+        if split == "train":
+            seen.append(batch.targets)
+        return batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(matrices), "sample", watched)
+        config = {"steps": 3, "batch_size": 4, "log_every": 100, "checkpoint_every": 100}
+        train(matrices, out=tmp_path / "run", settings=TINY, config=config)
+    distinct = {tuple(targets.flatten().tolist()) for targets in seen}
+    assert len(distinct) == 3
+
+
+def test_log_lines_hold_the_metrics_of_the_stored_weights(addition, tmp_path):
+    run = train(addition, out=tmp_path / "run", settings=TINY, config={"steps": 4, "eval_samples": None})
+    line = read_metrics(run)[-1]
+    checkpoint = load_checkpoint(f"{run}@last")
+    assert checkpoint.task == addition
+    for split in ("train", "validation"):
+        batch = addition.sample(None, split=split)
+        with torch.no_grad():
+            expected = tasks.pool(addition.metrics(checkpoint.model(batch.tokens), batch))
+        assert line[split] == pytest.approx(expected, rel=1e-5)
+    assert checkpoint.meta["metrics"] == pytest.approx(line["validation"])
+    assert line["train_loss"] == pytest.approx(line["train"]["loss"], rel=1e-6)
+
+
+def test_run_json_holds_the_resolved_config_and_where_it_ran(addition, tmp_path):
+    run = train(addition, out=tmp_path / "run", preset="cpu", settings=TINY, config={"steps": 1})
+    stored = read_run(run)
+    assert stored["config"]["train"]["weight_decay"] == 3.0
+    assert stored["config"]["train"]["threads"] == torch.get_num_threads()
+    assert stored["config"]["task"] == {"name": "modular-addition", **addition.model_dump(mode="json")}
+    assert stored["preset"] == "cpu"
+    assert stored["drop_metric"] == {"name": "accuracy", "direction": "up"}
+    assert {"python", "torch", "transformer-lens", "interp-tasks"} <= set(stored["versions"])
+
+
+def test_gradient_norms_and_activations_at_their_own_cadence(addition, tmp_path):
+    config = {
+        "steps": 6,
+        "log_every": 100,
+        "checkpoint_every": 100,
+        "gradient_norms_every": 3,
+        "grokfast": "ema",
+        "observe": ["blocks.0.mlp.hook_post"],
+        "observe_every": 2,
+        "observe_samples": 5,
+    }
+    run = train(addition, out=tmp_path / "run", settings=TINY, config=config)
+    norms = {line["step"]: line["gradient_norm"] for line in read_metrics(run) if "gradient_norm" in line}
+    assert sorted(norms) == [3, 6]
+    assert set(norms[3]) == {"raw", "filtered"}
+    assert norms[3]["filtered"]["embed.W_E"] > norms[3]["raw"]["embed.W_E"] > 0
+    files = sorted(path.name for path in (run / "activations").iterdir())
+    assert files == [f"{step:08d}.safetensors" for step in (0, 2, 4, 6)]
+    stored = load_file(run / "activations" / files[-1])
+    assert stored["blocks.0.mlp.hook_post"].shape == (5, 3, 32)
+    _, cache = load_checkpoint(f"{run}@6").model.run_with_cache(stored["tokens"])
+    torch.testing.assert_close(stored["blocks.0.mlp.hook_post"], cache["blocks.0.mlp.hook_post"])
+
+
+def test_an_unknown_activation_is_refused_before_training(addition, tmp_path):
+    with pytest.raises(UserError, match=r"no activation 'hook_pots' to observe"):
+        train(addition, out=tmp_path / "run", settings=TINY, config={"steps": 1, "observe": ["hook_pots"]})
+
+
+def test_observers_of_ones_own_add_to_the_log(addition, tmp_path):
+    class WeightNorm:
+        every = 2
+
+        def __call__(self, step, model, run):
+            return {"weight_norm": model.embed.W_E.norm().item()}
+
+    run = train(
+        addition, out=tmp_path / "run", settings=TINY, config={"steps": 5}, observers=[WeightNorm()]
+    )
+    assert [line["step"] for line in read_metrics(run) if "weight_norm" in line] == [0, 2, 4, 5]
+
+
+def test_a_model_of_ones_own_trains_in_place_and_resumes(addition, tmp_path):
+    def own_model():
+        return addition.build_model(3, addition.Model(**TINY, n_layers=2, normalization="LN", init="normal"))
+
+    model = own_model()
+    before = model.embed.W_E.detach().clone()
+    run = train(addition, out=tmp_path / "run", model=model, config={**HARD, "steps": 4})
+    assert not torch.equal(model.embed.W_E, before)
+    assert torch.equal(weights(run, 4)["embed.W_E"], model.embed.W_E)
+    train(addition, out=run, model=own_model(), config={**HARD, "steps": 8})
+    straight = train(addition, out=tmp_path / "straight", model=own_model(), config={**HARD, "steps": 8})
+    assert_same_weights(run, straight, 8)
+
+
+def test_bf16_keeps_float32_weights_and_stays_close(matrices, tmp_path):
+    """Twenty steps in bfloat16: 8 bits of mantissa, so the loss agrees to a few per cent, not more."""
+    losses = {}
+    for precision in ("float32", "bf16"):
+        config = {"steps": 20, "batch_size": 32, "precision": precision, "betas": (0.9, 0.999)}
+        run = train(matrices, out=tmp_path / precision, settings=TINY, config=config)
+        assert all(tensor.dtype == torch.float32 for tensor in weights(run, 20).values())
+        losses[precision] = read_metrics(run)[-1]["train_loss"]
+    assert losses["bf16"] == pytest.approx(losses["float32"], rel=0.05)
+    assert losses["bf16"] != losses["float32"]
+
+
+def test_masked_row_stays_zero_through_training_and_resuming(matrices, tmp_path):
+    config = {"batch_size": 8, "weight_decay": 0.1, "checkpoint_every": 3, "threads": 1}
+    train(matrices, out=tmp_path / "run", settings=TINY, config={**config, "steps": 3})
+    run = train(matrices, out=tmp_path / "run", settings=TINY, config={**config, "steps": 6})
+    table = weights(run, 6)["embed.W_E"]
+    assert not table[0].any()
+    assert table[1:].any()
+
+
+def test_an_evaluation_that_hides_nothing_logs_null(tmp_path):
+    task = tasks.get("matrix-completion", n=2, rank=1, grid_max=1, grid_step=0.1, p_mask=0.0)
+    run = train(task, out=tmp_path / "run", settings=TINY, config={"steps": 1, "batch_size": 4})
+    assert read_metrics(run)[-1]["validation"]["mse_masked"] is None
+
+
+def test_divergence_is_one_line(matrices, tmp_path):
+    config = {"steps": 200, "batch_size": 4, "learning_rate": 1e30, "log_every": 1}
+    with pytest.raises(UserError, match=r"^training diverged.*lower train.learning_rate.*$"):
+        train(matrices, out=tmp_path / "run", settings=TINY, config=config)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"preset": "gpu"}, "no preset 'gpu': presets are cpu, reference, paper"),
+        ({"config": {"step": 1}}, "did you mean train.steps"),
+        ({"settings": {"d_modle": 8}}, "no setting model.d_modle"),
+        ({"settings": {"d_model": 10, "n_heads": 4}}, "does not divide into 4 heads"),
+        ({"device": "cuda"}, "torch sees no CUDA GPU"),
+    ],
+)
+def test_refusals_are_one_line_and_leave_nothing(addition, tmp_path, arguments, message):
+    if arguments.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UserError) as caught:
+        train(addition, out=tmp_path / "run", **arguments)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_finite_split_is_needed_for_full_batches(matrices, tmp_path):
+    with pytest.raises(tasks.TaskError, match="say how many"):
+        train(matrices, out=tmp_path / "run", settings=TINY, config={"steps": 1})
+    assert not (tmp_path / "run").exists()
+
+
+def test_activations_observer_is_part_of_the_api(addition):
+    model = addition.build_model(0, addition.Model(**TINY))
+    observer = Activations(("hook_embed",), 1, addition.sample(2), model)
+    assert observer.every == 1
