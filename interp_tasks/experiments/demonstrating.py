@@ -130,11 +130,12 @@ def conclude_matrix_completion(frame: pandas.DataFrame, config: dict[str, Any]) 
         f"published claim that it hardly changes {verdict(abs(change) < HARDLY)} "
         f"(rule: by less than {HARDLY:.0%}).",
         f"After it (step {after['step']}), mse_masked goes from {number(after['baseline'])} to "
-        f"{value_text(after)}, which is {ratio:.2f} of r/9 = {number(guess)}, the error of guessing 0. The published claim that it goes back to about r/9 "
-        f"{verdict(ABOUT[0] <= ratio <= ABOUT[1])} (rule: {ABOUT[0]} to {ABOUT[1]} of it; published 0.98).",
+        f"{value_text(after)}, which is {ratio:.2f} of r/9 = {number(guess)}, the error of guessing 0. The "
+        f"published claim that it goes back to about r/9 {verdict(ABOUT[0] <= ratio <= ABOUT[1])} "
+        f"(rule: {ABOUT[0]} to {ABOUT[1]} of it; published 0.98).",
         f"mse_observed goes from {number(seen['baseline'])} to {number(seen['value'])}, {observed:.3f} of "
-        f"r/9. The published claim that it stays small {verdict(observed < SMALL)} (rule: below {SMALL} of r/9; "
-        "published 0.017).",
+        f"r/9. The published claim that it stays small {verdict(observed < SMALL)} "
+        f"(rule: below {SMALL} of r/9; published 0.017).",
     ]
 
 

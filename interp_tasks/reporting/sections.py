@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from interp_tasks.reporting.numbers import number
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects
 
 
+@runtime_checkable
 class Section(Protocol):
     """Anything with a title that renders itself; ``identifier`` is unique on the page and safe in an id."""
 
