@@ -14,7 +14,7 @@ The rule, in order:
    about as fast along its plateau as in the middle of its drop (a steady decay), or if the plateau is shorter
    than three logged values or a hundredth of the run (training's first steps).
 
-"Lasting" means that the median of the next few logged values is past the level too, and that of the few before
+"Lasting" means that the median of the next few logged values is past the level too, and that of those before
 is not: neither a spike (a slingshot, a lucky evaluation) nor a metric that has yet to rise to its plateau is
 taken for a crossing.
 """

@@ -27,7 +27,7 @@ from tasks.base import Task
 
 def save_checkpoint(
     path: str | Path,
-    model: HookedTransformer,
+    model: torch.nn.Module,
     task: Task | None = None,
     step: int = 0,
     *,
@@ -39,6 +39,7 @@ def save_checkpoint(
 
     Args:
         path: the folder to make; one that exists is refused.
+        model: a ``HookedTransformer``, of any architecture that its config describes.
         task: what the model was trained on; without one, commands ask for ``--task`` or ``--tokens``.
         step: number of updates made so far.
         weights_dtype: ``"float16"`` halves the file; the model comes back in its own dtype. ``None``: as is.

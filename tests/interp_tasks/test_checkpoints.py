@@ -1,0 +1,258 @@
+"""Saving and loading: what comes back is what went in, bit for bit, whoever built the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+import tasks
+from interp_tasks.checkpoints import (
+    TrainingState,
+    load_checkpoint,
+    load_checkpoints,
+    load_parameters,
+    save_checkpoint,
+)
+from interp_tasks.checkpoints.meta import read_meta
+from interp_tasks.checkpoints.training_state import read_training_state
+from interp_tasks.errors import UserError
+from tasks.hooked import construct
+
+
+def build(seed: int = 0, **changes: Any) -> HookedTransformer:
+    sizes = {
+        "n_layers": 2,
+        "d_model": 8,
+        "n_ctx": 5,
+        "d_head": 4,
+        "n_heads": 2,
+        "d_vocab": 7,
+        "device": "cpu",
+    }
+    config = HookedTransformerConfig(**{**sizes, "act_fn": "gelu", "init_weights": False, **changes})
+    model = construct(config)
+    stream = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=stream))
+    return model
+
+
+def tokens() -> Tensor:
+    return torch.randint(0, 7, (3, 5), generator=torch.Generator().manual_seed(1))
+
+
+def matrix_task() -> tasks.Task:
+    return tasks.get("matrix-completion", n=3, rank=1, grid_max=1.2, grid_step=0.1)
+
+
+def matrix_model(task: tasks.Task) -> HookedTransformer:
+    return task.build_model(0, task.Model(n_layers=1, n_heads=2, d_model=8, biases="frozen"))
+
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "causal": {},
+    "bidirectional": {"attention_dir": "bidirectional"},
+    "folded LayerNorm": {"normalization_type": "LNPre"},
+    "no LayerNorm": {"normalization_type": None, "act_fn": "relu"},
+    "RMS": {"normalization_type": "RMS", "gated_mlp": True, "act_fn": "silu"},
+    "attention only": {"attn_only": True, "act_fn": None},
+    "rotary": {"positional_embedding_type": "rotary"},
+    "shortformer": {"positional_embedding_type": "shortformer"},
+    "seeded": {"seed": 5, "init_weights": True, "initializer_range": np.float64(0.3)},
+    "wide read-out": {"d_vocab_out": 11},
+    "grouped queries": {"n_key_value_heads": 1},
+    "local attention": {"use_local_attn": True, "window_size": 2, "attn_types": ["local", "global"]},
+    "float64": {"dtype": torch.float64},
+    "hooked results": {"use_attn_result": True, "use_split_qkv_input": True, "use_hook_mlp_in": True},
+}
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_any_hooked_transformer_comes_back_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    model = build(**ARCHITECTURES[kind])
+    saved = save_checkpoint(tmp_path / "own", model, task=None, step=12)
+    checkpoint = load_checkpoint(saved)
+    assert torch.equal(checkpoint.model(tokens()), model(tokens()))
+    assert (checkpoint.task, checkpoint.step, checkpoint.run) == (None, 12, None)
+    for field in dataclasses.fields(model.cfg):
+        assert getattr(checkpoint.model.cfg, field.name) == getattr(model.cfg, field.name), field.name
+
+
+def test_a_task_comes_back_with_its_config_and_frozen_parameters(tmp_path: Path) -> None:
+    task = matrix_task()
+    model = matrix_model(task)
+    checkpoint = load_checkpoint(
+        save_checkpoint(tmp_path / "one", model, task, 3, metrics={"mse": np.float32(0.5)})
+    )
+    assert checkpoint.task == task
+    assert checkpoint.require_task() == task
+    assert checkpoint.meta["metrics"] == {"mse": 0.5}
+    flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    assert {name: parameter.requires_grad for name, parameter in checkpoint.model.named_parameters()} == flags
+    assert not all(flags.values())
+    batch = task.sample(4)
+    assert torch.equal(checkpoint.model(batch.tokens), model(batch.tokens))
+
+
+def test_only_parameters_are_stored(tmp_path: Path) -> None:
+    model = build()
+    stored = load_file(save_checkpoint(tmp_path / "one", model) / "model.safetensors")
+    assert stored.keys() == dict(model.named_parameters()).keys()
+    assert "blocks.0.attn.IGNORE" in model.state_dict()
+
+
+def test_meta_says_what_made_it(tmp_path: Path) -> None:
+    meta = json.loads((save_checkpoint(tmp_path / "one", build(), step=4) / "meta.json").read_text())
+    assert meta["step"] == 4
+    assert meta["task"] is None
+    assert meta["model"]["dtype"] == "float32"
+    assert "device" not in meta["model"]
+    assert meta["parameters"]["embed.W_E"] == [7, 8]
+    assert {"interp-tasks", "torch", "transformer-lens", "python"} <= meta["versions"].keys()
+
+
+def test_float16_halves_the_file_and_comes_back_in_the_models_dtype(tmp_path: Path) -> None:
+    model = build(d_model=32, d_head=16)
+    whole = save_checkpoint(tmp_path / "whole", model)
+    half = save_checkpoint(tmp_path / "half", model, weights_dtype="float16")
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in (whole, half)]
+    assert sizes[1] < 0.6 * sizes[0]
+    back = load_checkpoint(half).model
+    for name, parameter in back.named_parameters():
+        original = dict(model.named_parameters())[name]
+        assert parameter.dtype == torch.float32
+        assert torch.equal(parameter, original.half().float()), name
+
+
+def test_a_model_cast_after_construction_keeps_its_dtype(tmp_path: Path) -> None:
+    model = build()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.double()
+    assert model.cfg.dtype == torch.float32
+    back = load_checkpoint(save_checkpoint(tmp_path / "one", model)).model
+    assert all(
+        torch.equal(one, other) for one, other in zip(back.parameters(), model.parameters(), strict=True)
+    )
+    assert back.cfg.dtype == torch.float64
+
+
+def test_parameters_that_are_views_are_stored_whole(tmp_path: Path) -> None:
+    model = build()
+    packed = torch.randn(2, 2, 8, 4)
+    model.blocks[0].attn.W_Q.data = packed[0]
+    model.blocks[0].attn.W_K.data = packed[1]
+    model.blocks[0].attn.W_V.data = packed[0].mT.contiguous().mT
+    back = load_checkpoint(save_checkpoint(tmp_path / "one", model)).model
+    assert torch.equal(back(tokens()), model(tokens()))
+
+
+def test_loading_leaves_global_randomness_alone(tmp_path: Path) -> None:
+    saved = save_checkpoint(tmp_path / "one", build(**ARCHITECTURES["seeded"]))
+    # Python's own generator is left out: the type checker that the tests switch on draws from it.
+    torch.manual_seed(0)
+    np.random.seed(0)
+    expected = torch.rand(1).item(), np.random.rand()
+    torch.manual_seed(0)
+    np.random.seed(0)
+    load_checkpoint(saved)
+    assert (torch.rand(1).item(), np.random.rand()) == expected
+
+
+def test_loading_asks_no_network_for_a_tokenizer(tmp_path: Path) -> None:
+    model = build()
+    model.cfg.tokenizer_name = "no-such/tokenizer"
+    back = load_checkpoint(save_checkpoint(tmp_path / "one", model)).model
+    assert back.cfg.tokenizer_name == "no-such/tokenizer"
+    assert back.tokenizer is None
+
+
+def test_training_state_survives_to_the_last_bit(tmp_path: Path) -> None:
+    tensors = {
+        "adam.step": torch.tensor(3.0),
+        "rng": torch.get_rng_state(),
+        "filter": torch.randn(4, 3).T,
+        "nothing": torch.zeros(0),
+        "not finite": torch.tensor([float("inf"), float("nan")]),
+    }
+    data = {"learning_rate": 0.1 + 0.2, "epochs": [1, 2], "name": "µ"}
+    folder = save_checkpoint(tmp_path / "one", build(), training_state=TrainingState(tensors, data))
+    state = read_training_state(folder, read_meta(folder))
+    assert state is not None
+    assert state.data == data
+    for name, tensor in tensors.items():
+        assert torch.equal(state.tensors[name].nan_to_num(7), tensor.nan_to_num(7)), name
+        assert state.tensors[name].dtype == tensor.dtype
+    (folder / "training_state.safetensors").unlink()
+    assert read_training_state(folder, read_meta(folder)) is None
+    assert load_checkpoint(folder).step == 0
+
+
+def test_load_parameters_gives_the_stored_tensors(tmp_path: Path) -> None:
+    model = build()
+    stored = load_parameters(save_checkpoint(tmp_path / "one", model))
+    assert all(torch.equal(stored[name], parameter) for name, parameter in model.named_parameters())
+
+
+def test_a_task_not_registered_here_is_kept_by_name(tmp_path: Path) -> None:
+    class Foreign(type(matrix_task())):  # type: ignore[misc]
+        """A task that some other installation knows."""
+
+    Foreign.name = "from-elsewhere"
+    task = Foreign(n=3, rank=1, grid_max=1.2, grid_step=0.1)
+    checkpoint = load_checkpoint(save_checkpoint(tmp_path / "one", matrix_model(task), task))
+    assert checkpoint.task is None
+    assert checkpoint.meta["task"]["name"] == "from-elsewhere"
+    with pytest.raises(UserError, match=r"'from-elsewhere', which is not registered.*matrix-completion"):
+        checkpoint.require_task()
+
+
+def test_without_a_task_the_message_says_what_to_give(tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(save_checkpoint(tmp_path / "one", build()))
+    with pytest.raises(UserError, match=r"names no task: give --task NAME, or --tokens FILE.npy"):
+        checkpoint.require_task()
+
+
+def test_several_checkpoints_load_one_at_a_time(tmp_path: Path) -> None:
+    for step in (0, 10, 20):
+        save_checkpoint(tmp_path / "run" / "checkpoints" / f"{step:08d}", build(seed=step), step=step)
+    stream = load_checkpoints(f"{tmp_path}/run@all")
+    assert next(stream).step == 0
+    (tmp_path / "run" / "checkpoints" / "00000010" / "meta.json").write_text("{")
+    with pytest.raises(UserError, match="not valid JSON"):
+        next(stream)
+    with pytest.raises(UserError, match=r"names 3 checkpoints.*load_checkpoints"):
+        load_checkpoint(f"{tmp_path}/run@all")
+    with pytest.raises(UserError, match="no checkpoint at step 5"):
+        load_checkpoints(f"{tmp_path}/run@5")
+
+
+def test_references_are_checked_without_torch() -> None:
+    code = (
+        "import sys, interp_tasks.checkpoints as c\n"
+        "try: c.resolve('nowhere@last')\n"
+        "except ValueError as error: print(error)\n"
+        "print(sorted({'torch', 'transformer_lens', 'safetensors'} & set(sys.modules)))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines() == ["no run or checkpoint folder 'nowhere'", "[]"]
+
+
+def test_every_public_name_exists() -> None:
+    import interp_tasks.checkpoints as package
+
+    assert all(getattr(package, name) is not None for name in package.__all__)
+    assert set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        package.nothing  # noqa: B018

@@ -1,0 +1,173 @@
+"""Drops whose place is known, on curves such as the two tasks log; and curves that have none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from interp_tasks.checkpoints import Drop, detect_drop
+
+Curve = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+
+LAST = 20_000
+SCHEDULES = {
+    "every 100": np.arange(0, LAST + 1, 100),
+    "log-spaced": np.unique(np.round(np.geomspace(1, LAST, 160)).astype(int)),
+    "powers of two, then every 50": np.unique(
+        np.concatenate([2 ** np.arange(7), np.arange(0, LAST + 1, 50)])
+    ),
+}
+
+
+def rise(steps: NDArray[np.float64], middle: float, width: float) -> NDArray[np.float64]:
+    return 1 / (1 + np.exp(-(steps - middle) / width))
+
+
+def first_fall(steps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """An untrained read-out is far worse than the plateau, for the first few hundred steps."""
+    return 0.7 * np.exp(-steps / 60)
+
+
+def logged(
+    curve: Curve, schedule: str, noise: float, direction: str = "down"
+) -> tuple[list[int], list[float]]:
+    steps = SCHEDULES[schedule]
+    values = curve(steps.astype(float))
+    stream = np.random.default_rng(0)
+    if direction == "down":
+        values = values * np.exp(noise * stream.normal(size=len(steps)))
+    else:
+        values = np.clip(values + 0.2 * noise * stream.normal(size=len(steps)), 0, 1)
+    return steps.tolist(), values.tolist()
+
+
+DROPS: dict[str, tuple[Curve, str, float, float, float]] = {
+    # curve, direction, its 10% and 90% steps (ln 9 widths either side of the middle), level of the plateau
+    "plateau and drop": (lambda t: 0.11 - 0.08 * rise(t, 9000, 500), "down", 7901, 10099, 0.11),
+    "first fall, plateau, drop": (
+        lambda t: 0.11 + first_fall(t) - 0.08 * rise(t, 9000, 500), "down", 7901, 10099, 0.11,
+    ),
+    "early drop": (lambda t: 0.11 + first_fall(t) - 0.08 * rise(t, 2500, 300), "down", 1841, 3159, 0.11),
+    "slow drop": (lambda t: 0.11 + first_fall(t) - 0.085 * rise(t, 4800, 1000), "down", 2603, 6997, 0.11),
+    "slingshots": (
+        lambda t: 0.11 - 0.08 * rise(t, 9000, 500) + 0.2 * ((t > 15000) & (t < 15150)),
+        "down", 7901, 10099, 0.11,
+    ),
+    "a lucky evaluation": (
+        lambda t: np.where((t > 3000) & (t < 3110), 0.03, 0.11 - 0.08 * rise(t, 9000, 500)),
+        "down", 7901, 10099, 0.11,
+    ),
+    "loss of many decades": (lambda t: 25 * (1 - rise(t, 13000, 200)) + 1e-7, "down", 12561, 13439, 25.0),
+    "loss that rises to its plateau": (
+        lambda t: (4.7 + 20 * (1 - np.exp(-t / 500))) * (1 - rise(t, 13000, 200)), "down", 12561, 13439, 24.7,
+    ),
+    "accuracy": (lambda t: 0.01 + 0.99 * rise(t, 9000, 400), "up", 8121, 9879, 0.01),
+    "creeping accuracy": (
+        lambda t: 0.01 + 0.03 * np.minimum(t / 9000, 1) + 0.96 * rise(t, 9000, 400), "up", 8121, 9879, 0.02,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", DROPS)
+def test_known_drops(name: str, schedule: str, noise: float) -> None:
+    curve, direction, tenth, nine_tenths, plateau = DROPS[name]
+    steps, values = logged(curve, schedule, noise, direction)
+    drop = detect_drop(steps, values, direction)
+    assert drop is not None
+    spacing = max(after - before for before, after in pairwise(steps) if before <= drop.end)
+    slack = 2 * spacing + (0.4 if noise else 0.1) * (nine_tenths - tenth)
+    assert drop.onset == pytest.approx(tenth, abs=slack)
+    assert drop.end == pytest.approx(nine_tenths, abs=slack)
+    assert drop.plateau == pytest.approx(plateau, rel=0.05, abs=0.01)
+    assert drop.onset in steps
+    assert drop.end in steps
+
+
+SMOOTH: dict[str, Curve] = {
+    "flat": lambda t: 0.11 + 0 * t,
+    "first fall only": lambda t: 0.11 + first_fall(t),
+    "warm-up, then first fall only": lambda t: 0.11 + 0.7 * (1 - rise(t, 100, 20)),
+    "exponential decay": lambda t: np.exp(-t / 3000),
+    "slow exponential decay": lambda t: 0.05 + np.exp(-t / 8000),
+    "square-root decay": lambda t: (1 + t / 20) ** -0.5,
+    "hyperbolic decay": lambda t: 1 / (1 + t / 200),
+    "straight line": lambda t: 1 - t / 21_000,
+    "a fall by a quarter": lambda t: 0.11 - 0.028 * rise(t, 9000, 500),
+    "a rise": lambda t: 0.1 + 0.5 * rise(t, 9000, 500),
+}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", SMOOTH)
+def test_no_drop(name: str, schedule: str, noise: float) -> None:
+    assert detect_drop(*logged(SMOOTH[name], schedule, noise), "down") is None
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.25])
+def test_an_accuracy_must_gain_three_tenths(gain: float) -> None:
+    steps, values = logged(lambda t: 0.01 + gain * rise(t, 9000, 400), "every 100", 0.0, "up")
+    assert detect_drop(steps, values, "up") is None
+
+
+def test_a_run_cut_short_on_its_plateau_has_no_drop_yet() -> None:
+    steps, values = logged(DROPS["first fall, plateau, drop"][0], "every 100", 0.0)
+    assert detect_drop(steps[:60], values[:60], "down") is None
+
+
+def test_a_slow_tail_after_the_drop_does_not_hide_it() -> None:
+    def curve(t: NDArray[np.float64]) -> NDArray[np.float64]:
+        tail = 0.4 * (np.maximum(t, 1) / 2000) ** -0.7
+        return 0.11 + first_fall(t) - 0.11 * rise(t, 2000, 150) * (1 - tail)
+
+    for schedule in SCHEDULES:
+        drop = detect_drop(*logged(curve, schedule, 0.0), "down")
+        assert drop is not None
+        assert 1500 <= drop.onset <= 1850
+        assert drop.plateau == pytest.approx(0.11, rel=0.02)
+
+
+def test_a_step_between_two_logged_values() -> None:
+    values = [0.0] * 20 + [1.0] * 20
+    assert detect_drop(range(0, 400, 10), values, "up") == Drop(190, 200, 0.0, 1.0)
+
+
+def test_missing_values_are_skipped() -> None:
+    steps, values = logged(DROPS["plateau and drop"][0], "every 100", 0.0)
+    expected = detect_drop(steps, values, "down")
+    holes: list[float | None] = list(values)
+    holes[3], holes[11], holes[17], holes[150] = None, float("nan"), float("inf"), None
+    found = detect_drop(steps, holes, "down")
+    assert expected is not None
+    assert found is not None
+    assert (found.onset, found.end) == (expected.onset, expected.end)
+    assert detect_drop(steps, [None] * len(steps), "down") is None
+
+
+@pytest.mark.parametrize("count", range(8))
+def test_too_few_values_show_nothing(count: int) -> None:
+    assert detect_drop(range(count), ([1.0] * 4 + [0.0] * 5)[:count], "down") is None
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="2 steps and 1 values"):
+        detect_drop([0, 1], [1.0], "down")
+    with pytest.raises(ValueError, match="must ascend"):
+        detect_drop([0, 2, 1], [1.0, 1.0, 1.0], "down")
+
+
+def test_scale_of_the_metric_does_not_matter() -> None:
+    steps, values = logged(DROPS["slow drop"][0], "every 100", 0.03)
+    one, other = (
+        detect_drop(steps, values, "down"),
+        detect_drop(steps, [1000 * value for value in values], "down"),
+    )
+    assert one is not None
+    assert other is not None
+    assert (one.onset, one.end) == (other.onset, other.end)

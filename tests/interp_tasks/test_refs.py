@@ -1,0 +1,288 @@
+"""The grammar of REFs, on run folders whose checkpoints are little more than names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interp_tasks.checkpoints import describe_run, find_marks, refs, resolve, stored_steps, zoo_names
+from interp_tasks.checkpoints.meta import FORMAT, signed
+from interp_tasks.errors import UserError
+
+STEPS = [0, 1, 2, 4, 100, 200, 300, 1000, 2000, 3000, 4000]
+
+
+def write_checkpoint(folder: Path, step: int) -> Path:
+    meta = {"format": FORMAT, "step": step, "task": None, "model": {}, "frozen": [], "training_state": None}
+    more = {"weights": {"dtype": "float32"}, "metrics": {"loss": 1.0}, "saved_at": "2024-01-01"}
+    folder.mkdir(parents=True)
+    (folder / "meta.json").write_text(json.dumps(signed({**meta, **more})))
+    return folder
+
+
+def write_run(run: Path, steps: list[int] = STEPS, **described: Any) -> Path:
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps({"format": 1, "config": {}, **described}))
+    for step in steps:
+        write_checkpoint(run / "checkpoints" / f"{step:08d}", step)
+    return run
+
+
+def write_metrics(run: Path, onset: int = 1000, end: int = 2000, section: str = "validation") -> None:
+    """A level, a straight fall, a level; logged every 20 steps."""
+    lines = []
+    for step in range(0, 4001, 20):
+        value = 1.0 if step < onset else 0.1 if step > end else 1 - 0.9 * (step - onset) / (end - onset)
+        lines.append(json.dumps({"step": step, section: {"mse": value}, "train": {"mse": 0.0}}) + "\n")
+        lines.append(json.dumps({"step": step, "train": {"mse": 0.0}}) + "\n")
+    (run / "metrics.jsonl").write_text("".join(lines) + '{"step": 4')
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run folders ``x``, ``seeds/seed-{1,2,10}``, a lone checkpoint, a folder of notes and a zoo."""
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "x")
+    for seed in (1, 2, 10):
+        write_run(tmp_path / "seeds" / f"seed-{seed}", [0, 100 * seed])
+    (tmp_path / "seeds" / "notes").mkdir()
+    write_checkpoint(tmp_path / "lone", 77)
+    write_run(tmp_path / "package" / "small", [0, 5])
+    write_run(tmp_path / "package" / "large", [0, 50])
+    (tmp_path / "package" / "__pycache__").mkdir()
+    monkeypatch.setattr(refs, "zoo_folder", lambda: tmp_path / "package")
+    return tmp_path
+
+
+def steps_of(ref: str) -> list[int]:
+    return [each.step for each in resolve(ref)]
+
+
+def complaint(ref: str) -> str:
+    with pytest.raises(UserError) as caught:
+        resolve(ref)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("selector", "steps"),
+    [
+        ("", [4000]),
+        ("@last", [4000]),
+        ("@all", STEPS),
+        ("@4000", [4000]),
+        ("@0", [0]),
+        ("@0004", [4]),
+        ("@100,200", [100, 200]),
+        ("@200, 100", [200, 100]),
+        ("@100,100,last,4000", [100, 4000]),
+        ("@0:4000:1000", [0, 1000, 2000, 3000, 4000]),
+        ("@1000:3500:1000", [1000, 2000, 3000]),
+        ("@100:300:100,last", [100, 200, 300, 4000]),
+        ("@0::2000", [0, 2000, 4000]),
+        (":", None),
+        ("@:", STEPS),
+        ("@1000:", [1000, 2000, 3000, 4000]),
+        ("@:2", [0, 1, 2]),
+        ("@3:250", [4, 100, 200]),
+        ("@100:100", [100]),
+    ],
+)
+def test_selectors(place: Path, selector: str, steps: list[int] | None) -> None:
+    if steps is None:
+        assert "no run or checkpoint folder 'x:'" in complaint("x" + selector)
+    else:
+        assert steps_of("x" + selector) == steps
+
+
+def test_what_is_resolved(place: Path) -> None:
+    (found,) = resolve("x@100")
+    assert found == refs.ResolvedCheckpoint(Path("x"), "x", 100, Path("x/checkpoints/00000100"), "x@100")
+    assert resolve("x/@100") == resolve("./x@100") == [found]
+    assert resolve(found.ref) == [found]
+    (absolute,) = resolve(f"{place}/x@100")
+    assert absolute.ref == f"{place}/x@100"
+
+
+def test_a_checkpoint_folder(place: Path) -> None:
+    (lone,) = resolve("lone")
+    assert lone == refs.ResolvedCheckpoint(None, None, 77, Path("lone"), "lone")
+    assert resolve(Path("lone")) == [lone]
+    assert resolve("x/checkpoints/00000100") == resolve("x@100")
+    assert complaint("lone@77") == "'lone@77': lone is one checkpoint, not a run: leave out the @"
+
+
+def test_numbered_checkpoints_without_a_trainer(place: Path) -> None:
+    for step in (3, 30):
+        write_checkpoint(place / "own" / "checkpoints" / f"{step:08d}", step)
+    assert steps_of("own@all") == [3, 30]
+    assert "own has no run.json, so its drop is unknown" in complaint("own@pre")
+
+
+def test_globs_take_runs_in_natural_order(place: Path) -> None:
+    assert [each.ref for each in resolve("seeds/seed-*@last")] == [
+        "seeds/seed-1@100",
+        "seeds/seed-2@200",
+        "seeds/seed-10@1000",
+    ]
+    assert [each.run_name for each in resolve("seeds/*@0")] == [
+        "seeds/seed-1",
+        "seeds/seed-2",
+        "seeds/seed-10",
+    ]
+    assert len(resolve("**/seed-*@all")) == 6
+    assert len(resolve("seeds/seed-[12]@all")) == 4
+    assert [each.step for each in resolve("l*")] == [77]
+    assert [each.step for each in resolve("x/checkpoints/*")] == STEPS
+    assert complaint("seeds/run-*@last") == "no run or checkpoint folder matches 'seeds/run-*'"
+    assert "seeds/seed-2 has no checkpoint at step 100: the nearest are 0 and 200" in complaint("seeds/*@100")
+
+
+def test_names_that_look_like_grammar(place: Path) -> None:
+    write_run(place / "a@b", [9])
+    write_run(place / "c[1]", [8])
+    assert steps_of("a@b") == steps_of("a@b@9") == [9]
+    assert resolve("a@b")[0].ref == "a@b@9"
+    assert steps_of("c[1]@8") == steps_of("c[1]") == [8]
+
+
+def test_the_zoo(place: Path) -> None:
+    assert zoo_names() == ["large", "small"]
+    (found,) = resolve("zoo:small@last")
+    assert (found.ref, found.run_name, found.step) == ("zoo:small@5", "zoo:small", 5)
+    assert found.path == place / "package" / "small" / "checkpoints" / "00000005"
+    assert resolve("zoo:small") == [found]
+    assert steps_of("zoo:large@all") == [0, 50]
+    assert complaint("zoo:medium@last") == "no zoo:medium: shipped runs are zoo:large, zoo:small"
+    assert "shipped runs are" in complaint("zoo:")
+    assert "zoo:small has no checkpoint at step 7" in complaint("zoo:small@7")
+
+
+def test_no_zoo_at_all(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refs, "zoo_folder", lambda: place / "nothing")
+    assert complaint("zoo:small") == "no zoo:small: shipped runs are none"
+
+
+@pytest.mark.parametrize(
+    ("ref", "expected"),
+    [
+        ("", "an empty checkpoint reference"),
+        ("  ", "an empty checkpoint reference"),
+        ("@last", "names no run before the @"),
+        ("y@last", "no run or checkpoint folder 'y'"),
+        ("seedz@last", "did you mean 'seeds'?"),
+        ("seeds@last", "seeds is no run and no checkpoint folder"),
+        ("x@", "no step ''"),
+        ("x@lst", "did you mean @last?"),
+        ("x@psot", "did you mean @post?"),
+        ("x@-1", "no step '-1'"),
+        ("x@1e3", "no step '1e3'"),
+        ("x@²", "no step '²'"),
+        ("x@1,,2", "no step ''"),
+        ("x@1:2:3:4", "no step '1:2:3:4'"),
+        ("x@100:0", "ends before it begins"),
+        ("x@0:100:0", "has steps of 0"),
+        ("x@5:50", "x stores no step in 5:50: it has 0, 1, 2, ... 3000, 4000: 11 in all"),
+        ("x@150", "x has no checkpoint at step 150: the nearest are 100 and 200"),
+        ("x@9999", "x has no checkpoint at step 9999: the nearest are 4000 (of"),
+        ("x@0:300:50", "x has no checkpoint at step 50: the nearest are 4 and 100"),
+        ("x@post", "declares no drop_metric"),
+    ],
+)
+def test_complaints(place: Path, ref: str, expected: str) -> None:
+    assert expected in complaint(ref)
+
+
+def test_a_run_without_checkpoints(place: Path) -> None:
+    write_run(place / "fresh", [])
+    assert complaint("fresh") == "fresh has no checkpoints yet"
+
+
+def test_marks(place: Path) -> None:
+    run = write_run(place / "dropped", STEPS, drop_metric={"name": "mse", "direction": "down"})
+    write_metrics(run, onset=1000, end=2200)
+    assert find_marks(run) == {"pre": 300, "onset": 1000, "end": 3000, "post": 4000}
+    assert steps_of("dropped@pre,onset,end,post") == [300, 1000, 3000, 4000]
+    assert [row["marks"] for row in describe_run(run) if row["marks"]] == [
+        ["pre"],
+        ["onset"],
+        ["end"],
+        ["post"],
+    ]
+
+
+def test_marks_never_fall_on_the_wrong_side(place: Path) -> None:
+    metric = {"name": "mse", "direction": "down"}
+    coarse = write_run(place / "coarse", [0, 3000, 4000], drop_metric=metric)
+    write_metrics(coarse)
+    assert find_marks(coarse) == {"pre": 0, "onset": 0, "end": 3000, "post": 4000}
+    late = write_run(place / "late", [3000, 4000], drop_metric=metric)
+    write_metrics(late)
+    assert "late has no checkpoint before its drop" in complaint("late@pre")
+    early = write_run(place / "early", [0, 500], drop_metric=metric)
+    write_metrics(early)
+    assert "early has no checkpoint after its drop" in complaint("early@end")
+
+
+@pytest.mark.parametrize("mark", ["pre", "onset", "end", "post"])
+def test_no_drop_no_marks(place: Path, mark: str) -> None:
+    run = write_run(place / "flat", STEPS, drop_metric={"name": "mse", "direction": "down"})
+    assert "metrics.jsonl is missing" in complaint(f"flat@{mark}")
+    write_metrics(run, onset=9999, end=99999)
+    assert "flat shows no drop in mse up to step 4000: give steps, or @last" in complaint(f"flat@{mark}")
+    write_metrics(run, section="test")
+    assert "logs no validation mse" in complaint(f"flat@{mark}")
+    (run / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n{"step": 2}\n')
+    assert "metrics.jsonl is mangled: line 2" in complaint(f"flat@{mark}")
+    assert all(row["marks"] == [] for row in describe_run(run))
+
+
+def test_published_steps_stand_at_paper_scale(place: Path) -> None:
+    metric = {"name": "mse", "direction": "down"}
+    published = {"pre": 4, "onset": 100, "end": 300, "post": 3000}
+    write_run(place / "paper", STEPS, drop_metric=metric, preset="paper", published_drop=published)
+    assert find_marks(place / "paper") == published
+    assert steps_of("paper@pre,post") == [4, 3000]
+    partly = write_run(place / "partly", STEPS, drop_metric=metric, preset="paper", published_drop={"pre": 4})
+    write_metrics(partly)
+    assert find_marks(partly)["pre"] == 4
+    assert find_marks(partly)["onset"] == 1000
+    small = write_run(place / "cpu", STEPS, drop_metric=metric, preset="cpu", published_drop=published)
+    write_metrics(small)
+    assert find_marks(small)["pre"] == 300
+    write_run(place / "short", [0, 4], drop_metric=metric, preset="paper", published_drop=published)
+    assert "short has no checkpoint at step 3000: the nearest are 4" in complaint("short@post")
+
+
+def test_mangled_runs(place: Path) -> None:
+    (place / "x" / "run.json").write_text("{")
+    assert "x/run.json is not valid JSON" in complaint("x@pre")
+    (place / "x" / "run.json").write_text('{"drop_metric": {"name": "mse", "direction": "left"}}')
+    assert "declares no drop_metric" in complaint("x@pre")
+
+
+def test_only_whole_checkpoints_count(place: Path) -> None:
+    folder = place / "x" / "checkpoints"
+    write_checkpoint(folder / ".00005000.tmp-0123456789abcdef0123456789abcdef", 5000)
+    write_checkpoint(folder / "best", 5000)
+    write_checkpoint(folder / "5001", 5001)
+    (folder / "00006000").mkdir()
+    assert stored_steps("x") == STEPS
+    assert stored_steps("nowhere") == []
+
+
+def test_describe(place: Path) -> None:
+    rows = describe_run("zoo:small")
+    assert [(row["step"], row["dtype"], row["training_state"], row["metrics"]) for row in rows] == [
+        (0, "float32", False, {"loss": 1.0}),
+        (5, "float32", False, {"loss": 1.0}),
+    ]
+    assert all(row["bytes"] > 0 and row["task"] is None for row in rows)
+    with pytest.raises(UserError, match="holds no checkpoints"):
+        describe_run(place / "seeds")
+    with pytest.raises(UserError, match="no zoo:tiny"):
+        describe_run("zoo:tiny")
