@@ -45,6 +45,9 @@ def exit_code_of(command: Callable[[], Any], *, debug: bool) -> int:
     try:
         code = command()
         sys.stdout.flush()
+        if code == INTERRUPTED:
+            # Typer turns the interruption into this code; older ones into Abort, below.
+            say("interrupted", debug=False)
         return code if isinstance(code, int) else 0
     except SystemExit as stop:
         # Click answers a closed pipe with sys.exit(1).

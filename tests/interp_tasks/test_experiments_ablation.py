@@ -14,7 +14,12 @@ from circuits import heads as circuits_heads
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, Result, ablation
-from interp_tasks.experiments.specifications import check_heads, check_keys, check_positions, intervention_name
+from interp_tasks.experiments.specifications import (
+    check_heads,
+    check_keys,
+    check_positions,
+    intervention_name,
+)
 
 N, SEED = 24, 3
 
@@ -92,9 +97,7 @@ def test_mean_pattern_and_mean_take_the_evaluated_examples(task, models, folders
 
     # The second layer's mean must come from the unedited model, so only that layer is edited.
     found = ablation(folders[0], heads="1.0+1.1", mode="mean_pattern", samples=N, seed=SEED)
-    assert measured(found.frame) == pytest.approx(
-        by_hand(models[0], task, average, PATTERNS[1:]), rel=1e-5
-    )
+    assert measured(found.frame) == pytest.approx(by_hand(models[0], task, average, PATTERNS[1:]), rel=1e-5)
     found = ablation(folders[0], heads="1.0+1.1", mode="mean", samples=N, seed=SEED)
     expected = by_hand(models[0], task, average, ["blocks.1.attn.hook_z"])
     assert measured(found.frame) == pytest.approx(expected, rel=1e-5)
@@ -217,7 +220,7 @@ def test_tokens_that_do_not_fit_are_refused(folders, tokens, complaint):
 
 def test_a_pickle_is_never_loaded(folders, tmp_path):
     numpy.save(tmp_path / "objects.npy", numpy.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(UserError, match="not an .npy file of plain numbers"):
+    with pytest.raises(UserError, match=r"not an \.npy file of plain numbers"):
         ablation(folders[0], tokens=tmp_path / "objects.npy")
 
 
@@ -238,7 +241,9 @@ def test_bad_requests_are_refused_in_one_line(folders):
         assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("spec", ["all", "0.1", "0.0-1", "L1H0", "0.1,1.0", "0.1 + 1.0-1", "0", "0.", "x", "", "0.1+", "1-2"])
+@pytest.mark.parametrize(
+    "spec", ["all", "0.1", "0.0-1", "L1H0", "0.1,1.0", "0.1 + 1.0-1", "0", "0.", "x", "", "0.1+", "1-2"]
+)
 def test_head_specs_are_read_as_circuits_reads_them(spec, models):
     """The check before torch is imported must accept and refuse exactly what circuits does afterwards."""
     try:

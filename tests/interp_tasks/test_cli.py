@@ -1,0 +1,397 @@
+"""``interp-run`` from the outside: what it prints, what it refuses, and how fast it says so."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+
+import numpy
+import pytest
+
+import tasks
+from interp_tasks.checkpoints import save_checkpoint
+from interp_tasks.cli import main
+from interp_tasks.cli.boundary import exit_code_of
+from interp_tasks.cli.settings import read_seeds, read_settings
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import COLUMNS
+
+SMALL = ["--samples", "12", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """``run`` (steps 0 and 40, with a drop), ``bare`` (no task), ``foreign`` (a file), ``tokens.npy``."""
+    folder = tmp_path_factory.mktemp("cli")
+    task = tasks.get("matrix-completion", n=3, rank=1, grid_max=1.2, grid_step=0.1)
+    settings = task.Model(n_layers=2, n_heads=2, d_model=8, init_std=0.4)
+    for step in (0, 10, 40):
+        save_checkpoint(
+            folder / f"run/checkpoints/{step:08d}", task.build_model(step, settings), task, step=step
+        )
+    (folder / "run/run.json").write_text(
+        json.dumps({"format": 1, "config": {}, "drop_metric": {"name": "mse_masked", "direction": "down"}})
+    )
+    lines = ({"step": s, "validation": {"mse_masked": 1.0 if s < 20 else 0.0}} for s in range(41))
+    (folder / "run/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    save_checkpoint(folder / "bare", task.build_model(0, settings))
+    (folder / "foreign").write_text("text")
+    numpy.save(folder / "tokens.npy", numpy.arange(18).reshape(2, 9))
+    return folder
+
+
+@pytest.fixture
+def call(root, monkeypatch, capsys):
+    """Run a command in ``root``; returns (exit code, stdout, stderr)."""
+    monkeypatch.chdir(root)
+
+    def run(*arguments):
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def records(call, *arguments):
+    code, out, err = call("ablation", *arguments, *SMALL, "--format", "json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_json_is_a_list_of_records_with_the_agreed_columns(call):
+    rows = records(call, "--ckpt", "run@pre", "--ckpt", "run@post")
+    assert [(row["ref"], row["step"], row["metric"]) for row in rows] == [
+        (ref, step, metric)
+        for ref, step in (("run@pre", 10), ("run@post", 40))
+        for metric in ("mse_all", "mse_masked", "mse_observed")
+    ]
+    assert {tuple(row) for row in rows} == {COLUMNS}
+
+
+def test_csv_and_json_say_the_same(call):
+    rows = records(call, "--ckpt", "run@40")
+    code, out, _ = call("ablation", "--ckpt", "run@40", *SMALL, "--format", "csv")
+    header, *lines = out.strip().split("\n")
+    assert code == 0
+    assert tuple(header.split(",")) == COLUMNS
+    cells = [dict(zip(COLUMNS, line.split(","), strict=True)) for line in lines]
+    assert [float(cell["value"]) for cell in cells] == [row["value"] for row in rows]
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120, 200])
+def test_table_fits_its_terminal(call, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, err = call("ablation", "--ckpt", "run@all", "--heads", "all", "--heads", "0.1+1.0", *SMALL)
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= min(columns, 120)
+    assert "…" not in out
+    for word in (
+        "run@0 · step 0 · 12 test examples, seed 0",
+        "run@40",
+        "0.1+1.0",
+        "mse_observed",
+        "baseline",
+    ):
+        assert word in out
+    assert "\x1b" not in out, "colour where there is no terminal"
+
+
+def test_modes_keys_queries_and_heads_reach_the_experiment(call):
+    rows = records(call, "--ckpt", "run@40", "--heads", "each", "--keys", "0,1", "--queries", "observed")
+    assert {row["variant"] for row in rows} == {"0.0", "0.1", "1.0", "1.1"}
+    assert {row["intervention"] for row in rows} == {"uniform(keys=0,1; queries=observed)"}
+    for mode in ("mean_pattern", "zero", "mean", "resample"):
+        assert {row["intervention"] for row in records(call, "--ckpt", "run@40", "--mode", mode)} == {mode}
+
+
+def test_files_and_page(call, tmp_path):
+    code, _, err = call("ablation", "--ckpt", "run@40", "--samples", 12, "--out", tmp_path / "out", "--plot")
+    assert code == 0
+    assert err.startswith("wrote ")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        f"ablation.{suffix}" for suffix in ("config.json", "csv", "html", "json", "parquet")
+    ]
+
+
+def test_checkpoint_without_a_task(call):
+    assert {row["metric"] for row in records(call, "--ckpt", "bare", "--tokens", "tokens.npy")} == {"mse"}
+    settings = [part for value in ("n=3", "task.grid_max=1.2", "grid_step=0.1") for part in ("--set", value)]
+    rows = records(call, "--ckpt", "bare", "--task", "matrix-completion", *settings)
+    assert {row["metric"] for row in rows} == {"mse_all", "mse_masked", "mse_observed"}
+    assert {row["split"] for row in rows} == {"test"}
+
+
+def test_checkpoints_lists_steps_and_marks(call):
+    code, out, _ = call("checkpoints", "run", "--format", "json")
+    assert code == 0
+    assert [(row["ref"], row["marks"]) for row in json.loads(out)] == [
+        ("run@0", []),
+        ("run@10", ["pre", "onset"]),
+        ("run@40", ["end", "post"]),
+    ]
+    code, out, _ = call("checkpoints", "run")
+    assert "run@10" in out
+    assert "pre, onset" in out
+
+
+def test_tasks_lists_presets(call):
+    code, out, _ = call("tasks", "--format", "json")
+    assert code == 0
+    assert {row["task"] for row in json.loads(out)} == set(tasks.list())
+    assert call("tasks")[0] == call("tasks", "--format", "csv")[0] == 0
+
+
+TINY = [
+    part
+    for setting in (
+        "train.steps=2",
+        "train.batch_size=4",
+        "train.eval_samples=8",
+        "task.n=2",
+        "task.grid_max=1",
+        "task.grid_step=0.5",
+        "model.n_layers=1",
+        "model.n_heads=1",
+        "model.d_model=4",
+    )
+    for part in ("--set", setting)
+]
+
+
+def test_train_makes_runs_extends_them_and_ablation_reads_them(call, tmp_path):
+    out = tmp_path / "made"
+    code, stdout, err = call("train", "matrix-completion", *TINY, "--out", out, "--seeds", "0:2", "--quiet")
+    assert (code, err) == (0, "")
+    assert [line.split()[:3] for line in stdout.splitlines()] == [
+        [f"{out}/seed-{seed}@last", "step", "2"] for seed in (0, 1)
+    ]
+    code, stdout, err = call(
+        "train", "matrix-completion", *TINY, "--set", "train.steps=3", "--out", out / "seed-0"
+    )
+    assert code == 0, err
+    assert "goes on from step 2" in err
+    assert "step 3" in stdout
+    rows = records(call, "--ckpt", f"{out}/seed-*@last")
+    assert [row["step"] for row in rows] == [3] * 3 + [2] * 3
+    code, stdout, err = call(
+        "train", "matrix-completion", *TINY, "--set", "train.batch_size=5", "--out", out / "seed-1"
+    )
+    assert (code, stdout) == (2, "")
+    assert "another config" in err.splitlines()[-1]
+
+
+def test_imported_task_gets_every_command(call, tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.registry._CLASSES", dict(tasks.registry._CLASSES))
+    monkeypatch.setattr("tasks.catalog.registered", set())
+    (tmp_path / "mine.py").write_text(
+        "from tasks import register\nfrom tasks.matrix_completion import MatrixCompletion\n"
+        "@register('mine')\nclass Mine(MatrixCompletion):\n"
+        "    presets = {'cpu': {}}\n    n: int = 2\n    rank: int = 1\n"
+    )
+    arguments = ["--import", tmp_path / "mine.py"]
+    assert "mine" in call("tasks", *arguments)[1]
+    code, _, err = call("train", "mine", *TINY, *arguments, "--out", tmp_path / "run", "--quiet")
+    assert (code, err) == (0, "")
+    assert len(records(call, "--ckpt", f"{tmp_path / 'run'}@last", *arguments)) == 3
+
+
+REFUSED = {
+    "no command": ["ablate"],
+    "no option": ["ablation", "--ckpt", "run", "--mdoe", "zero"],
+    "no checkpoint given": ["ablation"],
+    "no such run": ["ablation", "--ckpt", "rnu@last"],
+    "no such step": ["ablation", "--ckpt", "run@5"],
+    "not a REF": ["ablation", "--ckpt", "run@soon"],
+    "no such zoo model": ["ablation", "--ckpt", "zoo:nothing@last"],
+    "foreign file": ["ablation", "--ckpt", "foreign"],
+    "zero samples": ["ablation", "--ckpt", "run", "--samples", "0"],
+    "samples no number": ["ablation", "--ckpt", "run", "--samples", "many"],
+    "unknown mode": ["ablation", "--ckpt", "run", "--mode", "uniformly"],
+    "unknown format": ["ablation", "--ckpt", "run", "--format", "yaml"],
+    "unknown split": ["ablation", "--ckpt", "run", "--split", "val"],
+    "unknown device": ["ablation", "--ckpt", "run", "--device", "gpu"],
+    "heads unreadable": ["ablation", "--ckpt", "run", "--heads", "first"],
+    "keys unreadable": ["ablation", "--ckpt", "run", "--keys", "a"],
+    "keys without uniform": ["ablation", "--ckpt", "run", "--keys", "0", "--mode", "zero"],
+    "queries unreadable": ["ablation", "--ckpt", "run", "--queries", "0;1"],
+    "unknown task for a checkpoint": ["ablation", "--ckpt", "bare", "--task", "matrix"],
+    "no task": ["ablation", "--ckpt", "bare"],
+    "task and tokens": ["ablation", "--ckpt", "bare", "--task", "miiii", "--tokens", "tokens.npy"],
+    "settings without a task": ["ablation", "--ckpt", "run", "--set", "n=4"],
+    "no such tokens": ["ablation", "--ckpt", "bare", "--tokens", "none.npy"],
+    "no such import": ["ablation", "--ckpt", "run", "--import", "none.py"],
+    "out below a file": ["ablation", "--ckpt", "run", "--out", "foreign/out"],
+    "unknown task": ["train", "matrix-compltion"],
+    "unknown preset": ["train", "matrix-completion", "--preset", "gpu"],
+    "unknown key": ["train", "matrix-completion", "--set", "train.stepz=3"],
+    "unknown section": ["train", "matrix-completion", "--set", "steps=3"],
+    "setting without a value": ["train", "matrix-completion", "--set", "train.steps"],
+    "value that cannot be": ["train", "matrix-completion", "--set", "train.steps=-1"],
+    "no seeds": ["train", "matrix-completion", "--seeds", "3:3"],
+    "two seeds": ["train", "matrix-completion", "--seeds", "0:2", "--set", "train.seed=1"],
+    "run below a file": ["train", "matrix-completion", "--out", "foreign/run"],
+    "no task named": ["train"],
+    "no run": ["checkpoints", "nowhere"],
+    "a REF for a run": ["checkpoints", "run@40"],
+    "demo page in place of a folder": ["demo", "--out", "run"],
+}
+#: What each of some messages must name: what is wrong, and what would be right.
+NAMES = {
+    "no command": ["'ablate'", "ablation"],
+    "no option": ["--mdoe", "--mode"],
+    "no such run": ["rnu", "run"],
+    "no such step": ["step 5", "0 and 10"],
+    "zero samples": ["--samples 0"],
+    "unknown mode": ["uniformly", "mean_pattern"],
+    "unknown format": ["yaml", "json"],
+    "heads unreadable": ["first", "0.1"],
+    "unknown task for a checkpoint": ["'matrix'", "matrix-completion"],
+    "no task": ["bare", "--task NAME", "--tokens FILE.npy"],
+    "out below a file": ["foreign", "not a folder"],
+    "unknown task": ["did you mean 'matrix-completion'"],
+    "unknown preset": ["'gpu'", "cpu, reference, paper"],
+    "unknown key": ["train.stepz", "did you mean train.steps"],
+    "unknown section": ["'steps'", "train.steps"],
+    "demo page in place of a folder": ["run", "folder"],
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_mistakes_are_one_line_and_exit_2(call, case):
+    code, out, err = call(*REFUSED[case])
+    assert (code, out) == (2, "")
+    assert err.startswith("interp-run: ")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    for name in NAMES.get(case, []):
+        assert name in err
+
+
+def test_mistakes_found_late_are_one_line_too(call, root, tmp_path):
+    (tmp_path / "broken.py").write_text("import tasks\nx = 1 / 0\n")
+    for arguments, names in [
+        (["--ckpt", "run", "--heads", "7.0"], ["7.0", "layers 0-1"]),
+        (["--ckpt", "run", "--queries", "visible"], ["hidden, observed"]),
+        (["--ckpt", "run", "--keys", "40"], ["40"]),
+        (["--ckpt", "run", "--device", "cuda:7"], ["cuda:7", "cpu"]),
+        (["--ckpt", "bare", "--tokens", "foreign"], ["foreign", ".npy"]),
+        (["--ckpt", "bare", "--task", "matrix-completion", "--set", "grid=1"], ["grid", "grid_step"]),
+        (["--ckpt", "bare", "--task", "modular-addition"], ["does not fit"]),
+        (["--ckpt", "run", "--import", tmp_path / "broken.py"], ["line 2", "ZeroDivisionError"]),
+    ]:
+        code, out, err = call("ablation", *arguments, *SMALL)
+        assert (code, out) == (2, ""), arguments
+        assert err.startswith("interp-run: ")
+        assert err.count("\n") == 1
+        for name in names:
+            assert name in err
+
+
+def test_debug_shows_the_traceback(call):
+    code, _, err = call("ablation", "--ckpt", "nowhere", "--debug")
+    assert code == 2
+    assert "Traceback" in err
+    assert err.splitlines()[-1].startswith("interp-run: no run")
+
+
+def test_a_programming_error_is_not_dressed_up(capsys):
+    def broken():
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        exit_code_of(broken, debug=False)
+
+
+def test_interruption(capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    assert exit_code_of(interrupted, debug=False) == 130
+    assert capsys.readouterr().err == "interp-run: interrupted\n"
+
+
+def test_interruption_within_a_command(call, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("interp_tasks.cli.commands.ablating.ablation", interrupted)
+    assert call("ablation", "--ckpt", "run") == (130, "", "interp-run: interrupted\n")
+
+
+def test_warnings_of_libraries_stay_inside(call, monkeypatch):
+    import logging
+
+    from interp_tasks.experiments import ablation
+
+    def noisy(*arguments, **options):
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+        logging.getLogger("transformer_lens").warning("loud")
+        return ablation(*arguments, **options)
+
+    monkeypatch.setattr("interp_tasks.cli.commands.ablating.ablation", noisy)
+    code, _, err = call("ablation", "--ckpt", "run", *SMALL)
+    assert (code, err) == (0, "")
+    assert logging.root.manager.disable == logging.NOTSET
+
+
+def test_no_arguments_print_the_help(call):
+    code, out, err = call()
+    assert (code, err) == (0, "")
+    for name in ("train", "checkpoints", "ablation", "demo", "tasks"):
+        assert name in out
+
+
+def test_help_and_argument_errors_import_nothing_slow(root):
+    """Every case above that is an argument error, and every help page, in one fresh interpreter."""
+    program = (
+        "import contextlib, io, json, sys\n"
+        "from interp_tasks.cli import main\n"
+        "codes = []\n"
+        "for arguments in json.loads(sys.argv[1]):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):\n"
+        "        codes.append(main(arguments))\n"
+        "    slow = {'torch', 'transformer_lens', 'pandas', 'plotly', 'circuits'} & set(sys.modules)\n"
+        "    assert not slow, (arguments, slow)\n"
+        "print(json.dumps(codes))\n"
+    )
+    helps = [
+        ["--help"],
+        *([name, "--help"] for name in ("train", "tasks", "checkpoints", "ablation", "demo")),
+    ]
+    cases = [*helps, *REFUSED.values(), ["checkpoints", "run"], ["tasks"]]
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(cases)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == [0] * len(helps) + [2] * len(REFUSED) + [0, 0]
+    assert done.stderr == ""
+
+
+def test_a_closed_pipe_is_quiet(root):
+    """``interp-run tasks --format json | head -1``, after head has gone."""
+    program = "import sys\nfrom interp_tasks.cli import main\nsys.exit(main(['tasks', '--format', 'json']))"
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_settings_and_seeds():
+    assert read_settings(["a=1", "b=x=y", "a=2"]) == {"a": "2", "b": "x=y"}
+    assert read_seeds(None) is None
+    assert read_seeds("0:3") == [0, 1, 2]
+    assert read_seeds("4,4,1") == [4, 1]
+    for text in ("a", "1:2:3", "-1", ""):
+        with pytest.raises(UserError, match="--seeds"):
+            read_seeds(text)
