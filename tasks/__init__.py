@@ -1,6 +1,7 @@
-"""What is learned: data, tokens, model, loss, per-example metrics. ``tasks.get(name, **config)`` is the way in.
+"""What is learned: data, tokens, model, loss, per-example metrics.
 
-Names load on first use, so that asking which tasks exist does not cost an import of torch.
+``tasks.get(name, **config)`` is the way in. Names load on first use, so that asking which tasks
+exist does not cost an import of torch.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def generator(seed: int, *labels: object) -> torch.Generator:
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples of a task: ``tokens [batch pos]``, ``targets [batch ...]`` and named extras ``[batch ...]``."""
+    """Examples of a task: ``tokens [batch pos]``, ``targets [batch ...]``, named extras ``[batch ...]``."""
 
     tokens: Int[Tensor, "batch pos"]
     targets: Tensor
@@ -134,7 +134,8 @@ class Task(BaseModel, ABC):
     def sample(self, n: int | None, seed: int = 0, split: Split = "test") -> Batch:
         """``n`` examples of a split; for a finite task, without replacement and at most the whole split.
 
-        ``None`` means the whole split, which only a finite task has. The same (n, seed, split) give the same examples.
+        ``None`` means the whole split, which only a finite task has. The same (n, seed, split) give
+        the same examples.
 
         Raises:
             TaskError: for n below 1 (see :func:`check_sample_size`).
@@ -185,7 +186,7 @@ def check_sample_size(n: int | None) -> None:
 
 
 def pool(metrics: Mapping[str, Metric]) -> dict[str, float | None]:
-    """One number per metric: the mean over examples, or Σsum / Σcount of a pair (``None`` if it counts nothing)."""
+    """Each metric as a number: the mean over examples, or Σsum / Σcount; ``None`` if that counts nothing."""
     pooled: dict[str, float | None] = {}
     for name, metric in metrics.items():
         if isinstance(metric, tuple):

@@ -1,4 +1,4 @@
-"""What tasks and presets there are, answered without importing torch (``--help`` and argument errors use it)."""
+"""What tasks and presets there are, without importing torch (``--help`` and argument errors use it)."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def unknown(name: str) -> str:
 
 
 def built_in_presets(name: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """Presets of a built-in task, from the TOML beside it: preset -> section (task, model, train) -> key -> value."""
+    """Presets of a built-in task, from the TOML beside it: preset -> task, model or train -> key -> value."""
     folder = BUILT_IN[name].removeprefix("tasks.")
-    text = resources.files("tasks").joinpath(folder, "presets.toml").read_text(encoding="utf-8")
+    text = resources.files("tasks").joinpath(folder).joinpath("presets.toml").read_text(encoding="utf-8")
     presets: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(text)[name]
     return presets

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tasks.base import Task
 
-# flax / JAX draw "he_normal" from a normal cut at two standard deviations, rescaled to the variance asked for.
+# JAX draws "he_normal" from a normal cut at two standard deviations, rescaled to the variance asked for.
 STD_OF_NORMAL_CUT_AT_2 = 0.87962566103423978
 
 
@@ -36,7 +36,7 @@ def global_randomness_untouched() -> Iterator[None]:
 
 
 def construct(config: HookedTransformerConfig) -> HookedTransformer:
-    """A ``HookedTransformer`` without its deprecation notice (the version is pinned) or random side effects."""
+    """A ``HookedTransformer``, without its deprecation notice (it is pinned) or random side effects."""
     from transformer_lens import HookedTransformer
 
     with warnings.catch_warnings(), global_randomness_untouched():
@@ -71,7 +71,7 @@ def hooked_config(task: Task, settings: ModelSettings) -> HookedTransformerConfi
 
 
 def build_hooked_transformer(task: Task, settings: ModelSettings, seed: int) -> HookedTransformer:
-    """Construct and initialise; each tensor has its own generator, so none depends on the order of the others."""
+    """Construct and initialise; each tensor has its own generator, so none depends on the others."""
     model = construct(hooked_config(task, settings))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -109,7 +109,7 @@ def normal_std(kind: str, settings: ModelSettings, task: Task) -> float:
 
 
 def fan_in(kind: str, parameter: torch.Tensor, task: Task) -> int:
-    """JAX's fan-in of the tensor as the MIIII code shapes it (all but the last axis of it, heads included)."""
+    """JAX's fan-in of the tensor as the MIIII code shapes it: all but its last axis, heads included."""
     if kind == "W_U":
         return parameter.shape[0] * task.n_read_outs
     return parameter.numel() // parameter.shape[-1]

@@ -1,4 +1,4 @@
-"""Names -> task classes: ours, those of installed packages (entry points ``interp_tasks.tasks``), and a user's own."""
+"""Names -> task classes: ours, installed packages' (entry points ``interp_tasks.tasks``), a user's own."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ class ModelSettings(BaseModel):
         normalization: ``"LN"``, or ``None`` for no LayerNorm at all.
         biases: which biases train. The others are zero and frozen (``HookedTransformer`` always has them).
         init: ``"normal"``: N(0, init_std) for every matrix; ``"nanda"``: N(0, 1/d_model), unembedding
-            N(0, 1/d_vocab_out) (Nanda et al. 2023, code); ``"he"``: truncated normal of variance 2 / fan_in with
-            the fan rules of JAX (Syrkis & Søgaard 2024, code).
+            N(0, 1/d_vocab_out) (Nanda et al. 2023, code); ``"he"``: truncated normal of variance 2 / fan_in
+            with the fan rules of JAX (Syrkis & Søgaard 2024, code). Biases start at 0, LayerNorms at (1, 0).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,6 +41,7 @@ class ModelSettings(BaseModel):
     def _heads_divide_the_width(self) -> ModelSettings:
         if self.d_head is None and self.d_model % self.n_heads:
             raise ValueError(
-                f"d_model = {self.d_model} does not divide into {self.n_heads} heads; set d_head or change one"
+                f"d_model = {self.d_model} does not divide into {self.n_heads} heads; "
+                "set d_head or change one"
             )
         return self

@@ -14,6 +14,6 @@ settings.register_profile("suite", deadline=None, derandomize=True, database=Non
 settings.load_profile("suite")
 
 with warnings.catch_warnings():
-    # What this and its dependencies warn about while being imported is not ours; from here on warnings are errors.
+    # What it and its dependencies warn about while being imported is not ours; after it warnings are errors.
     warnings.simplefilter("ignore")
     import transformer_lens  # noqa: F401

@@ -29,8 +29,8 @@ class MatrixModelSettings(ModelSettings):
     """Defaults are the 4-layer, 8-head model of the paper, but pre-LN with a final LayerNorm.
 
     Attributes:
-        mask_embedding: ``"zero"`` keeps the MASK row of ``W_E`` at zero for all of training, which is what the
-            published model does (its id is the padding id); ``"learned"`` trains it like any other.
+        mask_embedding: ``"zero"`` keeps the MASK row of ``W_E`` at zero for all of training, as in the
+            published model (its id is the padding id); ``"learned"`` trains it like any other.
     """
 
     n_layers: int = Field(4, ge=1)
@@ -48,12 +48,12 @@ class MatrixCompletion(Task):
         n, m: rows and columns (``m = None``: square).
         rank: r. With ``law = "factors"`` X = U Vᵀ, and the entries of U (n×r) and V (m×r) are drawn;
             with ``"entries"`` those of X are (almost surely of full rank; ``rank`` is then unused).
-        distribution, scale: uniform on [-scale, scale], Gaussian of s.d. scale, or Laplace of diversity scale.
+        distribution, scale: uniform on [-scale, scale], Gaussian of s.d. scale, Laplace of diversity scale.
         p_mask: probability that an entry is hidden, each on its own.
         mask: rows of ``.`` (observed) and ``#`` (hidden) for one fixed mask instead of random ones.
-        grid_max, grid_step: values are rounded (half to even) to multiples of grid_step, up to ±grid_max (itself
-            such a multiple); the rounded matrix is both the source of the tokens and the target, so copying can
-            be exact.
+        grid_max, grid_step: values are rounded (half to even) to multiples of grid_step, up to ±grid_max
+            (itself such a multiple); the rounded matrix is both the source of the tokens and the target, so
+            copying can be exact.
         off_grid: what to do with values beyond ±grid_max: ``"clamp"`` them or ``"refuse"`` the sample.
     """
 
@@ -83,7 +83,8 @@ class MatrixCompletion(Task):
         if abs(self.grid_max / self.grid_step - self.grid_half) > 1e-6:
             nearest = self.grid_half * self.grid_step
             raise ValueError(
-                f"grid_max {self.grid_max:g} is not a multiple of grid_step {self.grid_step:g}; {nearest:g} is the nearest"
+                f"grid_max {self.grid_max:g} is not a multiple of grid_step {self.grid_step:g}; "
+                f"{nearest:g} is the nearest"
             )
         if self.mask is not None:
             sizes_fit = len(self.mask) == self.n and {len(row) for row in self.mask} == {self.columns}
@@ -140,7 +141,7 @@ class MatrixCompletion(Task):
         """Token ids of values: 1 + round(v / step) + round(max / step), in integers.
 
         Raises:
-            TaskError: for values that round to beyond the grid, if ``off_grid`` is ``"refuse"``; for NaN always.
+            TaskError: for values that round to beyond the grid, if ``off_grid`` is ``"refuse"``; for NaN.
         """
         if values.isnan().any():
             raise TaskError("matrix values must be numbers, got NaN")
@@ -195,8 +196,8 @@ class MatrixCompletion(Task):
         uniform = 2 * torch.rand(shape, generator=random_stream) - 1
         if self.distribution == "uniform":
             return self.scale * uniform
-        # Laplace by the inverse of its distribution function. The draw can be exactly -1 (once in 2²⁴), where that is
-        # infinite; the number next to it is not.
+        # Laplace by the inverse of its distribution function. The draw can be exactly -1 (once in 2²⁴), where
+        # that is infinite; the number next to it is not.
         return -self.scale * uniform.sign() * torch.log1p(-uniform.abs().clamp(max=1 - 2**-24))
 
 

@@ -1,4 +1,4 @@
-"""Modular arithmetic: one modulus (Nanda et al. 2023), or the remainders modulo many primes (Syrkis & Søgaard 2024)."""
+"""Modular arithmetic: one modulus (Nanda et al. 2023), or many primes at once (Syrkis & Søgaard 2024)."""
 
 from tasks.modular_arithmetic.one_modulus import ModularAddition, ModularMultiplication
 from tasks.modular_arithmetic.remainders import Miiii

@@ -54,7 +54,7 @@ class ModularAddition(OneModulus):
 
 @register("modular-multiplication")
 class ModularMultiplication(OneModulus):
-    """(a · b) mod p from the tokens [a, b, '='], b ≠ 0: the data of the published Grokfast benchmark (p = 97)."""
+    """(a · b) mod p from the tokens [a, b, '='], b ≠ 0: the inputs of the Grokfast benchmark (p = 97)."""
 
     presets = built_in_presets("modular-multiplication")
 

@@ -39,7 +39,7 @@ class Miiii(ModularTask):
 
     Attributes:
         primes: the moduli, ascending; ``None`` means every prime below p (29 of them for p = 113).
-        digits: which digit comes first: ``"low-first"`` as the paper prints, ``"high-first"`` as its code does.
+        digits: which digit comes first: ``"low-first"`` as the paper prints, ``"high-first"`` as its code.
         variant: ``"shuffled"`` (T_basis) permutes the rows of answers over all inputs before the split;
             ``"masked"`` (T_masked) gives the primes below 11 (2, 3, 5, 7) weight 0 in the loss.
     """
@@ -97,7 +97,7 @@ class Miiii(ModularTask):
             ]
         return table
 
-    def logits(self, output: Float[Tensor, "batch _ classes"]) -> Float[Tensor, "batch tasks classes"]:
+    def logits(self, output: Float[Tensor, "batch _ classes"]) -> Float[Tensor, "batch tasks widest"]:
         """Logits per prime, padded with −inf for the classes that a prime does not have."""
         packed = self.read(output)[:, 0].split(self.moduli, dim=-1)
         widest = max(self.moduli)
@@ -113,7 +113,7 @@ class Miiii(ModularTask):
         return losses @ losses.new_tensor(self.loss_weights) / len(self.moduli)
 
     def metrics(self, output: Float[Tensor, "batch _ classes"], batch: Batch) -> dict[str, Metric]:
-        """Per example: ``loss_q`` (CE_q / ln q), ``accuracy_q`` for each prime, and their means ``loss``, ``accuracy``.
+        """Per example: ``loss_q`` (CE_q / ln q), ``accuracy_q`` by prime; their means ``loss``, ``accuracy``.
 
         The means are over all primes, also in the masked variant, whose training loss leaves some out.
         """

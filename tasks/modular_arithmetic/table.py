@@ -1,9 +1,9 @@
-"""What the modular tasks share: a finite table of inputs [digit, digit, '='], its seeded split, exact losses."""
+"""What the modular tasks share: a finite table of inputs [digit, digit, '='], its split, float64 losses."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from functools import cached_property
+from functools import cache, cached_property
 from typing import ClassVar, Literal
 
 import torch
@@ -28,6 +28,7 @@ def is_prime(number: int) -> bool:
     return number > 1 and all(number % divisor for divisor in range(2, int(number**0.5) + 1))
 
 
+@cache
 def primes_below(limit: int) -> tuple[int, ...]:
     return tuple(number for number in range(2, limit) if is_prime(number))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 def assert_mean() -> Callable[[Tensor, float], None]:
     """The mean of independent samples is the expected one, to 5 of its own standard errors.
 
-    A correct law fails that once in 1.7 million seeds, and the seeds are fixed; no tolerance is chosen by hand.
+    A correct law fails that once in 1.7 million seeds, and the seeds are fixed; none was chosen.
     """
 
     def check(samples: Tensor, expected: float) -> None:

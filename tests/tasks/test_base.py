@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy
 import pytest
@@ -45,7 +46,9 @@ def test_a_batch_is_not_a_sequence_of_examples(batch: Batch) -> None:
 
 def test_a_batch_moves_with_all_its_parts(batch: Batch) -> None:
     moved = batch.to("meta")
-    assert {moved.tokens.device.type, moved.targets.device.type, moved.extras["first"].device.type} == {"meta"}
+    assert {moved.tokens.device.type, moved.targets.device.type, moved.extras["first"].device.type} == {
+        "meta"
+    }
 
 
 def test_derived_seeds_are_the_same_everywhere() -> None:
@@ -54,7 +57,18 @@ def test_derived_seeds_are_the_same_everywhere() -> None:
 
 
 def test_derived_seeds_differ_by_seed_label_order_and_boundary() -> None:
-    calls = [(0,), (1,), (0, "a"), (0, "b"), (0, "a", "b"), (0, "b", "a"), (0, "ab"), (0, "a", 1), (0, "a1"), (1, 1)]
+    calls: list[tuple[Any, ...]] = [
+        (0,),
+        (1,),
+        (0, "a"),
+        (0, "b"),
+        (0, "a", "b"),
+        (0, "b", "a"),
+        (0, "ab"),
+        (0, "a", 1),
+        (0, "a1"),
+        (1, 1),
+    ]
     seeds = {derive_seed(seed, *labels) for seed, *labels in calls}
     assert len(seeds) == len(calls)
     assert all(0 <= seed < 2**63 for seed in seeds)
@@ -62,9 +76,7 @@ def test_derived_seeds_differ_by_seed_label_order_and_boundary() -> None:
 
 def test_generators_are_local() -> None:
     before = torch.get_rng_state(), random.getstate()
-    assert torch.equal(
-        torch.rand(3, generator=generator(4, "x")), torch.rand(3, generator=generator(4, "x"))
-    )
+    assert torch.equal(torch.rand(3, generator=generator(4, "x")), torch.rand(3, generator=generator(4, "x")))
     assert not torch.equal(
         torch.rand(3, generator=generator(4, "x")), torch.rand(3, generator=generator(4, "y"))
     )
@@ -101,7 +113,7 @@ def test_a_model_with_room_to_spare_fits_and_a_smaller_one_is_refused() -> None:
     coarse = tasks.get("matrix-completion", n=4, rank=1, grid_max=1.2, grid_step=0.05)
     with pytest.raises(TaskError, match="2002 token ids, the model has 50"):
         large.check_model(coarse.build_model(0, settings))
-    with pytest.raises(TaskError, match="113 outputs per position, the model has 1$"):
+    with pytest.raises(TaskError, match=r"113 outputs per position, the model has 1$"):
         tasks.get("modular-addition").check_model(model)
 
 

@@ -37,7 +37,8 @@ def test_every_built_in_name_is_registered_where_the_catalog_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("matrix-completon", "matrix-completion"), ("modular-multiply", "modular-multiplication")]
+    ("typed", "meant"),
+    [("matrix-completon", "matrix-completion"), ("modular-multiply", "modular-multiplication")],
 )
 def test_an_unknown_name_is_answered_with_the_closest_and_all(typed: str, meant: str) -> None:
     line = catalog.unknown(typed)

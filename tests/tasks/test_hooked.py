@@ -13,6 +13,7 @@ from torch import Tensor
 
 import tasks
 from tasks.hooked import STD_OF_NORMAL_CUT_AT_2, is_bias
+from tasks.matrix_completion import MatrixModelSettings
 
 TINY = {"n_layers": 1, "n_heads": 2, "d_model": 8}
 
@@ -56,7 +57,9 @@ def test_global_random_states_are_untouched() -> None:
 def test_tensors_of_one_shape_are_drawn_apart() -> None:
     task = tasks.get("matrix-completion")
     model = task.build_model(0, task.Model(**{**TINY, "n_layers": 2}))
-    same_shape = [model.blocks[layer].attn.get_parameter(name) for layer in (0, 1) for name in ("W_Q", "W_K", "W_V")]
+    same_shape = [
+        model.blocks[layer].attn.get_parameter(name) for layer in (0, 1) for name in ("W_Q", "W_K", "W_V")
+    ]
     assert len({tuple(weights.flatten().tolist()) for weights in same_shape}) == 6
 
 
@@ -95,7 +98,9 @@ def test_shapes_follow_the_settings() -> None:
     assert block.mlp.W_in.shape == (8, 7)
     assert model.embed.W_E.shape == (50, 8)
     assert model.pos_embed.W_pos.shape == (10, 8)
-    assert "mlp" not in dict(task.build_model(0, task.Model(**TINY, attn_only=True)).blocks[0].named_children())
+    assert "mlp" not in dict(
+        task.build_model(0, task.Model(**TINY, attn_only=True)).blocks[0].named_children()
+    )
 
 
 # --- initialisation
@@ -111,7 +116,9 @@ def assert_std(weights: Tensor, expected: float) -> None:
 def test_the_variance_of_a_normal_cut_at_two() -> None:
     """1 − 4 φ(2) / (2 Φ(2) − 1), square root."""
     density = math.exp(-2) / math.sqrt(2 * math.pi)
-    assert math.sqrt(1 - 4 * density / math.erf(math.sqrt(2))) == pytest.approx(STD_OF_NORMAL_CUT_AT_2, rel=1e-14)
+    assert math.sqrt(1 - 4 * density / math.erf(math.sqrt(2))) == pytest.approx(
+        STD_OF_NORMAL_CUT_AT_2, rel=1e-14
+    )
 
 
 def test_nanda_initialisation() -> None:
@@ -127,7 +134,7 @@ def test_nanda_initialisation() -> None:
 
 
 def test_he_initialisation_has_the_fans_of_the_miiii_code() -> None:
-    """Table of the fact sheet (1.2), at d 256, p 113, 29 primes; no weight beyond two standard deviations before rescaling."""
+    """MIIII's code at d 256, p 113, 29 primes: He's variance, a normal cut at two standard deviations."""
     model = tasks.get("miiii").build_model(0)
     fans = {"W_E": 114, "W_pos": 3, "W_Q": 4 * 256, "W_K": 4 * 256, "W_V": 4 * 256, "W_O": 256}
     fans |= {"W_in": 256, "W_out": 1024, "W_U": 29 * 256}
@@ -153,7 +160,8 @@ def test_he_initialisation_has_the_fans_of_the_miiii_code() -> None:
 
 def test_normal_initialisation_has_one_standard_deviation_and_plain_layer_norms() -> None:
     task = tasks.get("matrix-completion")
-    model = task.build_model(0, task.Model(n_layers=2, n_heads=4, d_model=64, init_std=0.1, mask_embedding="learned"))
+    settings = MatrixModelSettings(n_layers=2, n_heads=4, d_model=64, init_std=0.1, mask_embedding="learned")
+    model = task.build_model(0, settings)
     norms = 0
     for name, weights in parameters(model).items():
         if name.endswith(".w"):
@@ -171,7 +179,11 @@ def test_normal_initialisation_has_one_standard_deviation_and_plain_layer_norms(
 
 @pytest.mark.parametrize(
     ("biases", "training"),
-    [("frozen", set()), ("mlp", {"b_in", "b_out"}), ("trained", {"b_in", "b_out", "b_Q", "b_V", "b_O", "b_U"})],
+    [
+        ("frozen", set()),
+        ("mlp", {"b_in", "b_out"}),
+        ("trained", {"b_in", "b_out", "b_Q", "b_V", "b_O", "b_U"}),
+    ],
 )
 @pytest.mark.parametrize("normalization", [None, "LN"])
 def test_frozen_biases_stay_zero_and_the_others_learn(

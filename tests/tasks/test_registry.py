@@ -55,7 +55,7 @@ def test_a_third_party_task_has_everything_a_built_in_one_has(third_party: str) 
 def test_the_same_class_may_be_registered_again_and_another_may_not(third_party: str) -> None:
     mine = tasks.task_class(third_party)
     assert tasks.register(third_party)(mine) is mine
-    with pytest.raises(TaskError, match="'largest-token' is taken by third_party_task.LargestToken"):
+    with pytest.raises(TaskError, match=r"'largest-token' is taken by third_party_task\.LargestToken"):
         tasks.register(third_party)(type("LargestToken", (mine,), {"__module__": "elsewhere"}))
     assert tasks.task_class(third_party) is mine
 
@@ -71,7 +71,7 @@ def test_a_built_in_name_cannot_be_taken(
         tasks.task_class("miiii")
     else:
         registry._CLASSES.pop("miiii", None)
-    with pytest.raises(TaskError, match="'miiii' is taken by tasks.modular_arithmetic"):
+    with pytest.raises(TaskError, match=r"'miiii' is taken by tasks\.modular_arithmetic"):
         tasks.register("miiii")(mine)
     assert mine.name == third_party
 
@@ -99,7 +99,9 @@ def test_a_task_of_an_installed_package_is_found_by_its_entry_point(
 
 
 def test_an_unknown_name_is_refused_in_one_line() -> None:
-    with pytest.raises(TaskError, match="^no task 'modular-adition': did you mean 'modular-addition'") as refused:
+    with pytest.raises(
+        TaskError, match=r"^no task 'modular-adition': did you mean 'modular-addition'"
+    ) as refused:
         tasks.get("modular-adition")
     assert "\n" not in str(refused.value)
 

@@ -21,7 +21,9 @@ class LargestToken(Task):
         values: token ids 0 to values - 1.
     """
 
-    presets = {"cpu": {"task": {"length": 4}, "model": {"d_model": 16}, "train": {"steps": 500, "batch_size": 64}}}
+    presets = {
+        "cpu": {"task": {"length": 4}, "model": {"d_model": 16}, "train": {"steps": 500, "batch_size": 64}}
+    }
     drop_metric: ClassVar[DropMetric] = DropMetric("accuracy", "up")
 
     length: int = Field(5, ge=2)
@@ -40,7 +42,9 @@ class LargestToken(Task):
         return (self.length - 1,)
 
     def sample(self, n: int | None, seed: int = 0, split: Split = "test") -> Batch:
-        tokens = torch.randint(0, self.values, (n or 64, self.length), generator=generator(seed, self.name, split))
+        tokens = torch.randint(
+            0, self.values, (n or 64, self.length), generator=generator(seed, self.name, split)
+        )
         return Batch(tokens, tokens.amax(1))
 
     def loss(self, output: Float[Tensor, "batch _ d_out"], batch: Batch) -> Float[Tensor, ""]:

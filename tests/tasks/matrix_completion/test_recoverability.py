@@ -40,7 +40,7 @@ def test_unrecoverable_entries_are_those_between_components(
 
 @pytest.mark.parametrize("size", [2, 5, 8])
 def test_the_longest_path_there_is_recovers_its_end(size: int) -> None:
-    """Observed: the diagonal and the one beside it, a staircase of 2·size − 1 entries that joins everything."""
+    """Observed: the diagonal and the one beside it: 2·size − 1 entries in a staircase join everything."""
     observed = (torch.eye(size) + torch.diag(torch.ones(size - 1), 1)).bool()
     assert observed.sum() == 2 * size - 1
     assert not unrecoverable(~observed[None]).any()
@@ -50,12 +50,12 @@ def test_the_longest_path_there_is_recovers_its_end(size: int) -> None:
 
 
 def test_recovered_entries_follow_from_the_observed_ones() -> None:
-    """Solving u_i v_j along paths gives exactly the entries that are not lost: a second, algebraic oracle."""
+    """A second, algebraic oracle: logarithms turn u_i v_j into a linear system."""
     random_stream = torch.Generator().manual_seed(0)
     for _ in range(50):
         left, right = (torch.rand(n, generator=random_stream).double() + 0.5 for n in (4, 5))
         hidden = torch.rand(4, 5, generator=random_stream) < 0.6
-        # log|X_ij| = a_i + b_j is linear: entry (i, j) is determined iff its row lies in the span of the observed rows.
+        # log X_ij = a_i + b_j, so (i, j) follows iff its equation lies in the span of the observed ones.
         design = torch.zeros(4, 5, 9, dtype=torch.float64)
         for i, j in itertools.product(range(4), range(5)):
             design[i, j, i] = design[i, j, 4 + j] = 1
@@ -80,7 +80,9 @@ def test_the_expected_share_is_the_enumerated_fraction(rows: int, columns: int) 
         lost += probability * sum(map(sum, lost_by_union_find(mask)))
         hidden_entries += probability * count
     assert hidden_entries == p_mask * rows * columns
-    assert expected_unrecoverable_share(rows, columns, 0.3) == pytest.approx(float(lost / hidden_entries), rel=1e-12)
+    assert expected_unrecoverable_share(rows, columns, 0.3) == pytest.approx(
+        float(lost / hidden_entries), rel=1e-12
+    )
 
 
 def test_the_published_size_has_the_known_floor() -> None:
@@ -107,7 +109,9 @@ def test_samples_of_the_task_have_the_expected_share() -> None:
     assert abs(lost.sum() / count.sum() - expected) <= 5 * standard_error
 
 
-@pytest.mark.parametrize(("size", "p_mask", "says"), [(5, 0.3, "2\\^25 masks"), (3, 0.0, "p_mask"), (3, 1.1, "p_mask")])
+@pytest.mark.parametrize(
+    ("size", "p_mask", "says"), [(5, 0.3, "2\\^25 masks"), (3, 0.0, "p_mask"), (3, 1.1, "p_mask")]
+)
 def test_what_has_no_share_is_refused(size: int, p_mask: float, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         expected_unrecoverable_share(size, size, p_mask)

@@ -33,12 +33,17 @@ def matrices(task: MatrixCompletion, n: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize(("n", "m", "rank"), [(4, 4, 1), (7, 7, 2), (3, 6, 3)])
 @pytest.mark.parametrize(
     ("distribution", "scale", "factor_variance"),
-    [("uniform", 1.0, 1 / 3), ("uniform", 2.0, 4 / 3), ("gaussian", 0.5, 0.25), ("laplace", 0.25, 2 * 0.25**2)],
+    [
+        ("uniform", 1.0, 1 / 3),
+        ("uniform", 2.0, 4 / 3),
+        ("gaussian", 0.5, 0.25),
+        ("laplace", 0.25, 2 * 0.25**2),
+    ],
 )
 def test_the_variance_of_an_entry_is_rank_times_the_factors_variance_squared(
     n: int, m: int, rank: int, distribution: Any, scale: float, factor_variance: float, assert_mean: MeanCheck
 ) -> None:
-    """r/9 for factors uniform on ±1; r·scale⁴ Gaussian; 4·r·scale⁴ Laplace. Rounding adds step²/12, here 8e-10."""
+    """r/9 for uniform factors, r·scale⁴ Gaussian, 4·r·scale⁴ Laplace; rounding adds step²/12 = 8e-10."""
     task = MatrixCompletion(
         n=n, m=m, rank=rank, distribution=distribution, scale=scale, grid_max=60, grid_step=0.0001
     )
@@ -49,7 +54,11 @@ def test_the_variance_of_an_entry_is_rank_times_the_factors_variance_squared(
 
 @pytest.mark.parametrize(
     ("distribution", "variance", "mean_size", "fourth_moment"),
-    [("uniform", 4 / 3, 1.0, 16 / 5), ("gaussian", 4.0, 2 * (2 / numpy.pi) ** 0.5, 48.0), ("laplace", 8.0, 2.0, 384.0)],
+    [
+        ("uniform", 4 / 3, 1.0, 16 / 5),
+        ("gaussian", 4.0, 2 * (2 / numpy.pi) ** 0.5, 48.0),
+        ("laplace", 8.0, 2.0, 384.0),
+    ],
 )
 def test_entries_drawn_directly_have_the_moments_of_their_distribution(
     distribution: Any, variance: float, mean_size: float, fourth_moment: float, assert_mean: MeanCheck
@@ -88,7 +97,7 @@ def test_the_size_of_an_entry_of_the_published_matrices(assert_mean: MeanCheck) 
 
 @pytest.mark.parametrize(("n", "m", "rank"), [(7, 7, 2), (4, 4, 1), (5, 8, 3)])
 def test_factor_matrices_have_exactly_the_rank_asked_for(n: int, m: int, rank: int) -> None:
-    """Rounding moves each entry by at most step/2, so (Weyl) singular value r + 1 is at most √(n·m)·step/2."""
+    """Rounding moves an entry by at most step/2, so (Weyl) singular value r + 1 is at most √(n·m)·step/2."""
     step = 1e-5
     singular = torch.linalg.svdvals(matrices(MatrixCompletion(n=n, m=m, rank=rank, grid_step=step), 200))
     most = (n * m) ** 0.5 * step / 2 + 1e-6
@@ -133,7 +142,8 @@ def test_each_entry_is_hidden_on_its_own_with_the_rate_asked_for(assert_mean: Me
     hidden = task.sample(60000).extras["hidden"].double()
     for entry in hidden.T:
         assert_mean(entry, 0.3)
-    pairs = (hidden[:, :, None] * hidden[:, None, :])[:, *torch.triu_indices(16, 16, 1)]
+    first, second = torch.triu_indices(16, 16, 1)
+    pairs = hidden[:, first] * hidden[:, second]
     for pair in pairs.T:
         assert_mean(pair, 0.09)
     # 0.7¹⁶ = 0.33%: about 200 of these masks hide nothing, and they must not be special.
@@ -274,7 +284,7 @@ def test_nan_is_refused(off_grid: Any) -> None:
 
 
 def test_gaussian_factors_need_the_clamp_at_the_published_grid() -> None:
-    """Fact sheet: N(0, 1) factors at rank 2 make X Laplace(0, 1), so |X| > 10 has probability e⁻¹⁰ = 4.5e-5."""
+    """N(0, 1) factors at rank 2 make X Laplace(0, 1), so |X| > 10 has probability e⁻¹⁰ = 4.5e-5."""
     task = MatrixCompletion(distribution="gaussian")
     batch = task.sample(4000)
     assert batch.targets.abs().max() == 10
@@ -321,7 +331,9 @@ def test_pooled_metrics_are_means_over_entries_not_over_examples() -> None:
     assert pooled["mse_masked"] == pytest.approx(error[hidden].mean().item())
     assert pooled["mse_observed"] == pytest.approx(error[~hidden].mean().item())
     assert pooled["mse_all"] == pytest.approx(error.mean().item())
-    of_examples = torch.stack([e[h].mean() for e, h in zip(error, hidden, strict=True) if h.any()]).mean().item()
+    of_examples = (
+        torch.stack([e[h].mean() for e, h in zip(error, hidden, strict=True) if h.any()]).mean().item()
+    )
     assert pooled["mse_masked"] != pytest.approx(of_examples, rel=1e-3)
 
 
@@ -346,8 +358,12 @@ def test_an_output_that_is_not_a_number_spoils_its_own_kind_only() -> None:
     assert pooled["mse_masked"] != pooled["mse_masked"]
 
 
-@pytest.mark.parametrize(("p_mask", "empty", "full"), [(0.0, "mse_masked", "mse_observed"), (1.0, "mse_observed", "mse_masked")])
-def test_all_observed_and_all_hidden_count_nothing_and_make_no_nan(p_mask: float, empty: str, full: str) -> None:
+@pytest.mark.parametrize(
+    ("p_mask", "empty", "full"), [(0.0, "mse_masked", "mse_observed"), (1.0, "mse_observed", "mse_masked")]
+)
+def test_all_observed_and_all_hidden_count_nothing_and_make_no_nan(
+    p_mask: float, empty: str, full: str
+) -> None:
     task = MatrixCompletion(n=3, rank=1, p_mask=p_mask)
     batch = task.sample(10)
     assert (batch.tokens == MASK_ID).all() if p_mask else (batch.tokens != MASK_ID).all()
@@ -414,7 +430,7 @@ def test_more_positions_than_entries_are_allowed_and_fewer_are_refused() -> None
     assert model.pos_embed.W_pos.shape == (20, 16)
     task.check_model(model)
     assert model(task.sample(2).tokens).shape == (2, 12, 1)
-    with pytest.raises(TaskError, match="model.n_ctx = 11 is too short.* 12 positions"):
+    with pytest.raises(TaskError, match=r"model\.n_ctx = 11 is too short.* 12 positions"):
         task.build_model(0, SMALL.model_copy(update={"n_ctx": 11}))
 
 

@@ -15,6 +15,9 @@ from tasks import Batch, pool
 from tasks.modular_arithmetic import Miiii
 from tasks.modular_arithmetic.table import cross_entropy
 
+#: A float64 sum of up to 109 terms near 1 is right to this; what is left of its logarithm cannot be better.
+ROUNDING = 109 * 2**-53
+
 
 def random_output(task: Miiii, batch: Batch, seed: int = 0) -> Tensor:
     return 3 * torch.randn(len(batch), 3, task.d_vocab_out, generator=torch.Generator().manual_seed(seed))
@@ -32,11 +35,11 @@ def rows_of(values: Tensor) -> Counter[tuple[int, ...]]:
 def test_every_remainder_against_python_integers(p: int, digits: Any) -> None:
     task = Miiii(p=p, digits=digits)
     grid = task.input_grid()
-    expected = []
+    expected, moduli = [], task.moduli
     for first, second, equals in grid.tokens.tolist():
         number = first + second * p if digits == "low-first" else second + first * p
         assert equals == p
-        expected.append([number % q for q in task.moduli])
+        expected.append([number % q for q in moduli])
     assert len(expected) == p * p
     assert grid.targets.tolist() == expected
 
@@ -65,14 +68,16 @@ def test_a_constant_guess_has_chance_accuracy_for_each_prime() -> None:
 
 
 def test_which_tasks_commute_at_113() -> None:
-    """Mod q the task is (p mod q)·high + low: commutative iff q | p − 1 (2, 7); low − high for q | p + 1 (3, 19)."""
+    """(p mod q)·high + low mod q commutes iff q | p − 1 (2, 7), is low − high for q | p + 1 (3, 19)."""
     task = Miiii(digits="high-first")
     grid = task.input_grid()
     table = grid.targets.view(113, 113, 29)
     commutes = [q for i, q in enumerate(task.moduli) if torch.equal(table[..., i], table[..., i].T)]
     assert commutes == [2, 7] == [q for q in task.moduli if (113 - 1) % q == 0]
     high, low = grid.tokens[:, 0].view(113, 113), grid.tokens[:, 1].view(113, 113)
-    differences = [q for i, q in enumerate(task.moduli) if q > 2 and torch.equal(table[..., i], (low - high) % q)]
+    differences = [
+        q for i, q in enumerate(task.moduli) if q > 2 and torch.equal(table[..., i], (low - high) % q)
+    ]
     assert differences == [3, 19]
 
 
@@ -89,7 +94,7 @@ def test_shuffling_permutes_whole_rows_before_the_split() -> None:
     plain, shuffled = Miiii(p=13), Miiii(p=13, variant="shuffled")
     before, after = plain.input_grid().targets, shuffled.input_grid().targets
     assert rows_of(before) == rows_of(after)
-    # 13 > … all rows differ (Chinese remainders), so the permutation can be read off; most rows move.
+    # 2·3·5·7·11 exceeds 13², so all rows differ and the rows that moved can be counted.
     assert len(rows_of(before)) == 169
     assert (before != after).any(1).sum() > 150
     for split in ("train", "validation", "test"):
@@ -103,14 +108,20 @@ def test_shuffling_is_seeded_and_leaves_answers_of_operands_alone() -> None:
     assert torch.equal(tables[0], tables[1])
     assert not torch.equal(tables[0], tables[2])
     some = torch.tensor([[1, 2], [10, 3]])
-    assert Miiii(p=11, variant="shuffled").answers(some).tolist() == [[n % q for q in (2, 3, 5, 7)] for n in (23, 43)]
+    assert Miiii(p=11, variant="shuffled").answers(some).tolist() == [
+        [n % q for q in (2, 3, 5, 7)] for n in (23, 43)
+    ]
 
 
 def test_masking_takes_the_four_easiest_primes_out_of_the_loss_only() -> None:
     plain, masked = Miiii(), Miiii(variant="masked")
     assert masked.loss_weights[:4] == (0, 0, 0, 0)
     assert masked.moduli[:4] == (2, 3, 5, 7)
-    assert masked.loss_weights[4:] == plain.loss_weights[4:] == pytest.approx([1 / math.log(q) for q in plain.moduli[4:]])
+    assert (
+        masked.loss_weights[4:]
+        == plain.loss_weights[4:]
+        == pytest.approx([1 / math.log(q) for q in plain.moduli[4:]])
+    )
     batch = masked.sample(40)
     assert torch.equal(batch.targets, plain.sample(40).targets)
     output = random_output(plain, batch)
@@ -150,12 +161,19 @@ def test_loss_and_metrics_against_numpy(config: dict[str, Any]) -> None:
     batch = task.sample(30)
     output = random_output(task, batch)
     losses, hits = numbers_by_hand(task, output, batch)
-    metrics = {name: value for name, value in task.metrics(output, batch).items() if isinstance(value, Tensor)}
-    assert set(metrics) == {f"{kind}_{q}" for kind in ("loss", "accuracy") for q in task.moduli} | {"loss", "accuracy"}
+    metrics = {
+        name: value for name, value in task.metrics(output, batch).items() if isinstance(value, Tensor)
+    }
+    assert set(metrics) == {f"{kind}_{q}" for kind in ("loss", "accuracy") for q in task.moduli} | {
+        "loss",
+        "accuracy",
+    }
     for column, q in enumerate(task.moduli):
-        numpy.testing.assert_allclose(metrics[f"loss_{q}"].numpy(), losses[:, column], rtol=1e-12)
+        numpy.testing.assert_allclose(
+            metrics[f"loss_{q}"].numpy(), losses[:, column], rtol=1e-12, atol=ROUNDING
+        )
         assert metrics[f"accuracy_{q}"].tolist() == hits[:, column].tolist()
-    numpy.testing.assert_allclose(metrics["loss"].numpy(), losses.mean(1), rtol=1e-12)
+    numpy.testing.assert_allclose(metrics["loss"].numpy(), losses.mean(1), rtol=1e-12, atol=ROUNDING)
     numpy.testing.assert_allclose(metrics["accuracy"].numpy(), hits.mean(1), rtol=1e-12)
     loss = task.loss(output, batch)
     assert loss.dtype == torch.float64
@@ -176,7 +194,8 @@ def test_padding_with_minus_infinity_changes_nothing() -> None:
         torch.testing.assert_close(cross_entropy(padded[:, column], answers), own, rtol=1e-14, atol=1e-14)
     # Where every valid logit is negative, padding with 0 (as published) would let an invalid class win.
     assert (padded.argmax(-1) < torch.tensor(task.moduli)).all()
-    assert (padded.clamp(min=-1e9).nan_to_num(neginf=0).masked_fill(padded.isinf(), 0).argmax(-1)[:, 0] >= 2).any()
+    as_published = padded.masked_fill(padded.isinf(), 0)
+    assert (as_published.argmax(-1)[:, 0] >= 2).all()
 
 
 def test_equal_logits_cost_exactly_one_for_each_prime() -> None:
@@ -211,8 +230,10 @@ def test_the_read_position_alone_gives_the_same_numbers() -> None:
 def test_small_losses_are_resolved_in_the_task_loss() -> None:
     task = Miiii(p=13)
     batch = task.sample(10)
-    right = torch.cat([torch.nn.functional.one_hot(batch.targets[:, i], q) for i, q in enumerate(task.moduli)], 1)
+    right = torch.cat(
+        [torch.nn.functional.one_hot(batch.targets[:, i], q) for i, q in enumerate(task.moduli)], 1
+    )
     output = (30.0 * right)[:, None]
     expected = sum(math.log1p((q - 1) * math.exp(-30)) / math.log(q) for q in task.moduli) / len(task.moduli)
     assert 0 < expected < 1e-7
-    assert task.loss(output, batch).item() == pytest.approx(expected, abs=4e-16)
+    assert task.loss(output, batch).item() == pytest.approx(expected, abs=1e-14)

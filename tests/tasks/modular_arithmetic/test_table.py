@@ -32,7 +32,7 @@ def test_primes_against_the_sieve_of_eratosthenes() -> None:
 
 @pytest.mark.parametrize("p", [4, 9, 15, 100, 119])
 def test_a_modulus_that_is_not_prime_is_answered_with_the_nearest_prime(p: int) -> None:
-    with pytest.raises(TaskError, match="p must be prime; (\\d+) is the nearest") as refused:
+    with pytest.raises(TaskError, match=r"p must be prime; (\d+) is the nearest") as refused:
         tasks.get("miiii", p=p)
     near = int(str(refused.value).split("; ")[1].split()[0])
     assert is_prime(near)
@@ -44,7 +44,7 @@ def test_a_modulus_that_is_not_prime_is_answered_with_the_nearest_prime(p: int) 
 )
 @pytest.mark.parametrize("name", ["modular-addition", "miiii"])
 def test_split_sizes_at_113(name: str, fraction: float, sizes: tuple[int, int, int]) -> None:
-    """As printed: 30% / 1000 / rest; 6384 for the half of the code; half of the rest where 1000 is more than that."""
+    """As printed: 30% / 1000 / rest; half in the code; half of the rest where 1000 is more than that."""
     task = tasks.get(name, train_fraction=fraction)
     assert tuple(len(task.sample(None, split=split)) for split in SPLITS) == sizes
     assert sum(sizes) == 113**2
@@ -53,7 +53,7 @@ def test_split_sizes_at_113(name: str, fraction: float, sizes: tuple[int, int, i
 @given(
     st.sampled_from(NAMES),
     st.sampled_from([3, 5, 7, 11, 13]),
-    st.floats(0.15, 0.75),
+    st.floats(0.2, 0.66),
     st.integers(1, 60),
     st.integers(0, 3),
 )
@@ -67,7 +67,7 @@ def test_splits_are_disjoint_and_cover_the_table(
     first_b = 1 if name == "modular-multiplication" else 0
     table = {(a, b, p) for a in range(p) for b in range(first_b, p)}
     found = [rows(task, split) for split in SPLITS]
-    assert sorted(sum(found, [])) == sorted(table)
+    assert sorted(row for part in found for row in part) == sorted(table)
     rest = len(table) - int(fraction * len(table))
     assert [len(part) for part in found] == [
         len(table) - rest,
@@ -133,9 +133,12 @@ def test_the_grid_is_every_input_in_the_order_of_its_tokens(name: str) -> None:
         assert [answers[tuple(t)] for t in batch.tokens.tolist()] == batch.targets.tolist()
 
 
-@pytest.mark.parametrize("margin", [20.0, 30.0, 40.0])
+@pytest.mark.parametrize("margin", [20.0, 25.0, 30.0])
 def test_log_probabilities_below_1e_7_are_resolved(margin: float) -> None:
-    """−log p = log(1 + 112 e^−margin) for one logit ahead of 112 equal ones; float32 says 0, in value and gradient."""
+    """−log p = log(1 + 112 e^−margin) for one logit ahead of 112 equal ones.
+
+    A float64 sum of 113 terms near 1 is right to 113 · 2⁻⁵³ = 1.3e-14; float32 knows steps of 1.2e-7 only.
+    """
     logits = torch.zeros(1, 113)
     logits[0, 5] = margin
     logits.requires_grad_()
@@ -143,20 +146,23 @@ def test_log_probabilities_below_1e_7_are_resolved(margin: float) -> None:
     expected = math.log1p(112 * math.exp(-margin))
     found = cross_entropy(logits, answers)
     assert found.dtype == torch.float64
-    # log(1 + x) of a float64 sum near 1 keeps x to 1.2e-16 / x; the log-softmax below subtracts the maximum first.
-    assert found.item() == pytest.approx(expected, abs=4e-16)
+    assert found.item() == pytest.approx(expected, abs=113 * 2**-53)
+    assert found.item() == pytest.approx(expected, rel=0.01)
     found.sum().backward()
     assert logits.grad is not None
     wrong_class = logits.grad[0, 0].item()
     assert wrong_class == pytest.approx(math.exp(-margin) / (1 + 112 * math.exp(-margin)), rel=1e-5)
-    in_float32 = -logits.detach().log_softmax(-1)[0, 5]
-    if margin >= 30:
-        assert in_float32.item() == 0
-        assert 0 < expected < 1.2e-7
+    in_float32 = -logits.detach().log_softmax(-1)[0, 5].item()
+    assert in_float32 != pytest.approx(expected, rel=0.01)
+    assert (in_float32 == 0) == (margin > 20)
 
 
 def test_cross_entropy_against_exact_sums() -> None:
     logits = torch.randn(20, 9, generator=torch.Generator().manual_seed(0)) * 10
     answers = torch.randint(0, 9, (20,), generator=torch.Generator().manual_seed(1))
-    for row, answer, found in zip(logits.tolist(), answers.tolist(), cross_entropy(logits, answers), strict=True):
-        assert found.item() == pytest.approx(math.log(math.fsum(math.exp(x - row[answer]) for x in row)), rel=1e-12)
+    for row, answer, found in zip(
+        logits.tolist(), answers.tolist(), cross_entropy(logits, answers), strict=True
+    ):
+        assert found.item() == pytest.approx(
+            math.log(math.fsum(math.exp(x - row[answer]) for x in row)), rel=1e-12, abs=1e-14
+        )
