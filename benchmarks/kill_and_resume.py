@@ -85,7 +85,17 @@ class Fresh:
     def __init__(self, out: Path) -> None:
         sets = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")]
         run = "import sys; from interp_tasks.cli import main; sys.exit(main())"
-        command = [sys.executable, "-c", run, "train", "modular-addition", *sets, "--out", str(out), "--quiet"]
+        command = [
+            sys.executable,
+            "-c",
+            run,
+            "train",
+            "modular-addition",
+            *sets,
+            "--out",
+            str(out),
+            "--quiet",
+        ]
         self.process = subprocess.Popen(command)
 
     def wait(self, timeout: float | None) -> int | None:
@@ -115,7 +125,9 @@ def fingerprint(run: Path) -> dict[str, str]:
 
 
 def stored_step(run: Path) -> int:
-    return max((int(path.name) for path in run.glob("checkpoints/[0-9]*") if path.name.isdecimal()), default=-1)
+    return max(
+        (int(path.name) for path in run.glob("checkpoints/[0-9]*") if path.name.isdecimal()), default=-1
+    )
 
 
 def main() -> None:
@@ -148,7 +160,9 @@ def main() -> None:
                 life.kill()
                 kills += 1
                 leftover = len(list(run.glob("checkpoints/.*"))) if run.exists() else 0
-                print(f"kill {kills:3}: run {runs} has step {stored_step(run)}, {leftover} unfinished write(s)")
+                print(
+                    f"kill {kills:3}: run {runs} has step {stored_step(run)}, {leftover} unfinished write(s)"
+                )
             else:
                 compare(run, expected, runs)
                 runs += 1

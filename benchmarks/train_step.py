@@ -41,7 +41,7 @@ class PlainBlock(nn.Module):
         )
 
     def forward(self, x: Tensor, read: Sequence[int] | None, causal: bool) -> Tensor:
-        n, length, d_model = x.shape
+        n, _, d_model = x.shape
         normed = self.norm1(x)
         if read is None:
             q, k, v = self.qkv(normed).chunk(3, -1)
@@ -153,7 +153,9 @@ def main() -> None:
             summary([a / b for a, b in zip(times["ours"], times[other], strict=True)], 2)
             for other in ("hooked", "plain")
         ]
-        print(f"{case:28} " + " ".join(f"{summary(times[n], 1):>22}" for n in times) + "  " + "   ".join(ratios))
+        print(
+            f"{case:28} " + " ".join(f"{summary(times[n], 1):>22}" for n in times) + "  " + "   ".join(ratios)
+        )
 
 
 if __name__ == "__main__":

@@ -138,7 +138,9 @@ def presets_of(task_name: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
     return task_class(task_name).presets
 
 
-def resolve_config(task_name: str, preset: str = "cpu", overrides: Mapping[str, str] | None = None) -> Resolved:
+def resolve_config(
+    task_name: str, preset: str = "cpu", overrides: Mapping[str, str] | None = None
+) -> Resolved:
     """Preset, then overrides such as ``{"train.steps": "100"}`` (values as typed: JSON, or else a string).
 
     Raises:
@@ -153,9 +155,7 @@ def resolve_config(task_name: str, preset: str = "cpu", overrides: Mapping[str, 
         if not dot or section not in SECTIONS or not name:
             raise UserError(f"no setting {key!r}: keys start with task., model. or train., as in train.steps")
         sections[section][name] = typed(text)
-    return Resolved(
-        task_name, preset, sections["task"], sections["model"], train_config(sections["train"])
-    )
+    return Resolved(task_name, preset, sections["task"], sections["model"], train_config(sections["train"]))
 
 
 def typed(text: str) -> Any:

@@ -39,7 +39,9 @@ class Activations:
         self.names, self.every, self.batch = names, every, batch
         for name in names:
             if name not in model.hook_dict:
-                raise UserError(f"no activation {name!r} to observe: names are such as {', '.join(list(model.hook_dict)[:9])}")
+                raise UserError(
+                    f"no activation {name!r} to observe: names are such as {', '.join(list(model.hook_dict)[:9])}"
+                )
 
     def __call__(self, step: int, model: HookedTransformer, run: Path) -> Mapping[str, Any]:
         with torch.no_grad():

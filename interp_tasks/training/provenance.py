@@ -34,9 +34,7 @@ def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -
             "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
         },
         "git": git_state(),
-        "command": shlex.join(["interp-run", *sys.argv[1:]])
-        if sys.argv[0].endswith("interp-run")
-        else None,
+        "command": shlex.join(["interp-run", *sys.argv[1:]]) if sys.argv[0].endswith("interp-run") else None,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 

@@ -75,7 +75,9 @@ def train(
     model = _placed(model, device)
     described = {
         "task": {"name": task.name, **task.model_dump(mode="json")},
-        "model": {"own": config_to_json(model.cfg, torch.float32)} if own_model else settings.model_dump(mode="json"),
+        "model": {"own": config_to_json(model.cfg, torch.float32)}
+        if own_model
+        else settings.model_dump(mode="json"),
         "train": config.model_dump(mode="json"),
     }
     with _reproducible(config):
@@ -132,7 +134,7 @@ class _Loop:
         with self._autocast():
             output = self.forward(batch.tokens, dropout)
         loss = self.task.loss(output.float() if output.dtype == torch.bfloat16 else output, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         line: dict[str, Any] = {}
         every = self.config.gradient_norms_every
         if every and (step + 1) % every == 0:
@@ -168,9 +170,7 @@ class _Loop:
         line = {
             "learning_rate": self.updater.learning_rate(max(step - 1, 0)),
             "train": pool(self.task.metrics(self.forward(seen.tokens), seen)),
-            "validation": pool(
-                self.task.metrics(self.forward(self.validation.tokens), self.validation)
-            ),
+            "validation": pool(self.task.metrics(self.forward(self.validation.tokens), self.validation)),
             "train_loss": self.task.loss(self.forward(seen.tokens), seen).item(),
         }
         if not all(parameter.isfinite().all() for parameter in self.updater.parameters.values()):

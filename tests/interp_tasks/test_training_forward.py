@@ -22,22 +22,22 @@ N_POS = 5
 
 def random_model(**changes: object) -> HookedTransformer:
     """A float64 model whose every parameter matters: all drawn, biases and LayerNorm included."""
-    settings = dict(
-        n_layers=2,
-        n_heads=2,
-        d_model=8,
-        d_head=4,
-        d_mlp=12,
-        n_ctx=N_POS + 2,
-        d_vocab=7,
-        d_vocab_out=3,
-        act_fn="gelu",
-        normalization_type="LN",
-        attention_dir="bidirectional",
-        dtype=torch.float64,
-        device="cpu",
-        init_weights=False,
-    )
+    settings = {
+        "n_layers": 2,
+        "n_heads": 2,
+        "d_model": 8,
+        "d_head": 4,
+        "d_mlp": 12,
+        "n_ctx": N_POS + 2,
+        "d_vocab": 7,
+        "d_vocab_out": 3,
+        "act_fn": "gelu",
+        "normalization_type": "LN",
+        "attention_dir": "bidirectional",
+        "dtype": torch.float64,
+        "device": "cpu",
+        "init_weights": False,
+    }
     model = construct(HookedTransformerConfig(**{**settings, **changes}))
     random_stream = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -145,7 +145,9 @@ def test_the_users_own_hooks_stay_through_a_forward_with_dropout():
     model = random_model()
     seen = []
     model.blocks[0].hook_resid_mid.register_forward_hook(lambda *args: seen.append(1))
-    HookedForward(model, range(N_POS))(torch.zeros(2, N_POS, dtype=torch.long), Dropout(0.5, "shared", N_POS, 0, 0))
+    HookedForward(model, range(N_POS))(
+        torch.zeros(2, N_POS, dtype=torch.long), Dropout(0.5, "shared", N_POS, 0, 0)
+    )
     model(torch.zeros(2, N_POS, dtype=torch.long))
     assert len(seen) == 2
 

@@ -189,9 +189,7 @@ def test_observers_of_ones_own_add_to_the_log(addition, tmp_path):
         def __call__(self, step, model, run):
             return {"weight_norm": model.embed.W_E.norm().item()}
 
-    run = train(
-        addition, out=tmp_path / "run", settings=TINY, config={"steps": 5}, observers=[WeightNorm()]
-    )
+    run = train(addition, out=tmp_path / "run", settings=TINY, config={"steps": 5}, observers=[WeightNorm()])
     assert [line["step"] for line in read_metrics(run) if "weight_norm" in line] == [0, 2, 4, 5]
 
 

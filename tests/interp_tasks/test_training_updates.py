@@ -149,7 +149,9 @@ def test_bad_overrides_are_one_line(overrides, message):
 
 def test_overrides_beat_the_preset_and_are_typed():
     resolved = resolve_config(
-        "miiii", "cpu", {"train.steps": "7", "task.primes": "[2, 3]", "model.init": "he", "train.clip_norm": "none"}
+        "miiii",
+        "cpu",
+        {"train.steps": "7", "task.primes": "[2, 3]", "model.init": "he", "train.clip_norm": "none"},
     )
     assert resolved.train.steps == 7
     assert resolved.train.clip_norm is None
