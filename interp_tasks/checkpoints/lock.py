@@ -23,6 +23,8 @@ class RunLock:
         self._descriptor = os.open(run / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
         except BlockingIOError:
             holder = os.read(self._descriptor, 32).decode(errors="replace").strip() or "unknown"
             os.close(self._descriptor)
@@ -33,8 +35,6 @@ class RunLock:
         except BaseException:
             os.close(self._descriptor)
             raise
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         if self._descriptor >= 0:

@@ -1,0 +1,362 @@
+"""A run folder: one writer, one config, resumed from its newest whole checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+from interp_tasks.checkpoints import (
+    RunFolder,
+    TrainingState,
+    load_checkpoint,
+    read_metrics,
+    read_run,
+    stored_steps,
+)
+from interp_tasks.errors import UserError
+from tasks.hooked import construct
+
+CONFIG: dict[str, Any] = {
+    "task": {"name": "toy", "n": 3},
+    "model": {"d_model": 4},
+    "train": {"steps": 100, "learning_rate": 0.1, "seed": 0},
+}
+
+
+def config(**train: Any) -> dict[str, Any]:
+    return {**CONFIG, "train": {**CONFIG["train"], **train}}
+
+
+def build(step: int = 0) -> HookedTransformer:
+    """A model whose weights tell its step."""
+    sizes = {"n_layers": 1, "d_model": 4, "n_ctx": 3, "d_head": 2, "n_heads": 2, "d_vocab": 5}
+    model = construct(HookedTransformerConfig(**sizes, act_fn="relu", device="cpu", init_weights=False))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float(step))
+    return model
+
+
+def state(step: int) -> TrainingState:
+    return TrainingState({"momentum": torch.full((3,), step / 3)}, {"step": step, "rate": step / 7})
+
+
+def write(run: RunFolder, steps: list[int]) -> None:
+    for step in steps:
+        run.log({"step": step, "validation": {"loss": 1 / (1 + step)}})
+        run.save(step, build(step), None, state(step), metrics={"loss": step})
+
+
+def opened(path: Path, **train: Any) -> RunFolder:
+    return RunFolder.open(path, config(**train), {"seed": 0})
+
+
+def states_kept(path: Path) -> list[int]:
+    return [
+        int(folder.name)
+        for folder in sorted((path / "checkpoints").iterdir())
+        if (folder / "training_state.safetensors").is_file()
+    ]
+
+
+def refusal(path: Path, described: dict[str, Any] | None = None) -> str:
+    with pytest.raises(UserError) as caught, RunFolder.open(path, described or CONFIG, {}):
+        pass
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_fresh_run(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "run"
+    info = {"seed": 0, "drop_metric": {"name": "mse", "direction": "down"}, "preset": "cpu"}
+    with RunFolder.open(path, CONFIG, info) as run:
+        assert run.resume() is None
+        write(run, [0, 10])
+    described = read_run(path)
+    assert described["config"] == CONFIG
+    assert {key: described[key] for key in info} == info
+    assert described["resumed"] == []
+    assert [line["step"] for line in read_metrics(path)] == [0, 10]
+    assert load_checkpoint(f"{path}@10").meta["metrics"] == {"loss": 10}
+    assert load_checkpoint(path).model.embed.W_E[0, 0] == 10
+
+
+def test_resume_gives_back_the_newest_state(tmp_path: Path) -> None:
+    with opened(tmp_path / "run") as run:
+        run.resume()
+        write(run, [0, 10, 20])
+    with opened(tmp_path / "run") as run:
+        point = run.resume()
+        assert point is not None
+        assert point.step == 20
+        assert torch.equal(point.tensors["momentum"], torch.full((3,), 20 / 3))
+        assert point.data == {"step": 20, "rate": 20 / 7}
+        model = build()
+        point.restore(model)
+        assert all((parameter == 20).all() for parameter in model.parameters())
+        write(run, [30])
+    assert stored_steps(tmp_path / "run") == [0, 10, 20, 30]
+    assert len(read_run(tmp_path / "run")["resumed"]) == 1
+
+
+def test_only_the_newest_states_are_kept(tmp_path: Path) -> None:
+    with opened(tmp_path / "run") as run:
+        write(run, [0, 10, 20, 30])
+        assert states_kept(tmp_path / "run") == [20, 30]
+    with RunFolder.open(tmp_path / "run", CONFIG, {}, keep_states=1) as run:
+        write(run, [40])
+    assert states_kept(tmp_path / "run") == [40]
+    assert load_checkpoint(f"{tmp_path / 'run'}@0").step == 0
+
+
+def test_a_mangled_newest_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with opened(path) as run:
+        write(run, [0, 10, 20])
+    (path / "checkpoints" / "00000020" / "model.safetensors").write_bytes(b"torn")
+    with opened(path) as run:
+        point = run.resume()
+        assert point is not None
+        assert point.step == 10
+        assert [line["step"] for line in read_metrics(path)] == [0, 10]
+        write(run, [20])
+    assert load_checkpoint(f"{path}@20").step == 20
+
+
+def test_without_any_state_nothing_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with opened(path) as run:
+        write(run, [0, 10])
+    for step in (0, 10):
+        (path / "checkpoints" / f"{step:08d}" / "training_state.safetensors").unlink()
+    with opened(path) as run, pytest.raises(UserError, match=r"up to step 10 but no training state"):
+        run.resume()
+    assert stored_steps(path) == [0, 10]
+    assert len(read_metrics(path)) == 2
+
+
+def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with opened(path) as run:
+        write(run, [0, 10])
+        run.log({"step": 11})
+    with (path / "metrics.jsonl").open("ab") as file:
+        file.write(b'\x00\x00\n{"step": 12}\n{"step": 1')  # as after a power cut
+    with opened(path) as run:
+        assert run.resume() is not None
+        assert [line["step"] for line in read_metrics(path)] == [0, 10]
+        run.log({"step": 12})
+    assert [line["step"] for line in read_metrics(path)] == [0, 10, 12]
+
+
+def test_metrics_before_the_first_checkpoint_are_cut_whole(tmp_path: Path) -> None:
+    with opened(tmp_path / "run") as run:
+        run.log({"step": 0})
+    with opened(tmp_path / "run") as run:
+        assert run.resume() is None
+    assert read_metrics(tmp_path / "run") == []
+
+
+def test_metrics_mangled_before_the_checkpoint_stop_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with opened(path) as run:
+        write(run, [0, 10, 20])
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    (path / "metrics.jsonl").write_text("\n".join([lines[0], lines[1][:9], lines[2], ""]))
+    with opened(path) as run, pytest.raises(UserError, match=r"metrics.jsonl is mangled: line 2"):
+        run.resume()
+    assert stored_steps(path) == [0, 10, 20]
+
+
+def test_what_is_not_finite_is_logged_as_null(tmp_path: Path) -> None:
+    with opened(tmp_path / "run") as run:
+        run.log({"step": 0, "loss": float("nan"), "norms": [torch.tensor(2.0), float("inf")]})
+        with pytest.raises(ValueError, match="integer step"):
+            run.log({"loss": 1.0})
+        with pytest.raises(TypeError, match=r"line\.what is a object"):
+            run.log({"step": 1, "what": object()})
+    assert read_metrics(tmp_path / "run") == [{"step": 0, "loss": None, "norms": [2.0, None]}]
+
+
+def test_saving_a_step_twice(tmp_path: Path) -> None:
+    with opened(tmp_path / "run") as run:
+        write(run, [0])
+        folder = tmp_path / "run" / "checkpoints" / "00000000"
+        before = (folder / "meta.json").read_bytes()
+        assert run.save(0, build(0), None, state(0)) == folder
+        assert (folder / "meta.json").read_bytes() == before
+        with pytest.raises(UserError, match="holds other weights"):
+            run.save(0, build(1), None, state(0))
+
+
+def test_more_steps_extend_a_run(tmp_path: Path) -> None:
+    with opened(tmp_path / "run") as run:
+        write(run, [0, 10])
+    with opened(tmp_path / "run", steps=200) as run:
+        point = run.resume()
+        assert point is not None
+        assert point.step == 10
+    assert read_run(tmp_path / "run")["config"]["train"]["steps"] == 200
+    assert "train.steps: 200 there, 100 asked for" in refusal(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (config(learning_rate=0.2), "train.learning_rate: 0.1 there, 0.2 asked for"),
+        (config(steps=200, seed=1), "train.seed: 0 there, 1 asked for"),
+        (config(clip=1.0), "train.clip: '(not set)' there, 1.0 asked for"),
+        (
+            {"task": CONFIG["task"], "train": CONFIG["train"]},
+            "model: {'d_model': 4} there, '(not set)' asked",
+        ),
+        (
+            {**CONFIG, "task": {"name": "other", "n": 4}},
+            "task.name: 'toy' there, 'other' asked for; task.n: 3",
+        ),
+    ],
+)
+def test_another_config_is_refused(tmp_path: Path, changed: dict[str, Any], expected: str) -> None:
+    with opened(tmp_path / "run") as run:
+        write(run, [0])
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    message = refusal(tmp_path / "run", changed)
+    assert expected in message
+    assert message.endswith("choose another --out")
+    assert (tmp_path / "run" / "run.json").read_bytes() == before
+    with opened(tmp_path / "run"):
+        pass
+
+
+def test_a_config_is_compared_as_json(tmp_path: Path) -> None:
+    with RunFolder.open(tmp_path / "run", {"task": {"primes": (2, 3)}}, {}):
+        pass
+    with RunFolder.open(tmp_path / "run", {"task": {"primes": [2, 3]}}, {}):
+        pass
+
+
+def test_what_differs_between_openings_is_recorded(tmp_path: Path) -> None:
+    for version in ("1", "1", "2"):
+        with RunFolder.open(tmp_path / "run", CONFIG, {"torch": version, "seed": 0}):
+            pass
+    described = read_run(tmp_path / "run")
+    assert described["torch"] == "1"
+    assert [set(entry) for entry in described["resumed"]] == [{"at"}, {"at", "torch"}]
+
+
+def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert "is not a run folder and holds 'thesis.txt'" in refusal(tmp_path)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["thesis.txt"]
+    assert "is a file, not a run folder" in refusal(tmp_path / "thesis.txt")
+    assert "cannot write" in refusal(tmp_path / "thesis.txt" / "run")
+
+
+def test_an_empty_folder_will_do(tmp_path: Path) -> None:
+    with opened(tmp_path) as run:
+        assert run.resume() is None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert "cannot write" in refusal(tmp_path / "run")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    assert refusal(tmp_path / "run") == (
+        f"cannot write {tmp_path / 'run'}: Permission denied; name a folder you can write to"
+    )
+    monkeypatch.undo()
+    with opened(tmp_path / "run") as run:  # the lock was let go
+        assert run.resume() is None
+
+
+def test_a_mangled_run_json(tmp_path: Path) -> None:
+    with opened(tmp_path):
+        pass
+    (tmp_path / "run.json").write_text("{")
+    assert "run.json is not valid JSON" in refusal(tmp_path)
+    (tmp_path / "run.json").write_text('{"format": 9}')
+    assert "is not a run of this version (format 9)" in refusal(tmp_path)
+
+
+def test_one_writer_in_a_process(tmp_path: Path) -> None:
+    with opened(tmp_path / "run"):
+        assert f"is being written by another process (pid {os.getpid()})" in refusal(tmp_path / "run")
+    with opened(tmp_path / "run"):
+        pass
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from interp_tasks.checkpoints.lock import RunLock
+lock = RunLock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_two_processes_contend_and_a_killed_one_never_blocks(tmp_path: Path) -> None:
+    with opened(tmp_path / "run"):
+        pass
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            assert f"(pid {holder.pid})" in refusal(tmp_path / "run")
+        finally:
+            holder.kill()
+    started = time.monotonic()
+    with opened(tmp_path / "run"):
+        assert time.monotonic() - started < 5
+
+
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with opened(path) as run:
+        write(run, [0])
+    unfinished = path / "checkpoints" / f".00000010.tmp-{'0' * 32}"
+    unfinished.mkdir()
+    (unfinished / "model.safetensors").write_bytes(b"half")
+    (path / f".run.json.tmp-{'f' * 32}").write_text("{")
+    (path / ".keep.tmp-notes").write_text("a user's own")
+    with opened(path):
+        pass
+    left = sorted(entry.name for entry in path.iterdir())
+    assert left == [".keep.tmp-notes", ".lock", "checkpoints", "metrics.jsonl", "run.json"]
+    assert [entry.name for entry in (path / "checkpoints").iterdir()] == ["00000000"]
+
+
+def test_a_writer_killed_before_its_run_json(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("123\n")
+    (tmp_path / f".run.json.tmp-{'a' * 32}").write_text('{"form')
+    with opened(tmp_path) as run:
+        assert run.resume() is None
+
+
+def test_reading_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no run folder"):
+        read_run(tmp_path / "none")
+    with pytest.raises(UserError, match=r"run\.json is missing"):
+        read_run(tmp_path)
+    with pytest.raises(UserError, match="the run has logged nothing"):
+        read_metrics(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"loss": 1}) + "\n")
+    with pytest.raises(UserError, match="line 1 is not an object with an integer step"):
+        read_metrics(tmp_path)

@@ -1,0 +1,162 @@
+"""Stopped at any operation on the disk, a run goes on to the same end as one that never stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+from interp_tasks.checkpoints import (
+    RunFolder,
+    TrainingState,
+    load_checkpoint,
+    read_metrics,
+    save_checkpoint,
+    stored_steps,
+)
+from interp_tasks.errors import UserError
+from tasks.hooked import construct
+
+STEPS = 4
+SAVED_EVERY = 2
+
+
+def build() -> HookedTransformer:
+    sizes = {"n_layers": 1, "d_model": 2, "n_ctx": 2, "d_head": 2, "n_heads": 1, "d_vocab": 3}
+    model = construct(HookedTransformerConfig(**sizes, attn_only=True, device="cpu", init_weights=False))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1.0)
+    return model
+
+
+def train(path: Path) -> None:
+    """A stand-in for the trainer: a walk with momentum, whose next step depends on all that is saved."""
+    with RunFolder.open(path, {"train": {"steps": STEPS}}, {}, keep_states=1) as run:
+        model, momentum, first = build(), torch.zeros(()), 0
+        point = run.resume()
+        if point is not None:
+            point.restore(model)
+            momentum, first = point.tensors["momentum"].clone(), point.step + 1
+        for step in range(first, STEPS + 1):
+            if step > 0:
+                momentum = 0.9 * momentum + torch.rand((), generator=torch.Generator().manual_seed(step))
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.add_(momentum * parameter)
+            run.log({"step": step, "weight": model.embed.W_E[0, 0].item()})
+            if step % SAVED_EVERY == 0:
+                run.save(step, model, None, TrainingState({"momentum": momentum}))
+
+
+def result(path: Path) -> tuple[list[int], dict[str, Any], list[dict[str, Any]]]:
+    weights = {
+        name: parameter.tolist()
+        for step in stored_steps(path)
+        for name, parameter in load_checkpoint(f"{path}@{step}").model.named_parameters(prefix=str(step))
+    }
+    return stored_steps(path), weights, read_metrics(path)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing after it in the same process runs, so nothing may clean up."""
+
+
+class DiesAt:
+    """Lets a number of disk operations pass, then fails this and every later one, as a dead process would."""
+
+    OPERATIONS = ("rename", "replace", "fsync", "unlink", "rmdir", "mkdir", "ftruncate")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, survive: int, after: bool) -> None:
+        self.count, self.survive, self.after = 0, survive, after
+        for name in self.OPERATIONS:
+            monkeypatch.setattr(os, name, self._dying(getattr(os, name)))
+        # The clean-up of an exception that a killed process would never run.
+        monkeypatch.setattr(shutil, "rmtree", self._dying(shutil.rmtree))
+
+    def _dying(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            if self.count > self.survive:
+                raise Killed
+            self.count += 1
+            if self.count > self.survive:
+                if self.after:
+                    operation(*arguments, **options)
+                raise Killed
+            return operation(*arguments, **options)
+
+        return wrapped
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Any]:
+    path = tmp_path_factory.mktemp("whole") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        counter = DiesAt(patch, survive=10**9, after=False)
+        train(path)
+    return counter.count, result(path)
+
+
+def test_the_whole_run(uninterrupted: tuple[int, Any]) -> None:
+    operations, (steps, _, metrics) = uninterrupted
+    assert operations > 30
+    assert steps == [0, 2, 4]
+    assert [line["step"] for line in metrics] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the operation", "after it"])
+def test_killed_at_every_disk_operation(tmp_path: Path, uninterrupted: tuple[int, Any], after: bool) -> None:
+    operations, expected = uninterrupted
+    # What dying after an operation adds are the unsynced writes up to the next one: a sample of it will do.
+    for survive in range(0, operations, 3 if after else 1):
+        path = tmp_path / str(survive)
+        with pytest.MonkeyPatch.context() as patch:
+            DiesAt(patch, survive, after)
+            with pytest.raises(Killed):
+                train(path)
+        train(path)
+        assert result(path) == expected, f"killed at operation {survive}"
+        assert not [entry for entry in path.rglob(".*") if entry.name != ".lock"]
+
+
+def test_killed_again_while_resuming(tmp_path: Path, uninterrupted: tuple[int, Any]) -> None:
+    operations, expected = uninterrupted
+    path = tmp_path / "run"
+    for survive in (operations // 2, 3, 5, 8, 9, 12, operations // 3, 10, 11):
+        with pytest.MonkeyPatch.context() as patch:
+            DiesAt(patch, survive, after=False)
+            try:
+                train(path)
+            except Killed:
+                continue
+    train(path)
+    assert result(path) == expected
+
+
+@pytest.mark.parametrize("operation", ["rename", "fsync"])
+def test_a_save_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, operation, fail)
+    with pytest.raises(UserError, match=r"cannot write .*: No space left on device"):
+        save_checkpoint(tmp_path / "one", build())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path / "one", build())
+    assert list(tmp_path.iterdir()) == []
