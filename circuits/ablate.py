@@ -71,12 +71,18 @@ def mean(
 ) -> Edit:
     """Replace by the mean over the `reference` examples [batch pos], position by position.
 
-    `over="batch,pos"` pools positions too, and then the reference may have another length than the run. The
-    mean is taken in float64, on the model as it is outside all of our blocks.
+    `over="batch,pos"` pools positions too, and then the reference may have another length than the run (not
+    at pattern or scores, where queries see different keys). The mean is taken in float64, on the model as
+    it is outside all of our blocks.
     """
     verb = "ablate.mean"
     places, optional = read_what(what, verb)
     over = read_choice(str(over).replace(" ", ""), ("batch", "batch,pos"), verb, "over")
+    if over == "batch,pos" and any("query" in place.site.kind.axes for place in places):
+        raise CircuitsError(
+            f'{verb}: over="batch,pos" at {places[0].site} would mix queries that see different keys; '
+            'use over="batch"'
+        )
     replacement = Mean(read_tokens(reference, verb, "reference"), over)
     return Edit(verb, places, replacement, read_queries(queries, positions, verb), optional)
 

@@ -77,17 +77,14 @@ def sweep(
     with evaluating(model), torch.no_grad():
         for start in range(0, len(tokens), step):
             rows = slice(start, min(start + step, len(tokens)))
-            with running_rows(model, rows, len(tokens)):
-                clean = _output(model, tokens[rows], read, BASELINE)
-                examples = None if batch is None else batch[rows]
-                collected[BASELINE].append(_measure(metric, clean, clean, examples, read, BASELINE))
-                for name, (_, writes) in plans.items():
-                    references.fetch(writes)
-                    with attached(surface, writes, references):
-                        output = _output(model, tokens[rows], read, f"variant {name!r}")
-                    collected[name].append(
-                        _measure(metric, output, clean, examples, read, f"variant {name!r}")
-                    )
+            clean = _output(model, tokens, rows, read, BASELINE)
+            examples = None if batch is None else batch[rows]
+            collected[BASELINE].append(_measure(metric, clean, clean, examples, read, BASELINE))
+            for name, (_, writes) in plans.items():
+                references.fetch(writes)
+                with attached(surface, writes, references):
+                    output = _output(model, tokens, rows, read, f"variant {name!r}")
+                collected[name].append(_measure(metric, output, clean, examples, read, f"variant {name!r}"))
     settings = {
         "seed": seed,
         "draws": draws,
@@ -129,8 +126,9 @@ def _read_sizes(tokens: Tensor, batch: Any, chunk: int | str) -> int:
     return max(1, chunk // tokens[0].numel())
 
 
-def _output(model: Any, tokens: Tensor, read: Positions | None, variant: str) -> Tensor:
-    output = model(tokens)
+def _output(model: Any, tokens: Tensor, rows: slice, read: Positions | None, variant: str) -> Tensor:
+    with running_rows(model, rows, len(tokens)):
+        output = model(tokens[rows])
     if not isinstance(output, Tensor) or not output.is_floating_point():
         raise CircuitsError(
             f"{variant}: the model's output is {type(output).__name__}, not a tensor of numbers"

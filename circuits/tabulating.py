@@ -56,7 +56,8 @@ def tabulate(plans: Plans, collected: dict[str, list[PerExample]], settings: dic
             )
     for row, adjusted in zip(rows, holm(np.array([row["p_value"] for row in rows])), strict=True):
         row["p_adjusted"] = adjusted
-    rows.sort(key=lambda row: list(plans).index(row["variant"]))
+    order = {variant: index for index, variant in enumerate(plans)}
+    rows.sort(key=lambda row: order[row["variant"]])
     described = {
         name: [one.describe() for one in interventions] for name, (interventions, _) in plans.items()
     }

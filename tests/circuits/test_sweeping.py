@@ -188,6 +188,18 @@ def test_users_hooks_and_modes_stay(causal, tokens):
     assert len(causal.blocks[1].attn.hook_z._forward_hooks) == 0
 
 
+def test_a_metric_may_run_the_model_itself_on_other_examples(causal, tokens, other_tokens):
+    """Its per-example edits are cut by its own run, not by the chunk that is being measured."""
+    mask = torch.ones(5, 6, dtype=torch.bool)
+
+    def metric(output):
+        return output[:, -1, 0] + run(causal, other_tokens[:5], ablate.zero("0.1", queries=mask))[0, -1, 0]
+
+    chunked = sweep(causal, tokens, {"a": ablate.zero("1.1")}, metric=metric, chunk=18).frame
+    whole = sweep(causal, tokens, {"a": ablate.zero("1.1")}, metric=metric).frame
+    np.testing.assert_allclose(chunked["value"], whole["value"])
+
+
 def test_clean_passes_are_shared_by_variants(causal, tokens):
     """Eight means over one reference cost one clean pass for each new site, not eight."""
     passes = []
