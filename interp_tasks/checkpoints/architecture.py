@@ -23,7 +23,7 @@ _NOT_STORED = {"device", "n_devices", "n_params"}
 
 
 def config_to_json(config: HookedTransformerConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """Every field that shapes the model; ``dtype`` is its parameters' (``model.double()`` leaves cfg.dtype as is).
+    """Every field that shapes the model, but ``dtype`` as its parameters have it (``cfg`` can lag behind).
 
     Raises:
         UserError: for a field that JSON cannot hold.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,12 @@ from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.training_state import read_training_state
 from interp_tasks.errors import UserError
 from tasks.hooked import construct
+
+
+@pytest.fixture(autouse=True)
+def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test here cuts the power, and a busy disk takes seconds to sync."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def build(seed: int = 0, **changes: Any) -> HookedTransformer:

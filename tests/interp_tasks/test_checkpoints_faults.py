@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ from interp_tasks.checkpoints.training_state import read_training_state
 from interp_tasks.errors import UserError
 from tasks.base import TaskError
 from tasks.hooked import construct
+
+
+@pytest.fixture(autouse=True)
+def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test here cuts the power, and a busy disk takes seconds to sync."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def build(**changes: Any) -> HookedTransformer:

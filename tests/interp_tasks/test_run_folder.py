@@ -32,6 +32,12 @@ CONFIG: dict[str, Any] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test here cuts the power, and a busy disk takes seconds to sync."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 def config(**train: Any) -> dict[str, Any]:
     return {**CONFIG, "train": {**CONFIG["train"], **train}}
 

@@ -27,6 +27,12 @@ STEPS = 4
 SAVED_EVERY = 2
 
 
+@pytest.fixture(autouse=True)
+def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test here cuts the power, and a busy disk takes seconds to sync."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 def build() -> HookedTransformer:
     sizes = {"n_layers": 1, "d_model": 2, "n_ctx": 2, "d_head": 2, "n_heads": 1, "d_vocab": 3}
     model = construct(HookedTransformerConfig(**sizes, attn_only=True, device="cpu", init_weights=False))
@@ -76,7 +82,9 @@ class DiesAt:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, survive: int, after: bool) -> None:
         self.count, self.survive, self.after = 0, survive, after
         for name in self.OPERATIONS:
-            monkeypatch.setattr(os, name, self._dying(getattr(os, name)))
+            # Syncing itself is left out: no test cuts the power, and a busy disk takes seconds.
+            operation = (lambda descriptor: None) if name == "fsync" else getattr(os, name)
+            monkeypatch.setattr(os, name, self._dying(operation))
         # The clean-up of an exception that a killed process would never run.
         monkeypatch.setattr(shutil, "rmtree", self._dying(shutil.rmtree))
 
