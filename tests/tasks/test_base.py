@@ -139,7 +139,7 @@ def test_a_task_is_a_frozen_json_value(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", tasks.list())
-def test_every_preset_is_valid(name: str) -> None:
+def test_every_preset_is_valid_and_builds(name: str) -> None:
     presets = tasks.task_class(name).presets
     assert set(presets) == {"cpu", "reference", "paper"}
     for sections in presets.values():
@@ -147,4 +147,4 @@ def test_every_preset_is_valid(name: str) -> None:
         task = tasks.get(name, **sections.get("task", {}))
         settings = task.Model(**sections.get("model", {}))
         assert isinstance(settings, ModelSettings)
-        assert (settings.n_ctx or task.sequence_length) >= task.sequence_length
+        task.check_model(task.build_model(0, settings))
