@@ -32,7 +32,7 @@ Array = NDArray[np.float64]
 
 FEWEST_VALUES = 8
 #: Splits tried for the first guess; more do not move it.
-MOST_SPLITS = 200
+MOST_SPLITS = 50
 LEAST_CHANGE = 0.3
 #: Speed along the plateau over speed from 30% to 70% of the drop. A straight line has 1, exp(-t) 2, a loss
 #: that sinks by a quarter before it drops 0.4, an S-curve from a level plateau less than 0.1.
