@@ -48,6 +48,8 @@ def test_cache_and_tokens_are_the_same_source(model, tokens, other_tokens, asser
         )
     given = patch.activations("z.0", source=cache(model, other_tokens, ["z", "v"]), heads="0.1")
     assert [hook for hook, _ in given.replacement.activations] == ["blocks.0.attn.hook_z"]
+    given = patch.activations("z", source=cache(model, other_tokens, ["z", "v"]), heads="0.1")
+    assert [hook for hook, _ in given.replacement.activations] == ["blocks.0.attn.hook_z"]
 
 
 def test_a_source_of_one_example_serves_every_row(model, tokens, other_tokens, assert_same):
