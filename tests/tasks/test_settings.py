@@ -15,7 +15,7 @@ from tasks.modular_arithmetic.table import ArithmeticModelSettings
 def test_heads_must_divide_the_width_unless_their_width_is_given() -> None:
     with pytest.raises(ValidationError) as refused:
         ModelSettings(d_model=10, n_heads=3)
-    assert one_line(refused.value, "model") == (
+    assert one_line(refused.value, "model", ModelSettings.model_fields) == (
         "model: d_model = 10 does not divide into 3 heads; set d_head or change one"
     )
     assert ModelSettings(d_model=10, n_heads=3, d_head=7).d_head == 7
@@ -24,7 +24,9 @@ def test_heads_must_divide_the_width_unless_their_width_is_given() -> None:
 def test_a_setting_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValidationError) as refused:
         ModelSettings.model_validate({"d_modle": 10})
-    assert one_line(refused.value, "model") == "no setting model.d_modle"
+    line = one_line(refused.value, "model", ModelSettings.model_fields)
+    assert line.startswith("no setting model.d_modle: did you mean model.d_model? model has n_layers, ")
+    assert all(name in line for name in ModelSettings.model_fields)
 
 
 def test_defaults_are_the_published_models() -> None:

@@ -348,14 +348,19 @@ def test_metrics_are_in_float32_or_wider(dtype: torch.dtype) -> None:
     assert task.loss(torch.zeros(3, 4, 1, dtype=dtype), batch).dtype == wide
 
 
-def test_an_output_that_is_not_a_number_spoils_its_own_kind_only() -> None:
-    task = MatrixCompletion(n=3, rank=1, mask=("#..", "...", "..."))
+@pytest.mark.parametrize(
+    ("position", "spoilt", "other"), [(0, "masked", "observed"), (5, "observed", "masked")]
+)
+def test_an_output_that_is_not_a_number_spoils_its_own_kind_only(
+    position: int, spoilt: str, other: str
+) -> None:
+    task = MatrixCompletion(n=3, rank=1, mask=("#..", "...", "#.."))
     batch = task.sample(4)
-    output = torch.zeros(4, 9, 1)
-    output[:, 0] = torch.nan
-    pooled = pool(task.metrics(output, batch))
-    assert pooled["mse_observed"] == pytest.approx(batch.targets[:, 1:].square().mean().item())
-    assert pooled["mse_masked"] != pooled["mse_masked"]
+    clean, broken = torch.zeros(4, 9, 1), torch.zeros(4, 9, 1)
+    broken[:, position] = torch.nan
+    before, after = (pool(task.metrics(output, batch)) for output in (clean, broken))
+    assert after[f"mse_{other}"] == before[f"mse_{other}"]
+    assert after[f"mse_{spoilt}"] != after[f"mse_{spoilt}"]
 
 
 @pytest.mark.parametrize(
