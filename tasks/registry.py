@@ -71,5 +71,4 @@ def get(name: str, **config: Any) -> Task:
     try:
         return task_class(name)(**config)
     except ValidationError as error:
-        valid = ", ".join(task_class(name).model_fields)
-        raise TaskError(f"{one_line(error, 'task')} (task {name!r} has {valid})") from None
+        raise TaskError(one_line(error, "task", task_class(name).model_fields)) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from interp_tasks.errors import UserError
 from tasks import catalog
+from tasks.messages import one_line
 
 SECTIONS = ("task", "model", "train")
 
@@ -106,21 +106,10 @@ def train_config(values: Mapping[str, Any]) -> TrainConfig:
     Raises:
         UserError: one line naming every key that is wrong.
     """
-    for key in values:
-        if key not in TrainConfig.model_fields:
-            raise UserError(unknown_key("train", key, TrainConfig.model_fields))
     try:
         return TrainConfig(**values)
     except ValidationError as error:
-        from tasks.messages import one_line
-
-        raise UserError(one_line(error, "train")) from None
-
-
-def unknown_key(section: str, key: str, valid: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(key, valid, n=1)
-    hint = f"did you mean {section}.{close[0]}? " if close else ""
-    return f"no setting {section}.{key}: {hint}{section} has {', '.join(valid)}"
+        raise UserError(one_line(error, "train", TrainConfig.model_fields)) from None
 
 
 def presets_of(task_name: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:

@@ -238,8 +238,7 @@ def model_settings(task: Task, values: Mapping[str, Any]) -> ModelSettings:
     try:
         return task.Model(**values)
     except ValidationError as error:
-        valid = ", ".join(task.Model.model_fields)
-        raise UserError(f"{one_line(error, 'model')} (model has {valid})") from None
+        raise UserError(one_line(error, "model", task.Model.model_fields)) from None
 
 
 def _with_threads(config: TrainConfig, out: Path) -> TrainConfig:
