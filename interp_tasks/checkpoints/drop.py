@@ -58,13 +58,13 @@ class Drop:
 
 
 def detect_drop(
-    steps: Sequence[int], values: Sequence[float | None], direction: Literal["down", "up"]
+    steps: Sequence[int], values: Sequence[float | int | None], direction: Literal["down", "up"]
 ) -> Drop | None:
     """The drop in a logged metric; ``None`` if there is none.
 
     Args:
         steps: ascending, any spacing.
-        values: one per step; ``None``, NaN and infinities are skipped.
+        values: one per step (JSON may have made a float an int); ``None``, NaN and infinities are skipped.
         direction: ``"down"`` for a loss, ``"up"`` for an accuracy.
 
     Raises:

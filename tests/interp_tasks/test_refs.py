@@ -220,6 +220,9 @@ def test_marks_never_fall_on_the_wrong_side(place: Path) -> None:
     coarse = write_run(place / "coarse", [0, 3000, 4000], drop_metric=metric)
     write_metrics(coarse)
     assert find_marks(coarse) == {"pre": 0, "onset": 0, "end": 3000, "post": 4000}
+    sparse = write_run(place / "sparse", [0, 900, 3000, 4000], drop_metric=metric)
+    write_metrics(sparse)
+    assert find_marks(sparse)["pre"] == 900  # 0 is nearer to 250, but an untrained model says little
     late = write_run(place / "late", [3000, 4000], drop_metric=metric)
     write_metrics(late)
     assert "late has no checkpoint before its drop" in complaint("late@pre")
