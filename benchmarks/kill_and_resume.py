@@ -109,12 +109,17 @@ class Fresh:
         self.process.wait()
 
 
-def finished(life: Forked | Fresh) -> float:
+def finished(life: Forked | Fresh, run: Path) -> tuple[float, float]:
+    """Let a life end by itself; seconds until it began to write its run, and until it ended."""
     start = time.monotonic()
-    status = life.wait(None)
+    began = None
+    while (status := life.wait(0.01)) is None:
+        if began is None and (run / "run.json").exists():
+            began = time.monotonic() - start
     if status != 0:
         sys.exit(f"a life that was not killed ended with status {status}")
-    return time.monotonic() - start
+    duration = time.monotonic() - start
+    return (duration if began is None else began), duration
 
 
 def fingerprint(run: Path) -> dict[str, str]:
@@ -148,15 +153,17 @@ def main() -> None:
 
             import interp_tasks.training.trainer  # noqa: F401
         alone = Path(scratch) / "alone"
-        duration = finished(begin(alone))
+        began, duration = finished(begin(alone), alone)
         expected = fingerprint(alone)
-        print(f"uninterrupted: {stored_step(alone)} steps, {len(expected) - 1} checkpoints, {duration:.1f} s")
+        print(
+            f"uninterrupted: {stored_step(alone)} steps, {len(expected) - 1} checkpoints, {duration:.1f} s, {began:.1f} s of it before the run began"
+        )
         kills, runs = 0, 1
         run = Path(scratch) / "killed-1"
         while kills < options.kills:
             life = begin(run)
-            # Half a run on average: some lives die before their first checkpoint, some run to the end.
-            if life.wait(moments.uniform(0, duration)) is None:
+            # Not while it only imports. Some lives die before their first checkpoint, some run to the end.
+            if life.wait(moments.uniform(began, duration)) is None:
                 life.kill()
                 kills += 1
                 leftover = len(list(run.glob("checkpoints/.*"))) if run.exists() else 0
@@ -167,7 +174,7 @@ def main() -> None:
                 compare(run, expected, runs)
                 runs += 1
                 run = Path(scratch) / f"killed-{runs}"
-        finished(begin(run))
+        finished(begin(run), run)
         compare(run, expected, runs)
         print(json.dumps({"kills": kills, "runs": runs, "identical": True}))
 
