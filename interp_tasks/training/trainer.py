@@ -82,7 +82,8 @@ def train(
     }
     with _reproducible(config):
         loop = _Loop(task, model, config, device, observers, progress)
-        with RunFolder.open(out, described, run_info(task, config, preset, device)) as folder:
+        info = run_info(task, config, preset, device) | {"forward": loop.described_forward}
+        with RunFolder.open(out, described, info) as folder:
             loop.run(folder)
     return out
 
@@ -103,9 +104,11 @@ class _Loop:
         self.device, self.progress = device, progress
         self.whole_split = None if config.batch_size else self._sample(None, "train", 0)
         self.validation = self._sample(config.eval_samples, "validation", config.seed)
-        self.forward: Forward = fastest_forward(
+        self.forward: Forward
+        self.forward, reason = fastest_forward(
             model, task.read_positions, self.batch(0).tokens[: 4 * task.d_vocab]
-        )[0]
+        )
+        self.described_forward = {"kind": self.forward.kind, "reason": reason}
         self.updater = Updater(model, config)
         self.observers = [*observers, *self._observer_of_activations()]
 
@@ -252,7 +255,11 @@ def _with_threads(config: TrainConfig, out: Path) -> TrainConfig:
 
 
 def _placed(model: HookedTransformer, device: str) -> HookedTransformer:
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise UserError(f"no device {device!r}: devices are cpu, cuda, cuda:1, mps") from None
+    if kind == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {device!r} is not there: torch sees no CUDA GPU; use --device cpu")
     if device != "cpu":
         model.to(device, print_details=False)

@@ -149,6 +149,7 @@ def test_run_json_holds_the_resolved_config_and_where_it_ran(addition, tmp_path)
     assert stored["config"]["train"]["threads"] == torch.get_num_threads()
     assert stored["config"]["task"] == {"name": "modular-addition", **addition.model_dump(mode="json")}
     assert stored["preset"] == "cpu"
+    assert stored["forward"] == {"kind": "fused", "reason": None}
     assert stored["drop_metric"] == {"name": "accuracy", "direction": "up"}
     assert {"python", "torch", "transformer-lens", "interp-tasks"} <= set(stored["versions"])
 
@@ -248,6 +249,7 @@ def test_divergence_is_one_line(matrices, tmp_path):
         ({"settings": {"d_modle": 8}}, "no setting model.d_modle"),
         ({"settings": {"d_model": 10, "n_heads": 4}}, "does not divide into 4 heads"),
         ({"device": "cuda"}, "torch sees no CUDA GPU"),
+        ({"device": "gpu"}, "no device 'gpu': devices are cpu, cuda"),
     ],
 )
 def test_refusals_are_one_line_and_leave_nothing(addition, tmp_path, arguments, message):
