@@ -9,6 +9,7 @@ are stored, after rounding to float16, over the test split.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
+from interp_tasks.checkpoints import load_checkpoint, read_run, save_checkpoint
 from interp_tasks.checkpoints.refs import zoo_folder
 from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, checkpoint_folder
 from tasks.base import Task, pool
@@ -40,22 +41,23 @@ def pack(run: Path, steps: list[int], destination: Path) -> None:
         UserError: for a step that the run has not stored, or a destination that is there.
     """
     (destination / "checkpoints").mkdir(parents=True)
-    shutil.copy(run / RUN_FILE, destination)
+    task = load_checkpoint(f"{run}@{steps[-1]}").require_task()
+    drop = {"name": task.drop_metric.name, "direction": task.drop_metric.direction}
+    described = {**read_run(run), "drop_metric": drop}  # as the task declares it now
+    (destination / RUN_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     shutil.copy(run / METRICS_FILE, destination)
     for step in steps:
         checkpoint = load_checkpoint(f"{run}@{step}")
-        if checkpoint.task is None:
-            raise ValueError(f"{checkpoint.ref} names no task to compute metrics of")
         dtype = None if step == steps[-1] else "float16"
         with tempfile.TemporaryDirectory() as scratch:
             stored = save_checkpoint(
-                Path(scratch) / "stored", checkpoint.model, checkpoint.task, step, weights_dtype=dtype
+                Path(scratch) / "stored", checkpoint.model, task, step, weights_dtype=dtype
             )
-            metrics = stored_metrics(checkpoint.task, load_checkpoint(stored).model)
+            metrics = stored_metrics(task, load_checkpoint(stored).model)
         save_checkpoint(
             checkpoint_folder(destination, step),
             checkpoint.model,
-            checkpoint.task,
+            task,
             step,
             weights_dtype=dtype,
             metrics=metrics,
