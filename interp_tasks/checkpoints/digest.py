@@ -19,7 +19,7 @@ def check_digest(file: Path, content: bytes, expected: Any) -> None:
     Raises:
         UserError: naming the file and both sizes, or that bytes in it have changed.
     """
-    if not isinstance(expected, dict) or set(expected) < {"bytes", "sha256"}:
+    if not isinstance(expected, dict) or not {"bytes", "sha256"} <= set(expected):
         raise UserError(f"{file.parent / 'meta.json'} records no bytes and sha256 of {file.name}")
     if len(content) != expected["bytes"]:
         fault = "is truncated" if len(content) < expected["bytes"] else "is too long"

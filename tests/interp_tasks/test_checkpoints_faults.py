@@ -196,6 +196,11 @@ def test_meta_that_is_not_text(saved: Path) -> None:
     assert "is not valid JSON" in complaint(saved)
 
 
+def test_meta_without_a_digest_of_the_weights(saved: Path) -> None:
+    rewrite_meta(saved, lambda meta: meta.update(weights={"dtype": "float32"}))
+    assert "records no bytes and sha256 of model.safetensors" in complaint(saved)
+
+
 def test_edited_meta(saved: Path) -> None:
     rewrite_meta(saved, lambda meta: meta["model"].update(eps=1e-3), sign=False)
     assert "meta.json has been altered" in complaint(saved)
