@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -262,7 +263,10 @@ def _placed(model: HookedTransformer, device: str) -> HookedTransformer:
     if kind == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {device!r} is not there: torch sees no CUDA GPU; use --device cpu")
     if device != "cpu":
-        model.to(device, print_details=False)
+        try:
+            model.to(device, print_details=False)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise UserError(f"device {device!r} is not there: {' '.join(str(error).split())}") from None
     return model
 
 
@@ -272,6 +276,9 @@ def _reproducible(config: TrainConfig) -> Iterator[None]:
     threads, random_state = torch.get_num_threads(), torch.get_rng_state()
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(config.threads or threads)
+    if config.deterministic:
+        # On CUDA torch refuses every matrix product in deterministic mode without it.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(config.deterministic or deterministic)
     torch.manual_seed(derive_seed(config.seed, "global"))
     try:
