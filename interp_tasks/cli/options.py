@@ -55,7 +55,7 @@ class ExperimentCommand(Command):
         Path | None,
         typer.Option("--tokens", metavar="FILE.npy", help="Run on these tokens, an int array (batch, pos)."),
     ] = None
-    import_file: Annotated[
+    import_path: Annotated[
         Path | None, typer.Option("--import", metavar="FILE.py", help="Import a file that registers tasks.")
     ] = None
     format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table"
@@ -70,18 +70,18 @@ class ExperimentCommand(Command):
             raise UserError(f"--device {self.device!r}: write cpu, cuda, cuda:1 or mps")
         examples = self.examples()
         examples.check()
-        if self.task is not None and self.import_file is None:
+        if self.task is not None and self.import_path is None:
             check_task_name(self.task)
         if self.tokens is not None and not self.tokens.is_file():
             raise UserError(f"--tokens {self.tokens}: no such file")
-        if self.import_file is not None and not self.import_file.is_file():
-            raise UserError(f"--import {self.import_file}: no such file")
+        if self.import_path is not None and not self.import_path.is_file():
+            raise UserError(f"--import {self.import_path}: no such file")
         check_targets(self.name, self.out, self.plot)
         check_refs(self.ckpt, examples)
 
     def execute(self) -> None:
-        if self.import_file is not None:
-            import_file(self.import_file)
+        if self.import_path is not None:
+            import_file(self.import_path)
         with progress_line(self.quiet) as progress:
             result = self.measure(progress)
         emit(result, self.format, self.out, self.plot, self.quiet)
