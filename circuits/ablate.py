@@ -48,7 +48,9 @@ def mean_pattern(heads: Any, reference: Tokens, *, queries: Any = None, position
     """Replace each head's pattern by its mean over the `reference` examples [batch pos].
 
     This is what the released code of Gopalani et al. 2024 (arXiv:2410.22244) does under the name of uniform
-    ablation. Unlike `uniform` it keeps what a head does on average, position by position.
+    ablation. Unlike `uniform` it keeps what a head does on average, position by position. The mean here is
+    that of the unedited model; their code takes it within the edited pass, so that with heads of several
+    layers a later layer's mean is over patterns that the earlier edits have changed.
     """
     verb = "ablate.mean_pattern"
     places = read_heads(heads, "pattern", verb)

@@ -40,11 +40,10 @@ def intervene(model: Any, *interventions: Intervention) -> Iterator[Any]:
             output = model(tokens)
 
     Interventions apply in argument order, a later one seeing what an earlier one left, and what hooks of
-    the user's that were there before left; blocks may be
-    nested, and an inner block adds to the outer one. Clean passes that an intervention needs (`reference=`,
-    `source=`) are run on entry, on the model as it was before our outermost block, in eval mode and without
-    gradients. Modes and gradients of the block itself are left alone. On any exit only what was added here
-    is removed.
+    the user's that were there before left; blocks may be nested, and an inner block adds to the outer one.
+    Clean passes that an intervention needs (`reference=`, `source=`) are run on entry, on the model as it
+    was before our outermost block, in eval mode and without gradients. Modes and gradients of the block
+    itself are left alone. On any exit only what was added here is removed.
 
     Raises `CircuitsError` on entry if an intervention does not fit the model, and on a normal exit if one
     of them never took effect because its hook did not fire.
