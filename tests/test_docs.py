@@ -37,7 +37,9 @@ def test_page_runs(page, tmp_path, monkeypatch, capsys):
         elif language == "bash":
             for line in text.replace("\\\n", " ").splitlines():
                 command, *arguments = shlex.split(line, comments=True) or [""]
-                assert command in ("", "interp-run"), f"{page.name} shows {command!r}: mark the block as console"
+                assert command in ("", "interp-run"), (
+                    f"{page.name} shows {command!r}: mark the block as console"
+                )
                 if command:
                     status = main(arguments)
                     assert not status, f"{line}: {capsys.readouterr().err}"
@@ -52,4 +54,8 @@ def test_links_between_pages_lead_somewhere():
 
 
 def test_the_block_finder_finds_blocks():
-    assert [block[0] for block in blocks(REPOSITORY / "docs" / "your-own-task.md")] == ["python", "bash", "toml"]
+    assert [block[0] for block in blocks(REPOSITORY / "docs" / "your-own-task.md")] == [
+        "python",
+        "bash",
+        "toml",
+    ]
