@@ -93,7 +93,7 @@ class Task(BaseModel, ABC):
     (what a fast forward computes); use :meth:`read` to get from one to the other.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     #: The name the task is registered under.
     name: ClassVar[str]
@@ -104,6 +104,8 @@ class Task(BaseModel, ABC):
     #: Steps at which the paper looks at its own model; a run always stores those it reaches.
     published_steps: ClassVar[tuple[int, ...]] = ()
     drop_metric: ClassVar[DropMetric] = DropMetric("loss", "down")
+    #: Where the paper puts marks (pre, onset, end, post) on a run of its own scale: they replace the detected ones.
+    published_marks: ClassVar[Mapping[str, int]] = {}
 
     @property
     @abstractmethod

@@ -21,7 +21,7 @@ class ModelSettings(BaseModel):
             with the fan rules of JAX (Syrkis & Søgaard 2024, code). Biases start at 0, LayerNorms at (1, 0).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     n_layers: int = Field(1, ge=1)
     n_heads: int = Field(4, ge=1)

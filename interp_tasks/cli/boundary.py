@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import sys
@@ -65,6 +66,12 @@ def exit_code_of(command: Callable[[], Any], *, debug: bool) -> int:
         return USAGE
     except user_errors() as error:
         say(str(error), debug)
+        return USAGE
+    except OSError as error:
+        # Any option that takes a path may meet this one, already when it asks whether the path exists.
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        say(f"path too long: {str(error.filename)[:60]}...", debug)
         return USAGE
 
 

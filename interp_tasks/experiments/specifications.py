@@ -10,6 +10,8 @@ from interp_tasks.errors import UserError
 
 MODES = ("uniform", "mean_pattern", "zero", "mean", "resample")
 SPLITS = ("train", "validation", "test")
+#: One past the largest seed: generators and the integer column of a table hold no more.
+SEED_END = 2**63
 #: The word for one row per head.
 EACH = "each"
 
@@ -73,6 +75,11 @@ def check_keys(spec: Any, mode: str) -> tuple[int, ...] | None:
 def check_samples(samples: int | None) -> None:
     if samples is not None and samples < 1:
         raise UserError(f"--samples {samples}: at least one example is needed")
+
+
+def check_seed(seed: int) -> None:
+    if not 0 <= seed < SEED_END:
+        raise UserError(f"--seed {seed}: a seed is a whole number from 0 to {SEED_END - 1}")
 
 
 def intervention_name(mode: str, keys: Sequence[int] | None, queries: str | Sequence[int] | None) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.checkpoints import ResolvedCheckpoint, resolve
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.specifications import SPLITS, check_choice, check_samples
+from interp_tasks.experiments.specifications import SPLITS, check_choice, check_samples, check_seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +49,7 @@ class Examples:
             UserError: in one line.
         """
         check_samples(self.samples)
+        check_seed(self.seed)
         check_choice("--split", self.split, SPLITS)
         if self.task is not None and self.tokens is not None:
             raise UserError(

@@ -41,7 +41,8 @@ class TrainConfig(BaseModel):
         deterministic: refuse non-deterministic kernels (CUDA).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # An infinity would be null in run.json, and so be another setting when the run is resumed.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     steps: int = Field(1000, ge=0)
     batch_size: int | None = Field(None, ge=1)
@@ -68,7 +69,7 @@ class TrainConfig(BaseModel):
     observe: tuple[str, ...] = ()
     observe_every: int = Field(100, ge=1)
     observe_samples: int = Field(64, ge=1)
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=1024)  # torch crashes where it cannot start them all
     deterministic: bool = False
 
     @model_validator(mode="after")

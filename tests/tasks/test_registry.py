@@ -111,6 +111,7 @@ def test_an_unknown_name_is_refused_in_one_line() -> None:
     [
         ("matrix-completion", {"rnk": 2}, "no setting task.rnk"),
         ("matrix-completion", {"n": 0}, "task.n: .*greater than or equal to 1, got 0"),
+        ("matrix-completion", {"grid_max": float("inf")}, "task.grid_max: .*finite number"),
         ("matrix-completion", {"n": 3, "rank": 4}, "rank 4 exceeds the sides of a 3×3 matrix"),
         ("matrix-completion", {"grid_max": 1.0, "grid_step": 0.3}, "not a multiple of grid_step 0.3; 0.9 is"),
         ("matrix-completion", {"n": 2, "rank": 1, "mask": ("..", ".")}, "2 rows of 2 characters"),

@@ -14,7 +14,7 @@ from interp_tasks.cli.progress import note, progress_line
 from interp_tasks.cli.tables import print_sentences
 from interp_tasks.experiments.demonstrating import check_studies, demo, demo_page
 from interp_tasks.experiments.results import join
-from interp_tasks.experiments.specifications import check_choice, check_samples
+from interp_tasks.experiments.specifications import check_choice, check_samples, check_seed
 from interp_tasks.reporting import check_writable_file
 
 
@@ -36,6 +36,7 @@ class Demo(Command):
     def check(self) -> None:
         check_choice("--format", self.format, FORMATS)
         check_samples(self.samples)
+        check_seed(self.seed)
         check_writable_file(self.out)
         check_studies()
 
