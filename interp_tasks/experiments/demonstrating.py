@@ -15,7 +15,7 @@ from interp_tasks.experiments.ablating import ablation
 from interp_tasks.experiments.columns import shown_columns, value_text
 from interp_tasks.experiments.results import Result, join
 from interp_tasks.experiments.subjects import Progress
-from interp_tasks.reporting import Column, Figure, Page, Section, Table, Text, number, signed, with_interval
+from interp_tasks.reporting import Column, Figure, Page, Section, Table, Text, number, signed
 
 if TYPE_CHECKING:
     import pandas
@@ -126,25 +126,31 @@ def conclude_matrix_completion(frame: pandas.DataFrame, config: dict[str, Any]) 
     guess = config["rank"] * config["scale"] ** 4 / 9
     sentences = []
     for name in dict.fromkeys(frame["intervention"]):
-        before = row_of(frame, "pre", "mse_masked", name)
-        after = row_of(frame, "post", "mse_masked", name)
-        seen = row_of(frame, "post", "mse_observed", name)
+        before, after = (row_of(frame, mark, "mse_masked", name) for mark in ("pre", "post"))
         change = before["effect"] / before["baseline"]
         ratio = after["value"] / guess
-        observed = seen["value"] / guess
         sentences += [
             f"Before the drop (step {before['step']}), {name} in all heads takes mse_masked from "
             f"{number(before['baseline'])} to {number(before['value'])}, a change of {change:+.2%}. The "
             f"published claim that it hardly changes {verdict(abs(change) < HARDLY)} "
             f"(rule: by less than {HARDLY:.0%}).",
+            still_copies(row_of(frame, "pre", "mse_observed", name), guess, published=0.0014),
             f"After it (step {after['step']}), {name} takes mse_masked from {number(after['baseline'])} to "
             f"{value_text(after)}, which is {ratio:.2f} of r/9 = {number(guess)}, the error of guessing 0. The "
             f"published claim that it goes back to about r/9 {verdict(ABOUT[0] <= ratio <= ABOUT[1])} "
-            f"(rule: {ABOUT[0]} to {ABOUT[1]} of it; published 0.98), and mse_observed from "
-            f"{number(seen['baseline'])} to {number(seen['value'])}, {observed:.3f} of r/9. The published claim "
-            f"that it stays small {verdict(observed < SMALL)} (rule: below {SMALL} of r/9; published 0.017).",
+            f"(rule: {ABOUT[0]} to {ABOUT[1]} of it; published 0.98).",
+            still_copies(row_of(frame, "post", "mse_observed", name), guess, published=0.017),
         ]
     return sentences
+
+
+def still_copies(row: dict[str, Any], guess: float, published: float) -> str:
+    share = row["value"] / guess
+    return (
+        f"Observed entries: mse_observed from {number(row['baseline'])} to {number(row['value'])}, {share:.3f} "
+        f"of r/9. The published claim that it stays small {verdict(share < SMALL)} "
+        f"(rule: below {SMALL} of r/9; published {published})."
+    )
 
 
 def conclude_modular_addition(frame: pandas.DataFrame, config: dict[str, Any]) -> list[str]:
@@ -162,7 +168,7 @@ def conclude_modular_addition(frame: pandas.DataFrame, config: dict[str, Any]) -
     for name in dict.fromkeys(frame["intervention"]):
         row = row_of(frame, "post", "accuracy", name)
         loss = row_of(frame, "post", "loss", name)
-        left = with_interval(f"{row['value']:.1%}", row["ci_low"], row["ci_high"])
+        left = f"{row['value']:.1%} [{row['ci_low']:.1%}, {row['ci_high']:.1%}]"
         shares[name] = (row["value"] - chance) / (row["baseline"] - chance)
         sentences.append(
             f"{name} in all heads leaves {left} at step "

@@ -19,8 +19,10 @@ from tasks.base import Task
 
 def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -> dict[str, Any]:
     """Seeds, versions, hardware, git state, start time and command, as plain JSON."""
+    published = task.published_marks if is_published(task, preset) else {}
     return {
         "preset": preset,
+        **({"published_drop": dict(published)} if published else {}),
         "drop_metric": {"name": task.drop_metric.name, "direction": task.drop_metric.direction},
         "seeds": {"train": config.seed},
         "versions": {
@@ -37,6 +39,11 @@ def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -
         "command": shlex.join(["interp-run", *sys.argv[1:]]) if sys.argv[0].endswith("interp-run") else None,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def is_published(task: Task, preset: str | None) -> bool:
+    """Whether the data is the paper's: the preset ``paper``, none of its task settings overridden."""
+    return preset == "paper" and task == type(task)(**task.presets["paper"].get("task", {}))
 
 
 def git_state() -> dict[str, Any] | None:

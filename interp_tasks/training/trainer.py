@@ -63,7 +63,7 @@ def train(
 
     Raises:
         UserError: before any work, for a config that cannot be, a folder that holds another run, or one that is
-            being written; during training, if the loss is no longer finite.
+            being written; during training, if the weights are no longer finite.
         TaskError: if the model cannot take the task's inputs.
     """
     task, settings, config = _resolve(task, preset, settings, config)
@@ -171,11 +171,12 @@ class _Loop:
         """Metrics on the validation sample, and on the last batch trained on, both without dropout."""
         self.model.eval()
         seen = self.batch(max(step - 1, 0))
+        output = self.forward(seen.tokens)
         line = {
             "learning_rate": self.updater.learning_rate(max(step - 1, 0)),
-            "train": pool(self.task.metrics(self.forward(seen.tokens), seen)),
+            "train": pool(self.task.metrics(output, seen)),
             "validation": pool(self.task.metrics(self.forward(self.validation.tokens), self.validation)),
-            "train_loss": self.task.loss(self.forward(seen.tokens), seen).item(),
+            "train_loss": self.task.loss(output, seen).item(),
         }
         if not all(parameter.isfinite().all() for parameter in self.updater.parameters.values()):
             raise UserError(

@@ -61,6 +61,7 @@ class MatrixCompletion(Task):
     presets = built_in_presets("matrix-completion")
     published_steps: ClassVar[tuple[int, ...]] = (1000, 4000, 10000, 14000, 16000, 20000, 50000)
     drop_metric: ClassVar[DropMetric] = DropMetric("mse_masked", "down")
+    published_marks: ClassVar[Mapping[str, int]] = {"pre": 4000}
 
     n: int = Field(7, ge=1)
     m: int | None = Field(None, ge=1)

@@ -88,9 +88,10 @@ def rows(*given):
     )
 
 
-def matrix_frame(before, after, observed):
+def matrix_frame(before, after, observed, observed_before=0.001):
     return rows(
         ("pre", "mse_masked", "uniform", 0.1, before),
+        ("pre", "mse_observed", "uniform", 0.001, observed_before),
         ("post", "mse_masked", "uniform", 0.01, after),
         ("post", "mse_observed", "uniform", 0.001, observed),
     )
@@ -99,17 +100,17 @@ def matrix_frame(before, after, observed):
 @pytest.mark.parametrize(
     ("frame", "holds"),
     [
-        (matrix_frame(0.101, 0.11, 0.002), [True, True, True]),
-        (matrix_frame(0.2, 0.11, 0.002), [False, True, True]),
-        (matrix_frame(0.05, 0.5, 0.002), [False, False, True]),
-        (matrix_frame(0.1, 0.02, 0.1), [True, False, False]),
+        (matrix_frame(0.101, 0.11, 0.002), [True, True, True, True]),
+        (matrix_frame(0.2, 0.11, 0.002), [False, True, True, True]),
+        (matrix_frame(0.05, 0.5, 0.002), [False, True, False, True]),
+        (matrix_frame(0.1, 0.02, 0.1, 0.04), [True, False, False, False]),
     ],
 )
 def test_verdicts_follow_the_numbers(frame, holds):
     sentences = conclude_matrix_completion(frame, {"rank": 1, "scale": 1.0})
     verdicts = re.findall(r"holds here|does not hold here", " ".join(sentences))
     assert [verdict == "holds here" for verdict in verdicts] == holds
-    assert "r/9 = 0.1111" in sentences[1]
+    assert "r/9 = 0.1111" in sentences[2]
 
 
 def addition_frame(uniform, operands, learned=1.0):

@@ -154,6 +154,16 @@ def test_run_json_holds_the_resolved_config_and_where_it_ran(addition, tmp_path)
     assert {"python", "torch", "transformer-lens", "interp-tasks"} <= set(stored["versions"])
 
 
+def test_published_steps_mark_a_run_of_the_papers_data_only(tmp_path):
+    tiny = {"n_layers": 1, "d_model": 8, "n_heads": 2, "n_ctx": 49}
+    config = {"steps": 0, "batch_size": 2, "eval_samples": 2}
+    run = train("matrix-completion", preset="paper", settings=tiny, config=config, out=tmp_path / "paper")
+    assert read_run(run)["published_drop"] == {"pre": 4000}
+    smaller = tasks.get("matrix-completion", n=3, rank=1)
+    run = train(smaller, preset="paper", settings=tiny, config=config, out=tmp_path / "other")
+    assert "published_drop" not in read_run(run)
+
+
 def test_gradient_norms_and_activations_at_their_own_cadence(addition, tmp_path):
     config = {
         "steps": 6,
