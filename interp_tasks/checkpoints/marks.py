@@ -55,6 +55,11 @@ def find_drop(run: Path, described: dict[str, Any], name: str) -> Drop:
     points = [(step, value) for step, value in logged if value is not None]
     if not points:
         raise UserError(f"{run / METRICS_FILE} logs no validation {metric['name']}, so no drop can be found")
+    strange = next((step for step, value in points if not isinstance(value, (int, float))), None)
+    if strange is not None:
+        raise UserError(
+            f"{run / METRICS_FILE} is mangled: validation {metric['name']} at step {strange} is not a number"
+        )
     drop = detect_drop([step for step, _ in points], [value for _, value in points], metric["direction"])
     if drop is None:
         raise UserError(

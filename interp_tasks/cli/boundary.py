@@ -67,12 +67,23 @@ def exit_code_of(command: Callable[[], Any], *, debug: bool) -> int:
     except user_errors() as error:
         say(str(error), debug)
         return USAGE
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        say("not enough memory: ask for fewer --samples, a smaller batch or a smaller model", debug)
+        return USAGE
     except OSError as error:
         # Any option that takes a path may meet this one, already when it asks whether the path exists.
         if error.errno != errno.ENAMETOOLONG:
             raise
         say(f"path too long: {str(error.filename)[:60]}...", debug)
         return USAGE
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """MemoryError, or what torch's CPU and CUDA allocators raise instead."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text
 
 
 def user_errors() -> tuple[type[Exception], ...]:

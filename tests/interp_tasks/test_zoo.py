@@ -61,5 +61,7 @@ def test_the_marks_stand_before_and_after_a_drop(name):
     marks = find_marks(zoo_folder() / name)
     assert 0 < marks["pre"] < marks["onset"] < marks["end"] < marks["post"]
     metric = read_run(zoo_folder() / name)["drop_metric"]["name"]
-    before, after = (load_checkpoint(f"zoo:{name}@{mark}").meta["metrics"][metric] for mark in ("pre", "post"))
+    before, after = (
+        load_checkpoint(f"zoo:{name}@{mark}").meta["metrics"][metric] for mark in ("pre", "post")
+    )
     assert abs(after - before) > 0.5 * max(after, before)

@@ -81,8 +81,6 @@ class Train(Command):
         from tasks import get
 
         done = stored_steps(out)
-        if done:
-            note(f"{out}: goes on from step {done[-1]}", self.quiet)
         with progress_line(self.quiet) as progress:
             train(
                 get(resolved.task_name, **resolved.task),
@@ -93,6 +91,8 @@ class Train(Command):
                 device=self.device,
                 progress=None if progress is None else shown(progress, out),
             )
+        if done:
+            note(f"{out}: went on from step {done[-1]}", self.quiet)
         last = read_metrics(out)[-1]
         print(f"{out}@last  step {last['step']}  {plain(last.get('validation', {}))}")
 
