@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from interp_tasks import load_checkpoint
@@ -13,6 +15,7 @@ from interp_tasks.zoo.pack import stored_metrics
 
 SHIPPED = {
     "matrix-completion-4x4": ("matrix-completion", "cpu"),
+    "matrix-completion-4x4-small-init": ("matrix-completion", "cpu"),
     "matrix-completion-5x5": ("matrix-completion", "reference"),
     "miiii-113-small": ("miiii", "cpu"),
     "modular-addition-113": ("modular-addition", "cpu"),
@@ -41,15 +44,17 @@ def test_the_last_is_exact_and_the_others_are_halved(name):
     folders = [resolve(f"zoo:{name}@{step}")[0].path for step in stored_steps(zoo_folder() / name)]
     dtypes = [read_meta(folder)["weights"]["dtype"] for folder in folders]
     assert dtypes == ["float16"] * (len(dtypes) - 1) + ["float32"]
-    assert len(dtypes) == (5 if name.endswith("5x5") else 10)
+    assert len(dtypes) == (5 if name.endswith(("5x5", "small-init")) else 10)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_preset_is_the_config_that_trained_it(name):
+def test_the_stored_command_gives_the_config_that_trained_it(name):
     task_name, preset = SHIPPED[name]
     run = read_run(zoo_folder() / name)
-    assert run["command"].startswith(f"interp-run train {task_name} --preset {preset} ")
-    resolved = resolve_config(task_name, preset, {"train.threads": "1"})
+    words = run["command"].split()
+    assert words[:5] == ["interp-run", "train", task_name, "--preset", preset]
+    overrides = dict(word.split("=", 1) for flag, word in pairwise(words) if flag == "--set")
+    resolved = resolve_config(task_name, preset, overrides)
     assert run["config"]["train"] == resolved.train.model_dump(mode="json")
     stored = {**run["config"]["task"], **run["config"]["model"]}
     wanted = {**resolved.task, **resolved.model}
