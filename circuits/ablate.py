@@ -18,7 +18,15 @@ from typing import Any
 from jaxtyping import Shaped
 from torch import Tensor
 
-from circuits.arguments import read_choice, read_heads, read_keys, read_queries, read_tokens, read_what
+from circuits.arguments import (
+    read_choice,
+    read_heads,
+    read_keys,
+    read_queries,
+    read_seed,
+    read_tokens,
+    read_what,
+)
 from circuits.errors import CircuitsError
 from circuits.interventions import Edit, Intervention
 from circuits.replacements import Mean, Resample, Uniform, Zero
@@ -101,7 +109,13 @@ def resample(what: Any, source: Tokens, seed: int = 0, *, queries: Any = None, p
     tokens = read_tokens(source, verb, "source")
     if tokens.shape[0] < 2:
         raise CircuitsError(f"{verb}: the source needs at least 2 examples, it is {list(tokens.shape)}")
-    return Edit(verb, places, Resample(tokens, int(seed)), read_queries(queries, positions, verb), optional)
+    return Edit(
+        verb,
+        places,
+        Resample(tokens, read_seed(seed, verb)),
+        read_queries(queries, positions, verb),
+        optional,
+    )
 
 
 def each(make: Callable[..., Intervention], over: Iterable[Any], **arguments: Any) -> dict[str, Intervention]:

@@ -73,3 +73,10 @@ def read_choice(value: Any, choices: Iterable[str], verb: str, name: str) -> str
     if value not in choices:
         raise CircuitsError(f"{verb}: {name}={value!r}; choose from {', '.join(map(repr, choices))}")
     return str(value)
+
+
+def read_seed(seed: Any, verb: str) -> int:
+    """A seed that both torch's and numpy's generators take."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
+        raise CircuitsError(f"{verb}: seed={seed!r}; a seed is an integer from 0 to 2**63 - 1")
+    return int(seed)

@@ -10,7 +10,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from circuits.applying import attached, planned
-from circuits.arguments import read_choice
+from circuits.arguments import read_choice, read_seed
 from circuits.errors import CircuitsError
 from circuits.metrics import PerExample, metric_name, read_metric, read_values, unedited_metrics
 from circuits.modes import evaluating
@@ -60,6 +60,7 @@ def sweep(
     """
     surface = Surface.of(model)
     read_choice(engine, ("auto", "naive"), "sweep", "engine")
+    seed = read_seed(seed, "sweep")
     read = parse_positions(positions, "sweep, positions")
     plans = _read_variants(variants, surface)
     step = _read_sizes(tokens, batch, chunk)

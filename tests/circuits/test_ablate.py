@@ -253,3 +253,9 @@ def test_gradients_flow_through_an_edit(causal, tokens):
     assert bool((gradient[1] == 0).all())
     assert bool((gradient[0] != 0).any())
     assert bool(gradient.isfinite().all())
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, True])
+def test_resample_refuses_what_is_no_seed(tokens, seed):
+    with pytest.raises(CircuitsError, match=r"ablate\.resample: seed="):
+        ablate.resample("all", tokens, seed=seed)

@@ -235,6 +235,7 @@ def test_clean_passes_are_shared_by_variants(causal, tokens):
         ({"chunk": 0}, "chunk=0"),
         ({"chunk": "big"}, "chunk='big'"),
         ({"draws": 0}, "draws"),
+        ({"seed": -1}, "seed=-1; a seed is an integer from 0"),
         ({"metric": "accuracy"}, "metric: expected a function"),
         ({"metric": lambda output, batch: output}, "pass batch="),
         ({"positions": torch.ones(8, 6, dtype=torch.bool)}, "mask"),
