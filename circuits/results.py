@@ -26,7 +26,7 @@ class SweepResult:
         unedited model's on the same examples, `effect` = value − baseline with a paired interval; `p_value`
         is a paired sign-flip test, `p_adjusted` Holm's adjustment over all rows; `n` is the number of
         examples. `layer`, `head` and `position` are filled in where the variant is about exactly one.
-        `null_effect` marks an edit that was made and whose effect is exactly 0. A value without any entry
+        `null_effect` marks an edit that was made and which changed not one example. A value without any entry
         (ΣC = 0) is NaN.
     baseline: the unedited model, one row per metric.
     interventions: what each variant did, as JSON-able data.

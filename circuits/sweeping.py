@@ -45,7 +45,7 @@ def sweep(
     metric: `fn(output)`, or `fn(output, batch[rows])` where `batch` is given (it has len() and takes a
         slice). It is called once per variant and chunk, and returns a value per example [n], a pair
         (sum [n], count [n]), or a dict of those. Pairs are pooled as Σsum/Σcount over examples. Without a
-        metric: `kl` (nats) and `mse` from the unedited output.
+        metric: `kl` (nats) and `mse` from the unedited output, which have no p-value.
     engine: "naive", one full forward per variant with plain hooks, or "auto", which picks naive.
     chunk: tokens per forward, at least one example. Results depend on it by rounding only.
     positions: the positions the metric reads. The output everywhere else is set to NaN, so that a metric
@@ -94,11 +94,11 @@ def sweep(
         "chunk": chunk,
     }
     settings |= {"n": len(tokens), "positions": None if read is None else list(read)}
-    return tabulate(plans, collected, settings)
+    return tabulate(plans, collected, settings, tested=metric is not None)
 
 
 def _read_variants(variants: Mapping[str, Any], surface: Surface) -> Plans:
-    if not variants:
+    if not isinstance(variants, Mapping) or not variants:
         raise CircuitsError("sweep: no variants; give a dict of names and interventions")
     plans: Plans = {}
     for name, given in variants.items():

@@ -19,8 +19,13 @@ BASELINE_COLUMNS = ("metric", "value", "ci_low", "ci_high", "n")
 Plans = dict[str, tuple[tuple[Intervention, ...], tuple[Write, ...]]]
 
 
-def tabulate(plans: Plans, collected: dict[str, list[PerExample]], settings: dict[str, Any]) -> SweepResult:
+def tabulate(
+    plans: Plans, collected: dict[str, list[PerExample]], settings: dict[str, Any], tested: bool = True
+) -> SweepResult:
     """`collected` holds each variant's chunks in order, `BASELINE` first.
+
+    With `tested` off there are no p-values: a distance from the unedited output cannot be less than the unedited
+    one's 0, so a test of "no change" would reject for any edit at all.
 
     `settings` has seed, draws, flips, n and engine, and is kept in the result.
     """
@@ -49,9 +54,9 @@ def tabulate(plans: Plans, collected: dict[str, list[PerExample]], settings: dic
                     "effect": found.effect[index],
                     "effect_ci_low": found.effect_low[index],
                     "effect_ci_high": found.effect_high[index],
-                    "p_value": found.p_value[index],
+                    "p_value": found.p_value[index] if tested else np.nan,
                     "engine": settings["engine"],
-                    "null_effect": bool(found.effect[index] == 0),
+                    "null_effect": _unchanged(sums, counts, index),
                 }
             )
     for row, adjusted in zip(rows, holm(np.array([row["p_value"] for row in rows])), strict=True):
@@ -64,6 +69,12 @@ def tabulate(plans: Plans, collected: dict[str, list[PerExample]], settings: dic
     return SweepResult(
         make_frame(rows), make_frame(unedited, BASELINE_COLUMNS), described, settings | {"level": LEVEL}
     )
+
+
+def _unchanged(sums: np.ndarray, counts: np.ndarray, index: int) -> bool:
+    """Whether not one example changed; changes that cancel in the mean are an effect of 0, not none."""
+    same = (sums[index] == sums[0]).all() and (counts[index] == counts[0]).all()
+    return bool(same and counts[0].any())
 
 
 def _joined(parts: list[PerExample], metric: str, which: int, variant: str) -> np.ndarray:

@@ -23,7 +23,7 @@ def progress_line(quiet: bool) -> Iterator[Callable[[int, int, str], None] | Non
         TextColumn("{task.description}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        line = bar.add_task("", total=None)
+        line = bar.add_task("", total=0)
 
         def show(done: int, total: int, text: str) -> None:
             bar.update(line, completed=done, total=total, description=text)

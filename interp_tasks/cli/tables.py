@@ -15,18 +15,21 @@ if TYPE_CHECKING:
     from interp_tasks.reporting import Column
 
 WIDEST = 120
-#: Where a line has less room than this, intervals stand below their numbers.
-ROOM_FOR_INTERVALS = 100
+#: Blanks between columns.
+GAP = 2
 
 
-def console() -> Console:
-    """Stdout; colour only on terminals, and a fixed width where there is none."""
+def console(at_least: int = 0) -> Console:
+    """Stdout; colour only on terminals, and a fixed width where there is none. A number is never cropped: what
+    needs more room than there is makes the line longer than the terminal.
+    """
     from rich.console import Console
 
     width = shutil.get_terminal_size((WIDEST, 24)).columns
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         width = WIDEST
-    return Console(file=sys.stdout, width=min(width, WIDEST), highlight=False, markup=False, soft_wrap=False)
+    width = max(min(width, WIDEST), at_least)
+    return Console(file=sys.stdout, width=width, highlight=False, markup=False, soft_wrap=False)
 
 
 def print_result(frame: pandas.DataFrame, columns: Sequence[Column], notes: Sequence[str]) -> None:
@@ -34,18 +37,17 @@ def print_result(frame: pandas.DataFrame, columns: Sequence[Column], notes: Sequ
     from rich.table import Table
     from rich.text import Text
 
-    out = console()
-    narrow = out.width < ROOM_FOR_INTERVALS
     rows = frame.to_dict("records")
-    text = [[cell_text(column, row, narrow) for column in columns] for row in rows]
-    widths = [
-        max([len(column.header.split(" [")[0] if narrow else column.header), *map(longest, cells)])
-        for column, cells in zip(columns, zip(*text, strict=True), strict=True)
-    ]
+    text, widths = laid_out(rows, columns, narrow=False)
+    # Where a line has too little room for them, intervals stand below their numbers.
+    narrow = room_for(widths) > console().width
+    if narrow:
+        text, widths = laid_out(rows, columns, narrow)
+    out, wide = console(), console(at_least=room_for(widths))
     for ref in dict.fromkeys(frame["ref"]):
         mine = [index for index, row in enumerate(rows) if row["ref"] == ref]
         out.print(Text(title(rows[mine[0]]), style="bold"))
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
+        table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
         for column, width in zip(columns, widths, strict=True):
             header = column.header.replace(" [", "\n[") if narrow else column.header
             numeric = column.key in ("baseline", "value", "effect", "p_adjusted")
@@ -55,7 +57,7 @@ def print_result(frame: pandas.DataFrame, columns: Sequence[Column], notes: Sequ
         for index in mine:
             repeated = index != mine[0] and text[index][0] == text[index - 1][0] and not narrow
             table.add_row("" if repeated else text[index][0], *text[index][1:])
-        out.print(table)
+        wide.print(table)
         out.print()
     for line in notes:
         out.print(Text(line, style="dim"), soft_wrap=False)
@@ -72,6 +74,23 @@ def print_sentences(sentences: Sequence[str]) -> None:
     out.print()
     out.print(grid)
     out.print()
+
+
+def laid_out(
+    rows: Sequence[Any], columns: Sequence[Column], narrow: bool
+) -> tuple[list[list[str]], list[int]]:
+    """The text of every cell, and the width that each column needs."""
+    text = [[cell_text(column, row, narrow) for column in columns] for row in rows]
+    headers = [column.header.replace(" [", "\n[") if narrow else column.header for column in columns]
+    widths = [
+        max(map(longest, [header, *cells]))
+        for header, cells in zip(headers, zip(*text, strict=True), strict=True)
+    ]
+    return text, widths
+
+
+def room_for(widths: Sequence[int]) -> int:
+    return sum(widths) + GAP * len(widths)
 
 
 def cell_text(column: Column, row: Any, narrow: bool) -> str:

@@ -57,7 +57,7 @@ def value_text(row: Mapping[str, Any]) -> str:
 def effect_text(row: Mapping[str, Any]) -> str:
     """The effect with its interval; an edit that fired and changed nothing says so."""
     if row["null_effect"] is True:
-        return "0 (exactly)"
+        return "0, no example changed"
     return with_interval(signed(row["effect"]), row["effect_ci_low"], row["effect_ci_high"])
 
 

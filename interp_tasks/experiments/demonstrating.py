@@ -171,7 +171,7 @@ def conclude_modular_addition(frame: pandas.DataFrame, config: dict[str, Any]) -
         left = f"{row['value']:.1%} [{row['ci_low']:.1%}, {row['ci_high']:.1%}]"
         shares[name] = (row["value"] - chance) / (row["baseline"] - chance)
         sentences.append(
-            f"{name} in all heads leaves {left} at step "
+            f"{name} in all heads leaves {left} correct at step "
             f"{row['step']}, {shares[name]:.0%} of what was above chance (loss {signed(loss['effect'])})."
         )
     operands, everywhere = shares["uniform(keys=0,1)"], shares["uniform"]

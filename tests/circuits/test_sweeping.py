@@ -139,16 +139,30 @@ def test_p_values_are_adjusted_over_every_row_of_the_table(causal, tokens):
 
 def test_an_edit_without_effect_is_a_flagged_row(causal, tokens):
     grid = {"nothing": edit("z", lambda z: z), "something": ablate.zero("0.1")}
-    frame = sweep(causal, tokens, grid).frame
+    frame = sweep(causal, tokens, grid, metric=lambda output: output[:, -1, 0]).frame
     assert frame[frame["variant"] == "nothing"]["null_effect"].all()
     assert (frame[frame["variant"] == "nothing"]["p_value"] == 1).all()
     assert not frame[frame["variant"] == "something"]["null_effect"].any()
+
+
+def test_changes_that_cancel_are_an_effect_of_zero_but_not_none(causal, tokens):
+    alternating = torch.tensor([1.0, -1.0] * 4)
+
+    def metric(output):
+        edited = not torch.allclose(output, run(causal, tokens))
+        return alternating if edited else torch.zeros(8)
+
+    frame = sweep(causal, tokens, {"a": ablate.zero("0.1")}, metric=metric).frame
+    assert frame["effect"][0] == 0
+    assert not frame["null_effect"][0]
 
 
 def test_default_metrics_are_zero_for_the_unedited_model(model, tokens):
     result = sweep(model, tokens, {"zero": ablate.zero("0.1")})
     assert list(result.frame["metric"]) == ["kl", "mse"]
     assert (result.baseline["value"] == 0).all()
+    # A distance cannot be below the unedited one's 0, so testing it would reject for any edit.
+    assert result.frame[["p_value", "p_adjusted"]].isna().all(axis=None)
     clean, edited = run(model, tokens), run(model, tokens, ablate.zero("0.1"))
     mse = result.frame.set_index("metric")["value"]["mse"]
     np.testing.assert_allclose(mse, (clean - edited).square().mean())

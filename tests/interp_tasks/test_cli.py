@@ -1,7 +1,9 @@
 """``interp-run`` from the outside: what it prints, what it refuses, and how fast it says so."""
 
+import contextlib
 import json
 import os
+import pty
 import subprocess
 import sys
 import warnings
@@ -409,3 +411,44 @@ def test_settings_and_seeds():
     for text in ("a", "1:2:3", "-1", ""):
         with pytest.raises(UserError, match="--seeds"):
             read_seeds(text)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
+def test_tables_never_crop_a_number(call, monkeypatch, width):
+    """Every cell of the table is in the text whole, whatever room the terminal has."""
+    from interp_tasks.experiments import ablation
+    from interp_tasks.experiments.columns import shown_columns
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    arguments = ["--ckpt", "run", "--heads", "each", "--samples", "8", "--quiet"]
+    code, out, _ = call("ablation", *arguments)
+    assert code == 0
+    printed = out.split()
+    frame = ablation("run", "each", samples=8).frame
+    for row in frame.to_dict("records"):
+        for column in shown_columns(frame):
+            for word in column.shown(row).split():
+                assert word in printed, (column.header, word)
+
+
+@pytest.mark.parametrize("command", ["train", "ablation"])
+def test_progress_is_drawn_on_a_terminal(command, root, tmp_path):
+    """On a pseudo-terminal, where people sit: the bar appears and the command ends well."""
+    arguments = {
+        "train": ["train", "matrix-completion", *TINY, "--out", str(tmp_path / "run")],
+        "ablation": ["ablation", "--ckpt", str(root / "run"), "--samples", "12"],
+    }[command]
+    ours, theirs = pty.openpty()
+    run = "import sys; from interp_tasks.cli import main; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", run, *arguments], stdout=subprocess.DEVNULL, stderr=theirs, cwd=tmp_path
+    )
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # the terminal's end is an error on Linux
+        while part := os.read(ours, 4096):
+            seen += part
+    os.close(ours)
+    assert process.wait() == 0, seen.decode()
+    assert b"/" in seen
+    assert b"Traceback" not in seen
