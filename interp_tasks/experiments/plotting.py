@@ -30,7 +30,9 @@ def values(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
                 continue
             figure.add_trace(series(part, str(ref), index, edited=True, in_legend=row == 1), row=row, col=1)
             figure.add_trace(series(part, str(ref), index, edited=False, in_legend=False), row=row, col=1)
-        figure.update_yaxes(title_text=metric, type=scale(frame[frame["metric"] == metric]), row=row, col=1)
+        axis = scale(frame[frame["metric"] == metric])
+        powers = {"dtick": 1, "exponentformat": "power"} if axis == "log" else {}
+        figure.update_yaxes(title_text=metric, type=axis, row=row, col=1, **powers)
     # On every row: plotly would read head "0.1" as a number, and shared axes show only the last row's labels.
     figure.update_xaxes(type="category")
     figure.update_xaxes(title_text="variant", row=len(metrics), col=1)

@@ -97,7 +97,7 @@ class Result:
         figure = self.plot()
         columns = [Column("ref", "ref"), *shown_columns(self.frame)]
         return Page(
-            title or f"{self.experiment}: {len(self.frame)} rows",
+            title or f"{self.experiment}: {', '.join(dict.fromkeys(map(str, self.frame['intervention'])))}",
             [
                 Figure(
                     figure,
