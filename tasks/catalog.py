@@ -23,6 +23,20 @@ BUILT_IN = {
     "modular-addition": "tasks.modular_arithmetic",
     "modular-multiplication": "tasks.modular_arithmetic",
 }
+_ONE_MODULUS = ("p", "train_fraction", "validation_size", "split_seed", "equals_class")
+#: Task settings of each built-in task, as its class declares them (a test holds the two together).
+TASK_KEYS = {
+    "matrix-completion": (
+        *("n", "m", "rank", "law", "distribution", "scale"),
+        *("p_mask", "mask", "grid_max", "grid_step", "off_grid"),
+    ),
+    "miiii": ("p", "train_fraction", "validation_size", "split_seed", "primes", "digits", "variant"),
+    "modular-addition": _ONE_MODULUS,
+    "modular-multiplication": _ONE_MODULUS,
+}
+#: Model settings that a built-in task has beyond those shared by all (``tasks.settings.ModelSettings``).
+EXTRA_MODEL_KEYS = {"matrix-completion": ("mask_embedding",)}
+
 #: Names registered by code that ran in this process.
 registered: set[str] = set()
 
@@ -38,6 +52,14 @@ def unknown(name: str) -> str:
     close = difflib.get_close_matches(name, names(), n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"no task {name!r}: {hint}tasks are {', '.join(names())}"
+
+
+def built_in_keys(name: str) -> dict[str, tuple[str, ...]]:
+    """The settings that a built-in task accepts, by section (task, model)."""
+    from tasks.settings import ModelSettings
+
+    shared = tuple(ModelSettings.model_fields)
+    return {"task": TASK_KEYS[name], "model": (*shared, *EXTRA_MODEL_KEYS.get(name, ()))}
 
 
 def built_in_presets(name: str) -> dict[str, dict[str, dict[str, Any]]]:

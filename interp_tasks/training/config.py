@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from interp_tasks.errors import UserError
 from tasks import catalog
-from tasks.messages import one_line
+from tasks.messages import one_line, unknown_key
 
 SECTIONS = ("task", "model", "train")
 
@@ -134,7 +134,7 @@ def resolve_config(
     """Preset, then overrides such as ``{"train.steps": "100"}`` (values as typed: JSON, or else a string).
 
     Raises:
-        UserError: for an unknown task, preset, section or train key, naming what is valid.
+        UserError: for an unknown task, preset, section or key, naming what is valid.
     """
     presets = presets_of(task_name)
     if preset not in presets:
@@ -144,6 +144,9 @@ def resolve_config(
         section, dot, name = key.partition(".")
         if not dot or section not in SECTIONS or not name:
             raise UserError(f"no setting {key!r}: keys start with task., model. or train., as in train.steps")
+        valid = catalog.built_in_keys(task_name).get(section) if task_name in catalog.BUILT_IN else None
+        if valid is not None and name not in valid:
+            raise UserError(unknown_key(section, name, valid))
         sections[section][name] = typed(text)
     return Resolved(task_name, preset, sections["task"], sections["model"], train_config(sections["train"]))
 

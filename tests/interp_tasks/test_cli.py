@@ -234,6 +234,8 @@ REFUSED = {
     "unknown task": ["train", "matrix-compltion"],
     "unknown preset": ["train", "matrix-completion", "--preset", "gpu"],
     "unknown key": ["train", "matrix-completion", "--set", "train.stepz=3"],
+    "unknown task key": ["train", "matrix-completion", "--set", "task.rnk=3"],
+    "unknown model key": ["train", "matrix-completion", "--set", "model.d_modle=3"],
     "unknown section": ["train", "matrix-completion", "--set", "steps=3"],
     "setting without a value": ["train", "matrix-completion", "--set", "train.steps"],
     "more threads than can start": ["train", "matrix-completion", "--set", "train.threads=100000"],
@@ -267,6 +269,8 @@ NAMES = {
     "unknown task": ["did you mean 'matrix-completion'"],
     "unknown preset": ["'gpu'", "cpu, reference, paper"],
     "unknown key": ["train.stepz", "did you mean train.steps"],
+    "unknown task key": ["task.rnk", "did you mean task.rank"],
+    "unknown model key": ["model.d_modle", "did you mean model.d_model"],
     "unknown section": ["'steps'", "train.steps"],
     "demo page in place of a folder": ["run", "folder"],
 }

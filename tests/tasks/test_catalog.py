@@ -9,6 +9,7 @@ import pytest
 
 import tasks
 from tasks import catalog
+from tasks.registry import task_class
 
 
 def test_listing_tasks_and_presets_does_not_import_torch() -> None:
@@ -56,3 +57,12 @@ def test_the_public_names_are_all_there() -> None:
         assert getattr(tasks, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         tasks.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("name", catalog.BUILT_IN)
+def test_keys_are_those_the_classes_declare(name):
+    found = task_class(name)
+    assert catalog.built_in_keys(name) == {
+        "task": tuple(found.model_fields),
+        "model": tuple(found.Model.model_fields),
+    }
