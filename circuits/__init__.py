@@ -1,4 +1,4 @@
-"""Interventions on hooked transformers: ablate, patch, edit, and measure what changes.
+"""Interventions on hooked transformers: ablate, patch, transplant, permute, edit, and measure what changes.
 
     from circuits import ablate, heads, intervene, run, sweep
 
@@ -10,11 +10,15 @@
 Layers and heads count from 0 everywhere.
 """
 
-from circuits import ablate, patch
+from circuits import ablate, patch, permute, transplant
 from circuits.applying import intervene
+from circuits.drawing import Draws, draws
 from circuits.editing import edit
 from circuits.errors import CircuitsError
+from circuits.grids import grid
 from circuits.interventions import Intervention
+from circuits.lensing import Lens, lens
+from circuits.metrics import logit_difference
 from circuits.results import SweepResult
 from circuits.running import Activations, cache, run
 from circuits.selection import Head, heads
@@ -24,16 +28,24 @@ from circuits.sweeping import sweep
 __all__ = [
     "Activations",
     "CircuitsError",
+    "Draws",
     "Head",
     "Intervention",
+    "Lens",
     "Site",
     "SweepResult",
     "ablate",
     "cache",
+    "draws",
     "edit",
+    "grid",
     "heads",
     "intervene",
+    "lens",
+    "logit_difference",
     "patch",
+    "permute",
     "run",
     "sweep",
+    "transplant",
 ]

@@ -15,22 +15,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 from jaxtyping import Shaped
 from torch import Tensor
 
+from circuits import grids
 from circuits.arguments import (
     read_choice,
     read_heads,
+    read_indices,
     read_keys,
+    read_place,
     read_queries,
     read_seed,
     read_tokens,
     read_what,
 )
 from circuits.errors import CircuitsError
-from circuits.interventions import Edit, Intervention
+from circuits.interventions import Intervention, Replacement
+from circuits.places import Edit
 from circuits.replacements import Mean, Resample, Uniform, Zero
-from circuits.selection import Head
+from circuits.sites import Site
+from circuits.waves import DIRECTIONS, Frequencies, Waves, check_grid
 
 Tokens = Shaped[Tensor, "batch pos *input"]
 
@@ -106,16 +112,100 @@ def resample(what: Any, source: Tokens, seed: int = 0, *, queries: Any = None, p
     """
     verb = "ablate.resample"
     places, optional = read_what(what, verb)
+    return Edit(
+        verb, places, _resampled(source, seed, verb), read_queries(queries, positions, verb), optional
+    )
+
+
+def neurons(
+    layer: Any,
+    neurons: Any,
+    how: str = "zero",
+    *,
+    reference: Tokens | None = None,
+    source: Tokens | None = None,
+    seed: int = 0,
+    queries: Any = None,
+    positions: Any = None,
+) -> Edit:
+    """Ablate neurons of one layer's MLP, at mlp_post [batch pos d_mlp]: after the activation function, b_out stays.
+
+    neurons: indices from 0, or a boolean mask [d_mlp]. how: "zero", "mean" (over `reference` [batch pos]) or
+    "resample" (from `source` [batch pos], as `resample` does).
+    """
+    verb = "ablate.neurons"
+    how = read_choice(how, ("zero", "mean", "resample"), verb, "how")
+    for name, given, needed in (("reference", reference, "mean"), ("source", source, "resample")):
+        if (given is not None) != (how == needed):
+            raise CircuitsError(f"{verb}: {name}= goes with how={needed!r}, here how={how!r}")
+    numbers = read_indices(layer, verb, "layer") or ()
+    if len(numbers) != 1:
+        raise CircuitsError(f"{verb}: layer={layer!r}; give one layer, counting from 0")
+    if neurons is None:
+        raise CircuitsError(f"{verb}: no neurons given")
+    place = read_place(Site("mlp_post", numbers[0]), None, verb, neurons)
+    if how == "mean":
+        replacement: Replacement = Mean(read_tokens(reference, verb, "reference"))
+    elif how == "resample":
+        replacement = _resampled(source, seed, verb)
+    else:
+        replacement = Zero()
+    return Edit(verb, (place,), replacement, read_queries(queries, positions, verb))
+
+
+def frequencies(
+    site: Any,
+    keys: Any,
+    coords: Any,
+    period: int,
+    keep: bool = False,
+    *,
+    grid: Tokens,
+    directions: str = "all",
+    heads: Any = None,
+    queries: Any = None,
+    positions: Any = None,
+) -> Edit:
+    """Remove an activation's Fourier components at some frequencies, or (`keep`) everything else but the constant.
+
+    The activation at `site` is seen as a function of coordinates x_1..x_m in 0..period-1, the token ids at the
+    positions `coords`. `grid` [period^m pos] holds every combination once; there the coefficients of the waves
+    are fitted, in float64, on the model as it is outside all of our blocks, for each position and entry of the
+    activation. A run may then hold any examples of the grid, in any order: each loses, or keeps, the waves' values at
+    its own coordinates.
+
+    keys: frequencies k, 1 <= k <= period / 2; w = 2πk/period. directions: "all", the products of {1, cos(w x),
+    sin(w x)} over the coordinates without the constant, never across frequencies (for two coordinates the 8
+    components of Nanda et al. 2023, arXiv:2301.05217, section 4.4), or "sum", only cos and sin of
+    w(x_1 + ... + x_m), which addition mod p is computed by.
+    """
+    verb = "ablate.frequencies"
+    place = read_place(site, heads, verb)
+    if isinstance(period, bool) or not isinstance(period, int | np.integer) or period < 2:
+        raise CircuitsError(f"{verb}: period={period!r}; give a whole number of at least 2")
+    chosen = read_indices(keys, verb, "keys") or ()
+    wrong = [key for key in chosen if not 1 <= key <= period // 2]
+    if wrong or not chosen:
+        raise CircuitsError(
+            f"{verb}: keys are frequencies from 1 to {period // 2} for period {period}; got {keys!r}"
+        )
+    where = read_keys(coords, verb)
+    if where is None:
+        raise CircuitsError(
+            f"{verb}: coords are the positions of the tokens that are the coordinates; got None"
+        )
+    waves = Waves(where, int(period), chosen, read_choice(directions, DIRECTIONS, verb, "directions"))
+    tokens = read_tokens(grid, verb, "grid")
+    check_grid(tokens.tensor, waves, verb)
+    replacement = Frequencies(waves, bool(keep), tokens)
+    return Edit(verb, (place,), replacement, read_queries(queries, positions, verb))
+
+
+def _resampled(source: Any, seed: int, verb: str) -> Resample:
     tokens = read_tokens(source, verb, "source")
     if tokens.shape[0] < 2:
         raise CircuitsError(f"{verb}: the source needs at least 2 examples, it is {list(tokens.shape)}")
-    return Edit(
-        verb,
-        places,
-        Resample(tokens, read_seed(seed, verb)),
-        read_queries(queries, positions, verb),
-        optional,
-    )
+    return Resample(tokens, read_seed(seed, verb))
 
 
 def each(make: Callable[..., Intervention], over: Iterable[Any], **arguments: Any) -> dict[str, Intervention]:
@@ -125,18 +215,19 @@ def each(make: Callable[..., Intervention], over: Iterable[Any], **arguments: An
         ablate.each(ablate.mean, ["mlp_out.0", "mlp_out.1"], reference=tokens)
 
     Items are heads, sites or layer numbers; a name is "L0H1" for a head, "layer 2" for a number, else the
-    item.
+    item. `circuits.grid` does the same over several arguments at once.
     """
     if isinstance(over, str):
         raise CircuitsError(
             f"ablate.each: give a list of items, not {over!r}; heads(spec, model) makes one of heads"
         )
-    grid: dict[str, Intervention] = {}
+    made: dict[str, Intervention] = {}
     for item in over:
-        if isinstance(item, Head):
-            grid[item.label] = make([item], **arguments)
-        else:
-            grid[f"layer {item}" if isinstance(item, int) else str(item)] = make(item, **arguments)
-    if not grid:
+        number = isinstance(item, int | np.integer)
+        label, value = grids.named("layer" if number else "", item)
+        if label in made:
+            raise CircuitsError(f"ablate.each: two items are called {label!r}; they must be different")
+        made[label] = make(value, **arguments)
+    if not made:
         raise CircuitsError("ablate.each: nothing to go over")
-    return grid
+    return made

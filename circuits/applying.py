@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from circuits.calls import Call, writer
 from circuits.errors import CircuitsError
-from circuits.interventions import Firing, Intervention, Write
+from circuits.handles import Handle
+from circuits.interventions import Intervention, Swap, Write
 from circuits.references import References
 from circuits.sites import closest_sites
-from circuits.state import State, state_of
+from circuits.state import State, replaced, state_of
 from circuits.surface import Surface
 
+Plan = tuple[Write | Swap, ...]
 
-def planned(interventions: Iterable[Any], surface: Surface) -> tuple[Write, ...]:
-    """All writes of all interventions, in argument order; every fault that shows without a run is raised
-    here.
+
+def planned(interventions: Iterable[Any], surface: Surface) -> Plan:
+    """All writes and swaps of all interventions, in argument order; every fault that shows without a run is
+    raised here.
     """
-    writes: list[Write] = []
+    plan: list[Write | Swap] = []
     for intervention in interventions:
         if not isinstance(intervention, Intervention):
             raise CircuitsError(
                 f"not an intervention: {intervention!r} ({type(intervention).__name__}); "
-                "make one with ablate, patch or edit"
+                "make one with ablate, patch, transplant, permute or edit"
             )
-        writes += intervention.plan(surface)
-    return tuple(writes)
+        plan += intervention.plan(surface)
+    return tuple(plan)
 
 
 @contextmanager
@@ -39,86 +45,114 @@ def intervene(model: Any, *interventions: Intervention) -> Iterator[Any]:
         with intervene(model, ablate.uniform("all"), ablate.zero("mlp_out.1")):
             output = model(tokens)
 
-    Interventions apply in argument order, a later one seeing what an earlier one left, and what hooks of
-    the user's that were there before left; blocks may be nested, and an inner block adds to the outer one.
-    Clean passes that an intervention needs (`reference=`, `source=`) are run on entry, on the model as it
-    was before our outermost block, in eval mode and without gradients. Modes and gradients of the block
-    itself are left alone. On any exit only what was added here is removed.
+    Weights are edited first, then activations in argument order, a later edit seeing what an earlier one left,
+    and what hooks of the user's that were there before left; blocks may be nested, and an inner block adds to
+    the outer one. Clean passes that an intervention needs (`reference=`, `source=`) are run on the model as it
+    was before our outermost block, in eval mode and without gradients. Modes and gradients of the block itself
+    are left alone. On any exit only what was added here is removed, and weights are what they were, bit for bit.
 
     Raises `CircuitsError` on entry if an intervention does not fit the model, and on a normal exit if one
     of them never took effect because its hook did not fire.
     """
     surface = Surface.of(model)
-    writes = planned(interventions, surface)
+    plan = planned(interventions, surface)
     references = References(surface)
-    references.fetch(writes)
-    with attached(surface, writes, references):
+    fetch(plan, references)
+    with attached(surface, plan, references):
         yield model
 
 
+def fetch(plan: Iterable[Write | Swap], references: References) -> None:
+    """Run the clean passes that a plan needs."""
+    references.fetch(
+        reference
+        for step in plan
+        if isinstance(step, Write)
+        for reference in step.replacement.references(step).values()
+    )
+
+
 @contextmanager
-def attached(surface: Surface, writes: tuple[Write, ...], references: References) -> Iterator[None]:
-    """Hook planned writes onto the model. Their clean passes must have been fetched."""
+def attached(surface: Surface, plan: Plan, references: References) -> Iterator[None]:
+    """Put a plan onto the model. Its clean passes must have been fetched."""
+    writes = [step for step in plan if isinstance(step, Write)]
+    swaps = [step for step in plan if isinstance(step, Swap)]
     state = state_of(surface.model)
+    call = Call(surface, references, state)
     fired = [0] * len(writes)
     runs = [0]
     with ExitStack() as stack:
-        stack.callback(surface.on_run(_counter(runs, state)).remove)
+        stack.enter_context(replaced(surface.model, [(swap.parameter, swap.value.tensor) for swap in swaps]))
+        stack.callback(surface.on_run(partial(_begin, runs, call, writes)).remove)
         reads: list[dict[str, Tensor]] = [{} for _ in writes]
         for index, write in enumerate(writes):
-            hook_function = _writer(write, references.of(write), reads[index], state, fired, index)
+            hook_function = writer(write, call, reads[index], partial(_count, fired, index))
             stack.callback(surface.on_forward(write.hook, hook_function).remove)
-        # Readers come last, so that they see what all of these writes leave.
         for write, found in zip(writes, reads, strict=True):
             for name, hook in write.replacement.reads(write).items():
-                stack.callback(surface.on_forward(hook, _reader(found, name, state)).remove)
+                stack.enter_context(_reading(surface, hook, partial(_read, found, name, state)))
+        _put_readers_last(surface)
         yield
     # Only reached when the body raised nothing, and with every hook already off.
     for write, count in zip(writes, fired, strict=True):
         if count == 0:
-            raise CircuitsError(_silent(write, runs[0]))
+            raise CircuitsError(_silent(surface, write, runs[0]))
 
 
-def _silent(write: Write, runs: int) -> str:
+def _silent(surface: Surface, write: Write, runs: int) -> str:
     if runs == 0:
         return f"{write.label}: the model was not run inside the block"
+    others = [name for name in surface.site_names() if name != write.kind.name]
     return (
-        f"{write.label}: {write.hook} never fired in {runs} run(s), so nothing was edited; this model has it "
-        f"switched off; closest sites: {', '.join(closest_sites(write.hook))}"
+        f"{write.label}: {write.hook} never fired in {runs} run(s), so nothing was edited; the model has it switched "
+        f"off, or the run stopped before it; closest sites: {', '.join(closest_sites(write.hook, others))}"
     )
 
 
-def _counter(runs: list[int], state: State) -> Callable[[], None]:
-    def count() -> None:
-        if not state.suspended:
-            runs[0] += 1
-
-    return count
-
-
-def _reader(reads: dict[str, Tensor], name: str, state: State) -> Callable[[Tensor], None]:
-    def read(activation: Tensor) -> None:
-        if not state.suspended:
-            reads[name] = activation.detach()
-
-    return read
+@dataclass(eq=False)
+class _Reader:
+    hook: str
+    function: Callable[[Tensor], None]
+    handle: Handle | None = None
 
 
-def _writer(
-    write: Write,
-    reference: Tensor | None,
-    reads: dict[str, Tensor],
-    state: State,
-    fired: list[int],
-    index: int,
-) -> Callable[[Tensor], Tensor | None]:
-    def replace(current: Tensor) -> Tensor | None:
-        if state.suspended:
-            return None
-        selected = write.selected(current, state.rows, state.total)
-        firing = Firing(write, selected, reference, reads, state.rows, state.total)
-        new = write.replacement.value(current, firing)
-        fired[index] += 1
-        return torch.where(selected, new, current)
+# Of the blocks that are open on a model. Not part of its `State`, which a copy of the model would take along.
+_readers: WeakKeyDictionary[nn.Module, list[_Reader]] = WeakKeyDictionary()
 
-    return replace
+
+@contextmanager
+def _reading(surface: Surface, hook: str, function: Callable[[Tensor], None]) -> Iterator[None]:
+    reader = _Reader(hook, function)
+    readers = _readers.setdefault(surface.model, [])
+    readers.append(reader)
+    try:
+        yield
+    finally:
+        readers.remove(reader)
+        if reader.handle is not None:
+            reader.handle.remove()
+
+
+def _put_readers_last(surface: Surface) -> None:
+    """So that they see what all writes leave, those of blocks further in as well."""
+    for reader in _readers.get(surface.model, []):
+        if reader.handle is not None:
+            reader.handle.remove()
+        reader.handle = surface.on_forward(reader.hook, reader.function)
+
+
+def _begin(
+    runs: list[int], call: Call, writes: list[Write], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    if not call.state.suspended:
+        runs[0] += 1
+        call.begin(writes, args, kwargs)
+
+
+def _count(fired: list[int], index: int) -> None:
+    fired[index] += 1
+
+
+def _read(reads: dict[str, Tensor], name: str, state: State, activation: Tensor) -> None:
+    if not state.suspended:
+        reads[name] = activation.detach()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from circuits.arguments import read_queries
+from circuits.arguments import read_place, read_queries
 from circuits.errors import CircuitsError
-from circuits.interventions import Edit, Place
+from circuits.places import Edit
 from circuits.replacements import Computed
-from circuits.selection import parse_heads
-from circuits.sites import Site
 
 
 def edit(
@@ -19,17 +17,16 @@ def edit(
     positions: Any = None,
     *,
     queries: Any = None,
+    neurons: Any = None,
 ) -> Edit:
     """Replace the activation at `site` by `fn(activation)`: steering, scaling, noise, anything.
 
     `fn` gets a copy of the whole activation (for z [batch pos head d_head]) and returns a tensor of the
-    same shape; only the chosen heads and positions of it are used. It must depend on nothing but its
+    same shape; only the chosen heads,
+    positions and (at mlp_pre and mlp_post) neurons of it are used. It must depend on nothing but its
     argument for results to be the same under every chunk size.
     """
     if not callable(fn):
         raise CircuitsError(f"edit: fn must be a function of the activation, got {fn!r}")
-    try:
-        place = Place(Site.parse(site), None if heads is None else parse_heads(heads))
-    except CircuitsError as error:
-        raise CircuitsError(f"edit: {error}") from error
+    place = read_place(site, heads, "edit", neurons)
     return Edit("edit", (place,), Computed(fn), read_queries(queries, positions, "edit"))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions import Reference, Write
 from circuits.modes import evaluating
+from circuits.snapshots import Snapshot
 from circuits.state import suspended
 from circuits.surface import Surface
 
@@ -17,79 +20,96 @@ from circuits.surface import Surface
 TOKENS_PER_PASS = 65536
 
 
+class Reduction(ABC):
+    """What is kept of a clean pass where not every example's activation is wanted: a sum over examples."""
+
+    @abstractmethod
+    def piece(self, activation: Tensor, tokens: Tensor) -> Tensor:
+        """The sum over the examples of one piece, in float64."""
+
+    @abstractmethod
+    def finish(self, total: Tensor, examples: int) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class MeanOver(Reduction):
+    """The mean over examples, and over the positions on axis `pooled` where that is given; both extent 1."""
+
+    pooled: int | None = None
+
+    def piece(self, activation: Tensor, tokens: Tensor) -> Tensor:
+        activation = activation.double()
+        if self.pooled is not None:
+            activation = activation.mean(self.pooled, keepdim=True)
+        return activation.sum(0, keepdim=True)
+
+    def finish(self, total: Tensor, examples: int) -> Tensor:
+        return total / examples
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The activation at one hook in a clean pass: on which tokens, and whether only a reduction of it is kept."""
+
+    tokens: Snapshot
+    hook: str
+    reduction: Reduction | None = None
+
+
 class References:
-    """Runs the clean passes that writes ask for, each (tokens, hook, reduction) once."""
+    """Runs clean passes, each distinct reference once."""
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
-        self._found: dict[tuple[Reference, str], Tensor] = {}
+        self._found: dict[Reference, Tensor] = {}
 
-    def fetch(self, writes: Iterable[Write]) -> None:
-        """Run every clean pass that `writes` need: one pass per distinct tensor of tokens."""
-        missing: dict[Reference, dict[str, int]] = {}  # hook -> the axis that "batch,pos" pools
-        for write in writes:
-            reference = write.replacement.reference
-            if reference is not None and (reference, write.hook) not in self._found:
-                missing.setdefault(reference, {})[write.hook] = write.kind.query_axis
-        while missing:
-            tokens = next(iter(missing)).tokens
-            together = {
-                reference: missing.pop(reference) for reference in list(missing) if reference.tokens == tokens
-            }
-            self._run(tokens.tensor, together)
+    def __getitem__(self, reference: Reference) -> Tensor:
+        return self._found[reference]
 
-    def of(self, write: Write) -> Tensor | None:
-        reference = write.replacement.reference
-        return None if reference is None else self._found[reference, write.hook]
+    def fetch(self, wanted: Iterable[Reference]) -> None:
+        """Run what is not yet there: one pass per distinct tensor of tokens."""
+        missing = [reference for reference in dict.fromkeys(wanted) if reference not in self._found]
+        for tokens in dict.fromkeys(reference.tokens for reference in missing):
+            self._run(tokens.tensor, [reference for reference in missing if reference.tokens == tokens])
 
-    def _run(self, tokens: Tensor, wanted: dict[Reference, dict[str, int]]) -> None:
+    def _run(self, tokens: Tensor, wanted: list[Reference]) -> None:
         model = self._surface.model
         step = max(1, TOKENS_PER_PASS // max(1, tokens[0].numel()))
-        pieces: dict[tuple[Reference, str], list[Tensor]] = {}
+        pieces: dict[Reference, list[Tensor]] = {reference: [] for reference in wanted}
         seen: dict[str, Tensor] = {}
-        hooks = {hook for names in wanted.values() for hook in names}
         with suspended(model), evaluating(model), torch.no_grad():
             for start in range(0, len(tokens), step):
+                part = tokens[start : start + step].to(self._surface.device)
                 seen.clear()
                 handles = []
                 try:
-                    for hook in hooks:
+                    for hook in dict.fromkeys(reference.hook for reference in wanted):
                         handles.append(self._surface.on_forward(hook, keep_in(seen, hook)))
-                    model(tokens[start : start + step].to(self._surface.device))
+                    model(part)
                 finally:
                     for handle in handles:
                         handle.remove()
-                for reference, names in wanted.items():
-                    for hook, axis in names.items():
-                        if hook not in seen:
-                            raise CircuitsError(
-                                f"{hook} never fired in a clean pass: nothing to take from it"
-                            )
-                        pieces.setdefault((reference, hook), []).append(
-                            _reduced(seen[hook], reference.reduce, axis)
+                for reference, found in pieces.items():
+                    if reference.hook not in seen:
+                        raise CircuitsError(
+                            f"{reference.hook} never fired in a clean pass: nothing to take from it"
                         )
-        for key, parts in pieces.items():
-            if key[0].reduce is None:
-                self._found[key] = torch.cat(parts)
+                    activation = seen[reference.hook].detach()
+                    if reference.reduction is not None:
+                        activation = reference.reduction.piece(activation, part)
+                        # Kept as one running sum: a reduction is there to save memory.
+                        activation = found.pop() + activation if found else activation
+                    found.append(activation)
+        for reference, found in pieces.items():
+            if reference.reduction is None:
+                self._found[reference] = torch.cat(found)
             else:
-                self._found[key] = torch.stack(parts).sum(0) / len(tokens)
-
-
-def _reduced(activation: Tensor, reduce: str | None, pooled_axis: int) -> Tensor:
-    """Kept whole, or summed over examples in float64, and first averaged over positions where those are
-    pooled.
-    """
-    activation = activation.detach()
-    if reduce is None:
-        return activation
-    activation = activation.double()
-    if reduce == "batch,pos":
-        activation = activation.mean(pooled_axis, keepdim=True)
-    return activation.sum(0, keepdim=True)
+                self._found[reference] = reference.reduction.finish(found[0], len(tokens))
 
 
 def keep_in(seen: dict[str, Tensor], hook: str) -> Callable[[Tensor], None]:
-    def keep(activation: Tensor) -> None:
-        seen[hook] = activation
+    return partial(_keep, seen, hook)
 
-    return keep
+
+def _keep(seen: dict[str, Tensor], hook: str, activation: Tensor) -> None:
+    seen[hook] = activation

@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions import Firing, Reference, Replacement, Write
+from circuits.interventions import Firing, Replacement, Write
+from circuits.references import MeanOver, Reference
 from circuits.sites import KINDS
 from circuits.snapshots import Positions, Snapshot, select_positions
+
+# Of every patch, as its description names it.
+DIRECTION = "source -> run"
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,12 @@ class Mean(Replacement):
     tokens: Snapshot
     over: str = "batch"
 
-    @property
-    def reference(self) -> Reference:
-        return Reference(self.tokens, self.over)
+    def references(self, write: Write) -> dict[str, Reference]:
+        pooled = write.kind.query_axis if self.over == "batch,pos" else None
+        return {"mean": Reference(self.tokens, write.hook, MeanOver(pooled))}
 
     def value(self, current: Tensor, firing: Firing) -> Tensor:
-        mean = _like(firing.reference, current)
+        mean = firing.reference("mean", current)
         _same_shape(mean, current, firing.write, "reference", pooled=self.over == "batch,pos")
         return mean
 
@@ -58,12 +62,11 @@ class Resample(Replacement):
     tokens: Snapshot
     seed: int
 
-    @property
-    def reference(self) -> Reference:
-        return Reference(self.tokens)
+    def references(self, write: Write) -> dict[str, Reference]:
+        return {"source": Reference(self.tokens, write.hook)}
 
     def value(self, current: Tensor, firing: Firing) -> Tensor:
-        source = _like(firing.reference, current)
+        source = firing.reference("source", current)
         _same_shape(source, current, firing.write, "source")
         order = derangement(source.shape[0], self.seed).to(source.device)
         return firing.per_example(source[order], current.shape[0], "the source")
@@ -76,22 +79,25 @@ class Resample(Replacement):
 class Clean(Replacement):
     """The same activation of another run, given by its tokens. A source of one example serves every row."""
 
+    direction = DIRECTION
+
     tokens: Snapshot
 
-    @property
-    def reference(self) -> Reference:
-        return Reference(self.tokens)
+    def references(self, write: Write) -> dict[str, Reference]:
+        return {"source": Reference(self.tokens, write.hook)}
 
     def value(self, current: Tensor, firing: Firing) -> Tensor:
-        return _source_rows(_like(firing.reference, current), current, firing)
+        return _source_rows(firing.reference("source", current), current, firing)
 
     def describe(self) -> dict[str, Any]:
-        return {"value": "source", "source": self.tokens.describe()}
+        return {"value": "source", "direction": self.direction, "source": self.tokens.describe()}
 
 
 @dataclass(frozen=True)
 class Stored(Replacement):
     """Activations given as tensors, by full hook name."""
+
+    direction = DIRECTION
 
     activations: tuple[tuple[str, Snapshot], ...]
 
@@ -103,7 +109,8 @@ class Stored(Replacement):
         return _source_rows(_like(stored.tensor, current), current, firing)
 
     def describe(self) -> dict[str, Any]:
-        return {"value": "stored", "source": {hook: tensor.describe() for hook, tensor in self.activations}}
+        source = {hook: tensor.describe() for hook, tensor in self.activations}
+        return {"value": "stored", "direction": self.direction, "source": source}
 
 
 @dataclass(frozen=True)
@@ -185,9 +192,7 @@ def derangement(size: int, seed: int) -> Tensor:
             return order
 
 
-def _like(tensor: Tensor | None, current: Tensor) -> Tensor:
-    if tensor is None:
-        raise RuntimeError("the clean pass of this replacement was not run")
+def _like(tensor: Tensor, current: Tensor) -> Tensor:
     return tensor.to(device=current.device, dtype=current.dtype)
 
 

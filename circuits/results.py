@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 import pandas as pd
 
+from circuits.errors import CircuitsError
+from circuits.tabulating import LEVEL, Row
+
 # fmt: off
 COLUMNS = (
-    "variant", "intervention", "site", "layer", "head", "position", "metric", "value", "ci_low", "ci_high",
-    "n", "baseline", "effect", "effect_ci_low", "effect_ci_high", "p_value", "p_adjusted", "engine",
-    "null_effect",
+    "variant", "draw", "checkpoint", "intervention", "site", "layer", "head", "position", "metric", "value",
+    "ci_low", "ci_high", "n", "baseline", "effect", "effect_ci_low", "effect_ci_high", "p_value", "p_adjusted",
+    "engine", "null_effect",
 )
+BASELINE_COLUMNS = ("checkpoint", "metric", "value", "ci_low", "ci_high", "n")
 # fmt: on
-_WHOLE = ("layer", "head", "position", "n")
+_WHOLE = ("draw", "layer", "head", "position", "n")
 
 
 @dataclass(frozen=True)
 class SweepResult:
     """What a sweep found.
 
-    frame: one row per variant and metric. `value` with its interval is the edited model's, `baseline` the
-        unedited model's on the same examples, `effect` = value − baseline with a paired interval; `p_value`
+    frame: one row per variant, metric and checkpoint. `value` with its interval is the edited model's, `baseline`
+        the unedited model's on the same examples, `effect` = value − baseline with a paired interval; `p_value`
         is a paired sign-flip test, `p_adjusted` Holm's adjustment over all rows; `n` is the number of
-        examples. `layer`, `head` and `position` are filled in where the variant is about exactly one.
+        examples. `layer`, `head` and `position` are filled in where the variant is about exactly one. A variant of
+        several draws has a row for their mean, `draw` empty, and then one for each draw, untested.
         `null_effect` marks an edit that was made and which changed not one example. A value without any entry
         (ΣC = 0) is NaN.
-    baseline: the unedited model, one row per metric.
-    interventions: what each variant did, as JSON-able data.
+    baseline: the unedited model, one row per metric and checkpoint.
+    interventions: what each variant did, as JSON-able data; for several draws, one after the other.
     settings: seed, draws, chunk and so on.
     """
 
@@ -38,42 +44,35 @@ class SweepResult:
     interventions: dict[str, list[dict[str, Any]]]
     settings: dict[str, Any]
 
-    def plot(self, metric: str | None = None) -> Any:
-        """A plotly figure: a point with its interval per variant, the unedited model as a line; a row per
-        metric.
-        """
-        import plotly.graph_objects as go
-        from plotly.subplots import make_subplots
+    @property
+    def metrics(self) -> list[str]:
+        return list(dict.fromkeys(self.baseline["metric"]))
 
-        names = list(self.baseline["metric"]) if metric is None else [metric]
-        missing = [name for name in names if name not in set(self.baseline["metric"])]
-        if missing:
-            raise KeyError(f"no metric {missing[0]!r}; it has {', '.join(self.baseline['metric'])}")
-        figure = make_subplots(rows=len(names), cols=1, shared_xaxes=True, subplot_titles=names)
-        for row, name in enumerate(names, start=1):
-            part = self.frame[self.frame["metric"] == name]
-            figure.add_trace(
-                go.Scatter(
-                    x=list(part["variant"]),
-                    y=list(part["value"]),
-                    error_y={
-                        "type": "data",
-                        "symmetric": False,
-                        "array": list(part["ci_high"] - part["value"]),
-                        "arrayminus": list(part["value"] - part["ci_low"]),
-                    },
-                    mode="markers",
-                    name=name,
-                    showlegend=False,
-                ),
-                row=row,
-                col=1,
-            )
-            unedited = float(self.baseline.loc[self.baseline["metric"] == name, "value"].iloc[0])
-            if unedited == unedited:
-                figure.add_hline(y=unedited, line_dash="dash", annotation_text="unedited", row=row, col=1)
-        figure.update_layout(height=140 + 260 * len(names))
-        return figure
+    def spread(self) -> pd.DataFrame:
+        """How the draws of a variant differ: a row per variant, checkpoint and metric that has draws.
+
+        `mean`, `sd` (n − 1), `smallest`, `median` and `largest` of `value` over `draws` draws, and `baseline`.
+        """
+        drawn = self.frame[self.frame["draw"].notna()]
+        keys = ["variant", "checkpoint", "metric"]
+        found = drawn.groupby(keys, sort=False, dropna=False)["value"].agg(
+            draws="count", mean="mean", sd="std", smallest="min", median="median", largest="max"
+        )
+        found["baseline"] = drawn.groupby(keys, sort=False, dropna=False)["baseline"].first()
+        return found.reset_index()
+
+    def plot(self, metric: str | None = None, kind: str = "auto") -> Any:
+        """A plotly figure with a panel per metric.
+
+        kind: "points", a point with its interval per variant and the unedited model as a line; "heatmap", the
+        effects of a grid over layers and heads or positions; "auto", a heatmap where there is such a grid.
+        """
+        from circuits.plotting import figure
+
+        chosen = self.metrics if metric is None else [metric]
+        if chosen[0] not in self.metrics:
+            raise CircuitsError(f"plot: no metric {metric!r}; it has {', '.join(self.metrics)}")
+        return figure(self.frame, chosen, kind)
 
     def to_parquet(self, path: str | PathLike[str]) -> None:
         self.frame.to_parquet(path, index=False)
@@ -86,6 +85,14 @@ class SweepResult:
         self.frame.to_json(path, orient="records", indent=2, double_precision=15)
 
 
-def make_frame(rows: list[dict[str, Any]], columns: tuple[str, ...] = COLUMNS) -> pd.DataFrame:
-    frame = pd.DataFrame(rows, columns=list(columns))
+def make_result(
+    rows: Sequence[Row], unedited: Sequence[Row], described: dict[str, Any], settings: dict[str, Any]
+) -> SweepResult:
+    return SweepResult(
+        _frame(rows, COLUMNS), _frame(unedited, BASELINE_COLUMNS), described, settings | {"level": LEVEL}
+    )
+
+
+def _frame(rows: Sequence[Row], columns: tuple[str, ...]) -> pd.DataFrame:
+    frame = pd.DataFrame(list(rows), columns=list(columns))
     return frame.astype({name: "Int64" for name in _WHOLE if name in columns})

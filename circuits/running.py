@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from circuits.applying import intervene
+from circuits.arguments import read_run_tokens
 from circuits.errors import CircuitsError
 from circuits.interventions import Intervention
 from circuits.modes import evaluating
@@ -32,6 +33,13 @@ class Activations(Mapping[str, Tensor]):
             raise KeyError(f"{key}: not cached; cached: {', '.join(self._found)}")
         return self._found[hook]
 
+    def __contains__(self, key: object) -> bool:
+        try:
+            self[key]
+        except (KeyError, CircuitsError):
+            return False
+        return True
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._found)
 
@@ -43,7 +51,7 @@ class Activations(Mapping[str, Tensor]):
 
 
 def run(
-    model: Any, tokens: Tensor, *interventions: Intervention, cache: Iterable[Any] | str | None = None
+    model: Any, tokens: Any, *interventions: Intervention, cache: Iterable[Any] | str | None = None
 ) -> Any:
     """The model's output on `tokens` under the interventions, in eval mode and without gradients.
 
@@ -51,6 +59,9 @@ def run(
     (output, `Activations`). Mode, hooks and gradients are as before when it returns or raises.
     """
     surface = Surface.of(model)
+    tokens = read_run_tokens(tokens, "run")
+    if cache is not None and not isinstance(cache, str | Site | Iterable):
+        raise CircuitsError(f'cache: give sites such as "z" or a list of them, got {cache!r}')
     sites = [] if cache is None else [cache] if isinstance(cache, str | Site) else list(cache)
     hooks = list(dict.fromkeys(hook for site in sites for _, hook in surface.at(Site.parse(site))))
     seen: dict[str, Tensor] = {}
@@ -64,7 +75,7 @@ def run(
     return output if cache is None else (output, Activations({hook: seen[hook] for hook in hooks}))
 
 
-def cache(model: Any, tokens: Tensor, sites: Iterable[Any] | str) -> Activations:
+def cache(model: Any, tokens: Any, sites: Iterable[Any] | str) -> Activations:
     """The activations at `sites` ("z", "resid_post.1", full hook names) on `tokens`, in eval mode, no
     gradients.
     """

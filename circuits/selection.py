@@ -72,7 +72,7 @@ def parse_heads(spec: Any) -> HeadSpec:
         if spec.strip().lower() == "all":
             return HeadSpec(text, None)
         found = [head for part in re.split(r"[,+]", spec) for head in _parse_part(part.strip(), text)]
-    elif _is_pair(spec):
+    elif _is_pair(spec) and isinstance(spec, tuple):
         found = [Head(*map(operator.index, spec))]
     elif isinstance(spec, Iterable):
         found = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +79,8 @@ class Site:
             if short is None and "hook_" not in self.name:
                 raise CircuitsError(f"no site {self.name!r}; closest: {', '.join(closest_sites(self.name))}")
             if short is not None:
+                if self.layer not in (None, layer):
+                    raise CircuitsError(f"site {self.name!r} is of layer {layer}, not {self.layer}")
                 object.__setattr__(self, "name", short)
                 object.__setattr__(self, "layer", layer)
         if self.layer is not None and (not self.kind.per_layer or self.layer < 0):
@@ -108,10 +111,12 @@ class Site:
         return self.name if self.layer is None else f"{self.name}.{self.layer}"
 
 
-def closest_sites(name: str) -> list[str]:
-    """Three table sites that look most like `name` (its last part, without "hook_")."""
+def closest_sites(name: str, among: Iterable[str] = KINDS) -> list[str]:
+    """Three of the sites `among` that look most like `name` (its last part, without "hook_")."""
     tail = name.split(".")[-1].removeprefix("hook_")
-    return difflib.get_close_matches(tail, KINDS, n=3, cutoff=0.0)
+    # What each head adds: the site of it is z, whatever the spelling is close to.
+    tail = "z" if tail == "result" else tail
+    return difflib.get_close_matches(tail, list(among), n=3, cutoff=0.0)
 
 
 def _from_hook(hook: str) -> tuple[str | None, int | None]:

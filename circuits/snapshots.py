@@ -52,7 +52,7 @@ Positions = tuple[int, ...]
 
 
 def parse_positions(given: Any, what: str) -> Positions | Snapshot | None:
-    """Positions as a tuple of integers (negative ones count from the end), or a [batch pos] boolean mask."""
+    """Positions as a tuple of integers (negative ones count from the end), or a boolean mask, [pos] or [batch pos]."""
     if given is None:
         return None
     if isinstance(given, np.ndarray):
@@ -62,11 +62,14 @@ def parse_positions(given: Any, what: str) -> Positions | Snapshot | None:
             raise CircuitsError(f"{what}: a mask is [pos] or [batch pos], this one is {list(given.shape)}")
         if not bool(given.any()):
             raise CircuitsError(f"{what}: the mask {list(given.shape)} selects nothing")
-        if given.ndim == 2:
-            return Snapshot(given)
-        given = given.nonzero().flatten()
+        return Snapshot(given)
     if isinstance(given, Tensor):
-        given = given.flatten().tolist()
+        if given.ndim > 1:
+            raise CircuitsError(
+                f"{what}: positions are one list for all examples, a mask of each example's is boolean; got "
+                f"{str(given.dtype).removeprefix('torch.')} {list(given.shape)}"
+            )
+        given = given.reshape(-1).tolist()
     if not isinstance(given, Iterable) or isinstance(given, str):
         given = (given,)
     given = tuple(given)

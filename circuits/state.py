@@ -1,13 +1,17 @@
-"""What our hooks must know while they fire: whether a clean pass is under way, and which rows are running."""
+"""What our hooks must know while they fire: whether a clean pass is under way, and which rows are running.
+
+And what a clean pass must undo: the weights that blocks around it have replaced.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 @dataclass
@@ -17,6 +21,10 @@ class State:
     suspended: bool = False
     rows: slice | None = None
     total: int | None = None
+    # Of each parameter that some block has replaced, the values it had outside all of them.
+    originals: dict[nn.Parameter, Tensor] = field(default_factory=dict)
+    # What each open block gives them, in the order of entry.
+    replacing: list[dict[nn.Parameter, Tensor]] = field(default_factory=list)
 
 
 _states: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
@@ -28,14 +36,17 @@ def state_of(model: nn.Module) -> State:
 
 @contextmanager
 def suspended(model: nn.Module) -> Iterator[None]:
-    """Our hooks do nothing inside; hooks of others work as ever."""
+    """Our hooks do nothing inside, and weights are the original ones; hooks of others work as ever."""
     state = state_of(model)
-    before = state.suspended
-    state.suspended = True
-    try:
+    if state.suspended:
         yield
-    finally:
-        state.suspended = before
+        return
+    with holding(state.originals.items()):
+        state.suspended = True
+        try:
+            yield
+        finally:
+            state.suspended = False
 
 
 @contextmanager
@@ -48,3 +59,64 @@ def running_rows(model: nn.Module, rows: slice, total: int) -> Iterator[None]:
         yield
     finally:
         state.rows, state.total = before
+
+
+@contextmanager
+def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) -> Iterator[None]:
+    """Parameters hold other values inside, except in clean passes; a later value for one overrides an earlier.
+
+    Blocks may end in any order: a parameter then holds what the latest block still open gives it.
+    """
+    state = state_of(model)
+    layer = dict(values)
+    try:
+        for parameter in layer:
+            state.originals.setdefault(parameter, parameter.detach().clone())
+        state.replacing.append(layer)
+        _copy(layer)
+        yield
+    finally:
+        try:
+            _end(state, layer)
+        except BaseException:
+            # Ctrl-C while a large model is copied back must not leave it half replaced.
+            _end(state, layer)
+            raise
+
+
+def _end(state: State, layer: dict[nn.Parameter, Tensor]) -> None:
+    # By identity: equal values of another block are another block's.
+    state.replacing[:] = [other for other in state.replacing if other is not layer]
+    left = {parameter: value for other in state.replacing for parameter, value in other.items()}
+    held = {parameter: state.originals[parameter] for parameter in layer if parameter in state.originals}
+    _copy({parameter: left.get(parameter, original) for parameter, original in held.items()})
+    for parameter in held:
+        if parameter not in left:
+            state.originals.pop(parameter, None)
+
+
+@contextmanager
+def holding(values: Iterable[tuple[nn.Parameter, Tensor]]) -> Iterator[dict[nn.Parameter, Tensor]]:
+    """Copy values into parameters, and back what they held, bit for bit; gives what they held.
+
+    In place, so that tied and viewed parameters stay what they are, and so that torch refuses a backward pass
+    through values that are no longer there.
+    """
+    wanted = dict(values)
+    before = {parameter: parameter.detach().clone() for parameter in wanted}
+    try:
+        _copy(wanted)
+        yield before
+    finally:
+        try:
+            _copy(before)
+        except BaseException:
+            # Ctrl-C while a large model is copied back must not leave it half replaced.
+            _copy(before)
+            raise
+
+
+def _copy(values: dict[nn.Parameter, Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, value in values.items():
+            parameter.copy_(value)

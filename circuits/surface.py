@@ -1,4 +1,4 @@
-"""The only file that touches a model's structure: sizes, hook points, parameters.
+"""What `circuits` asks of a model: sizes, hook points, parameters. Classes differ in `bridges` and `layouts` only.
 
 A model is anything with a `cfg` and hook points, told apart by what it has, not by its import path, so that
 this package needs no transformer_lens. Hooks are raw torch forward hooks: `reset_hooks` and
@@ -12,16 +12,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
+from circuits.bridges import FAMILY as BRIDGE
+from circuits.bridges import NativeBridge
 from circuits.errors import CircuitsError
+from circuits.handles import Function, Handle, Handles, Revocable, on_hook_point
+from circuits.layouts import refuse_other_blocks, refuse_unproved
 from circuits.sites import KINDS, Site, SiteKind
 
 # (model class, site) pairs at which a written value is what the model goes on with, established by a random
 # write against a hand-written forward (tests/circuits/test_surface.py). In HookedTransformer a hook point
 # is a module that stands in line, so a site outside the table may be written too; a class that is not
 # listed is refused.
-QUALIFIED: dict[str, frozenset[str]] = {"HookedTransformer": frozenset(KINDS)}
+QUALIFIED: dict[str, frozenset[str]] = {"HookedTransformer": frozenset(KINDS), BRIDGE: frozenset(KINDS)}
 IN_LINE = frozenset({"HookedTransformer"})
 
 
@@ -50,7 +53,11 @@ class Surface:
                 hooks.pop(f"blocks.{layer}.hook_mlp_out", None)
         self.n_layers: int = cfg.n_layers
         self.n_heads: int = cfg.n_heads
-        key_heads = getattr(cfg, "n_key_value_heads", None) or cfg.n_heads
+        refuse_other_blocks(model, hooks, self.n_layers)
+        if self.family in IN_LINE:
+            refuse_unproved(model)
+        self._bridge = NativeBridge(model, hooks) if self.family == BRIDGE else None
+        key_heads = self._bridge.key_heads if self._bridge is not None else _key_heads(cfg)
         self.sizes: dict[str, int | None] = {
             "head": cfg.n_heads,
             "d_head": cfg.d_head,
@@ -58,7 +65,6 @@ class Surface:
             "d_mlp": getattr(cfg, "d_mlp", None),
         }
         self.heads_at: dict[str, int] = {"k": key_heads, "v": key_heads}
-        _refuse_other_blocks(model, hooks, self.n_layers)
 
     @classmethod
     def of(cls, model: Any) -> Surface:
@@ -81,9 +87,12 @@ class Surface:
             places = [(layer, site.hook(layer)) for layer in wanted]
         present = [(layer, hook) for layer, hook in places if hook in self.hooks]
         if not present:
-            here = [kind.name for kind in KINDS.values() if kind.hook.format(0) in self.hooks]
-            raise CircuitsError(f"no site {site} in this model; it has {', '.join(here)}")
+            raise CircuitsError(f"no site {site} in this model; it has {', '.join(self.site_names())}")
         return present
+
+    def site_names(self) -> list[str]:
+        """The sites of the table that the model has."""
+        return [kind.name for kind in KINDS.values() if kind.hook.format(0) in self.hooks]
 
     def head_count(self, kind: SiteKind) -> int:
         """Heads on the head axis of `kind`; k and v have fewer where key-value heads are grouped."""
@@ -105,21 +114,50 @@ class Surface:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters by their name in the state_dict; buffers such as causal masks are not among them."""
-        return dict(self.model.named_parameters())
+    def named_weights(self) -> dict[str, nn.Parameter]:
+        """Parameters by their name in the state_dict; buffers such as causal masks are not among them.
 
-    def on_forward(self, hook: str, function: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
-        """Call `function` with the activation at `hook`; what it returns, unless None, takes its place."""
+        A tied parameter stands under each of its names.
+        """
+        held = self.model.state_dict(keep_vars=True)
+        for name, value in held.items():
+            # TransformerBridge of 4.x keeps here what its weight processing has moved out of the final norm.
+            if name == "unembed.bias" and not isinstance(value, nn.Parameter) and bool(value.any()):
+                raise CircuitsError(
+                    f"{name} is set, and no parameter, in a model processed by enable_compatibility_mode: its "
+                    "weights cannot be exchanged; use no_processing=True"
+                )
+        return {name: value for name, value in held.items() if isinstance(value, nn.Parameter)}
 
-        def forward_hook(module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
-            return function(output)
+    def on_forward(self, hook: str, function: Function) -> Handle:
+        """Call `function` with the activation at `hook`; what it returns, unless None, takes its place.
 
-        return self.hooks[hook].register_forward_hook(forward_hook)
+        Functions at one hook are called in the order of this method's calls, each with what the one before
+        has left. All traces of a function are gone after its handle's `remove()`.
+        """
+        ours = Revocable(function)
+        if self._bridge is not None:
+            return Handles(ours, self._bridge.on_forward(hook, ours))
+        return Handles(ours, on_hook_point(self.hooks[hook], ours))
 
-    def on_run(self, function: Callable[[], None]) -> RemovableHandle:
-        """Call `function` when the whole model is called."""
-        return self.model.register_forward_pre_hook(lambda module, inputs: function())
+    def on_run(self, function: Callable[[tuple[Any, ...], Mapping[str, Any]], None]) -> Handle:
+        """Call `function(args, kwargs)` whenever the whole model runs; `model(*args, **kwargs)` runs it again."""
+        ours = Revocable(function)
+        if self._bridge is not None:
+            return Handles(ours, self._bridge.on_run(ours))
+        return Handles(
+            ours,
+            self.model.register_forward_pre_hook(
+                lambda module, args, kwargs: ours(args, kwargs), with_kwargs=True
+            ),
+        )
+
+    def tokens_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+        """The inputs [batch pos ...] of a call of the model; None where they are not a tensor (text)."""
+        given = args[0] if args else kwargs.get("input")
+        if not isinstance(given, Tensor):
+            return None
+        return given.unsqueeze(0) if given.ndim == 1 else given
 
 
 def _hook_points(model: nn.Module) -> dict[str, nn.Module]:
@@ -129,19 +167,6 @@ def _hook_points(model: nn.Module) -> dict[str, nn.Module]:
     return {n: module for n, module in model.named_modules() if n.split(".")[-1].startswith("hook_")}
 
 
-def _refuse_other_blocks(model: nn.Module, hooks: dict[str, nn.Module], n_layers: int) -> None:
-    """Sites mean something else where attention and MLP run side by side, or where a norm follows them."""
-    for layer in range(n_layers):
-        block = model.get_submodule(f"blocks.{layer}")
-        if f"blocks.{layer}.mlp.hook_pre" in hooks and f"blocks.{layer}.hook_resid_mid" not in hooks:
-            raise CircuitsError(
-                f"block {layer} runs attention and MLP in parallel; circuits serves serial blocks only"
-            )
-        if hasattr(block, "ln1_post") or "Olmo2" in _architecture(model) or "Olmo3" in _architecture(model):
-            raise CircuitsError(
-                f"block {layer} normalises after attention; circuits serves pre-norm blocks only"
-            )
-
-
-def _architecture(model: nn.Module) -> str:
-    return str(getattr(model.cfg, "original_architecture", None) or "")
+def _key_heads(cfg: Any) -> int:
+    grouped = getattr(cfg, "n_key_value_heads", None)
+    return cfg.n_heads if not grouped or getattr(cfg, "ungroup_grouped_query_attention", False) else grouped

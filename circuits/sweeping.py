@@ -2,54 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
-from circuits.applying import attached, planned
-from circuits.arguments import read_choice, read_seed
+from circuits.applying import Plan, attached, fetch, planned
+from circuits.arguments import read_choice, read_run_tokens, read_seed
+from circuits.drawing import Draws
 from circuits.errors import CircuitsError
-from circuits.metrics import PerExample, metric_name, read_metric, read_values, unedited_metrics
+from circuits.interventions import Intervention
+from circuits.metrics import UNTESTED, metric_name, own_positions, read_metric, read_values, unedited_metrics
 from circuits.modes import evaluating
 from circuits.references import References
-from circuits.results import SweepResult
+from circuits.results import SweepResult, make_result
 from circuits.snapshots import Positions, Snapshot, parse_positions, select_positions
-from circuits.state import running_rows
+from circuits.state import holding, running_rows, state_of
 from circuits.surface import Surface
-from circuits.tabulating import BASELINE, Plans, tabulate
+from circuits.tabulating import BASELINE, Measured, Row, about, adjust, tabulate
 
 # Tokens per forward under chunk="auto": large enough to fill two cores, small enough to stay within cache
 # and memory.
 AUTO_CHUNK = 16384
 
 
+@dataclass(frozen=True)
+class Variant:
+    """One row of the grid, or one draw of it."""
+
+    name: str
+    draw: int | None
+    interventions: tuple[Intervention, ...]
+    plan: Plan
+
+    @property
+    def title(self) -> str:
+        return f"variant {self.name!r}" + ("" if self.draw is None else f", draw {self.draw}")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of every variant."""
+
+    tokens: Tensor
+    metric: Any
+    batch: Any
+    read: Positions | None
+    step: int  # examples per forward
+
+
 def sweep(
     model: Any,
-    tokens: Shaped[Tensor, "batch pos *input"],
+    tokens: Shaped[Tensor, "batch pos *input"] | Any,
     variants: Mapping[str, Any],
     metric: Any = None,
     batch: Any = None,
     engine: str = "auto",
     chunk: int | str = "auto",
     positions: Any = None,
+    checkpoints: Any = None,
     seed: int = 0,
     draws: int = 1000,
     flips: int = 9999,
 ) -> SweepResult:
     """Run every variant on the same tokens and compare each with the unedited model.
 
-    variants: name -> an intervention, or a tuple of them that act together.
+    variants: name -> an intervention, a tuple of them that act together, or `Draws` of one; `ablate.each` and
+        `grid` make such dicts. Draws get a row each, after one that pools them.
     metric: `fn(output)`, or `fn(output, batch[rows])` where `batch` is given (it has len() and takes a
         slice). It is called once per variant and chunk, and returns a value per example [n], a pair
         (sum [n], count [n]), or a dict of those. Pairs are pooled as Σsum/Σcount over examples. Without a
-        metric: `kl` (nats) and `mse` from the unedited output, which have no p-value.
+        metric: `kl` (nats) and `mse` from the unedited output, which have no p-value, and `logit_diff`, of the
+        unedited model's two highest logits.
     engine: "naive", one full forward per variant with plain hooks, or "auto", which picks naive.
     chunk: tokens per forward, at least one example. Results depend on it by rounding only.
     positions: the positions the metric reads. The output everywhere else is set to NaN, so that a metric
-        that reads there fails. Default: all.
+        that reads there fails. Default: `read_positions` of the metric, or of the task whose method it is, else all.
+    checkpoints: label -> a model, or a state_dict whose parameters `model` then takes on for its turn; every
+        variant is run at each, and compared with that checkpoint unedited. Pairs (label, model) may also come from
+        an iterator, one at a time. Default: `model` itself.
     seed, draws, flips: of the bootstrap over examples (95% percentile intervals, `draws` resamples shared by
         all variants) and of the sign-flip test (at most `flips` flips; exact where 2^n is no more than that).
 
@@ -61,97 +97,190 @@ def sweep(
     surface = Surface.of(model)
     read_choice(engine, ("auto", "naive"), "sweep", "engine")
     seed = read_seed(seed, "sweep")
-    read = parse_positions(positions, "sweep, positions")
-    plans = _read_variants(variants, surface)
-    step = _read_sizes(tokens, batch, chunk)
+    tokens = read_run_tokens(tokens, "sweep")
+    read = parse_positions(own_positions(metric) if positions is None else positions, "sweep, positions")
     if isinstance(read, Snapshot):
         raise CircuitsError(
             "sweep, positions: the same positions are read in every example; got a mask [batch pos]"
         )
+    question = Question(tokens, metric, batch, read, _read_sizes(tokens, batch, chunk))
     if metric is not None:
         read_metric(metric, batch is not None)
-    if not (int(draws) > 0 and int(flips) > 0):
+    if not all(isinstance(count, int | np.integer) and count > 0 for count in (draws, flips)):
         raise CircuitsError(f"sweep: draws and flips are positive numbers, got {draws} and {flips}")
-
-    references = References(surface)
-    collected: dict[str, list[PerExample]] = {name: [] for name in (BASELINE, *plans)}
-    with evaluating(model), torch.no_grad():
-        for start in range(0, len(tokens), step):
-            rows = slice(start, min(start + step, len(tokens)))
-            clean = _output(model, tokens, rows, read, BASELINE)
-            examples = None if batch is None else batch[rows]
-            collected[BASELINE].append(_measure(metric, clean, clean, examples, read, BASELINE))
-            for name, (_, writes) in plans.items():
-                references.fetch(writes)
-                with attached(surface, writes, references):
-                    output = _output(model, tokens, rows, read, f"variant {name!r}")
-                collected[name].append(_measure(metric, output, clean, examples, read, f"variant {name!r}"))
-    settings = {
-        "seed": seed,
-        "draws": draws,
-        "flips": flips,
-        "engine": "naive",
-        "chunk": chunk,
-    }
+    settings = {"seed": seed, "draws": draws, "flips": flips, "engine": "naive", "chunk": chunk}
     settings |= {"n": len(tokens), "positions": None if read is None else list(read)}
-    return tabulate(plans, collected, settings, tested=metric is not None)
+    untested: Collection[str] = UNTESTED if metric is None else ()
+
+    described = _described(_read_variants(variants, surface))
+    rows: list[Row] = []
+    unedited: list[Row] = []
+    seen: set[str | None] = set()
+    for label, subject in _checkpoints(checkpoints, surface):
+        if label in seen:
+            raise CircuitsError(f"sweep, checkpoints: two checkpoints are called {label!r}")
+        seen.add(label)
+        with subject as at:
+            baseline, measured = _measure_all(at, _read_variants(variants, at), question)
+        more, clean = tabulate(baseline, measured, settings, untested, label)
+        rows += more
+        unedited += clean
+    if not rows:
+        raise CircuitsError("sweep: no checkpoints; give a dict of labels and models or state_dicts")
+    adjust(rows)
+    return make_result(rows, unedited, described, settings)
 
 
-def _read_variants(variants: Mapping[str, Any], surface: Surface) -> Plans:
+def _measure_all(
+    surface: Surface, variants: list[Variant], question: Question
+) -> tuple[Measured, list[Measured]]:
+    references = References(surface)
+    baseline = Measured(BASELINE, {})
+    measured = [Measured(one.name, about(one.interventions, one.plan), one.draw) for one in variants]
+    with evaluating(surface.model), torch.no_grad():
+        for start in range(0, len(question.tokens), question.step):
+            rows = slice(start, min(start + question.step, len(question.tokens)))
+            clean = _output(surface, question, rows, BASELINE)
+            examples = None if question.batch is None else question.batch[rows]
+            baseline.parts.append(_measure(question, clean, clean, examples, BASELINE))
+            # Not before the metric has been tried; all at once, so that references on the same tokens share a pass.
+            fetch([step for variant in variants for step in variant.plan], references)
+            for variant, found in zip(variants, measured, strict=True):
+                with attached(surface, variant.plan, references):
+                    output = _output(surface, question, rows, variant.title)
+                found.parts.append(_measure(question, output, clean, examples, variant.title))
+    return baseline, measured
+
+
+def _read_variants(variants: Mapping[str, Any], surface: Surface) -> list[Variant]:
     if not isinstance(variants, Mapping) or not variants:
         raise CircuitsError("sweep: no variants; give a dict of names and interventions")
-    plans: Plans = {}
+    found: list[Variant] = []
     for name, given in variants.items():
-        interventions = given if isinstance(given, tuple | list) else (given,)
-        if not interventions:
-            raise CircuitsError(f"sweep: variant {name!r} has no intervention")
-        try:
-            plans[str(name)] = tuple(interventions), planned(interventions, surface)
-        except CircuitsError as error:
-            raise CircuitsError(f"variant {name!r}: {error}") from error
-    return plans
+        drawn = isinstance(given, Draws)
+        for draw, one in enumerate(given.interventions if isinstance(given, Draws) else (given,)):
+            together = tuple(one) if isinstance(one, tuple | list) else (one,)
+            if not together:
+                raise CircuitsError(f"sweep: variant {name!r} has no intervention")
+            try:
+                plan = planned(together, surface)
+            except CircuitsError as error:
+                raise CircuitsError(f"variant {name!r}: {error}") from error
+            found.append(Variant(str(name), draw if drawn else None, together, plan))
+    return found
+
+
+def _described(variants: list[Variant]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for variant in variants:
+        found.setdefault(variant.name, []).extend(one.describe() for one in variant.interventions)
+    return found
 
 
 def _read_sizes(tokens: Tensor, batch: Any, chunk: int | str) -> int:
     """Examples per forward."""
-    if tokens.ndim < 2 or tokens.numel() == 0:
-        raise CircuitsError(f"sweep: tokens are [batch pos], got {list(tokens.shape)}")
     if batch is not None and len(batch) != len(tokens):
         raise CircuitsError(f"sweep: tokens have {len(tokens)} examples, batch has {len(batch)}")
     if chunk == "auto":
         chunk = AUTO_CHUNK
-    if isinstance(chunk, str) or chunk < 1:
+    if isinstance(chunk, bool) or not isinstance(chunk, int | np.integer) or chunk < 1:
         raise CircuitsError(
             f'sweep: chunk={chunk!r}; give "auto" or a number of tokens per forward, at least 1'
         )
     return max(1, chunk // tokens[0].numel())
 
 
-def _output(model: Any, tokens: Tensor, rows: slice, read: Positions | None, variant: str) -> Tensor:
-    with running_rows(model, rows, len(tokens)):
-        output = model(tokens[rows])
+def _checkpoints(
+    given: Any, surface: Surface
+) -> Iterable[tuple[str | None, AbstractContextManager[Surface]]]:
+    """(label, what gives the surface to run on). Of a dict all are checked first; an iterator is read as it goes."""
+    if given is None:
+        return [(None, nullcontext(surface))]
+    if isinstance(given, Mapping):
+        return [_checkpoint(pair, surface) for pair in given.items()]
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        return (_checkpoint(pair, surface) for pair in given)
+    raise CircuitsError(f"sweep, checkpoints: give a dict of labels and models or state_dicts, got {given!r}")
+
+
+def _checkpoint(pair: Any, surface: Surface) -> tuple[str | None, AbstractContextManager[Surface]]:
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise CircuitsError(f"sweep, checkpoints: give pairs (label, model), got {type(pair).__name__}")
+    label, checkpoint = pair
+    if isinstance(checkpoint, nn.Module):
+        return str(label), nullcontext(Surface.of(checkpoint))
+    if not isinstance(checkpoint, Mapping):
+        raise CircuitsError(
+            f"sweep, checkpoint {label}: expected a model or a state_dict, got {type(checkpoint).__name__}"
+        )
+    return str(label), _holding_all(
+        surface, f"sweep, checkpoint {label}", _read_weights(checkpoint, surface, label)
+    )
+
+
+def _read_weights(
+    checkpoint: Mapping[str, Any], surface: Surface, label: Any
+) -> list[tuple[nn.Parameter, Tensor]]:
+    """Each parameter of the model with its value in a state_dict, which must be that of the same architecture."""
+    weights = surface.named_weights()
+    values: list[tuple[nn.Parameter, Tensor]] = []
+    for name, mine in surface.model.state_dict().items():
+        value = checkpoint.get(name)
+        if name not in weights:
+            # Masks and the like may be left out; as they are not exchanged, they must not differ.
+            if value is not None and not (value.shape == mine.shape and bool((value.to(mine) == mine).all())):
+                raise CircuitsError(
+                    f"sweep, checkpoint {label}: {name} differs from the model's, and is no parameter"
+                )
+            continue
+        if not isinstance(value, Tensor) or value.shape != mine.shape:
+            got = list(value.shape) if isinstance(value, Tensor) else "none"
+            raise CircuitsError(
+                f"sweep, checkpoint {label}: the model has {name} {list(mine.shape)}, the state_dict has {got}"
+            )
+        values.append((weights[name], value.detach()))
+    unknown = [name for name in checkpoint if name not in surface.model.state_dict()]
+    if unknown:
+        raise CircuitsError(f"sweep, checkpoint {label}: the state_dict has {unknown[0]}, the model has not")
+    return values
+
+
+@contextmanager
+def _holding_all(surface: Surface, what: str, values: list[tuple[nn.Parameter, Tensor]]) -> Iterator[Surface]:
+    """The model with other parameters, which its clean passes see too."""
+    if state_of(surface.model).originals:
+        raise CircuitsError(
+            f"{what}: a block around this sweep has replaced weights of the model, which a state_dict would undo; "
+            "put the transplant among the variants, or give models"
+        )
+    with holding(values):
+        yield surface
+
+
+def _output(surface: Surface, question: Question, rows: slice, variant: str) -> Tensor:
+    with running_rows(surface.model, rows, len(question.tokens)):
+        output = surface.model(question.tokens[rows])
     if not isinstance(output, Tensor) or not output.is_floating_point():
         raise CircuitsError(
             f"{variant}: the model's output is {type(output).__name__}, not a tensor of numbers"
         )
-    if read is not None:
-        outside = ~select_positions(read, output.shape[1], "sweep, positions").to(output.device)
+    if question.read is not None:
+        outside = ~select_positions(question.read, output.shape[1], "sweep, positions").to(output.device)
         output = output.clone()
         output[:, outside] = 0
     if bool(output.isnan().any()):
         raise CircuitsError(f"{variant}: the output is not finite")
-    if read is not None:
+    if question.read is not None:
         output[:, outside] = float("nan")
     return output
 
 
-def _measure(
-    metric: Any, output: Tensor, clean: Tensor, examples: Any, read: Positions | None, variant: str
-) -> PerExample:
+def _measure(question: Question, output: Tensor, clean: Tensor, examples: Any, variant: str) -> Any:
+    metric = question.metric
     if metric is not None:
         values = metric(output) if examples is None else metric(output, examples)
         return read_values(values, metric_name(metric), len(output), variant)
-    if read is not None:
-        inside = select_positions(read, output.shape[1], "sweep, positions").to(output.device)
+    if question.read is not None:
+        inside = select_positions(question.read, output.shape[1], "sweep, positions").to(output.device)
         output, clean = output[:, inside], clean[:, inside]
     return read_values(unedited_metrics(output, clean), "unedited", len(output), variant)

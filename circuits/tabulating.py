@@ -1,100 +1,159 @@
-"""From what a sweep measured, per variant, chunk and example, to the rows of its table."""
+"""From what was measured, per variant, chunk and example, to the rows of a table."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from circuits.errors import CircuitsError
-from circuits.interventions import Intervention, Write
+from circuits.interventions import Intervention, Swap, Write
 from circuits.metrics import PerExample
-from circuits.results import SweepResult, make_frame
-from circuits.statistics import holm, summarise
+from circuits.statistics import Summary, holm, summarise
 
 LEVEL = 0.95
 BASELINE = "the unedited model"
-BASELINE_COLUMNS = ("metric", "value", "ci_low", "ci_high", "n")
 
-Plans = dict[str, tuple[tuple[Intervention, ...], tuple[Write, ...]]]
+Row = dict[str, Any]
+
+
+@dataclass
+class Measured:
+    """One variant, or one draw of it: what it edits (as columns), and its chunks in order."""
+
+    name: str
+    about: Row
+    draw: int | None = None
+    parts: list[PerExample] = field(default_factory=list)
+
+    def joined(self, metric: str, which: int) -> np.ndarray:
+        if any(metric not in part for part in self.parts):
+            raise CircuitsError(f"metric {metric}: returned for {BASELINE} but not for {self.title}")
+        return np.concatenate([part[metric][which] for part in self.parts])
+
+    @property
+    def title(self) -> str:
+        if self.name == BASELINE:
+            return BASELINE
+        return f"variant {self.name!r}" + ("" if self.draw is None else f", draw {self.draw}")
+
+
+@dataclass(frozen=True)
+class _Series:
+    """What becomes one row: sums and counts [example]; whether it is a hypothesis to test."""
+
+    about: Row
+    sums: np.ndarray
+    counts: np.ndarray
+    tested: bool
 
 
 def tabulate(
-    plans: Plans, collected: dict[str, list[PerExample]], settings: dict[str, Any], tested: bool = True
-) -> SweepResult:
-    """`collected` holds each variant's chunks in order, `BASELINE` first.
+    baseline: Measured,
+    variants: Sequence[Measured],
+    settings: Row,
+    untested: Collection[str] = (),
+    checkpoint: str | None = None,
+) -> tuple[list[Row], list[Row]]:
+    """The rows of the variants, in their order, and those of the baseline, one per metric.
 
-    With `tested` off there are no p-values: a distance from the unedited output cannot be less than the unedited
-    one's 0, so a test of "no change" would reject for any edit at all.
+    Draws of one variant come after a row that pools them: per example the sums and counts of all draws together.
+    Only that row is tested. Metrics in `untested` get no p-value: a distance from the unedited output cannot be
+    less than the unedited one's 0, so a test of "no change" would reject for any edit at all.
 
-    `settings` has seed, draws, flips, n and engine, and is kept in the result.
+    `settings` has seed, draws, flips, n and engine.
     """
-    names = list(collected[BASELINE][0])
-    rows: list[dict[str, Any]] = []
-    unedited: list[dict[str, Any]] = []
-    for metric in names:
-        sums = np.stack([_joined(parts, metric, 0, variant) for variant, parts in collected.items()])
-        counts = np.stack([_joined(parts, metric, 1, variant) for variant, parts in collected.items()])
+    rows: list[Row] = []
+    unedited: list[Row] = []
+    common = {"checkpoint": checkpoint, "n": settings["n"]}
+    for metric in baseline.parts[0]:
+        clean = _Series({}, baseline.joined(metric, 0), baseline.joined(metric, 1), False)
+        series = [clean, *_series(variants, metric, clean)]
+        sums, counts = (np.stack([getattr(one, name) for one in series]) for name in ("sums", "counts"))
         found = summarise(sums, counts, settings["seed"], settings["draws"], settings["flips"], LEVEL)
-        unedited.append(
-            {"metric": metric, "value": found.value[0], "ci_low": found.low[0], "ci_high": found.high[0]}
-            | {"n": settings["n"]}
-        )
-        for index, (variant, (interventions, writes)) in enumerate(plans.items(), start=1):
+        unedited.append({"metric": metric, **_estimate(found, 0), **common})
+        for index, one in enumerate(series[1:], start=1):
             rows.append(
                 {
-                    "variant": variant,
-                    **_about(interventions, writes),
+                    **one.about,
                     "metric": metric,
-                    "value": found.value[index],
-                    "ci_low": found.low[index],
-                    "ci_high": found.high[index],
-                    "n": settings["n"],
+                    **_estimate(found, index),
+                    **common,
                     "baseline": found.value[0],
                     "effect": found.effect[index],
                     "effect_ci_low": found.effect_low[index],
                     "effect_ci_high": found.effect_high[index],
-                    "p_value": found.p_value[index] if tested else np.nan,
+                    "p_value": found.p_value[index] if one.tested and metric not in untested else np.nan,
                     "engine": settings["engine"],
                     "null_effect": _unchanged(sums, counts, index),
                 }
             )
+    order = {name: index for index, name in enumerate(dict.fromkeys(one.name for one in variants))}
+    rows.sort(key=lambda row: (order[row["variant"]], -1 if row["draw"] is None else row["draw"]))
+    return rows, unedited
+
+
+def adjust(rows: Sequence[Row]) -> None:
+    """Fill in `p_adjusted`, Holm's adjustment over all the rows of one grid."""
     for row, adjusted in zip(rows, holm(np.array([row["p_value"] for row in rows])), strict=True):
         row["p_adjusted"] = adjusted
-    order = {variant: index for index, variant in enumerate(plans)}
-    rows.sort(key=lambda row: order[row["variant"]])
-    described = {
-        name: [one.describe() for one in interventions] for name, (interventions, _) in plans.items()
+
+
+def about(interventions: Sequence[Intervention], plan: Iterable[Write | Swap]) -> Row:
+    """The columns that say what a variant edits; a number only where it is one."""
+    plan = tuple(plan)
+    writes = [step for step in plan if isinstance(step, Write)]
+    layers = {step.layer for step in plan}
+    heads = {head for write in writes for head in (write.heads if write.heads is not None else (None,))}
+    if len(writes) < len(plan):
+        heads.add(None)
+    positions = {write.positions if isinstance(write.positions, tuple) else None for write in writes}
+    layer = layers.pop() if len(layers) == 1 else None
+    head = heads.pop() if len(heads) == 1 and layer is not None else None
+    where = positions.pop() if len(positions) == 1 else None
+    sites = [step.component if isinstance(step, Swap) else step.kind.name for step in plan]
+    return {
+        "intervention": " + ".join(one.title for one in interventions),
+        "site": " + ".join(dict.fromkeys(sites)),
+        "layer": layer,
+        "head": head,
+        "position": where[0] if where is not None and len(where) == 1 else None,
     }
-    return SweepResult(
-        make_frame(rows), make_frame(unedited, BASELINE_COLUMNS), described, settings | {"level": LEVEL}
-    )
+
+
+def _series(variants: Sequence[Measured], metric: str, clean: _Series) -> list[_Series]:
+    found: list[_Series] = []
+    pooled: dict[str, list[_Series]] = {}
+    for one in variants:
+        row = {"variant": one.name, "draw": one.draw, **one.about}
+        series = _Series(row, one.joined(metric, 0), one.joined(metric, 1), one.draw is None)
+        found.append(series)
+        if one.draw is not None:
+            pooled.setdefault(one.name, []).append(series)
+    return found + [_pooled(draws, clean) for draws in pooled.values()]
+
+
+def _pooled(draws: Sequence[_Series], clean: _Series) -> _Series:
+    """Per example the mean draw, so that an example weighs as much as in the baseline it is paired with."""
+    first = draws[0].about
+    # What the draws do not have in common (heads drawn at random) is said of none of them.
+    common = {
+        key: value if all(draw.about[key] == value for draw in draws) else None
+        for key, value in first.items()
+    }
+    # As a change from the baseline, so that draws without any effect are exactly none together.
+    sums = clean.sums + np.mean([draw.sums - clean.sums for draw in draws], axis=0)
+    counts = clean.counts + np.mean([draw.counts - clean.counts for draw in draws], axis=0)
+    return _Series(common | {"draw": None}, sums, counts, True)
+
+
+def _estimate(found: Summary, index: int) -> Row:
+    return {"value": found.value[index], "ci_low": found.low[index], "ci_high": found.high[index]}
 
 
 def _unchanged(sums: np.ndarray, counts: np.ndarray, index: int) -> bool:
     """Whether not one example changed; changes that cancel in the mean are an effect of 0, not none."""
     same = (sums[index] == sums[0]).all() and (counts[index] == counts[0]).all()
     return bool(same and counts[0].any())
-
-
-def _joined(parts: list[PerExample], metric: str, which: int, variant: str) -> np.ndarray:
-    if any(metric not in part for part in parts):
-        raise CircuitsError(f"metric {metric}: returned for {BASELINE} but not for {variant}")
-    return np.concatenate([part[metric][which] for part in parts])
-
-
-def _about(interventions: tuple[Intervention, ...], writes: tuple[Write, ...]) -> dict[str, Any]:
-    """The columns that say what a variant edits; a number only where it is one."""
-    layers = {write.layer for write in writes}
-    heads = {head for write in writes for head in (write.heads if write.heads is not None else (None,))}
-    positions = {write.positions if isinstance(write.positions, tuple) else None for write in writes}
-    layer = layers.pop() if len(layers) == 1 else None
-    head = heads.pop() if len(heads) == 1 and layer is not None else None
-    where = positions.pop() if len(positions) == 1 else None
-    return {
-        "intervention": " + ".join(getattr(one, "name", one.label) for one in interventions),
-        "site": " + ".join(dict.fromkeys(write.kind.name for write in writes)),
-        "layer": layer,
-        "head": head,
-        "position": where[0] if where is not None and len(where) == 1 else None,
-    }

@@ -5,12 +5,17 @@ from __future__ import annotations
 import warnings
 
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # Small tensors on shared cores: a second thread costs more than it brings, and one makes sums reproducible.
 torch.set_num_threads(1)
 
 settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=50)
+# A longer search: pytest tests/circuits/test_properties.py --hypothesis-profile=campaign
+settings.register_profile("campaign", deadline=None, database=None, max_examples=3000, print_blob=True)
+# For tests/breakages.py, which asks whether a test fails and not for the smallest reason.
+settings.register_profile("breakages", settings.get_profile("suite"), phases=[Phase.explicit, Phase.generate])
+# What --hypothesis-profile names is loaded after this file.
 settings.load_profile("suite")
 
 with warnings.catch_warnings():

@@ -1,22 +1,40 @@
 """Every python block and every `interp-run` line of README and docs runs, page by page, in an empty folder.
 
-A block with ``file=NAME`` in its first line is saved under that name before it runs. ``console`` and ``toml`` blocks
-are for reading: installation, and what takes hours.
+A block with ``title="NAME"`` in its first line is saved under that name before it runs; the files of
+``docs/circuits/example-model.md`` are there for all pages of its folder. A ``text`` block after a python block is what
+that block prints: words and whole numbers must agree, and decimals to one unit of the last digit shown. Under
+``docs/circuits`` all that is printed must be shown, and all that is shown must have been printed. ``console`` and
+``toml`` blocks are for reading: installation, and what takes hours.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import io
+import random
 import re
 import shlex
+import sys
 from pathlib import Path
 
+import jaxtyping
+import numpy as np
 import pytest
+import torch
 
+import circuits
+from circuits import CircuitsError
 from interp_tasks.cli import main
 
 REPOSITORY = Path(__file__).parents[1]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+CIRCUITS = REPOSITORY / "docs" / "circuits"
+EXAMPLE_MODEL = CIRCUITS / "example-model.md"
+TROUBLESHOOTING = CIRCUITS / "troubleshooting.md"
 BLOCK = re.compile(r"^```(\w*)[ ]?([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+# Not what is a part of a word: "L0H1", "mlp_out.1".
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.]*\w)")
 
 
 def blocks(page: Path) -> list[tuple[str, str, str]]:
@@ -24,16 +42,60 @@ def blocks(page: Path) -> list[tuple[str, str, str]]:
     return BLOCK.findall(page.read_text(encoding="utf-8"))
 
 
-@pytest.mark.filterwarnings("ignore:.*HookedTransformer.*:DeprecationWarning")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_page_runs(page, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def files(page: Path) -> dict[str, str]:
+    """The files that a page tells its reader to save."""
+    titled = ((re.fullmatch(r'title="([^"]+)"', info), text) for _, info, text in blocks(page))
+    return {match[1]: text for match, text in titled if match}
+
+
+def disagreement(shown: str, printed: str) -> str | None:
+    """What is wrong with a shown output, None where nothing is. Runs of blanks count as one."""
+    left, right = (
+        [" ".join(line.split()) for line in text.strip("\n").split("\n")] for text in (shown, printed)
+    )
+    if len(left) != len(right):
+        return f"{len(left)} lines are shown, {len(right)} printed:\n{printed}"
+    for one, other in zip(left, right, strict=True):
+        same = NUMBER.sub("0", one) == NUMBER.sub("0", other)
+        pairs = zip(NUMBER.findall(one), NUMBER.findall(other), strict=False)
+        if not same or not all(_agree(*pair) for pair in pairs):
+            return f"shown is {one!r}, printed {other!r}; all that is printed:\n{printed}"
+    return None
+
+
+def _agree(shown: str, printed: str) -> bool:
+    mantissa, _, exponent = shown.partition("e")
+    digits = len(mantissa.partition(".")[2])
+    if not digits and not exponent:
+        return shown == printed
+    unit = 10.0 ** (int(exponent or 0) - digits)
+    # One decimal may be a head, "1.0", or a column of pandas that rounding has left no more digits.
+    allowed = 0.4 * unit if digits == 1 and not exponent else 1.01 * unit
+    return abs(float(shown) - float(printed)) <= allowed
+
+
+def run_page(page: Path, folder: Path, strict: bool) -> None:
+    """Run a page's blocks in `folder`, the current one; `strict`: output and what is shown of it go together."""
     names = {"__name__": page.stem}
+    printed: str | None = None
     for language, info, text in blocks(page):
-        if info.startswith("file="):
-            (tmp_path / info.removeprefix("file=")).write_text(text, encoding="utf-8")
+        if language == "text":
+            if printed is not None:
+                wrong = disagreement(text, printed)
+                assert wrong is None, f"{page.name}: {wrong}"
+            else:
+                assert not strict, f"{page.name} shows what nothing printed: {text}"
+            printed = None
+            continue
+        assert not (strict and printed), f"{page.name} prints what it does not show: {printed}"
+        printed = None
+        if info.startswith("title="):
+            (name,) = (name for name, held in files(page).items() if held == text)
+            (folder / name).write_text(text, encoding="utf-8")
         elif language == "python":
-            exec(compile(text, f"{page.name}", "exec"), names)
+            with contextlib.redirect_stdout(io.StringIO()) as output:
+                exec(compile(text, f"{page.name}", "exec"), names)
+            printed = output.getvalue() or None
         elif language == "bash":
             for line in text.replace("\\\n", " ").splitlines():
                 command, *arguments = shlex.split(line, comments=True) or [""]
@@ -41,21 +103,134 @@ def test_page_runs(page, tmp_path, monkeypatch, capsys):
                     f"{page.name} shows {command!r}: mark the block as console"
                 )
                 if command:
-                    status = main(arguments)
-                    assert not status, f"{line}: {capsys.readouterr().err}"
+                    assert not main(arguments), f"{page.name}: {line}"
         else:
-            assert language in ("console", "toml", "text"), f"{page.name} has a block of {language!r}"
+            assert language in ("console", "toml"), f"{page.name} has a block of {language!r}"
+    assert not (strict and printed), f"{page.name} prints what it does not show: {printed}"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder, the current one; what is imported from it and what it does to global state is forgotten."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    known, seeds = set(sys.modules), (random.getstate(), np.random.get_state())
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(True):
+        # No page may lean on the state that a fresh interpreter starts with.
+        random.seed(598)
+        np.random.seed(598)
+        torch.manual_seed(598)
+        yield tmp_path
+    random.setstate(seeds[0])
+    np.random.set_state(seeds[1])
+    for name in set(sys.modules) - known:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.mark.filterwarnings("ignore:.*HookedTransformer.*:DeprecationWarning")
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page != TROUBLESHOOTING],
+    ids=lambda page: str(page.relative_to(REPOSITORY)),
+)
+def test_page_runs(page, folder):
+    if page.parent == CIRCUITS:
+        for name, text in files(EXAMPLE_MODEL).items():
+            (folder / name).write_text(text, encoding="utf-8")
+    run_page(page, folder, strict=page.parent == CIRCUITS)
+
+
+# Errors of `circuits` that the page names without code, or not at all: (file, a part of its source).
+UNMET = (
+    # Bridges that nobody can build by the public functions of TransformerLens.
+    ("bridges.py", "was not computed before the pattern"),
+    ("bridges.py", "{list(rebuilt.shape)}, not {list(own.shape)}"),
+    ("bridges.py", "where {wanted} is served"),
+    ("bridges.py", "has no {lacking[0]}; it is not served"),
+    # Of TransformerLens 4.3, where these pages are not run.
+    ("surface.py", "processed by enable_compatibility_mode"),
+    # Ruled out by what is checked before.
+    ("replacements.py", "a resample needs a batch of at least 2 examples"),
+    ("replacements.py", "no attention scores were seen"),
+)
+
+
+def refusals() -> dict[tuple[str, int, int], str]:
+    """(file, first line, last line) of every place in `circuits` where an error is made -> its message's source."""
+    found = {}
+    for file in Path(circuits.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", None) == CircuitsError.__name__:
+                found[file.name, node.lineno, node.end_lineno] = ast.unparse(node.args[0])
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*HookedTransformer.*:DeprecationWarning")
+def test_troubleshooting_runs_and_meets_every_error(folder, monkeypatch):
+    met = set()
+
+    def record(self, *args):
+        frame = sys._getframe(1)
+        met.add((Path(frame.f_code.co_filename).name, frame.f_lineno))
+
+    monkeypatch.setattr(CircuitsError, "__init__", record)
+    # What is wrong on purpose must get as far as it does for a user, who has no type checker in between.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    run_page(TROUBLESHOOTING, folder, strict=True)
+    unmet = {
+        (name, message)
+        for (name, first, last), message in refusals().items()
+        if not any((name, line) in met for line in range(first, last + 1))
+    }
+    known = {one for one in unmet if any(one[0] == name and part in one[1] for name, part in UNMET)}
+    assert not unmet - known, f"{TROUBLESHOOTING.name} shows no code for {sorted(unmet - known)}"
+    assert len(known) == len(UNMET), "UNMET lists errors that are gone, or that the page meets"
 
 
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        prose = BLOCK.sub("", page.read_text(encoding="utf-8"))
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 def test_the_block_finder_finds_blocks():
-    assert [block[0] for block in blocks(REPOSITORY / "docs" / "your-own-task.md")] == [
-        "python",
-        "bash",
-        "toml",
-    ]
+    page = REPOSITORY / "docs" / "your-own-task.md"
+    assert [block[0] for block in blocks(page)] == ["python", "bash", "toml"]
+    assert list(files(page)) == ["biggest_token.py"]
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("print(1 / 3)", "0.335"),
+        ("print(1 / 3)", "0.331"),
+        ("print(3)", "4"),
+        ("print(-0.5)", "0.5"),
+        ("print('L0H1 0.25')", "L0H2 0.25"),
+        ("print('mlp_out.1')", "mlp_out.0"),
+        ("print('1.0')", "1.1"),
+        ("print('a', 1.0)", "b 1.0"),
+        ("print(1)\nprint(2)", "1"),
+        ("print(1)", None),
+        ("x = 1", "1"),
+        ("assert False", None),
+        ("import warnings\nwarnings.warn('old', FutureWarning)", None),
+    ],
+)
+def test_a_page_that_is_wrong_fails(folder, code, shown):
+    page = folder / "page.md"
+    page.write_text(f"```python\n{code}\n```\n" + (f"```text\n{shown}\n```\n" if shown else ""))
+    with pytest.raises((AssertionError, FutureWarning)):
+        run_page(page, folder, strict=True)
+
+
+def test_a_page_that_is_right_passes(folder):
+    page = folder / "page.md"
+    page.write_text(
+        '```python title="held.py"\nx = [1 / 3, -2e-7]\n```\n'
+        "```python\nimport held\n\nprint('L0H1', held.x[0], held.x[1])\nprint(7, 'of  8')\n```\n"
+        "```text\nL0H1   0.334 -2.1e-07\n7 of 8\n```\n```python\ny = 1\n```\n"
+    )
+    run_page(page, folder, strict=True)

@@ -16,7 +16,7 @@ from interp_tasks.cli.progress import progress_line
 from interp_tasks.cli.settings import import_file, read_settings
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.specifications import check_choice
-from interp_tasks.experiments.subjects import Examples, Progress, check_refs
+from interp_tasks.experiments.subjects import Examples, Options, Progress, check_refs
 
 if TYPE_CHECKING:
     from interp_tasks.experiments import Result
@@ -93,10 +93,11 @@ class ExperimentCommand(Command):
     def examples(self) -> Examples:
         return Examples(self.samples, self.seed, self.split, self.task, self.task_config(), self.tokens)
 
-    def common(self) -> dict[str, Any]:
+    def common(self, progress: Progress | None) -> Options:
         """The shared options as an experiment's function takes them."""
         examples = self.examples()
         return {
+            "progress": progress,
             "samples": examples.samples,
             "seed": examples.seed,
             "split": examples.split,

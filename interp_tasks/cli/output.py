@@ -34,9 +34,10 @@ def print_as(result: Result, format: str) -> None:
         sys.stdout.write(result.to_csv())
     else:
         from interp_tasks.cli.tables import print_result
-        from interp_tasks.experiments.columns import shown_columns
+        from interp_tasks.experiments.columns import shown_columns, shown_rows
 
-        print_result(result.frame, shown_columns(result.frame), result.notes)
+        rows = shown_rows(result.frame)
+        print_result(rows, shown_columns(rows), result.notes)
 
 
 def emit(result: Result, format: str, out: Path | None, plot: bool, quiet: bool) -> None:

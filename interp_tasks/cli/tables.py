@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 WIDEST = 120
 #: Blanks between columns.
 GAP = 2
+#: Where room is short, names of several words are broken into lines of about this length.
+WORDS = 14
+NARROWEST = 3
 
 
 def console(at_least: int = 0) -> Console:
@@ -38,18 +42,17 @@ def print_result(frame: pandas.DataFrame, columns: Sequence[Column], notes: Sequ
     from rich.text import Text
 
     rows = frame.to_dict("records")
-    text, widths = laid_out(rows, columns, narrow=False)
-    # Where a line has too little room for them, intervals stand below their numbers.
-    narrow = room_for(widths) > console().width
-    if narrow:
+    for narrow in range(NARROWEST + 1):
         text, widths = laid_out(rows, columns, narrow)
+        if room_for(widths) <= console().width:
+            break
     out, wide = console(), console(at_least=room_for(widths))
     for ref in dict.fromkeys(frame["ref"]):
         mine = [index for index, row in enumerate(rows) if row["ref"] == ref]
         out.print(Text(title(rows[mine[0]]), style="bold"))
         table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
         for column, width in zip(columns, widths, strict=True):
-            header = column.header.replace(" [", "\n[") if narrow else column.header
+            header = broken(column.header, narrow)
             numeric = column.key in ("baseline", "value", "effect", "p_adjusted")
             table.add_column(
                 header, min_width=width, justify="right" if numeric and column.text is None else "left"
@@ -77,11 +80,11 @@ def print_sentences(sentences: Sequence[str]) -> None:
 
 
 def laid_out(
-    rows: Sequence[Any], columns: Sequence[Column], narrow: bool
+    rows: Sequence[Any], columns: Sequence[Column], narrow: int
 ) -> tuple[list[list[str]], list[int]]:
     """The text of every cell, and the width that each column needs."""
-    text = [[cell_text(column, row, narrow) for column in columns] for row in rows]
-    headers = [column.header.replace(" [", "\n[") if narrow else column.header for column in columns]
+    text = [[broken(column.shown(row), narrow) for column in columns] for row in rows]
+    headers = [broken(column.header, narrow) for column in columns]
     widths = [
         max(map(longest, [header, *cells]))
         for header, cells in zip(headers, zip(*text, strict=True), strict=True)
@@ -93,9 +96,21 @@ def room_for(widths: Sequence[int]) -> int:
     return sum(widths) + GAP * len(widths)
 
 
-def cell_text(column: Column, row: Any, narrow: bool) -> str:
-    shown = column.shown(row)
-    return shown.replace(" [", "\n[") if narrow else shown
+def broken(text: str, narrow: int) -> str:
+    """A cell or header in as little width as ``narrow`` asks for; no word of it is cut.
+
+    1: intervals below their numbers; 2: names of several words in lines too; 3: an interval takes two lines.
+    """
+    lines = text.replace(" [", "\n[").split("\n") if narrow else [text]
+    if narrow > 1:
+        lines = [
+            part
+            for line in lines
+            for part in ([line] if "[" in line else wrap(line, WORDS, break_long_words=False))
+        ]
+    if narrow > 2:
+        lines = [line.replace(", ", ",\n") if "[" in line else line for line in lines]
+    return "\n".join(lines)
 
 
 def longest(text: str) -> int:

@@ -6,7 +6,26 @@ Importing this package imports neither torch nor pandas; running an experiment d
 from interp_tasks.experiments.ablating import ablation
 from interp_tasks.experiments.columns import COLUMNS
 from interp_tasks.experiments.demonstrating import demo
+from interp_tasks.experiments.lensing import lens
+from interp_tasks.experiments.patching import patch
+from interp_tasks.experiments.permuting import permute
 from interp_tasks.experiments.results import Result
-from interp_tasks.experiments.subjects import Examples, Subject, subjects
+from interp_tasks.experiments.scanning import heads
+from interp_tasks.experiments.subjects import Examples, Options, Subject, subjects
+from interp_tasks.experiments.transplanting import transplant
 
-__all__ = ["COLUMNS", "Examples", "Result", "Subject", "ablation", "demo", "subjects"]
+__all__ = [
+    "COLUMNS",
+    "Examples",
+    "Options",
+    "Result",
+    "Subject",
+    "ablation",
+    "demo",
+    "heads",
+    "lens",
+    "patch",
+    "permute",
+    "subjects",
+    "transplant",
+]

@@ -41,7 +41,7 @@ COLUMNS = (
     "null_effect",
 )
 #: Whole numbers that a row may lack; pandas' nullable type keeps 3 from turning into 3.0 beside a gap.
-WHOLE = ("step", "seed", "draw", "layer", "head", "n", "n_runs")
+WHOLE = ("step", "seed", "draw", "layer", "head", "position", "n", "n_runs")
 
 
 def tidy(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -69,16 +69,44 @@ def read_p(row: Mapping[str, Any]) -> float | None:
     return float(adjusted)
 
 
+def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """How the draws of a variant differ: ``draws, sd, smallest, largest`` of their values, by row of the table.
+
+    Empty where nothing was drawn.
+    """
+    drawn = frame[frame["draw"].notna()]
+    values = drawn.groupby(["ref", "intervention", "variant", "metric"], sort=False)["value"]
+    return values.agg(draws="count", sd="std", smallest="min", largest="max").reset_index()
+
+
+def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """What people see of the table: of several draws the row that pools them, with their spread beside it."""
+    found = spread(frame)
+    if found.empty:
+        return frame
+    return frame[frame["draw"].isna()].merge(found, how="left")
+
+
+def spread_text(row: Mapping[str, Any]) -> str:
+    return with_interval(number(row["sd"]), row["smallest"], row["largest"])
+
+
 def shown_columns(frame: pandas.DataFrame) -> list[Column]:
-    """What people see of the table; the intervention only where there are several to tell apart."""
+    """How people see ``shown_rows``; the intervention only where it is needed to tell rows apart."""
     columns = [Column("variant", "variant")]
-    if frame["intervention"].nunique() > 1:
+    if frame.duplicated(["ref", "variant", "metric", "draw"]).any():
         columns.append(Column("intervention", "intervention"))
-    return [
-        *columns,
+    columns += [
         Column("metric", "metric"),
         Column("baseline", "baseline"),
         Column("value [95% CI]", "value", value_text),
+    ]
+    if "sd" in frame:
+        # One variant, as a rule, and what it is stands in the notes: the room goes to the spread.
+        columns = columns[1:] if frame["variant"].nunique() == 1 else columns
+        columns.append(Column("sd of draws [range]", "sd", spread_text))
+    return [
+        *columns,
         Column("effect [95% CI]", "effect", effect_text),
         Column("p adj.", "p_adjusted", lambda row: p_value(read_p(row))),
     ]

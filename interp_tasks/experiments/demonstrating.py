@@ -6,13 +6,14 @@ Every verdict rule below was written before the first run on a shipped model; wh
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints import resolve
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.experiments.ablating import ablation
 from interp_tasks.experiments.columns import shown_columns, value_text
+from interp_tasks.experiments.measuring import HOLM
 from interp_tasks.experiments.results import Result, join
 from interp_tasks.experiments.subjects import Progress
 from interp_tasks.reporting import Column, Figure, Page, Section, Table, Text, number, signed
@@ -31,6 +32,8 @@ ABOUT = (0.8, 1.25)
 SMALL = 0.05
 #: Shares of the accuracy above chance that count as kept, and as lost.
 KEPT, LOST = 0.9, 0.5
+#: Each edit of a study is measured on its own.
+HOLM_OF_AN_EDIT = HOLM.replace("command", "intervention")
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,9 @@ def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) ->
                 ablation(refs, "all", mode, keys, samples=samples, seed=seed, progress=progress)
                 for mode, keys in study.edits
             ]
+        )
+        result = replace(
+            result, notes=tuple(HOLM_OF_AN_EDIT if note == HOLM else note for note in result.notes)
         )
         config = read_meta(resolve(refs[1])[0].path)["task"]["config"]
         outcomes.append(Outcome(study, result, tuple(study.conclude(result.frame, config))))

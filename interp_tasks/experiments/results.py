@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
 
-from interp_tasks.experiments.columns import shown_columns
+from interp_tasks.experiments.columns import shown_columns, shown_rows, spread
 
 
 @dataclass(frozen=True)
@@ -86,30 +86,47 @@ class Result:
         write_atomically(Path(f"{stem}.config.json"), json.dumps(self.stamp(), indent=2) + "\n")
         return [Path(f"{stem}{suffix}") for suffix in (".parquet", ".csv", ".json", ".config.json")]
 
-    def plot(self) -> plotly.graph_objects.Figure:
-        """Every value beside its baseline, a panel per metric."""
-        from interp_tasks.experiments.plotting import values
+    def spread(self) -> pandas.DataFrame:
+        """How draws differ: ``draws, sd, smallest, largest`` of their values; a row per pooled row of the table."""
+        return spread(self.frame)
 
-        return values(self.frame)
+    def plot(self) -> plotly.graph_objects.Figure:
+        """Every value beside its baseline, a panel per metric; of the experiment ``heads`` a map of effects as well."""
+        from interp_tasks.experiments.plotting import figure
+
+        return figure(self.frame)
 
     def page(self, title: str | None = None) -> Page:
         """Figure and table on one self-contained page."""
         figure = self.plot()
-        columns = [Column("ref", "ref"), *shown_columns(self.frame)]
+        rows = shown_rows(self.frame)
+        columns = [Column("ref", "ref"), *shown_columns(rows)]
+        interventions = list(dict.fromkeys(map(str, self.frame["intervention"])))
+        named = f": {', '.join(interventions)}" if len(interventions) < 3 else ""
         return Page(
-            title or f"{self.experiment}: {', '.join(dict.fromkeys(map(str, self.frame['intervention'])))}",
+            title or f"{self.experiment}{named}",
             [
-                Figure(
-                    figure,
-                    "Values",
-                    "Filled: under the edit, with the 95% interval. Open: the unedited model.",
-                    height=int(figure.layout.height),
+                Figure(figure, "Values", self.caption(), height=int(figure.layout.height)),
+                Table(
+                    rows, "Table", " ".join(self.notes), columns, name=self.experiment, download=self.frame
                 ),
-                Table(self.frame, "Table", " ".join(self.notes), columns, name=self.experiment),
             ],
             self.config,
             self.versions,
         )
+
+    def caption(self) -> str:
+        """How to read the figure."""
+        from interp_tasks.experiments.plotting import in_map
+
+        said = ["Filled: under the edit, with the 95% interval. Open: the unedited model."]
+        if self.frame["draw"].notna().any():
+            said.append("Small: single draws.")
+        if in_map(self.frame).any():
+            said.append(
+                "Maps: the effect of one head alone, in colours that mean the same in every map of a metric."
+            )
+        return " ".join(said)
 
 
 def join(results: Sequence[Result]) -> Result:

@@ -1,9 +1,9 @@
-"""What users write for heads, positions and modes, checked before anything slow is imported."""
+"""What users write for heads, positions, sites and so on, checked before anything slow is imported."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from interp_tasks.errors import UserError
@@ -15,8 +15,18 @@ SEED_END = 2**63
 #: The word for one row per head.
 EACH = "each"
 
-# The same grammar as circuits.heads, which cannot be asked without importing torch; a test compares the two.
+# What follows says what circuits says, which cannot be asked without importing torch; tests compare the two.
+COMPONENTS = (
+    *("q", "k", "v", "qkv", "o", "attn", "mlp", "embed", "pos_embed", "unembed"),
+    *("ln1", "ln2", "ln_final", "ln"),
+)
+HEAD_SITES = ("q", "k", "v", "scores", "pattern", "z")
+LAYER_SITES = (
+    *("resid_pre", *HEAD_SITES, "attn_out", "resid_mid", "mlp_pre", "mlp_post", "mlp_out", "resid_post"),
+)
+SITES = ("embed", "pos_embed", *LAYER_SITES)
 HEAD = re.compile(r"\d{1,6}\.\d{1,6}(-\d{1,6})?|[Ll]\d{1,6}[Hh]\d{1,6}")
+SITE = re.compile(r"(\w+)(?:\.(\d{1,6}))?")
 POSITION = re.compile(r"-?\d{1,9}")
 WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -27,23 +37,82 @@ def check_choice(option: str, value: str, choices: Sequence[str]) -> str:
     return value
 
 
-def check_heads(spec: str) -> str:
-    """A head spec, or ``each``, normalised: no blanks, ``+`` between its parts.
+def check_heads(spec: str, option: str = "--heads", words: Sequence[str] = ("all", EACH)) -> str:
+    """A head spec, or one of ``words``, normalised: no blanks, ``+`` between its parts.
 
     Raises:
         UserError: for text that cannot name heads of any model.
     """
-    text = re.sub(r"\s+", "", spec)
-    if text.lower() in ("all", EACH):
-        return text.lower()
-    parts = re.split(r"[,+]", text)
+    if re.sub(r"\s+", "", spec).lower() in words:
+        return re.sub(r"\s+", "", spec).lower()
+    parts = united(spec)
     for part in parts:
         if not HEAD.fullmatch(part):
             raise UserError(
-                f"--heads {spec!r}: cannot read {part!r}; write all, each, layer.head as in 0.1, a range as "
-                "in 2.3-5, or several joined by + (counted from 0)"
+                f"{option} {spec!r}: cannot read {part!r}; write {', '.join(words)}, layer.head as in 0.1, a "
+                "range as in 2.3-5, or several joined by + (counted from 0)"
             )
     return "+".join(parts)
+
+
+def united(spec: str) -> list[str]:
+    """The parts that commas and ``+`` unite into one row."""
+    return re.split(r"[,+]", re.sub(r"\s+", "", spec))
+
+
+def check_groups(groups: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
+    """``NAME=SPEC`` texts, or a mapping: names of the user's own for some heads; the heads normalised."""
+    pairs = groups.items() if isinstance(groups, Mapping) else (spec.partition("=")[::2] for spec in groups)
+    found: dict[str, str] = {}
+    for name, heads in ((name.strip(), heads) for name, heads in pairs):
+        if not name or not heads:
+            raise UserError(f"--group {name + heads!r}: write NAME=HEADS, such as copying=0.1+2.3-5")
+        if name in found or name in ("all", EACH) or re.fullmatch(r"layer \d+", name) or HEAD.fullmatch(name):
+            raise UserError(f"--group {name}={heads}: there is a row of that name already; choose another")
+        found[name] = check_heads(heads, "--group", words=("all",))
+    return found
+
+
+def check_components(spec: str) -> str:
+    """Components of a model, normalised: no blanks, ``+`` between them."""
+    parts = united(spec)
+    for part in parts:
+        if part not in COMPONENTS:
+            raise UserError(
+                f"--components {spec!r}: no component {part!r}; choose from {', '.join(COMPONENTS)}"
+            )
+    return "+".join(dict.fromkeys(parts))
+
+
+def check_layers(layers: str | Iterable[int] | None) -> tuple[int, ...] | None:
+    """Layers such as ``0,1``; ``None`` for all."""
+    if layers is None:
+        return None
+    if not isinstance(layers, str):
+        return tuple(layers)
+    parts = united(layers)
+    if not all(re.fullmatch(r"\d{1,6}", part) for part in parts):
+        raise UserError(f"--layers {layers!r}: write layers counted from 0, such as 0,1")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def check_site(spec: str) -> str:
+    """A named site, with its layer or without: ``z``, ``resid_pre.1``."""
+    match = SITE.fullmatch(spec.strip())
+    if match is None or match[1] not in SITES:
+        raise UserError(f"--site {spec!r}: write one of {', '.join(SITES)}, in one layer as in z.1")
+    if match[2] is not None and match[1] not in LAYER_SITES:
+        raise UserError(f"--site {spec!r}: {match[1]} belongs to no layer")
+    return spec.strip()
+
+
+def has_heads(site: str) -> bool:
+    return site.partition(".")[0] in HEAD_SITES
+
+
+def check_draws(draws: int) -> None:
+    if draws < 1:
+        raise UserError(f"--draws {draws}: at least one draw is needed")
 
 
 def check_positions(option: str, spec: str) -> tuple[int, ...]:
@@ -54,8 +123,10 @@ def check_positions(option: str, spec: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def check_queries(spec: str) -> str | tuple[int, ...] | None:
+def check_queries(spec: str | Iterable[int]) -> str | tuple[int, ...] | None:
     """``None`` for all, positions, or the name of a mask that the task's examples carry (``hidden``)."""
+    if not isinstance(spec, str):
+        return tuple(spec)
     if spec.strip().lower() == "all":
         return None
     if WORD.fullmatch(spec.strip()):
@@ -82,11 +153,11 @@ def check_seed(seed: int) -> None:
         raise UserError(f"--seed {seed}: a seed is a whole number from 0 to {SEED_END - 1}")
 
 
-def intervention_name(mode: str, keys: Sequence[int] | None, queries: str | Sequence[int] | None) -> str:
-    """What was done, for the table: ``uniform``, ``uniform(keys=0,1)``, ``zero(queries=hidden)``."""
-    limits = []
-    if keys is not None:
-        limits.append(f"keys={','.join(map(str, keys))}")
-    if queries is not None:
-        limits.append(f"queries={queries if isinstance(queries, str) else ','.join(map(str, queries))}")
-    return f"{mode}({'; '.join(limits)})" if limits else mode
+def called(name: str, limits: Mapping[str, Any]) -> str:
+    """What was done, for the table: ``uniform``, ``uniform(keys=0,1)``, ``z(source=negated; queries=hidden)``."""
+    said = [
+        f"{limit}={given if isinstance(given, (str, int)) else ','.join(map(str, given))}"
+        for limit, given in limits.items()
+        if given is not None
+    ]
+    return f"{name}({'; '.join(said)})" if said else name

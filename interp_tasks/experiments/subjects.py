@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from interp_tasks.checkpoints import ResolvedCheckpoint, resolve
 from interp_tasks.checkpoints.meta import read_meta
@@ -21,6 +21,23 @@ if TYPE_CHECKING:
 DEFAULT_SAMPLES = 256
 #: Called as progress(done, total, what is being done).
 Progress = Callable[[int, int, str], None]
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments that every experiment takes.
+
+    ``samples, seed, split, task, task_config, tokens`` say which examples, see :class:`Examples`.
+    ``device``: where to run (default ``"cpu"``). ``progress``: called as progress(done, total, what).
+    """
+
+    samples: int | None
+    seed: int
+    split: str
+    task: Any
+    task_config: Mapping[str, Any]
+    tokens: Any
+    device: str
+    progress: Progress | None
 
 
 @dataclass(frozen=True)
@@ -41,6 +58,19 @@ class Examples:
     task: str | Task | None = None
     task_config: Mapping[str, Any] = field(default_factory=dict)
     tokens: Any = None
+
+    @classmethod
+    def of(cls, options: Options) -> Examples:
+        """Those that an experiment's options ask for.
+
+        Raises:
+            TypeError: for an option there is not.
+        """
+        for name in options:
+            if name not in Options.__annotations__:
+                raise TypeError(f"no option {name!r}: options are {', '.join(Options.__annotations__)}")
+        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        return cls(**{field.name: given[field.name] for field in fields(cls) if field.name in given})
 
     def check(self) -> None:
         """Everything that can be refused without importing torch.
@@ -82,6 +112,15 @@ class Subject:
     batch: Batch | None
     tokens: Tensor
     labels: Mapping[str, Any]
+
+    @property
+    def model(self) -> Any:
+        return self.checkpoint.model
+
+    @property
+    def seed(self) -> int:
+        """The seed of the examples, which draws everything else as well."""
+        return int(self.labels["seed"])
 
 
 @dataclass(frozen=True)
@@ -190,7 +229,7 @@ def read_tokens(tokens: Any, samples: int | None) -> Tensor | None:
         raise UserError(
             f"{source}: expected whole numbers [batch pos], got {array.dtype} {list(array.shape)}"
         )
-    return torch.from_numpy(array[:samples].astype(numpy.int64))
+    return torch.from_numpy(numpy.ascontiguousarray(array[:samples], dtype=numpy.int64))
 
 
 def check_tokens_fit(tokens: Tensor, checkpoint: Checkpoint) -> None:

@@ -81,9 +81,10 @@ class Table:
     """A table that sorts by a click on its header and downloads as CSV: every column, all digits.
 
     Attributes:
-        frame: the data; the download is all of it.
+        frame: the data.
         columns: what is shown (default: every column).
         name: stem of the downloaded file.
+        download: what is downloaded (default: all of ``frame``).
     """
 
     needs_plotly: ClassVar[bool] = False
@@ -93,6 +94,7 @@ class Table:
     caption: str = ""
     columns: Sequence[Column] = ()
     name: str = "table"
+    download: pandas.DataFrame | None = None
 
     def html(self, identifier: str) -> str:
         columns = self.columns or [Column(str(name), str(name)) for name in self.frame.columns]
@@ -109,7 +111,8 @@ class Table:
             for row in rows
         )
         caption = escape(self.caption or self.title)
-        data = embed(json.dumps({"name": self.name, "csv": self.frame.to_csv(index=False)}))
+        whole = self.frame if self.download is None else self.download
+        data = embed(json.dumps({"name": self.name, "csv": whole.to_csv(index=False)}))
         return (
             f"{heading(self.title, identifier)}\n"
             f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(self.title or self.name)}">'

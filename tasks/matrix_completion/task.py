@@ -187,9 +187,12 @@ class MatrixCompletion(Task):
             freeze_mask_embedding(model)
         return model
 
-    def patch_sources(self, batch: Batch) -> dict[str, Tensor]:
-        """Named inputs to patch from: ``negated`` is −X under the same mask."""
-        return {"negated": self.batch(-batch.targets, batch.extras["hidden"]).tokens}
+    def patch_sources(self, batch: Batch) -> dict[str, Batch]:
+        """Named examples to patch from, row by row: ``negated`` is −X under the same mask.
+
+        Gopalani, Lubana, Hu 2024, section 3.2.2 and appendix F.
+        """
+        return {"negated": self.batch(-batch.targets, batch.extras["hidden"])}
 
     def _draw(self, shape: tuple[int, ...], random_stream: torch.Generator) -> Tensor:
         if self.distribution == "gaussian":

@@ -1,15 +1,25 @@
-"""Tiny float64 models whose every part matters, and a forward pass written by hand to compare with."""
+"""Tiny float64 models whose every part matters, and a forward pass written by hand to compare with.
+
+The same settings and seed give the same function in every model class: weights are drawn by role, so that the
+classes check each other too.
+"""
 
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformer_lens import HookedTransformer, HookedTransformerConfig
+import transformer_lens
+from torch import Tensor, nn
+from transformer_lens.model_bridge import TransformerBridge
+
+HOOKED, BRIDGE = "HookedTransformer", "TransformerBridge"
+# The classes that the installed transformer-lens has; HookedTransformer is gone from 4.0.
+FAMILIES = [HOOKED, BRIDGE] if HOOKED in vars(transformer_lens) else [BRIDGE]
 
 SHAPES: dict[str, dict[str, Any]] = {
     "causal": {"attention_dir": "causal", "normalization_type": "LN", "n_layers": 2},
@@ -22,8 +32,105 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 
+# Beyond these, what a site is compared for with the forward by hand: settings, and the classes that have them.
+FEATURES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "llama": (
+        {
+            "normalization_type": "RMS",
+            "positional_embedding_type": "rotary",
+            "n_key_value_heads": 2,
+            "gated_mlp": True,
+            "act_fn": "silu",
+        },
+        (HOOKED, BRIDGE),
+    ),
+    "capped": (
+        {
+            "n_layers": 1,
+            "normalization_type": "RMSPre",
+            "attention_dir": "bidirectional",
+            "positional_embedding_type": "rotary",
+            "rotary_dim": 2,
+            "act_fn": "gelu_new",
+            "attn_scores_soft_cap": 2.0,
+            "output_logits_soft_cap": 3.0,
+        },
+        (HOOKED, BRIDGE),
+    ),
+    "one key head": (
+        {"n_key_value_heads": 1, "attn_scale": 3.0, "final_rms": True, "d_vocab_out": 7, "act_fn": "gelu"},
+        (HOOKED, BRIDGE),
+    ),
+    "six layers": ({"n_layers": 6, "normalization_type": "LNPre", "d_mlp": 8}, (HOOKED, BRIDGE)),
+    "gated": ({"gated_mlp": True, "act_fn": "gelu_new", "n_layers": 1}, (HOOKED, BRIDGE)),
+    "solu": ({"n_layers": 1, "act_fn": "solu_ln"}, (HOOKED, *([] if HOOKED in FAMILIES else [BRIDGE]))),
+    "solu without weights": ({"n_layers": 1, "act_fn": "solu_ln", "normalization_type": "LNPre"}, (HOOKED,)),
+    "stretched rotary": (
+        {
+            "n_layers": 1,
+            "positional_embedding_type": "rotary",
+            "rope_scaling": {"type": "linear", "factor": 4},
+        },
+        (BRIDGE,),
+    ),
+    "rotary by parts": (
+        {
+            "positional_embedding_type": "rotary",
+            "rotary_dim": 4,
+            "use_NTK_by_parts_rope": True,
+            "NTK_original_ctx_len": 8,
+            "use_qk_norm": True,
+        },
+        (HOOKED,),
+    ),
+    "local": (
+        {
+            "use_local_attn": True,
+            "attn_types": ["local", "global"],
+            "window_size": 2,
+            "positional_embedding_type": "rotary",
+            "rotary_base_local": 10.0,
+            "rotary_adjacent_pairs": True,
+        },
+        (HOOKED,),
+    ),
+    "alibi": ({"positional_embedding_type": "alibi"}, (HOOKED,)),
+    "scaled": (
+        {
+            "scale_attn_by_inverse_layer_idx": True,
+            "use_attn_scale": False,
+            "n_key_value_heads": 2,
+            "ungroup_grouped_query_attention": True,
+        },
+        (HOOKED,),
+    ),
+    "every hook on": (
+        {
+            "use_attn_result": True,
+            "use_split_qkv_input": True,
+            "use_hook_mlp_in": True,
+            "positional_embedding_type": "rotary",
+            "rotary_scaling_factor": 4.0,
+        },
+        (HOOKED,),
+    ),
+    "one hook for q, k and v": ({"use_attn_in": True, "n_layers": 1}, (HOOKED,)),
+}
 
-def build(seed: int = 0, **changes: Any) -> HookedTransformer:
+_SCALE = {
+    "W_Q": 0.4,
+    "W_K": 0.4,
+    "W_V": 0.3,
+    "W_O": 0.4,
+    "W_in": 0.3,
+    "W_gate": 0.3,
+    "W_out": 0.2,
+    "W_E": 1.0,
+    "W_pos": 0.7,
+}
+
+
+def build(seed: int = 0, family: str | None = None, **changes: Any) -> Any:
     """Weights are scaled so that attention is far from uniform and heads and MLPs move the output visibly."""
     sizes: dict[str, Any] = {"d_model": 16, "n_ctx": 6, "d_head": 4, "n_heads": 4, "d_mlp": 24, "d_vocab": 11}
     settings = {
@@ -34,26 +141,64 @@ def build(seed: int = 0, **changes: Any) -> HookedTransformer:
         **sizes,
         **changes,
     }
+    model = _bridge(settings) if (family or FAMILIES[0]) == BRIDGE else _hooked(settings)
+    with torch.no_grad():
+        for name, weight in weights_of(model).items():
+            # By role and not in order, as one class lacks some of the other's parameters.
+            generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
+            drawn = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+            role = name.split(".")[-1]
+            weight.copy_(drawn * _SCALE.get(role, 0.3) + (1.0 if role == "w" else 0.0))
+    return model
+
+
+def _hooked(settings: dict[str, Any]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        model = HookedTransformer(HookedTransformerConfig(dtype=torch.float64, **settings))
-    generator = torch.Generator().manual_seed(seed)
-    scale = {
-        "W_Q": 0.4,
-        "W_K": 0.4,
-        "W_V": 0.3,
-        "W_O": 0.4,
-        "W_in": 0.3,
-        "W_out": 0.2,
-        "W_E": 1.0,
-        "W_pos": 0.7,
-    }
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(0.0, scale.get(name.split(".")[-1], 0.3), generator=generator)
-            if name.endswith(".w"):
-                parameter.add_(1.0)
+        config = transformer_lens.HookedTransformerConfig(dtype=torch.float64, **settings)
+        return transformer_lens.HookedTransformer(config)
+
+
+def _bridge(settings: dict[str, Any]) -> Any:
+    model = TransformerBridge.boot_native({"seed": 0, **settings}, dtype=torch.float64)
+    # In its first forward a bridge puts hooks of its own onto its norms; they are not what tests look for.
+    model(torch.zeros(1, 1, dtype=torch.long))
     return model
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters by HookedTransformer's names and in its layout, as views of them, for every model class."""
+    found = {name.replace("_original_component.", ""): p for name, p in model.named_parameters()}
+    if "unembed.W_U" in found:
+        return {name.replace("attn._", "attn."): weight for name, weight in found.items()}
+    cfg, views = model.cfg, {}
+    for name, weight in found.items():
+        path, kind = name.replace("layers.", "blocks.").rsplit(".", 1)
+        if path in _RENAMED:
+            name, weight = _RENAMED[path][kind], weight.T if path == "head" and kind == "weight" else weight
+        elif ".attn." in path:
+            role = path[-1].upper()
+            if role == "O":
+                weight = weight if kind == "bias" else weight.T.unflatten(0, (-1, cfg.d_head))
+            else:
+                weight = weight.unflatten(0, (-1, cfg.d_head))
+                weight = weight if kind == "bias" else weight.transpose(1, 2)
+            name = f"{path[:-2]}.{'b' if kind == 'bias' else 'W'}_{role}"
+        elif ".mlp.ln" in path or ".mlp." not in path:
+            name = f"{path.replace('ln_out', 'ln_final')}.{kind[0]}"
+        else:
+            role = path.split(".")[-1].removeprefix("fc_")
+            name = f"{path.rsplit('.', 1)[0]}.{'b' if kind == 'bias' else 'W'}_{role}"
+            weight = weight if kind == "bias" else weight.T
+        views[name] = weight
+    return views
+
+
+_RENAMED = {
+    "tok_embed": {"weight": "embed.W_E"},
+    "pos": {"weight": "pos_embed.W_pos"},
+    "head": {"weight": "unembed.W_U", "bias": "unembed.b_U"},
+}
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -62,18 +207,46 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def make_model() -> Callable[..., HookedTransformer]:
+def make_model() -> Callable[..., Any]:
     return build
 
 
-@pytest.fixture(params=list(SHAPES))
-def model(request: pytest.FixtureRequest) -> HookedTransformer:
-    return build(**SHAPES[request.param])
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    """Each model class that is installed."""
+    return request.param
 
 
 @pytest.fixture
-def causal() -> HookedTransformer:
-    return build(**SHAPES["causal"])
+def hooked_only() -> str:
+    """For what only HookedTransformer has."""
+    if HOOKED not in FAMILIES:
+        pytest.skip("the installed transformer-lens has no HookedTransformer")
+    return HOOKED
+
+
+@pytest.fixture(params=list(SHAPES))
+def model(request: pytest.FixtureRequest, family: str) -> Any:
+    return build(family=family, **SHAPES[request.param])
+
+
+@pytest.fixture(
+    params=[
+        pytest.param((settings, family), id=f"{name}-{family}")
+        for name, (settings, families) in FEATURES.items()
+        for family in families
+        if family in FAMILIES
+    ]
+)
+def featured(request: pytest.FixtureRequest) -> Any:
+    """A model with some feature that the shapes lack."""
+    settings, family = request.param
+    return build(family=family, **settings)
+
+
+@pytest.fixture
+def causal(family: str) -> Any:
+    return build(family=family, **SHAPES["causal"])
 
 
 @pytest.fixture(scope="session")
@@ -107,48 +280,158 @@ def _unchanged(site: str, layer: int | None, value: Tensor) -> Tensor:
     return value
 
 
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": lambda x: x.clamp(min=0),
+    "silu": lambda x: x * x.sigmoid(),
+    "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5)),
+    "gelu_new": lambda x: 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))),
+    "solu_ln": lambda x: x * x.softmax(-1),
+}
+
+
 @torch.no_grad()
 def forward(
-    model: HookedTransformer, tokens: Tensor, edit: Callable[[str, int | None, Tensor], Tensor] = _unchanged
+    model: Any,
+    tokens: Tensor,
+    edit: Callable[[str, int | None, Tensor], Tensor] = _unchanged,
+    keep: Tensor | None = None,
 ) -> Tensor:
-    """The logits, from parameters alone; `edit(site, layer, value)` sees and may replace every site."""
-    weights, cfg = dict(model.named_parameters()), model.cfg
-    length = tokens.shape[1]
+    """The logits, from parameters alone; `edit(site, layer, value)` sees and may replace every site.
 
-    def norm(x: Tensor, name: str) -> Tensor:
-        if cfg.normalization_type is None:
+    `keep` [batch pos] is a padding mask: False keys are seen by nobody, and the tokens after padding on the
+    left count their positions from its end.
+    """
+    weights, cfg = weights_of(model), model.cfg
+    hooked = "embed.W_E" in dict(model.named_parameters())
+    batch, length = tokens.shape
+    order = torch.arange(length).expand(batch, -1)
+    if keep is not None:
+        shifted = (keep.long().cumsum(1) - 1).clamp(min=0)
+        # The bridge shifts the rows only in which a padded token stands before a real one.
+        moved = ((shifted != order) & keep).any(1, keepdim=True)
+        order = shifted if hooked else torch.where(moved, shifted, order)
+
+    def norm(x: Tensor, name: str, kind: str | None = cfg.normalization_type) -> Tensor:
+        if kind is None:
             return x
-        x = x - x.mean(-1, keepdim=True)
-        x = x / (x.square().mean(-1, keepdim=True) + cfg.eps).sqrt()
-        return x if cfg.normalization_type == "LNPre" else x * weights[f"{name}.w"] + weights[f"{name}.b"]
+        if kind.startswith("LN"):
+            x = x - x.mean(-1, keepdim=True)
+        # The native RMS norm computes in single precision, whatever the model's.
+        wide = x.float() if kind == "RMS" and not hooked else x
+        scale = (wide.square().mean(-1, keepdim=True) + cfg.eps).sqrt()
+        x = (wide / scale).to(x.dtype)
+        if kind.endswith("Pre"):
+            return x
+        return x * weights[f"{name}.w"] + weights.get(f"{name}.b", torch.zeros(()))
+
+    def capped(x: Tensor, cap: float) -> Tensor:
+        return cap * torch.tanh(x / cap) if cap > 0 else x
 
     resid = edit("embed", None, weights["embed.W_E"][tokens])
-    resid = resid + edit("pos_embed", None, weights["pos_embed.W_pos"][:length].expand(len(tokens), -1, -1))
+    if "pos_embed.W_pos" in weights and cfg.positional_embedding_type != "alibi":
+        positions = weights["pos_embed.W_pos"][order]
+        if hooked and keep is not None:
+            positions = positions * keep[..., None]
+        resid = resid + edit("pos_embed", None, positions)
     for layer in range(cfg.n_layers):
-        attn = {
-            name.split(".")[-1]: w for name, w in weights.items() if name.startswith(f"blocks.{layer}.attn.")
-        }
-        mlp = {
-            name.split(".")[-1]: w for name, w in weights.items() if name.startswith(f"blocks.{layer}.mlp.")
-        }
+        path = f"blocks.{layer}"
+        attn = {n.split(".")[-1]: w for n, w in weights.items() if n.startswith(f"{path}.attn.")}
+        mlp = {n.removeprefix(f"{path}.mlp."): w for n, w in weights.items() if n.startswith(f"{path}.mlp.")}
+        if hooked and cfg.ungroup_grouped_query_attention:
+            each = cfg.n_heads // cfg.n_key_value_heads
+            attn |= {n: attn[n].repeat_interleave(each, 0) for n in ("W_K", "W_V", "b_K", "b_V")}
         resid = edit("resid_pre", layer, resid)
-        x = norm(resid, f"blocks.{layer}.ln1")
+        x = norm(resid, f"{path}.ln1")
         q, k, v = (
             edit(s.lower(), layer, torch.einsum("bpd,hde->bphe", x, attn[f"W_{s}"]) + attn[f"b_{s}"])
             for s in "QKV"
         )
-        scores = torch.einsum("bqhe,bkhe->bhqk", q, k) / cfg.d_head**0.5
+        if hooked and cfg.use_qk_norm:
+            q, k = (
+                norm_heads(y, weights[f"{path}.attn.{n}_norm.w"], cfg.eps) for y, n in ((q, "q"), (k, "k"))
+            )
+        if cfg.positional_embedding_type == "rotary":
+            table = _table(model, layer, hooked)
+            q, k = (rotated(y, order, cfg, hooked, table) for y in (q, k))
+        grouped = cfg.n_heads // k.shape[2]
+        k, v = (torch.stack([y[:, :, head // grouped] for head in range(cfg.n_heads)], 2) for y in (k, v))
+        scale = cfg.d_head**0.5 if cfg.attn_scale <= 0 else cfg.attn_scale
+        if hooked and not cfg.use_attn_scale:
+            scale = 1.0
+        if hooked and cfg.scale_attn_by_inverse_layer_idx:
+            scale = scale * (layer + 1)
+        scores = capped(torch.einsum("bqhe,bkhe->bhqk", q, k) / scale, cfg.attn_scores_soft_cap)
+        far = torch.arange(length)[:, None] - torch.arange(length)  # query - key
+        if cfg.positional_embedding_type == "alibi":
+            slope = 2.0 ** (-8.0 / cfg.n_heads * torch.arange(1, cfg.n_heads + 1, dtype=torch.float64))
+            scores = scores - slope[:, None, None] * far.clamp(min=0)
+        hidden = torch.zeros(batch, 1, length, length, dtype=torch.bool)
         if cfg.attention_dir == "causal":
-            future = torch.ones(length, length, dtype=torch.bool).triu(1)
-            scores = scores.masked_fill(future, -torch.inf)
-        pattern = edit("pattern", layer, edit("scores", layer, scores).softmax(-1))
+            hidden = hidden | (far < 0)
+            if hooked and cfg.use_local_attn and cfg.attn_types[layer] == "local":
+                hidden = hidden | (far >= cfg.window_size)
+        if keep is not None:
+            hidden = hidden | ~keep[:, None, None, :]
+        scores = edit("scores", layer, scores.masked_fill(hidden, -torch.inf))
+        pattern = edit("pattern", layer, scores.softmax(-1).nan_to_num())
         z = edit("z", layer, torch.einsum("bhqk,bkhe->bqhe", pattern, v))
         out = edit("attn_out", layer, torch.einsum("bqhe,hed->bqd", z, attn["W_O"]) + attn["b_O"])
         resid = resid + out
         if not cfg.attn_only:
             resid = edit("resid_mid", layer, resid)
-            pre = edit("mlp_pre", layer, norm(resid, f"blocks.{layer}.ln2") @ mlp["W_in"] + mlp["b_in"])
-            post = edit("mlp_post", layer, pre.relu())
-            resid = resid + edit("mlp_out", layer, post @ mlp["W_out"] + mlp["b_out"])
+            x = norm(resid, f"{path}.ln2")
+            act = _ACTIVATIONS[cfg.act_fn]
+            if cfg.gated_mlp:
+                post = act(edit("mlp_pre", layer, x @ mlp["W_gate"])) * (x @ mlp["W_in"])
+                post = post + mlp.get("b_in", torch.zeros(()))
+            else:
+                post = act(edit("mlp_pre", layer, x @ mlp["W_in"] + mlp["b_in"]))
+            if cfg.act_fn.endswith("_ln"):
+                post = norm(post, f"{path}.mlp.ln", "LN" if f"{path}.mlp.ln.w" in weights else "LNPre")
+            post = edit("mlp_post", layer, post)
+            out = post @ mlp["W_out"] + mlp.get("b_out", torch.zeros(()))
+            resid = resid + edit("mlp_out", layer, out)
         resid = edit("resid_post", layer, resid)
-    return norm(resid, "ln_final") @ weights["unembed.W_U"] + weights["unembed.b_U"]
+    last = cfg.normalization_type
+    if cfg.final_rms and last is not None:
+        last = last.replace("LN", "RMS")
+    logits = norm(resid, "ln_final", last) @ weights["unembed.W_U"]
+    # On 4.x the bridge's is a buffer.
+    bias = weights["unembed.b_U"] if "unembed.b_U" in weights else model.state_dict()["unembed.bias"]
+    return capped(logits + bias, cfg.output_logits_soft_cap)
+
+
+def norm_heads(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def _table(model: Any, layer: int, hooked: bool) -> tuple[Tensor, Tensor] | None:
+    """Where the angles come from a long formula, the cosines and sines that the model itself uses."""
+    cfg, attention = model.cfg, model.blocks[layer].attn
+    if hooked and (cfg.use_NTK_by_parts_rope or cfg.rotary_base_local or cfg.rotary_scaling_factor != 1):
+        return attention.rotary_cos, attention.rotary_sin
+    if not hooked and getattr(cfg, "rope_scaling", None):
+        return model.original_model.rotary.cos_cached, model.original_model.rotary.sin_cached
+    return None
+
+
+def rotated(
+    x: Tensor, positions: Tensor, cfg: Any, hooked: bool, table: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """Rotary embedding of x [batch pos head d_head], in pairs of neighbours or of entries half apart."""
+    adjacent = cfg.rotary_adjacent_pairs or not hooked
+    size = cfg.rotary_dim or cfg.d_head
+    half = size // 2
+    if table is None:
+        # The bridge's table is in single precision, whatever the model's.
+        dtype = torch.float64 if hooked else torch.float32
+        frequency = 1.0 / (float(cfg.rotary_base) ** (torch.arange(0, size, 2, dtype=dtype) / size))
+        angle = positions[:, :, None, None].to(dtype) * frequency
+        cos, sin = angle.cos().double(), angle.sin().double()
+    else:
+        cos, sin = ((one[..., ::2] if adjacent else one[..., :half])[positions][:, :, None] for one in table)
+    turning, rest = x[..., :size], x[..., size:]
+    even = turning[..., ::2] if adjacent else turning[..., :half]
+    odd = turning[..., 1::2] if adjacent else turning[..., half:]
+    pair = even * cos - odd * sin, odd * cos + even * sin
+    return torch.cat([torch.stack(pair, -1).flatten(-2) if adjacent else torch.cat(pair, -1), rest], -1)

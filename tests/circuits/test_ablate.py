@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, intervene, run
+from circuits import CircuitsError, ablate, edit, intervene, run
 from circuits.replacements import derangement
+from circuits.surface import Surface
 
 
 def only(site, layer, function):
@@ -48,6 +49,8 @@ def test_uniform_of_some_heads_against_run_with_hooks(model, tokens, assert_same
         return pattern
 
     expected = model.run_with_hooks(tokens, fwd_hooks=[(f"blocks.{last}.attn.hook_pattern", hook)])
+    if bool((expected == model(tokens)).all()):
+        pytest.skip("in this model class the hook of the pattern is not in line")
     assert_same(run(model, tokens, ablate.uniform(f"{last}.1,{last}.3")), expected, model(tokens))
 
 
@@ -70,8 +73,9 @@ def test_uniform_on_a_grid_is_one_over_n_squared(make_model):
     assert all(bool((pattern - 1 / 49).abs().max() < 1e-15) for pattern in cache.values())
 
 
-def test_visible_keys_come_from_the_scores_not_from_the_config(causal, tokens):
-    """A user's hook that masks one more key is respected, and so is padding on the left."""
+def test_visible_keys_come_from_the_scores_not_from_the_config(make_model, hooked_only, tokens):
+    """A user's hook that masks one more key is respected."""
+    causal = make_model(family=hooked_only)
 
     def hide_key_two(scores, hook):
         scores[..., 2] = -torch.inf
@@ -87,14 +91,17 @@ def test_visible_keys_come_from_the_scores_not_from_the_config(causal, tokens):
 
 
 def test_a_query_that_sees_nothing_keeps_its_zero_pattern(causal, tokens):
-    def blind_first(scores, hook):
-        scores[:, :, 0] = -torch.inf
-        return scores
-
-    causal.add_hook("blocks.0.attn.hook_attn_scores", blind_first)
-    _, cache = run(causal, tokens, ablate.uniform("0.0"), cache=["pattern.0"])
-    assert bool((cache["pattern.0"][:, 0, 0] == 0).all())
-    assert bool((cache["pattern.0"][:, 0, 1, :2] == 0.5).all())
+    """Padding on the left: the padded keys are seen by nobody, and their queries see nothing."""
+    keep = torch.ones(8, 6, dtype=torch.long)
+    keep[0, :2] = 0
+    with intervene(causal, ablate.uniform("0.0"), edit("pattern.0", lambda x: found.setdefault("it", x))):
+        found: dict[str, torch.Tensor] = {}
+        causal(tokens, attention_mask=keep)
+    seen = torch.ones(6, 6, dtype=torch.float64).tril()
+    seen[:, :2] = 0
+    torch.testing.assert_close(found["it"][0, 0], seen / seen.sum(-1, keepdim=True).clamp(min=1))
+    seen = torch.ones(6, 6, dtype=torch.float64).tril()
+    torch.testing.assert_close(found["it"][1, 0], seen / seen.sum(-1, keepdim=True))
 
 
 def test_a_finite_mask_value_is_recognised(causal, tokens):
@@ -246,10 +253,16 @@ def test_derangements_are_drawn_uniformly():
     assert all(60 < count < 145 for count in counts.values())
 
 
+def _is_v(name):
+    return name in ("blocks.0.attn.W_V", "blocks.0.attn.v.weight")
+
+
 def test_gradients_flow_through_an_edit(causal, tokens):
     with intervene(causal, ablate.zero("0.1"), ablate.uniform("1.0")):
         causal(tokens).sum().backward()
-    gradient = causal.blocks[0].attn.W_V.grad
+    # [head d_model d_head], or [head*d_head d_model]
+    weight = next(w for name, w in Surface.of(causal).named_weights().items() if _is_v(name))
+    gradient = weight.grad if weight.ndim == 3 else weight.grad.unflatten(0, (4, 4))
     assert bool((gradient[1] == 0).all())
     assert bool((gradient[0] != 0).any())
     assert bool(gradient.isfinite().all())

@@ -107,9 +107,48 @@ def test_users_hooks_may_come_and_go_inside(causal, tokens):
     assert len(causal.blocks[1].attn.hook_z.fwd_hooks) == 1
 
 
-def test_a_hook_that_never_fires_is_an_error_naming_valid_sites(causal, tokens):
+def test_a_hook_that_never_fires_is_an_error_naming_valid_sites(make_model, hooked_only, tokens):
+    causal = make_model(family=hooked_only)
     with pytest.raises(CircuitsError, match=r"hook_mlp_in never fired in 1 run.*mlp_pre"):
         run(causal, tokens, edit("blocks.0.hook_mlp_in", lambda x: x))
+    without_mlp = make_model(family=hooked_only, attn_only=True)
+    with pytest.raises(CircuitsError, match="closest sites: ") as refused:
+        run(without_mlp, tokens, edit("blocks.0.hook_mlp_in", lambda x: x))
+    named = str(refused.value).split("closest sites: ")[1].split(", ")
+    for site in named:
+        assert run(without_mlp, tokens, edit(site, lambda x: x)).shape == (8, 6, 11)
+    with pytest.raises(CircuitsError, match="closest sites: z,"):
+        run(without_mlp, tokens, edit("blocks.0.attn.hook_result", lambda x: x))
+
+
+def test_uniform_sees_what_every_block_leaves_of_the_scores(model, tokens, by_hand, assert_same):
+    """Nested blocks are arguments in order, also where an outer edit reads what an inner one writes."""
+
+    def hide(scores):
+        scores = scores.clone()
+        scores[:, :, 2:, 0] = -torch.inf
+        return scores
+
+    seen = {}
+
+    def uniform_over_visible(site, layer, value):
+        if site == "scores":
+            seen[layer] = value = hide(value)
+        if site == "pattern":
+            visible = (~seen[layer].isneginf()).double()
+            value = visible / visible.sum(-1, keepdim=True)
+        return value
+
+    expected = by_hand(model, tokens, uniform_over_visible)
+    uniform, hidden = ablate.uniform("all"), edit("scores", hide)
+    only_uniform = run(model, tokens, uniform)
+    for outer, inner in ((uniform, hidden), (hidden, uniform)):
+        assert_same(run(model, tokens, outer, inner), expected, only_uniform)
+        with intervene(model, outer):
+            assert_same(run(model, tokens, inner), expected, only_uniform)
+
+
+def test_a_block_without_a_run_is_an_error(causal):
     block = intervene(causal, ablate.zero("0.1"))
     with pytest.raises(CircuitsError, match="the model was not run inside the block"), block:
         pass
@@ -212,3 +251,30 @@ def test_any_nesting_with_some_failing_leaves_nothing(blocks, fail):
         descend(0)
     assert footprint(model) == before
     assert bool((model(TOKENS) == SHARED["clean"]).all())
+
+
+def test_a_mask_of_positions_is_held_to_the_length_of_the_run(model, tokens, assert_same):
+    mask = torch.tensor([True, False, False, True, False, False])
+    by_numbers = run(model, tokens, ablate.zero("all", queries=[0, 3]))
+    assert_same(run(model, tokens, ablate.zero("all", queries=mask)), by_numbers, model(tokens))
+    with pytest.raises(CircuitsError, match=r"the mask is \[pos\] = \[3\], the run has 6 positions"):
+        run(model, tokens, ablate.zero("all", queries=mask[:3]))
+
+
+def test_clean_passes_and_padding_do_not_mix(make_model, hooked_only, tokens, other_tokens):
+    """What is passed beside the tokens would be missing in a pass on other tokens."""
+    causal = make_model(family=hooked_only)
+    mask = torch.ones_like(tokens)
+    mask[:3, :2] = 0
+    for one in (
+        patch.activations("z", other_tokens),
+        ablate.mean("z", other_tokens),
+        ablate.resample("z", other_tokens),
+        patch.path("0.1", "1.2", source=other_tokens),
+    ):
+        with pytest.raises(CircuitsError, match="this call has padding"), intervene(causal, one):
+            causal(tokens, attention_mask=mask)
+    _, own = causal.run_with_cache(tokens, attention_mask=mask)
+    clean = causal(tokens, attention_mask=mask)
+    with intervene(causal, patch.activations("z", own)):
+        assert bool((causal(tokens, attention_mask=mask) == clean).all())

@@ -85,12 +85,21 @@ def test_positions(given, expected):
 
 
 def test_boolean_positions():
-    assert parse_positions(torch.tensor([True, False, True]), "test") == (0, 2)
+    assert isinstance(parse_positions(torch.tensor([True, False, True]), "test"), Snapshot)
     assert isinstance(parse_positions(torch.ones(2, 3, dtype=torch.bool), "test"), Snapshot)
 
 
 @pytest.mark.parametrize(
-    "given", [[], "01", [0.5], [True, False], torch.zeros(2, 3, dtype=torch.bool), torch.tensor(0.5)]
+    "given",
+    [
+        [],
+        "01",
+        [0.5],
+        [True, False],
+        torch.zeros(2, 3, dtype=torch.bool),
+        torch.tensor(0.5),
+        torch.ones(2, 3).long(),
+    ],
 )
 def test_bad_positions(given):
     with pytest.raises(CircuitsError, match=r"^test"):

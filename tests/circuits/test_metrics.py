@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError
+from circuits import CircuitsError, ablate, logit_difference, run, sweep
 from circuits.metrics import metric_name, read_metric, read_values, unedited_metrics
 
 
@@ -71,3 +71,60 @@ def test_a_class_ruled_out_in_the_unedited_model_has_no_part_in_kl():
     kl = unedited_metrics(clean.clone() + torch.tensor([1.0, 0.0, 0.0]), clean)["kl"][0]
     assert bool((kl > 0.1).all())
     assert bool(kl.isfinite().all())
+
+
+def test_infinite_logits_are_compared_where_they_move(family, make_model, tokens):
+    """A bias of minus infinity rules a token out, before and after the edit."""
+    model = make_model(family=family)
+    model.add_hook("unembed.hook_out", _rule_out)
+    clean, edited = run(model, tokens), run(model, tokens, ablate.zero("0.1"))
+    assert bool(clean[..., 4].isneginf().all())
+    frame = sweep(model, tokens, {"zero": ablate.zero("0.1")}).frame.set_index("metric")
+    rest = [token for token in range(11) if token != 4]
+    p, q = (logits[..., rest].softmax(-1) for logits in (clean, edited))
+    np.testing.assert_allclose(frame["value"]["kl"], (p * (p / q).log()).sum(-1).mean())
+    np.testing.assert_allclose(
+        frame["value"]["mse"], (clean - edited)[..., rest].square().sum(-1).mean() / 11
+    )
+
+
+def _rule_out(logits, hook):
+    logits[..., 4] = -torch.inf
+    return logits
+
+
+def test_first_choice_minus_second_by_hand():
+    clean = torch.tensor([[[3.0, 1.0, 2.0], [0.0, 5.0, 4.0]]])
+    edited = torch.tensor([[[1.0, 9.0, 4.0], [7.0, 2.0, 2.5]]])
+    total, count = unedited_metrics(edited, clean)["logit_diff"]
+    # Position 0: token 0 before token 2; position 1: token 1 before token 2.
+    assert total.tolist() == [(1 - 4) + (2 - 2.5)]
+    assert count.tolist() == [2]
+
+
+def test_logit_difference_of_given_answers():
+    output = torch.arange(24.0).reshape(2, 3, 4) ** 2
+    answers = torch.tensor([[1, 0], [2, 3]])
+    assert logit_difference(output, answers).tolist() == [9.0**2 - 8.0**2, 22.0**2 - 23.0**2]
+    assert logit_difference(output, answers.numpy(), position=0).tolist() == [1.0 - 0.0, 14.0**2 - 15.0**2]
+    for given, position, message in (
+        (answers[0], -1, r"answers are \[n 2\] = \(right, wrong\) ids, got \[2\]"),
+        (answers.double(), -1, "float64"),
+        (answers + 2, -1, "answers are ids of 0-3, got 2-5"),
+        (answers, 3, r"no position 3 in an output \[2, 3, 4\]"),
+    ):
+        with pytest.raises(CircuitsError, match=message) as caught:
+            logit_difference(output, given, position)
+        assert "\n" not in str(caught.value)
+
+
+def test_logit_difference_in_a_sweep(family, make_model, tokens):
+    model = make_model(family=family)
+    answers = torch.stack([tokens[:, 0], (tokens[:, 0] + 1) % 11], 1)
+    frame = sweep(
+        model, tokens, {"zero": ablate.zero("0.1")}, metric=logit_difference, batch=answers, chunk=18
+    ).frame
+    last, rows = run(model, tokens, ablate.zero("0.1"))[:, -1], torch.arange(8)
+    expected = (last[rows, answers[:, 0]] - last[rows, answers[:, 1]]).mean()
+    np.testing.assert_allclose(frame["value"][0], expected)
+    assert frame["metric"][0] == "logit_difference"

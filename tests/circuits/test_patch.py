@@ -24,6 +24,7 @@ def test_patch_from_tokens_against_a_forward_by_hand(model, tokens, other_tokens
 
 def test_head_patching_against_transformer_lens(causal, tokens, other_tokens):
     """`get_act_patch_attn_head_out_all_pos` patches every head in turn."""
+    causal.eval()
     _, source = causal.run_with_cache(other_tokens)
 
     def metric(logits):
@@ -37,7 +38,7 @@ def test_head_patching_against_transformer_lens(causal, tokens, other_tokens):
             found = metric(run(causal, tokens, given))
             # TransformerLens keeps the metric in float32.
             assert (found - expected[layer, head]).abs() < 2e-7 * base
-            assert (found - base).abs() > 1e-3 * base
+            assert (found - base).abs() > 5e-4 * base
 
 
 def test_cache_and_tokens_are_the_same_source(model, tokens, other_tokens, assert_same):

@@ -66,3 +66,9 @@ def test_specs_compare_by_what_they_name():
     assert parse_heads("0.1") != parse_heads("0.2")
     assert Head(2, 1).label == "L2H1"
     assert str(Head(2, 1)) == "2.1"
+
+
+def test_two_plain_numbers_in_a_list_are_ambiguous(causal):
+    with pytest.raises(CircuitsError, match=r"heads \[0, 3\]: cannot read 0 as a head"):
+        heads([0, 3], causal)
+    assert heads((0, 3), causal) == heads([(0, 3)], causal) == heads([[0, 3]], causal) == (Head(0, 3),)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, heads, intervene, patch, run, sweep
+from circuits import CircuitsError, ablate, cache, edit, heads, intervene, patch, run, sweep
 from circuits.statistics import summarise
 
 
@@ -159,13 +159,17 @@ def test_changes_that_cancel_are_an_effect_of_zero_but_not_none(causal, tokens):
 
 def test_default_metrics_are_zero_for_the_unedited_model(model, tokens):
     result = sweep(model, tokens, {"zero": ablate.zero("0.1")})
-    assert list(result.frame["metric"]) == ["kl", "mse"]
-    assert (result.baseline["value"] == 0).all()
+    assert list(result.frame["metric"]) == ["kl", "mse", "logit_diff"]
+    assert (result.baseline["value"][:2] == 0).all()
     # A distance cannot be below the unedited one's 0, so testing it would reject for any edit.
-    assert result.frame[["p_value", "p_adjusted"]].isna().all(axis=None)
+    assert result.frame[["p_value", "p_adjusted"]][:2].isna().all(axis=None)
+    assert result.frame[["p_value", "p_adjusted"]][2:].notna().all(axis=None)
     clean, edited = run(model, tokens), run(model, tokens, ablate.zero("0.1"))
     mse = result.frame.set_index("metric")["value"]["mse"]
     np.testing.assert_allclose(mse, (clean - edited).square().mean())
+    first, second = clean.sort(-1, descending=True).indices.unbind(-1)[:2]
+    gap = edited.gather(-1, first[..., None]) - edited.gather(-1, second[..., None])
+    np.testing.assert_allclose(result.frame.set_index("metric")["value"]["logit_diff"], gap.mean())
 
 
 def test_an_example_without_entries_and_a_metric_without_any(causal, tokens):
@@ -228,12 +232,12 @@ def test_a_metric_may_run_the_model_itself_on_other_examples(causal, tokens, oth
 
 
 def test_clean_passes_are_shared_by_variants(causal, tokens):
-    """Eight means over one reference cost one clean pass for each new site, not eight."""
+    """Eight means over one reference cost one clean pass in all, not eight."""
     passes = []
     causal.register_forward_pre_hook(lambda module, inputs: passes.append(len(inputs[0])))
     reference = tokens[:5]
     sweep(causal, tokens, ablate.each(ablate.mean, heads("all", causal), reference=reference))
-    assert passes.count(5) == 2
+    assert passes.count(5) == 1
     assert passes.count(8) == 9
 
 
@@ -279,3 +283,38 @@ def test_outputs_that_are_not_numbers(causal, tokens):
     causal.unembed.b_U.data[0] = float("nan")
     with pytest.raises(CircuitsError, match="the unedited model: the output is not finite"):
         sweep(causal, tokens, {"a": ablate.zero("0.1")})
+
+
+def test_positions_default_to_those_that_the_metric_says_it_reads(causal, tokens):
+    class Task:
+        read_positions = (-1,)
+
+        def last(self, output):
+            assert bool(output[:, :-1].isnan().all())
+            return output[:, -1, 0]
+
+        def wrong(self, output):
+            return output[:, 0, 0]
+
+    variants = {"zero": ablate.zero("0.1")}
+    result = sweep(causal, tokens, variants, metric=Task().last)
+    assert result.settings["positions"] == [-1]
+    with pytest.raises(CircuitsError, match="not finite"):
+        sweep(causal, tokens, variants, metric=Task().wrong)
+    assert sweep(causal, tokens, variants, metric=Task().wrong, positions=[0]).settings["positions"] == [0]
+
+
+def test_the_table_says_which_way_a_patch_goes(causal, tokens, other_tokens):
+    stored = cache(causal, other_tokens, "z")
+    variants = {
+        "clean": patch.activations("z", other_tokens),
+        "stored": patch.activations("z", stored),
+        "path": patch.path("0.1", "1.2", source=other_tokens),
+        "zero": ablate.zero("0.1"),
+    }
+    frame = sweep(causal, tokens, variants).frame.drop_duplicates("variant")
+    names = dict(zip(frame["variant"], frame["intervention"], strict=True))
+    assert names["clean"] == names["stored"] == "patch.activations (source -> run)"
+    assert names["path"].startswith("patch.path(")
+    assert names["path"].endswith("(source -> run)")
+    assert names["zero"] == "ablate.zero"

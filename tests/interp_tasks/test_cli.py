@@ -15,6 +15,7 @@ import tasks
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.cli.boundary import exit_code_of
+from interp_tasks.cli.commands import COMMANDS
 from interp_tasks.cli.settings import read_seeds, read_settings
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
@@ -24,7 +25,9 @@ SMALL = ["--samples", "12", "--quiet"]
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """``run`` (steps 0 and 40, with a drop), ``bare`` (no task), ``foreign`` (a file), ``tokens.npy``."""
+    """``run`` (steps 0, 10 and 40, with a drop), ``bare`` (no task), ``other`` (one layer), ``foreign`` (a file),
+    ``tokens.npy``.
+    """
     folder = tmp_path_factory.mktemp("cli")
     task = tasks.get("matrix-completion", n=3, rank=1, grid_max=1.2, grid_step=0.1)
     settings = task.Model(n_layers=2, n_heads=2, d_model=8, init_std=0.4)
@@ -38,6 +41,8 @@ def root(tmp_path_factory):
     lines = ({"step": s, "validation": {"mse_masked": 1.0 if s < 20 else 0.0}} for s in range(41))
     (folder / "run/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     save_checkpoint(folder / "bare", task.build_model(0, settings))
+    other = task.Model(n_layers=1, n_heads=2, d_model=8)
+    save_checkpoint(folder / "other", task.build_model(0, other), task)
     (folder / "foreign").write_text("text")
     numpy.save(folder / "tokens.npy", numpy.arange(18).reshape(2, 9))
     return folder
@@ -98,6 +103,52 @@ def test_table_fits_its_terminal(call, monkeypatch, columns):
     ):
         assert word in out
     assert "\x1b" not in out, "colour where there is no terminal"
+
+
+#: What each command needs beside checkpoints, and a word that its table must show.
+SHOWN = {
+    "heads": (["--group", "my own=0.0+1.1"], "layer 0"),
+    "transplant": (["--source", "run@0", "--components", "qkv", "--components", "mlp+ln1"], "mlp+ln1"),
+    "patch": (["--source", "negated", "--site", "z", "--site", "resid_mid.1"], "resid_mid.1"),
+    "permute": (["--draws", "3"], "draws"),
+    "lens": ([], "pos_embed"),
+}
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("command", SHOWN)
+def test_tables_of_every_command_fit(call, monkeypatch, command, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    arguments, word = SHOWN[command]
+    code, out, err = call(command, "--ckpt", "run@10", "--ckpt", "run@40", *arguments, *SMALL)
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= columns
+    for expected in (word, "run@40 · step 40 · 12 test examples, seed 0", "baseline", "Holm's"):
+        assert expected in out
+    if command == "permute":
+        table = out.partition("\n\n")[0]
+        assert table.count("mse_all") == 1, "draws are pooled in what people see"
+
+
+def test_options_of_every_command_reach_the_experiment(call):
+    def found(*arguments):
+        code, out, err = call(*arguments, "--ckpt", "run@40", *SMALL, "--format", "json")
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+    rows = found("transplant", "--source", "run@0", "--components", "q,k", "--layers", "1")
+    assert {(row["variant"], row["intervention"]) for row in rows} == {("q+k", "q+k(layers=1; source=run@0)")}
+    rows = found("permute", "--draws", "3")
+    assert [row["draw"] for row in rows if row["metric"] == "mse_all"] == [None, 0, 1, 2]
+    rows = found("patch", "--source", "negated", "--heads", "each", "--positions", "0,3")
+    assert {row["intervention"] for row in rows} == {"z(queries=0,3; source=negated)"}
+    assert {row["variant"] for row in rows} == {"0.0", "0.1", "1.0", "1.1"}
+    assert {row["metric"] for row in rows} >= {"mse_masked", "mse_masked (source)"}
+    rows = found("heads", "--mode", "mean", "--queries", "observed", "--group", "a=0.0+1.1")
+    assert {row["intervention"] for row in rows} == {"mean(queries=observed)"}
+    assert "a" in {row["variant"] for row in rows}
+    rows = found("lens")
+    assert {row["intervention"] for row in rows} == {"read-out", "without direct"}
 
 
 def test_modes_keys_queries_and_heads_reach_the_experiment(call):
@@ -231,6 +282,33 @@ REFUSED = {
     "no such tokens": ["ablation", "--ckpt", "bare", "--tokens", "none.npy"],
     "no such import": ["ablation", "--ckpt", "run", "--import", "none.py"],
     "out below a file": ["ablation", "--ckpt", "run", "--out", "foreign/out"],
+    "heads group without heads": ["heads", "--ckpt", "run", "--group", "copying"],
+    "heads group twice": ["heads", "--ckpt", "run", "--group", "a=0.0", "--group", "a=0.1"],
+    "heads group like a row": ["heads", "--ckpt", "run", "--group", "layer 0=0.0"],
+    "no draws": ["permute", "--ckpt", "run", "--draws", "0"],
+    "no donor": ["transplant", "--ckpt", "run"],
+    "several donors": ["transplant", "--ckpt", "run@40", "--source", "run@all"],
+    "donor of another architecture": ["transplant", "--ckpt", "run@40", "--source", "other"],
+    "no such donor": ["transplant", "--ckpt", "run", "--source", "rnu@last"],
+    "unknown component": ["transplant", "--ckpt", "run", "--source", "run@0", "--components", "qkw"],
+    "layers unreadable": ["transplant", "--ckpt", "run", "--source", "run@0", "--layers", "first"],
+    "no source": ["patch", "--ckpt", "run"],
+    "source of another architecture": ["patch", "--ckpt", "run", "--source", "other"],
+    "named source of bare tokens": [
+        "patch",
+        "--ckpt",
+        "bare",
+        "--tokens",
+        "tokens.npy",
+        "--source",
+        "negated",
+    ],
+    "unknown site": ["patch", "--ckpt", "run", "--source", "resample", "--site", "resid"],
+    "site of no layer": ["patch", "--ckpt", "run", "--source", "resample", "--site", "embed.0"],
+    "heads of a site without": [
+        *("patch", "--ckpt", "run", "--source", "resample", "--site", "resid_pre", "--heads", "all"),
+    ],
+    "lens option": ["lens", "--ckpt", "run", "--mode", "zero"],
     "unknown task": ["train", "matrix-compltion"],
     "unknown preset": ["train", "matrix-completion", "--preset", "gpu"],
     "unknown key": ["train", "matrix-completion", "--set", "train.stepz=3"],
@@ -266,6 +344,17 @@ NAMES = {
     "unknown task for a checkpoint": ["'matrix'", "matrix-completion"],
     "no task": ["bare", "--task NAME", "--tokens FILE.npy"],
     "out below a file": ["foreign", "not a folder"],
+    "heads group without heads": ["--group", "NAME=HEADS"],
+    "heads group like a row": ["layer 0", "already"],
+    "no draws": ["--draws 0"],
+    "no donor": ["--source"],
+    "several donors": ["run@all", "3 checkpoints"],
+    "donor of another architecture": ["other", "n_layers is 1, not 2"],
+    "unknown component": ["qkw", "qkv"],
+    "no source": ["--source"],
+    "named source of bare tokens": ["negated", "resample"],
+    "unknown site": ["resid", "resid_pre"],
+    "heads of a site without": ["resid_pre", "no heads"],
     "unknown task": ["did you mean 'matrix-completion'"],
     "unknown preset": ["'gpu'", "cpu, reference, paper"],
     "unknown key": ["train.stepz", "did you mean train.steps"],
@@ -299,9 +388,14 @@ def test_mistakes_found_late_are_one_line_too(call, root, tmp_path):
         (["--ckpt", "bare", "--task", "modular-addition"], ["does not fit"]),
         (["--ckpt", "run", "--samples", "1000000000000"], ["not enough memory", "--samples"]),
         (["--ckpt", "run", "--import", tmp_path / "broken.py"], ["line 2", "ZeroDivisionError"]),
+        (["patch", "--ckpt", "run", "--source", "negative"], ["negative", "declares negated", "resample"]),
+        (["patch", "--ckpt", "run", "--source", "resample", "--site", "z.2"], ["layers 0-1"]),
+        (["transplant", "--ckpt", "run", "--source", "run@0", "--layers", "5"], ["5"]),
+        (["heads", "--ckpt", "run", "--group", "a=7.0"], ["7.0", "layers 0-1"]),
     ]:
         small = [] if "--samples" in arguments else SMALL
-        code, out, err = call("ablation", *arguments, *small)
+        command = [] if arguments[0] in COMMANDS else ["ablation"]
+        code, out, err = call(*command, *arguments, *small)
         assert (code, out) == (2, ""), arguments
         assert err.startswith("interp-run: ")
         assert err.count("\n") == 1
@@ -359,7 +453,7 @@ def test_warnings_of_libraries_stay_inside(call, monkeypatch):
 def test_no_arguments_print_the_help(call):
     code, out, err = call()
     assert (code, err) == (0, "")
-    for name in ("train", "checkpoints", "ablation", "demo", "tasks"):
+    for name in COMMANDS:
         assert name in out
 
 
@@ -378,7 +472,7 @@ def test_help_and_argument_errors_import_nothing_slow(root):
     )
     helps = [
         ["--help"],
-        *([name, "--help"] for name in ("train", "tasks", "checkpoints", "ablation", "demo")),
+        *([name, "--help"] for name in COMMANDS),
     ]
     cases = [*helps, *REFUSED.values(), ["checkpoints", "run"], ["tasks"]]
     done = subprocess.run(
@@ -418,17 +512,17 @@ def test_settings_and_seeds():
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
-def test_tables_never_crop_a_number(call, monkeypatch, width):
+@pytest.mark.parametrize("command", ["ablation", "permute"])
+def test_tables_never_crop_a_number(call, monkeypatch, command, width):
     """Every cell of the table is in the text whole, whatever room the terminal has."""
-    from interp_tasks.experiments import ablation
-    from interp_tasks.experiments.columns import shown_columns
+    from interp_tasks import experiments
+    from interp_tasks.experiments.columns import shown_columns, shown_rows
 
     monkeypatch.setenv("COLUMNS", str(width))
-    arguments = ["--ckpt", "run", "--heads", "each", "--samples", "8", "--quiet"]
-    code, out, _ = call("ablation", *arguments)
+    code, out, _ = call(command, "--ckpt", "run", "--samples", "8", "--quiet")
     assert code == 0
     printed = out.split()
-    frame = ablation("run", "each", samples=8).frame
+    frame = shown_rows(getattr(experiments, command)("run", samples=8).frame)
     for row in frame.to_dict("records"):
         for column in shown_columns(frame):
             for word in column.shown(row).split():

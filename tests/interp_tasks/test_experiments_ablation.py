@@ -11,51 +11,26 @@ import torch
 import tasks
 from circuits import CircuitsError
 from circuits import heads as circuits_heads
+from circuits.replacements import derangement
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, Result, ablation
-from interp_tasks.experiments.specifications import (
-    check_heads,
-    check_keys,
-    check_positions,
-    intervention_name,
-)
+from interp_tasks.experiments.specifications import MODES, called, check_heads, check_keys, check_positions
 
 N, SEED = 24, 3
 
 
-@pytest.fixture(scope="module")
-def task():
-    return tasks.get("matrix-completion", n=3, rank=1, grid_max=1.2, grid_step=0.1)
-
-
-@pytest.fixture(scope="module")
-def models(task):
-    settings = task.Model(n_layers=2, n_heads=2, d_model=16, init_std=0.4)
-    return [task.build_model(seed, settings) for seed in (0, 1)]
-
-
-@pytest.fixture(scope="module")
-def folders(task, models, tmp_path_factory):
-    root = tmp_path_factory.mktemp("checkpoints")
-    return [
-        str(save_checkpoint(root / f"c{index}", model, task, step=index))
-        for index, model in enumerate(models)
-    ]
-
-
-def by_hand(model, task, edit, names):
+@pytest.fixture
+def by_hand(pooled):
     """Pooled metrics of a model whose hooks ``names`` are edited; plain hooks, plain numpy."""
-    batch = task.sample(N, seed=SEED, split="test")
-    with torch.no_grad():
-        output = model.run_with_hooks(batch.tokens, fwd_hooks=[(name, edit) for name in names])
-    error = (output[..., 0] - batch.targets).square().double().numpy()
-    hidden = batch.extras["hidden"].numpy()
-    return {
-        "mse_all": error.mean(),
-        "mse_masked": error[hidden].mean(),
-        "mse_observed": error[~hidden].mean(),
-    }
+
+    def measure(model, task, edit, names):
+        batch = task.sample(N, seed=SEED, split="test")
+        with torch.no_grad():
+            output = model.run_with_hooks(batch.tokens, fwd_hooks=[(name, edit) for name in names])
+        return pooled(output, batch)
+
+    return measure
 
 
 PATTERNS = [f"blocks.{layer}.attn.hook_pattern" for layer in (0, 1)]
@@ -65,7 +40,7 @@ def measured(frame, column="value"):
     return dict(zip(frame["metric"], frame[column], strict=True))
 
 
-def test_uniform_ablation_is_what_plain_hooks_compute(task, models, folders):
+def test_uniform_ablation_is_what_plain_hooks_compute(task, models, folders, by_hand):
     result = ablation(folders, mode="uniform", samples=N, seed=SEED)
     for index, model in enumerate(models):
         rows = result.frame[result.frame["step"] == index]
@@ -76,7 +51,7 @@ def test_uniform_ablation_is_what_plain_hooks_compute(task, models, folders):
         assert abs(expected["mse_all"] / clean["mse_all"] - 1) > 0.01, "too small an effect to test anything"
 
 
-def test_one_head_and_some_queries_only(task, models, folders):
+def test_one_head_and_some_queries_only(task, models, folders, by_hand):
     hidden = task.sample(N, seed=SEED, split="test").extras["hidden"]
 
     def edit(pattern, hook):
@@ -91,7 +66,31 @@ def test_one_head_and_some_queries_only(task, models, folders):
     assert set(result.frame["head"]) == {1}
 
 
-def test_mean_pattern_and_mean_take_the_evaluated_examples(task, models, folders):
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_edits_at_the_queries_and_nowhere_else(task, models, folders, by_hand, mode):
+    new = {
+        "uniform": lambda pattern: torch.full_like(pattern, 1 / 9),
+        "mean_pattern": lambda pattern: pattern.mean(0, keepdim=True).expand_as(pattern),
+        "zero": torch.zeros_like,
+        "mean": lambda z: z.mean(0, keepdim=True).expand_as(z),
+        "resample": lambda z: z[derangement(N, SEED)],
+    }[mode]
+
+    def edit(activation, hook):
+        edited = activation.clone()
+        at = (slice(None), slice(None), 4) if "pattern" in hook.name else (slice(None), 4)
+        edited[at] = new(activation)[at]
+        return edited
+
+    site = "pattern" if mode in ("uniform", "mean_pattern") else "z"
+    found = ablation(folders[0], heads="1.0-1", mode=mode, queries="4", samples=N, seed=SEED)
+    expected = by_hand(models[0], task, edit, [f"blocks.1.attn.hook_{site}"])
+    assert measured(found.frame) == pytest.approx(expected, rel=1e-5)
+    everywhere = ablation(folders[0], heads="1.0-1", mode=mode, samples=N, seed=SEED)
+    assert measured(everywhere.frame) != pytest.approx(expected, rel=1e-3)
+
+
+def test_mean_pattern_and_mean_take_the_evaluated_examples(task, models, folders, by_hand):
     def average(activation, hook):
         return activation.double().mean(0, keepdim=True).to(activation.dtype).expand_as(activation)
 
@@ -104,7 +103,7 @@ def test_mean_pattern_and_mean_take_the_evaluated_examples(task, models, folders
     assert any("over the examples evaluated" in note for note in found.notes)
 
 
-def test_zero_keys_and_resample(task, models, folders):
+def test_zero_keys_and_resample(task, models, folders, by_hand):
     found = ablation(folders[0], mode="zero", samples=N, seed=SEED)
     sites = [f"blocks.{layer}.attn.hook_z" for layer in (0, 1)]
     assert measured(found.frame) == pytest.approx(
@@ -227,7 +226,7 @@ def test_a_pickle_is_never_loaded(folders, tmp_path):
 def test_bad_requests_are_refused_in_one_line(folders):
     for arguments, complaint in [
         ({"heads": "9.0"}, "layers 0-1"),
-        ({"heads": []}, "nothing to ablate"),
+        ({"heads": []}, "no heads given"),
         ({"mode": "unifrom"}, "choose uniform"),
         ({"mode": "zero", "keys": "0"}, "--keys goes with --mode uniform"),
         ({"queries": "shown"}, "hidden, observed"),
@@ -260,8 +259,9 @@ def test_specifications():
     assert check_keys(None, "zero") is None
     with pytest.raises(UserError, match="counted from 0"):
         check_positions("--keys", "1;2")
-    assert intervention_name("uniform", (0, 1), "hidden") == "uniform(keys=0,1; queries=hidden)"
-    assert intervention_name("zero", None, (2,)) == "zero(queries=2)"
+    assert called("uniform", {"keys": (0, 1), "queries": "hidden"}) == "uniform(keys=0,1; queries=hidden)"
+    assert called("zero", {"keys": None, "queries": (2,)}) == "zero(queries=2)"
+    assert called("positions", {"draws": 20}) == "positions(draws=20)"
 
 
 def test_pairs_are_one_choice_of_heads(folders):

@@ -2,8 +2,13 @@
 
 from interp_tasks.cli.commands.ablating import Ablation
 from interp_tasks.cli.commands.demonstrating import Demo
+from interp_tasks.cli.commands.lensing import Lens
 from interp_tasks.cli.commands.listing import Checkpoints, Tasks
+from interp_tasks.cli.commands.patching import Patch
+from interp_tasks.cli.commands.permuting import Permute
+from interp_tasks.cli.commands.scanning import Heads
 from interp_tasks.cli.commands.training import Train
+from interp_tasks.cli.commands.transplanting import Transplant
 from interp_tasks.cli.declaring import Command
 
 COMMANDS: dict[str, type[Command]] = {
@@ -11,5 +16,10 @@ COMMANDS: dict[str, type[Command]] = {
     "tasks": Tasks,
     "checkpoints": Checkpoints,
     "ablation": Ablation,
+    "heads": Heads,
+    "transplant": Transplant,
+    "patch": Patch,
+    "permute": Permute,
+    "lens": Lens,
     "demo": Demo,
 }

@@ -408,9 +408,13 @@ def test_the_negated_source_is_minus_the_matrix_under_the_same_mask() -> None:
     task = MatrixCompletion()
     batch = task.sample(20)
     negated = task.patch_sources(batch)["negated"]
-    assert torch.equal(negated == MASK_ID, batch.extras["hidden"])
+    assert torch.equal(negated.tokens == MASK_ID, batch.extras["hidden"])
     observed = ~batch.extras["hidden"]
-    assert torch.equal(task.decode(negated)[observed], -batch.targets[observed])
+    assert torch.equal(task.decode(negated.tokens)[observed], -batch.targets[observed])
+    # What it is judged by: the whole of −X, hidden entries included, at the same hidden entries.
+    assert torch.equal(negated.targets, -batch.targets)
+    assert torch.equal(negated.extras["hidden"], batch.extras["hidden"])
+    assert len(negated) == len(batch)
 
 
 # --- models

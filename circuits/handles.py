@@ -1,0 +1,51 @@
+"""What is hung onto a model, and how it comes off again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+# Sees an activation; what it returns, unless None, takes the activation's place.
+Function = Callable[[Tensor], Tensor | None]
+
+
+@runtime_checkable
+class Handle(Protocol):
+    def remove(self) -> None: ...
+
+
+class Handles:
+    """Several as one."""
+
+    def __init__(self, *handles: Handle) -> None:
+        self._handles = handles
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+class Revocable:
+    """A function until it is removed, nothing after.
+
+    A copy made of a model while our hooks are on it has them too, and nobody can take them off there.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function: Callable[..., Any] | None = function
+
+    def __call__(self, *given: Any) -> Any:
+        return None if self._function is None else self._function(*given)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Revocable:
+        return self
+
+    def remove(self) -> None:
+        self._function = None
+
+
+def on_hook_point(hook: nn.Module, function: Function) -> Handle:
+    """A hook point that stands in line: its output is what the model goes on with."""
+    return hook.register_forward_hook(lambda module, inputs, output: function(output))

@@ -1,0 +1,109 @@
+"""Positional permutation: the model is told wrong positions, its tokens staying where they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from circuits import drawing
+from circuits.arguments import read_seed
+from circuits.calls import Call, unusual
+from circuits.errors import CircuitsError
+from circuits.interventions import Firing, Replacement, Write
+from circuits.places import Edit, Place
+from circuits.sites import Site
+from circuits.surface import Surface
+
+VERB = "permute.positions"
+
+
+@dataclass(frozen=True)
+class Permuted(Replacement):
+    """Rows of the position table in another order: those in use, drawn from a seed, or an order that is given."""
+
+    seed: int | None
+    order: tuple[int, ...] | None
+
+    def prepare(self, call: Call) -> str | None:
+        """What in this call makes the model read other rows than the first ones in order, if anything does."""
+        return unusual(call.kwargs)
+
+    def value(self, current: Tensor, firing: Firing) -> Tensor:
+        length = current.shape[1]
+        order = self.order if self.order is not None else random_order(length, self.seed or 0)
+        if max(order) >= length:
+            raise CircuitsError(
+                f"{firing.write.label}: the permutation has {len(order)} rows, the run {length} positions; "
+                f"give one of 0-{length - 1}"
+            )
+        other_rows = firing.prepared
+        if other_rows is None and bool((current != current[:1]).any()):
+            other_rows = "examples that read different rows"
+        if other_rows is not None:
+            raise CircuitsError(
+                f"{firing.write.label}: with {other_rows} the model reads other rows of its position table than the "
+                f"first {length}; run it without, on examples of one length"
+            )
+        rows = torch.tensor([*order, *range(len(order), length)], device=current.device)
+        return current[:, rows]
+
+    def describe(self) -> dict[str, Any]:
+        given = {"seed": self.seed} if self.order is None else {"permutation": list(self.order)}
+        return {"value": "permuted", **given}
+
+
+@dataclass(frozen=True)
+class PermutedPositions(Edit):
+    def plan(self, surface: Surface) -> tuple[Write, ...]:
+        if self.places[0].site.hook() not in surface.hooks:
+            raise CircuitsError(
+                f"{VERB}: this model has no table of position embeddings (rotary or none), so there are no rows "
+                "to permute"
+            )
+        return super().plan(surface)
+
+
+def positions(permutation_or_seed: Any) -> PermutedPositions:
+    """Position i reads row perm[i] of the table of position embeddings; the input is unchanged.
+
+    permutation_or_seed: a permutation of 0..n-1, n at most the length of the run (later positions keep their
+    rows), or a seed, from which one permutation of the rows in use is drawn, uniform among all of them (the
+    identity included). Of the trained table no other rows are read. With a seed this is the positional
+    permutation of Gopalani et al. 2024 (arXiv:2410.22244, section 3.2.1).
+
+    Rotary models and models without a position table are refused, and so is a run that does not read the first rows
+    of the table in order (padding, position_ids, a key-value cache).
+    """
+    if isinstance(permutation_or_seed, int | np.integer) and not isinstance(permutation_or_seed, bool):
+        return _permuted(Permuted(read_seed(permutation_or_seed, VERB), None))
+    if isinstance(permutation_or_seed, Tensor | np.ndarray):
+        permutation_or_seed = permutation_or_seed.tolist()
+    try:
+        order = tuple(permutation_or_seed)
+        is_permutation = bool(order) and sorted(order) == list(range(len(order)))
+    except TypeError:
+        is_permutation = False
+    if not is_permutation or any(isinstance(row, bool | float) for row in order):
+        raise CircuitsError(
+            f"{VERB}: {permutation_or_seed!r} is neither a seed nor a permutation of 0..n-1, each number once"
+        )
+    return _permuted(Permuted(None, tuple(map(int, order))))
+
+
+def draws(count: int, seed: int = 0) -> drawing.Draws:
+    """`count` random permutations as one variant of a sweep, which then gives each draw, their mean and spread."""
+    return drawing.draws(positions, count, seed)
+
+
+def random_order(length: int, seed: int) -> tuple[int, ...]:
+    """A permutation of `length` rows, uniform among all, from its own generator."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randperm(length, generator=generator).tolist())
+
+
+def _permuted(replacement: Permuted) -> PermutedPositions:
+    return PermutedPositions(VERB, (Place(Site("pos_embed")),), replacement)

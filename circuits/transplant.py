@@ -1,0 +1,189 @@
+"""Weight transplants: run a model with some of another checkpoint's weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from circuits.arguments import read_indices
+from circuits.errors import CircuitsError
+from circuits.interventions import Intervention, Swap
+from circuits.snapshots import Snapshot
+from circuits.surface import Surface
+
+# Each part of a component: what its parameters are called in a state_dict, after "blocks.N." where it has
+# layers. HookedTransformer writes attn.W_Q (attn._W_K where key-value heads are grouped), a bridge
+# attn.q.weight. Attention and MLP do not include LayerNorm, as in Gopalani et al. 2024 (section 3.1.2).
+_PARTS: dict[str, tuple[bool, str]] = {
+    "q": (True, r"attn\.(W_Q|b_Q|q\.(weight|bias))"),
+    "k": (True, r"attn\.(_?W_K|_?b_K|k\.(weight|bias))"),
+    "v": (True, r"attn\.(_?W_V|_?b_V|v\.(weight|bias))"),
+    "o": (True, r"attn\.(W_O|b_O|o\.(weight|bias))"),
+    "mlp": (True, r"mlp\.(?!ln\.).+"),
+    "ln1": (True, r"ln1\..+"),
+    "ln2": (True, r"ln2\..+"),
+    "embed": (False, r"embed\..+"),
+    "pos_embed": (False, r"pos_embed\..+"),
+    "unembed": (False, r"unembed\..+"),
+    "ln_final": (False, r"ln_final\..+"),
+}
+
+#: Every component that can be named, and the parts it stands for.
+COMPONENTS: dict[str, tuple[str, ...]] = {
+    "q": ("q",),
+    "k": ("k",),
+    "v": ("v",),
+    "qkv": ("q", "k", "v"),
+    "o": ("o",),
+    "attn": ("q", "k", "v", "o"),
+    "mlp": ("mlp",),
+    "embed": ("embed",),
+    "pos_embed": ("pos_embed",),
+    "unembed": ("unembed",),
+    "ln1": ("ln1",),
+    "ln2": ("ln2",),
+    "ln_final": ("ln_final",),
+    "ln": ("ln1", "ln2", "ln_final"),
+}
+
+
+@dataclass(frozen=True)
+class Transplant(Intervention):
+    """Parameters by state_dict name, of chosen components and layers, and the values they get."""
+
+    components: tuple[str, ...]
+    layers: tuple[int, ...] | None
+    values: tuple[tuple[str, Snapshot], ...]
+
+    def plan(self, surface: Surface) -> tuple[Swap, ...]:
+        there = surface.named_weights()
+        mine = selected(there, self.components, self.layers)
+        values = dict(self.values)
+        if self.layers is not None and max(self.layers) >= surface.n_layers:
+            raise CircuitsError(
+                f"{self.label}: no layer {max(self.layers)}: the model has layers 0-{surface.n_layers - 1}"
+            )
+        for name in mine:
+            if name not in values:
+                raise CircuitsError(
+                    f"{self.label}: the source has no {name}, the model has; both must be of one architecture"
+                )
+        for name, value in values.items():
+            if name not in mine:
+                if _is_equal_buffer(surface.model.state_dict().get(name), value.tensor):
+                    continue
+                raise CircuitsError(
+                    f"{self.label}: the model has no parameter {name}, the source has; both must be of one architecture"
+                )
+            if value.shape != tuple(there[name].shape):
+                raise CircuitsError(
+                    f"{self.label}: {name} is {list(value.shape)} in the source and {list(there[name].shape)} in "
+                    "the model; shapes must be equal"
+                )
+        _refuse_shared(self.label, mine, there)
+        return tuple(
+            Swap(self.label, part, layer, name, there[name], values[name])
+            for name, (part, layer) in mine.items()
+        )
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "intervention": "transplant.weights",
+            "components": list(self.components),
+            "layers": None if self.layers is None else list(self.layers),
+            "parameters": {name: value.describe() for name, value in self.values},
+        }
+
+    @property
+    def label(self) -> str:
+        where = "" if self.layers is None else f", layers {','.join(map(str, self.layers))}"
+        return f"transplant.weights({'+'.join(self.components)}{where})"
+
+
+def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
+    """Run with some weights of `source`, a model or a state_dict of the same architecture.
+
+    components: one or several of q, k, v, qkv, o, attn (= q, k, v, o), mlp, embed, pos_embed, unembed, ln1,
+    ln2, ln_final, ln (the three), each with its biases; `COMPONENTS` lists them, and `describe()` every
+    parameter by name. Attention and MLP never include a LayerNorm. `layers` (0-based) limits those that lie in
+    a layer; default: all layers.
+
+    Only the named weights are copied, at once, so that the source may change or go. They are put in before any
+    activation is edited, and the model's own come back, bit for bit, when the block ends; clean passes run with
+    the model's own. A backward pass inside the block sees the source's weights; one that is left for after the block
+    never meets the model's own: torch refuses it where it would. With `components="qkv"` and every layer this is the
+    model switch of Gopalani et al. 2024 (arXiv:2410.22244, section 3.1.2).
+
+    Raises `CircuitsError` for unknown components, for a model and a source whose names or shapes differ, and
+    for a parameter that two components share (tied embeddings): before anything is changed.
+    """
+    verb = "transplant.weights"
+    several = isinstance(components, Iterable) and not isinstance(components, str)
+    given = tuple(dict.fromkeys(map(str, components))) if several else (str(components),)
+    wrong = [name for name in given if name not in COMPONENTS]
+    if wrong or not given:
+        what = f"no component {wrong[0]!r}" if wrong else "no component given"
+        raise CircuitsError(f"{verb}: {what}; choose from {', '.join(COMPONENTS)}")
+    chosen = read_indices(layers, verb, "layers")
+    there = _tensors(source, verb)
+    names = selected(there, given, chosen)
+    for component in given:
+        if not selected(there, (component,), chosen):
+            where = "" if chosen is None else f" in layers {','.join(map(str, chosen))}"
+            raise CircuitsError(f"{verb}: the source has no weights of {component!r}{where}")
+    return Transplant(given, chosen, tuple((name, Snapshot(there[name])) for name in names))
+
+
+def selected(
+    names: Iterable[str], components: Iterable[str], layers: tuple[int, ...] | None
+) -> dict[str, tuple[str, int | None]]:
+    """The state_dict names that components and layers stand for, each with its part and layer."""
+    parts = list(dict.fromkeys(part for component in components for part in COMPONENTS[component]))
+    found: dict[str, tuple[str, int | None]] = {}
+    for name in names:
+        for part in parts:
+            in_layer, pattern = _PARTS[part]
+            match = re.fullmatch(rf"blocks\.(\d+)\.{pattern}" if in_layer else pattern, name)
+            layer = int(match[1]) if match and in_layer else None
+            if match and (layers is None or layer is None or layer in layers):
+                found[name] = (part, layer)
+    return found
+
+
+def _tensors(source: Any, verb: str) -> dict[str, Tensor]:
+    if isinstance(source, nn.Module):
+        return dict(Surface.of(source).named_weights())
+    if isinstance(source, Mapping):
+        return {str(name): value for name, value in source.items() if isinstance(value, Tensor)}
+    raise CircuitsError(f"{verb}: source must be a model or a state_dict, got {type(source).__name__}")
+
+
+def _is_equal_buffer(mine: Tensor | None, theirs: Tensor) -> bool:
+    """Whether the model holds as a constant what the source lists: transformer-lens 4.3 does so with a zero bias."""
+    return mine is not None and mine.shape == theirs.shape and bool((mine == theirs.to(mine)).all())
+
+
+def _refuse_shared(label: str, mine: Iterable[str], there: Mapping[str, nn.Parameter]) -> None:
+    """Tied weights: one parameter under two names, or two that lie in the same memory."""
+    spans = {name: _span(parameter) for name, parameter in there.items()}
+    for name in mine:
+        device, start, end = spans[name]
+        for other, (where, first, last) in spans.items():
+            if other != name and where == device and max(start, first) < min(end, last):
+                one, two = (held for held in there if held in (name, other))
+                raise CircuitsError(
+                    f"{label}: {one} and {two} are one parameter, or share its memory; transplant neither of them"
+                )
+
+
+def _span(parameter: Tensor) -> tuple[torch.device, int, int]:
+    """The addresses from the first to the last entry."""
+    steps = zip(parameter.shape, parameter.stride(), strict=True)
+    entries = 1 + sum((size - 1) * step for size, step in steps) if parameter.numel() else 0
+    start = parameter.data_ptr()
+    return parameter.device, start, start + entries * parameter.element_size()

@@ -1,0 +1,32 @@
+"""``interp-run permute``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import typer
+
+from interp_tasks.cli.options import ExperimentCommand
+from interp_tasks.experiments import Result, permute
+from interp_tasks.experiments.specifications import check_draws
+from interp_tasks.experiments.subjects import Progress
+
+
+@dataclass(kw_only=True)
+class Permute(ExperimentCommand):
+    """Permute the position embeddings, many times, and see which metrics move.
+
+    The table shows the draws pooled, and how they differ; files, JSON and CSV have a row for each draw too.
+    """
+
+    name: ClassVar[str] = "permute"
+
+    draws: Annotated[int, typer.Option("--draws", metavar="N", help="Random permutations.")] = 20
+
+    def check(self) -> None:
+        check_draws(self.draws)
+        super().check()
+
+    def measure(self, progress: Progress | None) -> Result:
+        return permute(self.ckpt, self.draws, **self.common(progress))

@@ -1,0 +1,37 @@
+"""``interp-run heads``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+import typer
+
+from interp_tasks.cli.editing import HeadCommand
+from interp_tasks.experiments import Result, heads
+from interp_tasks.experiments.specifications import check_groups
+from interp_tasks.experiments.subjects import Progress
+
+
+@dataclass(kw_only=True)
+class Heads(HeadCommand):
+    """Ablate every head alone, each layer's heads together, all heads, and groups of your own.
+
+    One table; the figure is a map of effects, layer by head, with the groups as points.
+    """
+
+    name: ClassVar[str] = "heads"
+
+    groups: Annotated[
+        list[str],
+        typer.Option(
+            "--group", metavar="NAME=HEADS", help="Some heads together, as in copying=0.1+2.3-5. Repeat."
+        ),
+    ] = field(default_factory=list)
+
+    def check(self) -> None:
+        check_groups(self.groups)
+        super().check()
+
+    def measure(self, progress: Progress | None) -> Result:
+        return heads(self.ckpt, self.mode, self.keys, self.queries, self.groups, **self.common(progress))

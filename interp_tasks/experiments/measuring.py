@@ -1,0 +1,99 @@
+"""What all experiments share: go over checkpoints, measure variants beside the unedited model, make one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.experiments.columns import tidy
+from interp_tasks.experiments.results import Result
+from interp_tasks.experiments.subjects import Examples, Options, Subject, check_refs, subjects
+
+if TYPE_CHECKING:
+    import pandas
+
+INTERVALS = "Intervals: 95%, bootstrap over examples; effects are paired with the unedited model."
+HOLM = "p adj.: sign-flip test, Holm's adjustment over the rows of one checkpoint and command."
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was measured at one checkpoint.
+
+    Attributes:
+        frame: rows of ``circuits``' table, with the column ``intervention`` as people read it.
+        interventions: what each variant did, JSON.
+    """
+
+    frame: pandas.DataFrame
+    interventions: Mapping[str, Any]
+
+
+def measure(
+    experiment: str,
+    refs: str | Sequence[str],
+    options: Options,
+    look: Callable[[Subject], Found],
+    *,
+    config: Mapping[str, Any],
+    notes: Sequence[str] = (),
+) -> Result:
+    """Look at one checkpoint after the other, all on the same examples; ``config`` is what is recorded beside them."""
+    examples, device = Examples.of(options), options.get("device", "cpu")
+    named = check_refs(refs, examples)
+
+    import pandas
+
+    frames: list[pandas.DataFrame] = []
+    done: list[dict[str, Any]] = []
+    for subject in subjects(refs, examples, device, options.get("progress")):
+        found = look(subject)
+        frames.append(found.frame.assign(experiment=experiment, n_runs=1, **subject.labels))
+        same = [group for group in done if group["interventions"] == found.interventions]
+        if not same:
+            same = [{"refs": [], "interventions": found.interventions}]
+            done += same
+        same[0]["refs"].append(subject.labels["ref"])
+    recorded = {
+        "refs": [refs] if isinstance(refs, str) else list(refs),
+        "checkpoints": [each.resolved.ref for each in named],
+        **config,
+        **examples.describe(),
+        "device": device,
+        "done": done,
+    }
+    return Result(
+        experiment, tidy(pandas.concat(frames, ignore_index=True)), recorded, (INTERVALS, HOLM, *notes)
+    )
+
+
+def swept(
+    subject: Subject,
+    variants: Mapping[str, Any],
+    names: str | Mapping[str, str],
+    metric: Callable[..., Any] | None = None,
+    batch: Any = None,
+) -> Found:
+    """A sweep over variants of one checkpoint, judged by its task's metrics.
+
+    Args:
+        names: what the table calls the interventions, or each variant's.
+        metric, batch: judge by this instead, as ``circuits.sweep`` takes them.
+    """
+    from circuits import sweep
+
+    task = subject.task
+    if metric is None and task is not None:
+        metric, batch = task.metrics, subject.batch
+    result = sweep(
+        subject.model,
+        subject.tokens,
+        variants,
+        metric=metric,
+        batch=batch,
+        positions=None if task is None else task.read_positions,
+        seed=subject.seed,
+    )
+    called = names if isinstance(names, str) else result.frame["variant"].map(dict(names))
+    return Found(result.frame.assign(intervention=called), result.interventions)

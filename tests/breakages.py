@@ -1,0 +1,399 @@
+"""Proof that the tests can fail: break one rule at a time in a scratch copy and see the named test go red.
+
+    python tests/breakages.py [--only NAME ...] [--jobs 2] [--list]
+
+`tests/breakages.toml` says what is broken (file, old text, new text), which rule that is, and which test
+must notice. An entry counts as red only if the named test ran and an assertion in it failed. A test that
+does not start (collection, import or syntax error), a name that does not exist, or an exception that the
+entry does not announce (`raises = "..."`) is an error of the entry. Afterwards the restored copies must be
+green in every named test. Exit code 0 if all that holds, else 1.
+
+Heavy modules are imported once; each entry is a forked child that imports the package from the copy and
+runs pytest in its own process. So this runs where `os.fork` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing import connection, get_context
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# Children run beside each other, and a fork of a process with threads can hang.
+for _library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR"):
+    os.environ[f"{_library}_NUM_THREADS"] = "1"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The head of the TOML file."""
+
+    copy: tuple[str, ...]  # files and folders that the tests need, relative to the repository
+    packages: tuple[str, ...]  # must be imported from the copy
+    preload: tuple[str, ...] = ()  # imported once, before the forks
+    options: tuple[str, ...] = ()  # for pytest
+    limit: float = 120.0  # seconds for one child
+
+
+@dataclass(frozen=True)
+class Breakage:
+    name: str
+    rule: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    raises: str | None = None
+
+    def fault(self, root: Path) -> str | None:
+        """Why it cannot be tried, if it cannot."""
+        path = root / self.file
+        if not path.is_file():
+            return f"no file {self.file}"
+        text = path.read_text(encoding="utf-8")
+        if (times := text.count(self.old)) != 1:
+            return f"the old text occurs {times} times in {self.file}, not once"
+        if path.suffix == ".py":
+            try:
+                compile(self.broken(text), self.file, "exec")
+            except SyntaxError as error:
+                return f"with the new text {self.file} is no Python: {error.msg}, line {error.lineno}"
+        return None
+
+    def broken(self, text: str) -> str:
+        return text.replace(self.old, self.new)
+
+
+@dataclass
+class Outcome:
+    """What pytest said in one child."""
+
+    failed: dict[str, str] = field(
+        default_factory=dict
+    )  # node id -> type of the exception, in the test itself
+    passed: set[str] = field(default_factory=set)
+    trouble: list[str] = field(default_factory=list)  # whatever else went wrong
+
+    def failure(self, test: str) -> str | None:
+        return next((kind for node, kind in self.failed.items() if belongs(node, test)), None)
+
+    def ran(self, test: str) -> bool:
+        return any(belongs(node, test) for node in (*self.failed, *self.passed))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    name: str
+    word: str  # "red" is good for a breakage, "green" for the restored copy
+    text: str
+    seconds: float
+    good: bool
+
+    def __str__(self) -> str:
+        word = self.word if self.good else self.word.upper()
+        return f"{word:6} {self.seconds:5.1f} s  {self.name}: {self.text}"
+
+
+def belongs(node: str, test: str) -> bool:
+    return node == test or node.startswith(f"{test}[")
+
+
+def read_file(path: Path) -> tuple[Settings, list[Breakage]]:
+    with path.open("rb") as file:
+        data = tomllib.load(file)
+    entries = []
+    for entry in data.pop("breakage", []):
+        tests = entry.pop("test")
+        entries.append(Breakage(tests=(tests,) if isinstance(tests, str) else tuple(tests), **entry))
+    names = [entry.name for entry in entries]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SystemExit(f"{path.name}: two entries are called {twice[0]!r}")
+    return Settings(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}), entries
+
+
+def judge(entry: Breakage, outcome: Outcome) -> tuple[str, str]:
+    """(red, green or error; why)."""
+    expected = (entry.raises,) if entry.raises else ("AssertionError", "Failed")
+    for test in entry.tests:
+        kind = outcome.failure(test)
+        if kind is None:
+            if outcome.trouble:
+                return "error", outcome.trouble[0]
+            return (
+                ("green", f"{test} does not notice")
+                if outcome.ran(test)
+                else ("error", f"{test} did not run")
+            )
+        if kind not in expected:
+            return "error", f"{test} failed with {kind}, not with {' or '.join(expected)}"
+    return "red", entry.rule
+
+
+def restored(tests: tuple[str, ...], outcome: Outcome) -> tuple[str, str]:
+    """Whether every named test passes where nothing is broken."""
+    if outcome.trouble:
+        return "error", outcome.trouble[0]
+    if outcome.failed:
+        return "red", f"{next(iter(outcome.failed))} fails though nothing is broken"
+    if missing := [test for test in tests if not outcome.ran(test)]:
+        return "error", f"{missing[0]} did not run"
+    return "green", f"{len(tests)} named tests"
+
+
+class Listener:
+    """A pytest plugin that keeps what is needed to judge, and stops once every named test is red."""
+
+    def __init__(self, copy: Path, packages: tuple[str, ...], tests: tuple[str, ...], stop: bool) -> None:
+        self.copy, self.packages, self.tests, self.stop = copy, packages, tests, stop
+        self.outcome = Outcome()
+        self._kinds: dict[str, str] = {}
+        self._session: Any = None
+
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+        if call.excinfo is not None:
+            self._kinds[item.nodeid] = call.excinfo.type.__name__
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed and report.when == "call":
+            self.outcome.failed[report.nodeid] = self._kinds.get(report.nodeid, "?")
+            if self.stop and all(self.outcome.failure(test) for test in self.tests):
+                self._session.shouldstop = "every named test is red"
+        elif report.failed:
+            self.outcome.trouble.append(f"{report.nodeid}: {report.when} failed")
+        elif report.passed and report.when == "call":
+            self.outcome.passed.add(report.nodeid)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.outcome.trouble.append(f"{report.nodeid or 'the tests'}: cannot be collected")
+
+    def pytest_sessionstart(self, session: Any) -> None:
+        self._session = session
+
+    def pytest_sessionfinish(self, session: Any) -> None:
+        if session.config.rootpath.resolve() != self.copy:
+            self.outcome.trouble.insert(0, f"pytest's root was {session.config.rootpath}, not the copy")
+        for name in self.packages:
+            file = getattr(sys.modules.get(name), "__file__", None)
+            if file is not None and not Path(file).resolve().is_relative_to(self.copy):
+                self.outcome.trouble.insert(0, f"{name} was imported from {file}, not from the copy")
+
+
+def run_child(
+    pipe: Any, log: Path, copy: Path, settings: Settings, tests: tuple[str, ...], stop: bool
+) -> None:
+    """In a forked process: pytest on `tests` of `copy`; the outcome goes through `pipe`."""
+    os.setsid()  # so that whatever the test starts can be killed with it
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    outcome = Outcome()
+    try:
+        import pytest
+
+        os.chdir(copy)
+        sys.path.insert(0, str(copy))
+        # An edit of the same size within the same second would pass for the bytecode of the old text.
+        sys.dont_write_bytecode = True
+        os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(copy)}
+        listener = Listener(copy, settings.packages, tests, stop)
+        outcome = listener.outcome
+        quiet = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        code = pytest.main(
+            [
+                *quiet,
+                f"--rootdir={copy}",
+                f"--config-file={copy / 'pyproject.toml'}",
+                *settings.options,
+                *tests,
+            ],
+            plugins=[listener],
+        )
+        if not outcome.failed and not outcome.passed:
+            outcome.trouble.append(f"no test ran (pytest: {getattr(code, 'name', code)}), see {log}")
+    except BaseException as error:
+        traceback.print_exc()
+        outcome.trouble.append(f"the child stopped: {error!r}")
+    pipe.send(outcome)
+    pipe.close()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+@dataclass
+class Job:
+    """One child: an entry on a broken copy, or (entry None) some tests on a restored one."""
+
+    tests: tuple[str, ...]
+    entry: Breakage | None = None
+
+    @property
+    def name(self) -> str:
+        return "nothing broken" if self.entry is None else self.entry.name
+
+
+class Runner:
+    """Copies of the repository, each lent to one child at a time."""
+
+    def __init__(self, root: Path, settings: Settings, jobs: int, scratch: Path) -> None:
+        self.settings, self.scratch = settings, scratch
+        # Texts are taken from here, so that work going on in the repository does not mix with a run.
+        self.whole = self._copied(root, scratch / "whole")
+        self.free = [self._copied(self.whole, scratch / f"copy{number}") for number in range(jobs)]
+        self.logs = 0
+
+    def _copied(self, source: Path, copy: Path) -> Path:
+        copy.mkdir()
+        for name in self.settings.copy:
+            path = source / name
+            if path.is_dir():
+                shutil.copytree(path, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+            else:
+                shutil.copy(path, copy / name)
+        return copy.resolve()
+
+    def run(self, jobs: list[Job]) -> Iterator[Verdict]:
+        """Verdicts as the children finish."""
+        waiting = list(reversed(jobs))
+        running: dict[Any, tuple[Job, Path, Any, float]] = {}
+        try:
+            while waiting or running:
+                while waiting and self.free:
+                    job = waiting.pop()
+                    if job.entry is not None and (fault := job.entry.fault(self.whole)):
+                        yield Verdict(job.name, "error", fault, 0.0, False)
+                        continue
+                    copy = self.free.pop()
+                    pipe, process = self._start(job, copy)
+                    running[pipe] = job, copy, process, time.monotonic()
+                for pipe in connection.wait(list(running), timeout=0.5):
+                    yield self._finish(pipe, *running.pop(pipe))
+                for pipe, (job, copy, process, start) in list(running.items()):
+                    if time.monotonic() - start > self._limit(job):
+                        del running[pipe]
+                        yield self._finish(pipe, job, copy, process, start, late=True)
+        finally:
+            for _, _, process, _ in running.values():
+                _kill(process)
+
+    def _limit(self, job: Job) -> float:
+        return self.settings.limit * (1 if job.entry is not None else 10)
+
+    def _start(self, job: Job, copy: Path) -> tuple[Any, Any]:
+        if job.entry is not None:
+            path = copy / job.entry.file
+            path.write_text(job.entry.broken(path.read_text(encoding="utf-8")), encoding="utf-8")
+        self.logs += 1
+        log = self.scratch / f"{self.logs:03}.log"
+        context = get_context("fork")
+        receiver, sender = context.Pipe(duplex=False)
+        arguments = (sender, log, copy, self.settings, job.tests, job.entry is not None)
+        process = context.Process(target=run_child, args=arguments)
+        process.start()
+        sender.close()
+        return receiver, process
+
+    def _finish(
+        self, pipe: Any, job: Job, copy: Path, process: Any, start: float, late: bool = False
+    ) -> Verdict:
+        try:
+            outcome = Outcome(trouble=[f"no end after {self._limit(job):g} s"]) if late else pipe.recv()
+        except EOFError:
+            outcome = Outcome(trouble=["the child died without a word"])
+        _kill(process)
+        pipe.close()
+        if job.entry is not None:
+            shutil.copy(self.whole / job.entry.file, copy / job.entry.file)
+        self.free.append(copy)
+        word, text = judge(job.entry, outcome) if job.entry is not None else restored(job.tests, outcome)
+        good = word == ("red" if job.entry is not None else "green")
+        return Verdict(job.name, word, text, time.monotonic() - start, good)
+
+
+def _kill(process: Any) -> None:
+    """A child, and whatever its test has started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        process.kill()
+    process.join()
+
+
+def shared_out(tests: list[str], parts: int) -> list[tuple[str, ...]]:
+    """`tests` in at most `parts` lots of about the same length, those of one file together where possible."""
+    size = -(-len(tests) // parts)
+    return [tuple(tests[start : start + size]) for start in range(0, len(tests), size)]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Break one rule at a time and see a test go red.")
+    parser.add_argument("--only", action="append", metavar="NAME", help="entries whose name contains NAME")
+    parser.add_argument("--jobs", type=int, default=2, help="children at a time (default: 2)")
+    parser.add_argument("--list", action="store_true", help="show the entries and stop")
+    parser.add_argument(
+        "--root", type=Path, default=Path(__file__).resolve().parents[1], help="the repository"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the scratch folder with pytest's output")
+    given = parser.parse_args(arguments)
+    given.root = given.root.resolve()
+    settings, entries = read_file(given.root / "tests" / "breakages.toml")
+    if given.only:
+        entries = [entry for entry in entries if any(part in entry.name for part in given.only)]
+    if not entries:
+        raise SystemExit("no such entry; --list shows them")
+    if given.list:
+        for entry in entries:
+            print(f"{entry.name}: {entry.rule} ({entry.file}; {', '.join(entry.tests)})")
+        return 0
+
+    start = time.monotonic()
+    # So that children and scratch folder go when this is stopped from outside.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in settings.preload:
+            importlib.import_module(name)
+    scratch = Path(tempfile.mkdtemp(prefix="breakages-"))
+    try:
+        runner = Runner(given.root, settings, max(1, given.jobs), scratch)
+        verdicts = []
+        for verdict in runner.run([Job(entry.tests, entry) for entry in entries]):
+            verdicts.append(verdict)
+            print(verdict, flush=True)
+        tests = sorted({test for entry in entries for test in entry.tests})
+        unbroken = []
+        for verdict in runner.run([Job(lot) for lot in shared_out(tests, max(1, given.jobs))]):
+            unbroken.append(verdict)
+            print(verdict, flush=True)
+    finally:
+        if given.keep:
+            print(f"pytest's output: {scratch}")
+        else:
+            shutil.rmtree(scratch)
+    count = {word: sum(verdict.word == word for verdict in verdicts) for word in ("red", "green", "error")}
+    print(
+        f"{len(verdicts)} entries: {count['red']} red, {count['green']} stayed green, {count['error']} errors; "
+        f"unbroken: {'green' if all(verdict.good for verdict in unbroken) else 'NOT green'}; "
+        f"{time.monotonic() - start:.0f} s"
+    )
+    return 0 if all(verdict.good for verdict in verdicts + unbroken) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Several draws of one intervention: a row each, and one that pools them."""
+
+import numpy as np
+import pytest
+import torch
+
+from circuits import CircuitsError, Draws, ablate, draws, edit, permute, run, sweep
+from circuits.statistics import summarise
+
+
+def metric(output):
+    """A plain value, a ratio whose counts the edit moves, and a flag."""
+    large = output.abs() > 1
+    return {
+        "value": output[:, -1, 0],
+        "ratio": ((output.abs() * large).flatten(1).sum(1), large.flatten(1).sum(1)),
+        "flag": output[:, -1].argmax(-1) == 3,
+    }
+
+
+def test_draws_are_unrelated_reproducible_and_a_prefix_of_more():
+    few, more, other = (permute.draws(count, seed).interventions for count, seed in ((4, 0), (9, 0), (9, 1)))
+    assert more[:4] == few
+    assert len({one.replacement.seed for one in more + other}) == 18
+    seen = []
+    draws(lambda seed: seen.append(seed) or permute.positions(seed), 3, seed=5)
+    assert all(isinstance(seed, int) and 0 <= seed < 2**63 for seed in seen)
+    state = np.random.get_state()[1].tolist(), torch.get_rng_state()
+    permute.draws(3)
+    assert np.random.get_state()[1].tolist() == state[0]
+    assert bool((torch.get_rng_state() == state[1]).all())
+
+
+def test_a_row_for_each_draw_and_one_that_pools_them(causal, tokens, other_tokens):
+    drawn = draws(lambda seed: ablate.resample("all", source=other_tokens, seed=seed), 4)
+    result = sweep(causal, tokens, {"first": ablate.zero("0.1"), "many": drawn}, metric=metric, chunk=18)
+    assert result.frame["variant"].tolist() == ["first"] * 3 + ["many"] * 15
+    assert result.frame["draw"].fillna(-1).tolist() == [-1] * 6 + sorted([0, 1, 2, 3] * 3)
+    clean = metric(run(causal, tokens))
+    singles = [metric(run(causal, tokens, one)) for one in drawn.interventions]
+    for name in ("value", "ratio", "flag"):
+        pairs = [
+            found[name] if isinstance(found[name], tuple) else (found[name], torch.ones(8))
+            for found in (clean, *singles)
+        ]
+        sums, counts = (np.stack([pair[at].double().numpy() for pair in pairs]) for at in (0, 1))
+        # One more series, by hand: in each example the mean draw.
+        sums, counts = (np.concatenate([x, x[1:].mean(0, keepdims=True)]) for x in (sums, counts))
+        expected = summarise(sums, counts, seed=0, draws=1000, flips=9999, level=0.95)
+        rows = result.frame[(result.frame["metric"] == name) & (result.frame["variant"] == "many")]
+        assert rows["draw"].isna().tolist() == [True] + [False] * 4
+        for column, values in (
+            ("value", expected.value),
+            ("effect", expected.effect),
+            ("ci_low", expected.low),
+        ):
+            np.testing.assert_allclose(rows[column], [values[5], *values[1:5]], rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(
+            rows["effect_ci_high"].iloc[0], expected.effect_high[5], rtol=1e-9, atol=1e-12
+        )
+        np.testing.assert_allclose(rows["p_value"].iloc[0], expected.p_value[5])
+    # The draws are not questions of their own: only the pooled row is tested and counted by Holm.
+    assert result.frame.loc[result.frame["draw"].isna(), "p_value"].notna().all()
+    assert result.frame.loc[result.frame["draw"].notna(), ["p_value", "p_adjusted"]].isna().all(axis=None)
+    p_values = sorted(result.frame["p_value"].dropna())
+    np.testing.assert_allclose(result.frame["p_adjusted"].min(), min(1, 6 * p_values[0]))
+    assert len(result.interventions["many"]) == 4
+
+
+def test_spread_over_draws(causal, tokens):
+    drawn = permute.draws(6)
+    result = sweep(causal, tokens, {"places": drawn, "zero": ablate.zero("0.1")}, metric=metric)
+    values = [metric(run(causal, tokens, one))["value"].mean().item() for one in drawn.interventions]
+    spread = result.spread()
+    assert spread["variant"].tolist() == ["places"] * 3
+    row = spread.set_index("metric").loc["value"]
+    for name, expected in (
+        ("draws", 6),
+        ("mean", np.mean(values)),
+        ("sd", np.std(values, ddof=1)),
+        ("smallest", min(values)),
+        ("median", np.median(values)),
+        ("largest", max(values)),
+        ("baseline", metric(run(causal, tokens))["value"].mean().item()),
+    ):
+        np.testing.assert_allclose(row[name], expected, rtol=1e-10)
+    assert row["sd"] > 0.01
+    none = sweep(causal, tokens, {"zero": ablate.zero("0.1")}, metric=metric).spread()
+    assert len(none) == 0
+    assert list(none.columns) == list(spread.columns)
+
+
+def test_the_pooled_row_says_only_what_all_draws_have_in_common(causal, tokens):
+    generator = torch.Generator().manual_seed(2)
+    heads = [(1, int(torch.randint(0, 4, (), generator=generator))) for _ in range(4)]
+    assert len(set(heads)) > 1
+    order = iter(heads)
+    drawn = draws(lambda seed: ablate.zero([next(order)]), 4)
+    frame = sweep(causal, tokens, {"a head of layer 1": drawn}, metric=lambda o: o[:, -1, 0]).frame
+    assert frame["layer"].tolist() == [1] * 5
+    assert frame["head"].fillna(-1).tolist() == [-1, *(head for _, head in heads)]
+    assert frame["site"].tolist() == ["z"] * 5
+    assert frame["intervention"].tolist() == ["ablate.zero"] * 5
+
+
+def test_draws_without_effect_are_no_effect_together(causal, tokens):
+    """Three times a number, divided by three, need not be the number."""
+    nothing = draws(lambda seed: edit("z", lambda z: z), 3)
+    frame = sweep(causal, tokens, {"none": nothing}, metric=metric).frame
+    assert frame["null_effect"].all()
+    assert (frame["effect"] == 0).all()
+    assert (frame["p_value"].dropna() == 1).all()
+    some = Draws((edit("z", lambda z: z), ablate.zero("0.1")))
+    frame = sweep(causal, tokens, {"one of two": some}, metric=lambda o: o[:, -1, 0]).frame
+    assert frame["null_effect"].tolist() == [False, True, False]
+    np.testing.assert_allclose(frame["effect"][0], frame["effect"][2] / 2)
+
+
+@pytest.mark.parametrize("count", [0, -1, True])
+def test_counts_that_are_none(count):
+    with pytest.raises(CircuitsError, match=r"draws: count=.*at least 1"):
+        draws(permute.positions, count)
+
+
+def test_what_is_drawn_must_be_interventions():
+    with pytest.raises(CircuitsError, match=r"make\(seed\) must return an intervention, got int"):
+        draws(lambda seed: seed, 2)
+    with pytest.raises(CircuitsError, match="draws: seed=-3"):
+        draws(permute.positions, 2, seed=-3)

@@ -1,0 +1,306 @@
+"""Against what is not our code: TransformerLens' own patching over full grids, and hooks written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformer_lens import patching
+
+from circuits import ablate, cache, edit, intervene, lens, patch, run, sweep, transplant
+
+WEIGHT = torch.randn(4, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+
+
+def per_example(output: Tensor) -> Tensor:
+    """Every position and class counts, so that no place of an edit is out of sight."""
+    return (output * WEIGHT).sum((1, 2))
+
+
+@contextmanager
+def float64_tables() -> Iterator[None]:
+    """TransformerLens keeps what it finds in a table of the default dtype, float32."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+SETTINGS = {
+    "causal": {"attention_dir": "causal"},
+    "bidirectional": {"attention_dir": "bidirectional", "normalization_type": None},
+}
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    """Small: TransformerLens runs the model once for each place of a grid, and so do we."""
+    return torch.randint(0, 11, (4, 4), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def other_tokens():
+    return torch.randint(0, 11, (4, 4), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(params=list(SETTINGS))
+def settings(request):
+    """Both directions of attention, with and without LayerNorm, both with MLPs."""
+    return SETTINGS[request.param]
+
+
+@pytest.fixture
+def model(make_model, settings, family):
+    """The model that we edit, of every class."""
+    return make_model(family=family, **settings)
+
+
+@pytest.fixture
+def twin(make_model, settings, hooked_only):
+    """The same function as a HookedTransformer, which TransformerLens' own tools are made for."""
+    return make_model(family=hooked_only, **settings)
+
+
+def patched_by_both(
+    model: Any,
+    twin: Any,
+    tokens: Tensor,
+    source: Tensor,
+    theirs: Callable[..., Tensor],
+    ours: Callable[..., Any],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Effects over the grid of `theirs`, on `twin`; ours come from one sweep, with `ours(*index)` at each place."""
+    _, cached = twin.run_with_cache(source)
+    with float64_tables(), torch.no_grad():
+        table = theirs(twin, tokens, cached, lambda logits: per_example(logits).mean()).numpy()
+    given = {str(index): ours(*index) for index in np.ndindex(table.shape)}
+    frame = sweep(model, tokens, given, metric=per_example, draws=1, flips=1).frame
+    assert list(frame["variant"]) == list(given)
+    clean = per_example(twin(tokens)).mean().item()
+    return frame["value"].to_numpy().reshape(table.shape) - clean, table - clean
+
+
+def assert_equal_effects(found: np.ndarray, expected: np.ndarray, none: Any = None) -> None:
+    """Equal to 1e-10 of the largest effect; each but those at `none` is real, and those are none at all."""
+    largest = np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10 * largest)
+    real = np.ones(expected.shape, dtype=bool)
+    if none is not None:
+        real[none] = False
+    assert (np.abs(expected[real]) > 1e-5 * largest).all()
+    assert (np.abs(expected[~real]) < 1e-12 * largest).all()
+
+
+@pytest.mark.parametrize("site", ["resid_pre", "resid_mid", "attn_out", "mlp_out"])
+def test_residual_streams_by_position(model, twin, tokens, other_tokens, site):
+    def ours(layer, position):
+        return patch.activations(f"{site}.{layer}", source=other_tokens, positions=[position])
+
+    theirs = getattr(patching, f"get_act_patch_{site}")
+    assert_equal_effects(*patched_by_both(model, twin, tokens, other_tokens, theirs, ours))
+
+
+@pytest.mark.parametrize("site", ["z", "q", "k", "v"])
+@pytest.mark.parametrize("settings", [SETTINGS["causal"]], ids=["causal"])
+def test_heads_by_position(model, twin, tokens, other_tokens, site):
+    def ours(layer, position, head):
+        return patch.activations(site, source=other_tokens, heads=[(layer, head)], positions=[position])
+
+    theirs = getattr(patching, f"get_act_patch_attn_head_{'out' if site == 'z' else site}_by_pos")
+    # The first query of a causal model has one key to see, whatever it asks for.
+    none = (slice(None), 0) if site == "q" else None
+    assert_equal_effects(*patched_by_both(model, twin, tokens, other_tokens, theirs, ours), none=none)
+
+
+def test_a_patch_names_its_direction(model, tokens, other_tokens):
+    """It is the run that changes, towards the source: each result says so."""
+    stored = cache(model, other_tokens, ["z.0"])
+    given = {"tokens": patch.activations("z.0", other_tokens), "cache": patch.activations("z.0", stored)}
+    given["path"] = patch.path("0.1", "output", other_tokens)
+    result = sweep(model, tokens, given, metric=per_example, draws=1, flips=1)
+    assert {one["direction"] for each in result.interventions.values() for one in each} == {"source -> run"}
+
+
+@pytest.mark.parametrize("site", ["z", "q", "k", "v", "pattern"])
+def test_heads_at_all_positions(model, twin, tokens, other_tokens, site):
+    def ours(layer, head):
+        return patch.activations(site, source=other_tokens, heads=[(layer, head)])
+
+    theirs = getattr(patching, f"get_act_patch_attn_head_{'out' if site == 'z' else site}_all_pos")
+    assert_equal_effects(*patched_by_both(model, twin, tokens, other_tokens, theirs, ours))
+
+
+@pytest.mark.parametrize("settings", [SETTINGS["causal"]], ids=["causal"])
+def test_patterns_by_query(model, twin, tokens, other_tokens):
+    def ours(layer, head, query):
+        return patch.activations("pattern", source=other_tokens, heads=[(layer, head)], positions=[query])
+
+    theirs = patching.get_act_patch_attn_head_pattern_by_pos
+    none = (slice(None), slice(None), 0)
+    assert_equal_effects(*patched_by_both(model, twin, tokens, other_tokens, theirs, ours), none=none)
+
+
+def by_hooks(model: Any, tokens: Tensor, hook_name: str, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """The model's own way to hook: `function` changes a copy of the activation in place."""
+
+    def hook(activation: Tensor, hook: Any) -> Tensor:
+        activation = activation.clone()
+        function(activation)
+        return activation
+
+    with torch.no_grad():
+        return model.run_with_hooks(tokens, fwd_hooks=[(hook_name, hook)])
+
+
+def equal_attention(model: Any, length: int = 4) -> Tensor:
+    allowed = torch.ones(length, length, dtype=torch.float64)
+    allowed = allowed.tril() if model.cfg.attention_dir == "causal" else allowed
+    return allowed / allowed.sum(-1, keepdim=True)
+
+
+def test_uniform_and_zero_under_a_mask_per_query(model, twin, tokens):
+    mask = torch.rand(4, 4, generator=torch.Generator().manual_seed(9)) < 0.5
+    given, expected = {}, {}
+    for layer, head in np.ndindex(2, 4):
+
+        def even(pattern, head=head):
+            pattern[:, head][mask] = equal_attention(twin).expand(4, 4, 4)[mask]
+
+        def zero(z, head=head):
+            z[:, :, head][mask] = 0
+
+        for name, make, hook, by_hand in (
+            ("uniform", ablate.uniform, "pattern", even),
+            ("zero", ablate.zero, "z", zero),
+        ):
+            given[f"{name} {layer}.{head}"] = make(f"{layer}.{head}", queries=mask)
+            output = by_hooks(twin, tokens, f"blocks.{layer}.attn.hook_{hook}", by_hand)
+            expected[f"{name} {layer}.{head}"] = per_example(output).mean().item()
+    frame = sweep(model, tokens, given, metric=per_example, draws=1, flips=1).frame
+    effects = np.array(list(expected.values())) - per_example(twin(tokens)).mean().item()
+    assert_equal_effects(frame["effect"].to_numpy(), effects)
+
+
+def test_means_of_every_head(model, twin, tokens, other_tokens):
+    _, reference = twin.run_with_cache(other_tokens[:3])
+    given, expected = {}, []
+    for layer, head in np.ndindex(2, 4):
+        for site, make in (("z", ablate.mean), ("pattern", ablate.mean_pattern)):
+            hook, index = f"blocks.{layer}.attn.hook_{site}", (slice(None),) * (2 if site == "z" else 1)
+
+            def mean(activation, hook=hook, index=(*index, head)):
+                activation[index] = reference[hook].mean(0, keepdim=True)[index]
+
+            given[f"{site} {layer}.{head}"] = make(f"{layer}.{head}", reference=other_tokens[:3])
+            expected.append(per_example(by_hooks(twin, tokens, hook, mean)).mean().item())
+    frame = sweep(model, tokens, given, metric=per_example, draws=1, flips=1).frame
+    clean = per_example(twin(tokens)).mean().item()
+    assert_equal_effects(frame["effect"].to_numpy(), np.array(expected) - clean)
+
+
+def test_uniform_respects_an_edit_of_the_scores(model, twin, tokens, assert_same):
+    """Our own edit hides a key, and it is the edited scores that tell what a query may see."""
+
+    def hide(scores):
+        scores[..., 2] = -torch.inf
+        return scores
+
+    allowed = equal_attention(twin) > 0
+    allowed[:, 2] = False
+    even = allowed.double() / allowed.sum(-1, keepdim=True)
+
+    def pattern(activation):
+        activation[:] = even
+
+    expected = by_hooks(twin, tokens, "blocks.0.attn.hook_pattern", pattern)
+    found = run(model, tokens, edit("scores.0", hide), ablate.uniform("0.0-3"))
+    assert_same(found, expected, by_hooks(twin, tokens, "blocks.0.attn.hook_pattern", lambda x: None))
+
+
+# ---- How runs and clean passes are made
+
+
+def record(model: Any, hook_name: str) -> list[tuple[bool, bool]]:
+    """(training, gradients on) each time the model passes `hook_name`."""
+    seen: list[tuple[bool, bool]] = []
+    model.add_hook(hook_name, lambda value, hook: seen.append((model.training, torch.is_grad_enabled())))
+    return seen
+
+
+def test_clean_passes_run_in_eval_mode_without_gradients(model, tokens, other_tokens):
+    seen = record(model.train(), "blocks.0.hook_resid_pre")
+    with intervene(model, ablate.mean("0.1", reference=other_tokens)):
+        model(tokens)
+    assert seen == [(False, False), (True, True)]
+
+
+def test_a_sweep_runs_in_eval_mode_without_gradients(model, tokens):
+    seen = record(model.train(), "blocks.0.hook_resid_pre")
+    sweep(model, tokens, {"a": ablate.zero("0.1")}, metric=per_example)
+    assert set(seen) == {(False, False)}
+    assert model.training
+
+
+def test_a_clean_pass_serves_all_chunks_and_variants(model, tokens, other_tokens):
+    """Two chunks of the baseline and of two variants, and one clean pass on three examples."""
+    passes = []
+    model.add_hook("blocks.0.hook_resid_pre", lambda value, hook: passes.append(len(value)))
+    reference = other_tokens[:3]
+    grid = {
+        "a": ablate.mean("0.1", reference=reference),
+        "b": ablate.mean_pattern("1.0", reference=reference),
+    }
+    sweep(model, tokens, grid, metric=per_example, chunk=8, draws=1, flips=1)
+    assert sorted(passes) == [2] * 6 + [3]
+
+
+def test_attribution_and_lens_run_in_eval_mode(model, tokens, other_tokens):
+    seen = record(model.train(), "blocks.0.hook_resid_pre")
+    patch.attribution(model, tokens, other_tokens, metric=per_example, draws=1, flips=1)
+    assert seen == [(False, False), (False, True)]
+    lens(model, tokens)
+    assert set(seen[2:]) == {(False, False)}
+    assert model.training
+
+
+def test_clean_passes_under_two_transplants_see_the_first_weights(make_model, family, tokens, other_tokens):
+    model, one, two = (make_model(seed=seed, family=family) for seed in range(3))
+    expected = cache(model, other_tokens, ["z.1"])["z.1"]
+    with intervene(model, transplant.weights(one, "attn")), intervene(model, transplant.weights(two, "v")):
+        _, seen = run(model, tokens, patch.activations("z.1", source=other_tokens), cache=["z.1"])
+    assert bool((seen["z.1"] == expected).all())
+
+
+def test_sources_take_the_dtype_of_the_run(make_model, tokens, other_tokens):
+    model = make_model(normalization_type=None).float()  # LayerNorm has its dtype from the config
+    wide = {hook: value.double() for hook, value in cache(model, other_tokens, ["z"]).items()}
+    for given in (
+        patch.activations("z", source=wide, heads="0.1"),
+        ablate.mean("mlp_out.0", reference=other_tokens),
+        edit("z.0", lambda z: z.double() * 2),
+    ):
+        output, found = run(model, tokens, given, cache=["z.0", "mlp_out.0"])
+        assert output.dtype == torch.float32
+        assert {value.dtype for value in found.values()} == {torch.float32}
+
+
+def test_the_mean_of_a_long_reference_is_taken_in_float64(make_model, tokens):
+    model = make_model(normalization_type=None).float()  # LayerNorm has its dtype from the config
+    reference = torch.randint(0, 11, (200, 4), generator=torch.Generator().manual_seed(7))
+    expected = cache(model, reference, ["z.0"])["z.0"].double().mean(0).float()
+    _, found = run(model, tokens, ablate.mean("z.0", reference=reference), cache=["z.0"])
+    assert bool((found["z.0"] == expected).all())
+
+
+def test_default_metrics_of_half_precision_outputs_accumulate_wider(make_model, tokens):
+    model = make_model().to(torch.bfloat16)
+    frame = sweep(model, tokens, {"zero": ablate.zero("0.1")}, draws=1, flips=1).frame.set_index("metric")
+    clean, edited = run(model, tokens).double(), run(model, tokens, ablate.zero("0.1")).double()
+    np.testing.assert_allclose(frame["value"]["mse"], (clean - edited).square().mean(), rtol=1e-12)

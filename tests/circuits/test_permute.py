@@ -1,0 +1,211 @@
+"""Positional permutation against a deep copy of the model whose position table has its rows in another order."""
+
+import copy
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from circuits import CircuitsError, ablate, edit, intervene, permute, run, sweep
+from circuits.calls import Call
+from circuits.permute import random_order
+from circuits.references import References
+from circuits.state import State
+from circuits.surface import Surface
+
+ORDER = (2, 0, 5, 1, 4, 3)
+
+
+def table_of(model):
+    weights = Surface.of(model).named_weights()
+    return next(weight for name, weight in weights.items() if name.startswith("pos_embed."))
+
+
+def with_rows(model, order):
+    """A copy whose table holds row order[i] at i, later rows staying."""
+    permuted = copy.deepcopy(model)
+    table = table_of(permuted).data
+    table[: len(order)] = table[list(order)].clone()
+    return permuted
+
+
+def test_a_permutation_against_a_copy_with_permuted_rows(model, tokens, by_hand, assert_same):
+    clean, before = by_hand(model, tokens), table_of(model).detach().clone()
+    for given in (ORDER, list(ORDER), np.array(ORDER), torch.tensor(ORDER)):
+        found = run(model, tokens, permute.positions(given))
+        assert_same(found, by_hand(with_rows(model, ORDER), tokens), clean)
+    assert bool((table_of(model) == before).all())
+    assert bool((run(model, tokens, permute.positions(range(6))) == run(model, tokens)).all())
+
+
+def test_position_i_reads_row_perm_of_i(causal, tokens):
+    _, seen = run(causal, tokens, permute.positions(ORDER), cache=["pos_embed", "embed", "resid_pre.0"])
+    for position, row in enumerate(ORDER):
+        assert bool((seen["pos_embed"][:, position] == table_of(causal)[row]).all())
+    clean = run(causal, tokens, cache=["embed"])[1]
+    assert bool((seen["embed"] == clean["embed"]).all())
+
+
+def test_a_shorter_one_leaves_the_later_rows_and_a_longer_is_refused(model, tokens, by_hand, assert_same):
+    found = run(model, tokens, permute.positions([1, 2, 0]))
+    assert_same(found, by_hand(with_rows(model, [1, 2, 0]), tokens), by_hand(model, tokens))
+    short = tokens[:, :4]
+    assert_same(
+        run(model, short, permute.positions([3, 1, 0, 2])),
+        by_hand(with_rows(model, [3, 1, 0, 2]), short),
+        by_hand(model, short),
+    )
+    with pytest.raises(
+        CircuitsError, match=r"the permutation has 6 rows, the run 4 positions; give one of 0-3"
+    ):
+        run(model, short, permute.positions(ORDER))
+
+
+def test_a_seed_permutes_the_rows_in_use_and_nothing_else_decides(model, tokens, by_hand, assert_same):
+    """arXiv:2410.22244, section 3.2.1: a random permutation of the rows that the input uses, the input unchanged."""
+    short, state = tokens[:, :4], torch.get_rng_state()
+    order = random_order(4, 11)
+    assert sorted(order) == [0, 1, 2, 3]
+    expected = by_hand(with_rows(model, order), short)
+    assert_same(run(model, short, permute.positions(11)), expected, by_hand(model, short))
+    # Not on the batch, nor on the model, nor on other generators.
+    torch.manual_seed(123)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        assert_same(
+            run(model, short[:3], permute.positions(np.int64(11))), expected[:3], by_hand(model, short[:3])
+        )
+    torch.set_rng_state(state)
+    run(model, short, permute.positions(11))
+    assert bool((torch.get_rng_state() == state).all())
+    assert permute.positions(11) == permute.positions(11) != permute.positions(12)
+
+
+def test_random_orders_are_uniform_over_all_permutations():
+    drawn = [random_order(4, seed) for seed in range(2400)]
+    counts = [drawn.count(order) for order in itertools.permutations(range(4))]
+    assert sum(counts) == 2400
+    # Chi-square with 23 degrees of freedom: 49.7 is exceeded in one of a thousand.
+    assert sum((count - 100) ** 2 / 100 for count in counts) < 49.7
+
+
+def test_padded_runs_are_refused(causal, tokens):
+    """One example alone too: its positions start where its padding ends, whatever the others do."""
+    left = torch.ones(8, 6, dtype=torch.long)
+    left[:, :1] = 0
+    uneven = torch.ones(8, 6, dtype=torch.long)
+    uneven[3, :2] = 0
+    for rows, mask in ((slice(None), left), (slice(None), uneven), (slice(3, 4), uneven)):
+        with (
+            pytest.raises(CircuitsError, match=r"with padding the model reads other rows.*first 6; run it"),
+            intervene(causal, permute.positions(ORDER)),
+        ):
+            causal(tokens[rows], attention_mask=mask[rows])
+    with intervene(causal, permute.positions(ORDER)):
+        found = causal(tokens, attention_mask=torch.ones(8, 6, dtype=torch.long))
+    torch.testing.assert_close(found, run(causal, tokens, permute.positions(ORDER)))
+
+
+def test_rows_that_differ_between_examples_are_refused(causal, tokens):
+    shift = edit("pos_embed", lambda x: x + torch.arange(8.0).double()[:, None, None])
+    with pytest.raises(CircuitsError, match="with examples that read different rows"):
+        run(causal, tokens, shift, permute.positions(ORDER))
+
+
+def test_a_model_without_a_position_table_is_refused(make_model, family, tokens):
+    model = make_model(family=family, positional_embedding_type="rotary", rotary_dim=4)
+    with pytest.raises(CircuitsError, match=r"no table of position embeddings \(rotary or none\)"):
+        run(model, tokens, permute.positions(3))
+
+
+def test_it_composes_with_what_the_user_and_earlier_edits_left(causal, tokens, by_hand, assert_same):
+    def doubled(s, at, x):
+        return 2 * x if s == "pos_embed" else x.mul(0.5) if (s, at) == ("mlp_out", 0) else x
+
+    clean = by_hand(causal, tokens)
+    expected = by_hand(with_rows(causal, ORDER), tokens, doubled)
+    given = (
+        edit("pos_embed", lambda x: 2 * x),
+        permute.positions(ORDER),
+        edit("mlp_out.0", lambda x: x * 0.5),
+    )
+    assert_same(run(causal, tokens, *given), expected, clean)
+    twice = tuple(ORDER[row] for row in ORDER)
+    found = run(causal, tokens, permute.positions(ORDER), permute.positions(ORDER))
+    assert_same(found, by_hand(with_rows(causal, twice), tokens), clean)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (0, 0, 1),
+        (1, 2),
+        [],
+        "012",
+        [0.0, 1.0],
+        [True, False],
+        [[0, 1]],
+        None,
+        1.5,
+        torch.tensor(3),
+        {0, 2},
+        ["a"],
+    ],
+)
+def test_what_is_neither_a_seed_nor_a_permutation(given):
+    with pytest.raises(CircuitsError, match="neither a seed nor a permutation") as caught:
+        permute.positions(given)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_seeds_out_of_range(seed):
+    with pytest.raises(CircuitsError, match=r"permute\.positions: seed="):
+        permute.positions(seed)
+
+
+def test_description_names_the_permutation_or_the_seed():
+    described = json.loads(json.dumps(permute.positions(ORDER).describe()))
+    assert described["intervention"] == "permute.positions"
+    assert described["permutation"] == list(ORDER)
+    assert described["places"] == [{"site": "pos_embed", "heads": None}]
+    assert permute.positions(4).describe()["seed"] == 4
+
+
+def test_draws_are_seeds_of_their_own(causal, tokens):
+    drawn = permute.draws(5, seed=3)
+    assert drawn == permute.draws(5, seed=3)
+    assert len(set(drawn.interventions)) == len(drawn) == 5
+    assert not set(drawn.interventions) & set(permute.draws(5, seed=4).interventions)
+    frame = sweep(
+        causal,
+        tokens,
+        {"wrong places": drawn, "zero": ablate.zero("0.1")},
+        metric=lambda o: o[:, -1, 0],
+        chunk=18,
+    ).frame
+    assert frame["draw"].fillna(-1).tolist() == [-1, 0, 1, 2, 3, 4, -1]
+    for row in range(5):
+        single = run(causal, tokens, drawn.interventions[row])[:, -1, 0].mean()
+        np.testing.assert_allclose(frame["value"][row + 1], single, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "what"),
+    [
+        ({"position_ids": torch.tensor([[1, 2, 3, 4, 5, 0]])}, "position_ids"),
+        ({"past_kv_cache": object()}, "a key-value cache"),
+        ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])}, "padding"),
+        ({"position_ids": torch.arange(6)[None]}, None),
+        ({"attention_mask": torch.ones(1, 6)}, None),
+        ({}, None),
+    ],
+)
+def test_calls_that_read_other_rows_are_told_apart(causal, tokens, kwargs, what):
+    """By what is passed to the model; only what the model is given in this run counts."""
+    surface = Surface.of(causal)
+    call = Call(surface, References(surface), State(), args=(tokens,), kwargs=kwargs)
+    replacement = permute.positions(3).replacement
+    assert replacement.prepare(call) == what

@@ -1,0 +1,472 @@
+"""Weight transplants against a deep copy of the model whose weights are edited by hand."""
+
+import contextlib
+import copy
+import hashlib
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from circuits import CircuitsError, ablate, cache, grid, intervene, lens, patch, run, sweep, transplant
+from circuits.surface import Surface
+
+# Written out here a second time, for both classes: what each component is called in a state_dict.
+ATTENTION = {part: (f"attn.W_{part.upper()}", f"attn.b_{part.upper()}") for part in "qkvo"}
+NAMES = {
+    "HookedTransformer": {
+        **ATTENTION,
+        "mlp": ("mlp.W_in", "mlp.b_in", "mlp.W_out", "mlp.b_out"),
+        "ln1": ("ln1.w", "ln1.b"),
+        "ln2": ("ln2.w", "ln2.b"),
+        "embed": ("/embed.W_E",),
+        "pos_embed": ("/pos_embed.W_pos",),
+        "unembed": ("/unembed.W_U", "/unembed.b_U"),
+        "ln_final": ("/ln_final.w", "/ln_final.b"),
+    },
+    "TransformerBridge": {
+        **{part: (f"attn.{part}.weight", f"attn.{part}.bias") for part in "qkvo"},
+        "mlp": ("mlp.in.weight", "mlp.in.bias", "mlp.out.weight", "mlp.out.bias"),
+        "ln1": ("ln1.weight", "ln1.bias"),
+        "ln2": ("ln2.weight", "ln2.bias"),
+        "embed": ("/embed.weight",),
+        "pos_embed": ("/pos_embed.weight",),
+        "unembed": ("/unembed.weight", "/unembed.bias"),
+        "ln_final": ("/ln_final.weight", "/ln_final.bias"),
+    },
+}
+PARTS = {"qkv": "q k v", "attn": "q k v o", "ln": "ln1 ln2 ln_final"}
+
+
+def names_of(model, component, layers=None):
+    table, layers = NAMES[type(model).__name__], range(model.cfg.n_layers) if layers is None else layers
+    found = [name for part in PARTS.get(component, component).split() for name in table[part]]
+    every = [
+        name[1:] if name.startswith("/") else f"blocks.{layer}.{name}" for name in found for layer in layers
+    ]
+    return set(every) & set(weights_of(model))
+
+
+def weights_of(model):
+    return Surface.of(model).named_weights()
+
+
+def another(model, seed=9, scale=0.3):
+    """A model of the same shape whose every parameter is different."""
+    donor, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
+    for weight in donor.parameters():
+        weight.data += scale * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+    return donor
+
+
+def edited_copy(model, donor, names):
+    expected, there = copy.deepcopy(model), weights_of(donor)
+    for name, weight in weights_of(expected).items():
+        if name in names:
+            weight.data.copy_(there[name])
+    return expected
+
+
+def footprint(model):
+    """The parameters themselves, their bits, and the bits of everything else that is saved."""
+    return (
+        [(id(weight), weight.data_ptr(), weight.requires_grad) for weight in model.parameters()],
+        {name: value.detach().numpy().tobytes() for name, value in model.state_dict().items()},
+    )
+
+
+def test_every_component_against_an_edited_copy(model, tokens, by_hand, assert_same):
+    donor, before, clean = another(model), footprint(model), by_hand(model, tokens)
+    mine, theirs = weights_of(model), weights_of(donor)
+    for component in transplant.COMPONENTS:
+        names = names_of(model, component)
+        if not names:
+            with pytest.raises(CircuitsError, match=f"no weights of '{component}'"):
+                transplant.weights(donor, [component])
+            continue
+        given = transplant.weights(donor, [component])
+        assert set(given.describe()["parameters"]) == names
+        with intervene(model, given):
+            for name, value in mine.items():
+                assert bool((value == theirs[name]).all()) == (name in names)
+            found = model(tokens)
+        assert_same(found, by_hand(edited_copy(model, donor, names), tokens), clean)
+        assert footprint(model) == before
+
+
+def test_the_table_has_every_parameter_and_none_twice(model):
+    parts = [name for name in transplant.COMPONENTS if name not in PARTS]
+    listed = [name for part in parts for name in transplant.selected(weights_of(model), [part], None)]
+    assert sorted(listed) == sorted(weights_of(model))
+    for component in ("attn", "mlp", "qkv"):
+        assert not any(".ln" in name for name in transplant.selected(weights_of(model), [component], None))
+
+
+def test_a_norm_inside_the_mlp_is_no_part_of_it():
+    names = [f"blocks.0.mlp.{name}" for name in ("W_in", "b_in", "W_gate", "ln.w", "ln.b", "W_out")]
+    found = transplant.selected([*names, "blocks.0.ln2.w", "blocks.0.attn.q_norm.w"], ["mlp", "attn"], None)
+    assert list(found) == [name for name in names if ".ln." not in name]
+
+
+def test_gated_and_grouped_models(family, make_model, tokens, by_hand, assert_same):
+    """Their parameters have other names: a gate, and fewer keys and values than queries."""
+    model = make_model(family=family, gated_mlp=True, act_fn="silu", n_key_value_heads=2)
+    donor = another(model)
+    grouped = {
+        "HookedTransformer": {part: (f"attn._W_{part.upper()}", f"attn._b_{part.upper()}") for part in "kv"},
+        "TransformerBridge": {part: (f"attn.{part}.weight", f"attn.{part}.bias") for part in "kv"},
+    }[family]
+    gated = {
+        "HookedTransformer": ("mlp.W_gate", "mlp.W_in", "mlp.b_in", "mlp.W_out", "mlp.b_out"),
+        "TransformerBridge": ("mlp.gate.weight", "mlp.in.weight", "mlp.out.weight"),
+    }[family]
+    for component, listed in {**grouped, "mlp": gated}.items():
+        given = transplant.weights(donor, component)
+        names = {f"blocks.{layer}.{name}" for name in listed for layer in range(2)}
+        assert set(given.describe()["parameters"]) == names
+        expected = by_hand(edited_copy(model, donor, names), tokens)
+        assert_same(run(model, tokens, given), expected, by_hand(model, tokens))
+
+
+def test_some_layers_and_several_components(model, tokens, by_hand, assert_same):
+    donor, last = another(model), model.cfg.n_layers - 1
+    names = names_of(model, "q", [last]) | names_of(model, "o", [last]) | names_of(model, "unembed")
+    given = transplant.weights(donor, ["q", "o", "unembed"], layers=[last])
+    assert set(given.describe()["parameters"]) == names
+    assert given.describe()["layers"] == [last]
+    expected = by_hand(edited_copy(model, donor, names), tokens)
+    assert_same(run(model, tokens, given), expected, by_hand(model, tokens))
+
+
+def test_a_state_dict_and_a_model_are_the_same_source(causal, tokens):
+    donor = another(causal)
+    from_model = transplant.weights(donor, "attn")
+    from_dict = transplant.weights(donor.state_dict(), "attn")
+    assert from_model == from_dict
+    assert hash(from_model) == hash(from_dict)
+    assert from_model != transplant.weights(donor, "qkv")
+    assert from_model != transplant.weights(donor, "attn", layers=[0])
+    assert from_model != transplant.weights(causal, "attn")
+    assert bool((run(causal, tokens, from_model) == run(causal, tokens, from_dict)).all())
+
+
+def test_description_lists_each_parameter_with_its_digest(causal):
+    donor = another(causal)
+    described = json.loads(json.dumps(transplant.weights(donor, ["qkv", "embed"]).describe()))
+    assert described["intervention"] == "transplant.weights"
+    assert described["components"] == ["qkv", "embed"]
+    assert set(described["parameters"]) == names_of(causal, "qkv") | names_of(causal, "embed")
+    values = weights_of(donor)
+    for name, entry in described["parameters"].items():
+        value = values[name].detach().numpy()
+        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+        assert entry == {"shape": list(value.shape), "dtype": "float64", "sha256": digest}
+
+
+def test_it_is_a_snapshot_of_the_named_weights_only(causal, tokens, assert_same):
+    donor = another(causal)
+    given = transplant.weights(donor, "mlp")
+    expected = run(edited_copy(causal, donor, names_of(causal, "mlp")), tokens)
+    for weight in donor.parameters():
+        weight.data.zero_()
+    assert_same(run(causal, tokens, given), expected, run(causal, tokens))
+    assert {name for name, _ in given.values} == names_of(causal, "mlp")
+    kept = {tensor.tensor.untyped_storage().data_ptr() for _, tensor in given.values}
+    assert not kept & {weight.untyped_storage().data_ptr() for weight in donor.parameters()}
+
+
+def test_the_models_own_weights_as_source_change_nothing(causal, tokens):
+    clean = run(causal, tokens)
+    given = transplant.weights(causal, list(transplant.COMPONENTS))
+    assert bool((run(causal, tokens, given) == clean).all())
+    frame = sweep(causal, tokens, {"own": given}, metric=lambda output: output[:, -1, 0]).frame
+    assert frame["null_effect"].all()
+
+
+def test_weights_are_the_same_bits_in_the_same_parameters_afterwards(model, tokens):
+    outer, inner = (transplant.weights(another(model, seed), ["attn", "embed"]) for seed in (1, 2))
+    next(model.parameters()).requires_grad_(False)
+    before = footprint(model)
+    with intervene(model, outer), intervene(model, inner, ablate.mean("0.1", reference=tokens)):
+        model(tokens)
+    assert footprint(model) == before
+    for error in (RuntimeError("mine"), KeyboardInterrupt(), SystemExit(2)):
+        with pytest.raises(type(error)), intervene(model, outer), intervene(model, inner):
+            raise error
+        assert footprint(model) == before
+
+
+@pytest.mark.parametrize("interrupted", [4, 12])
+def test_an_interrupt_while_weights_are_copied_leaves_the_models_own(causal, monkeypatch, interrupted):
+    """Ctrl-C may come at any instruction. Eight parameters are copied in, then back."""
+    before, copies, copy_ = footprint(causal), [], torch.Tensor.copy_
+    zeros = torch.zeros(2, 3, dtype=torch.long)
+
+    def copy_or_interrupt(self, value):
+        copies.append(self)
+        if len(copies) == interrupted:
+            raise KeyboardInterrupt
+        return copy_(self, value)
+
+    given = transplant.weights(another(causal), "mlp")
+    monkeypatch.setattr(torch.Tensor, "copy_", copy_or_interrupt)
+    with pytest.raises(KeyboardInterrupt), intervene(causal, given):
+        assert interrupted == 12
+    monkeypatch.undo()
+    assert len(copies) > interrupted
+    assert footprint(causal) == before
+    # Nor are the weights of that block taken for the model's own later on.
+    expected = run(another(causal, 2), zeros, ablate.zero("0.1"))
+    for weight, value in zip(causal.parameters(), another(causal, 2).parameters(), strict=True):
+        weight.data = value.data
+    assert bool((run(causal, zeros, ablate.mean("0.1", zeros), ablate.zero("0.1")) == expected).all())
+
+
+def test_an_inner_transplant_overrides_the_outer_and_then_the_outer_is_back(causal, tokens, assert_same):
+    one, two, clean = another(causal, 1), another(causal, 2), run(causal, tokens)
+    outer, inner = transplant.weights(one, "attn"), transplant.weights(two, ["v", "mlp"])
+    with_outer = run(edited_copy(causal, one, names_of(causal, "attn")), tokens)
+    both = edited_copy(causal, one, names_of(causal, "attn"))
+    both = run(edited_copy(both, two, names_of(causal, "v") | names_of(causal, "mlp")), tokens)
+    with intervene(causal, outer):
+        assert_same(run(causal, tokens), with_outer, clean)
+        with intervene(causal, inner):
+            assert_same(run(causal, tokens), both, with_outer)
+        assert bool((run(causal, tokens) == with_outer).all())
+    assert bool((run(causal, tokens) == clean).all())
+    # In one block the later of two does the same.
+    assert_same(run(causal, tokens, outer, inner), both, clean)
+
+
+def test_clean_passes_inside_see_the_models_own_weights(causal, tokens, other_tokens, by_hand, assert_same):
+    donor = another(causal)
+    switched = edited_copy(causal, donor, names_of(causal, "attn"))
+    z = {}
+    by_hand(causal, other_tokens, lambda s, at, x: z.setdefault((s, at), x))
+    mean, source = z["z", 1].mean(0), z["resid_pre", 1]
+
+    def expected(site, value):
+        return by_hand(switched, tokens, lambda s, at, x: value.expand_as(x) if (s, at) == (site, 1) else x)
+
+    given = transplant.weights(donor, "attn")
+    clean, own = by_hand(switched, tokens), by_hand(causal, tokens)
+    for edit, wanted in (
+        (ablate.mean("1.0-3", reference=other_tokens), expected("z", mean)),
+        (patch.activations("resid_pre.1", source=other_tokens), expected("resid_pre", source)),
+    ):
+        assert_same(run(causal, tokens, given, edit), wanted, clean)
+        with intervene(causal, given):
+            assert_same(run(causal, tokens, edit), wanted, clean)
+            assert_same(run(causal, tokens), clean, own)
+
+
+def test_weights_are_edited_first_whatever_the_order_of_arguments(causal, tokens, assert_same):
+    donor = another(causal)
+    switched = edited_copy(causal, donor, names_of(causal, "o"))
+    given, zero = transplant.weights(donor, "o"), ablate.zero("0.1")
+    expected = run(switched, tokens, zero)
+    for order in ((given, zero), (zero, given)):
+        assert_same(run(causal, tokens, *order), expected, run(causal, tokens))
+
+
+def test_gradients_inside_the_block_are_those_of_the_sources_weights(causal, tokens):
+    donor = another(causal)
+    switched = edited_copy(causal, donor, names_of(causal, "attn"))
+    switched(tokens).square().sum().backward()
+    with intervene(causal, transplant.weights(donor, "attn")):
+        causal(tokens).square().sum().backward()
+    assert_equal_gradients(causal, switched)
+
+
+def assert_equal_gradients(model, other):
+    expected = weights_of(other)
+    for name, weight in weights_of(model).items():
+        torch.testing.assert_close(weight.grad, expected[name].grad)
+
+
+def test_a_backward_pass_left_for_later_never_meets_the_models_own_weights(causal, tokens):
+    donor = another(causal)
+    with intervene(causal, transplant.weights(donor, "mlp")):
+        loss = causal(tokens).square().sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    # Where a class works with copies of its weights, as HookedTransformer does in attention, those serve.
+    with intervene(causal, transplant.weights(donor, "attn")):
+        loss = causal(tokens).square().sum()
+    causal.zero_grad()
+    with contextlib.suppress(RuntimeError):
+        loss.backward()
+        switched = edited_copy(causal, donor, names_of(causal, "attn"))
+        switched(tokens).square().sum().backward()
+        assert_equal_gradients(causal, switched)
+
+
+def test_sources_of_another_dtype_and_frozen_models(causal, tokens, assert_same):
+    donor = another(causal)
+    single = {name: value.float() for name, value in donor.state_dict().items()}
+    for weight in causal.parameters():
+        weight.requires_grad_(False)
+    rounded = copy.deepcopy(donor)
+    for weight in rounded.parameters():
+        weight.data = weight.data.float().double()
+    expected = run(edited_copy(causal, rounded, names_of(causal, "mlp")), tokens)
+    given = transplant.weights(single, "mlp")
+    assert_same(run(causal, tokens, given), expected, run(causal, tokens))
+    assert all(entry["dtype"] == "float32" for entry in given.describe()["parameters"].values())
+    assert weights_of(causal)[next(iter(names_of(causal, "mlp")))].dtype == torch.float64
+
+
+def test_buffers_are_neither_taken_nor_touched(causal):
+    donor = another(causal)
+    parameters = weights_of(donor)
+    spoilt = {
+        name: value if name in parameters or name.startswith("unembed") else torch.full_like(value, 1)
+        for name, value in donor.state_dict().items()
+    }
+    given = transplant.weights(spoilt, list(transplant.COMPONENTS))
+    listed = {name for name in given.describe()["parameters"] if not name.startswith("unembed")}
+    assert listed == {name for name in weights_of(causal) if not name.startswith("unembed")}
+    before = {name: buffer.clone() for name, buffer in causal.named_buffers()}
+    with intervene(causal, given):
+        causal(torch.zeros(1, 3, dtype=torch.long))
+        assert all(bool((buffer == before[name]).all()) for name, buffer in causal.named_buffers())
+
+
+def test_a_weight_that_the_model_holds_as_a_constant_must_be_equal(causal, tokens):
+    """On transformer-lens 4.3 an output bias that is not trained is a buffer, which a state_dict lists as well."""
+    donor, bias = another(causal), NAMES[type(causal).__name__]["unembed"][1][1:]
+    if bias in weights_of(causal):
+        holder = _module(causal, bias)
+        del holder._parameters[bias.split(".")[-1]]
+        holder.register_buffer(bias.split(".")[-1], torch.zeros(11, dtype=torch.float64))
+    source = {**donor.state_dict(), bias: torch.zeros(11)}
+    assert not bool((run(causal, tokens, transplant.weights(source, "unembed")) == run(causal, tokens)).any())
+    with pytest.raises(CircuitsError, match=f"the model has no parameter {bias}"):
+        run(causal, tokens, transplant.weights({**source, bias: torch.ones(11)}, "unembed"))
+
+
+def test_a_tied_parameter_is_refused(make_model, family, tokens):
+    model = make_model(family=family, d_vocab=16)
+    free, names = copy.deepcopy(model), NAMES[type(model).__name__]
+    embed, unembed = names["embed"][0][1:], names["unembed"][0][1:]
+    unembedding = _module(model, unembed)
+    setattr(unembedding, unembed.split(".")[-1], weights_of(model)[embed])
+    before = footprint(model)
+    for component in ("embed", "unembed"):
+        with pytest.raises(CircuitsError, match=rf"{embed} and {unembed} are one parameter") as caught:
+            run(model, tokens, transplant.weights(free, component))
+        assert "\n" not in str(caught.value)
+    assert footprint(model) == before
+    assert run(model, tokens, transplant.weights(free, "attn")).shape == (8, 6, 16)
+
+
+def test_parameters_that_share_memory_are_refused_too(make_model, family, tokens):
+    model = make_model(family=family)
+    free, names = copy.deepcopy(model), NAMES[type(model).__name__]
+    embed, unembed = names["embed"][0][1:], names["unembed"][0][1:]
+    shared, there = weights_of(model)[embed].data, weights_of(model)[unembed]
+    there.data = shared if there.shape == shared.shape else shared.T
+    with pytest.raises(CircuitsError, match=rf"{embed} and {unembed} are one parameter"):
+        run(model, tokens, transplant.weights(free, "unembed"))
+
+
+def _module(model, name):
+    """Where a parameter lives, whatever wraps it."""
+    parameter = weights_of(model)[name]
+    return next(
+        module
+        for module in model.modules()
+        if any(value is parameter for value in module.parameters(recurse=False))
+    )
+
+
+def test_what_does_not_fit_is_refused_before_any_change(make_model, family, tokens):
+    model = make_model(family=family)
+    before = footprint(model)
+    wider, deeper = make_model(family=family, d_mlp=20), make_model(family=family, n_layers=3)
+    bare = make_model(family=family, normalization_type=None)
+    half = {
+        name: value
+        for name, value in model.state_dict().items()
+        if ".attn." not in name or "blocks.0" in name
+    }
+    with pytest.raises(CircuitsError, match=r"\[.*20.*\] in the source and \[.*24.*\] in the model"):
+        run(model, tokens, transplant.weights(wider, ["attn", "mlp"]))
+    with pytest.raises(CircuitsError, match=r"the model has no parameter blocks\.2\."):
+        run(model, tokens, transplant.weights(deeper, "qkv"))
+    with pytest.raises(CircuitsError, match=r"the source has no blocks\.2\."):
+        run(deeper, tokens, transplant.weights(model, "qkv"))
+    with pytest.raises(CircuitsError, match=r"the source has no blocks\.1\.attn\."):
+        run(model, tokens, transplant.weights(half, "qkv"))
+    with pytest.raises(CircuitsError, match="the model has no parameter ln_final"):
+        run(bare, tokens, transplant.weights(model, "ln_final"))
+    with pytest.raises(CircuitsError, match="layer 5: the model has layers 0-1"):
+        run(model, tokens, transplant.weights(make_model(family=family, n_layers=6), "embed", layers=[5]))
+    assert footprint(model) == before
+
+
+def test_faults_are_one_line(causal):
+    for arguments, message in (
+        ({"components": ["qkv", "heads"]}, "no component 'heads'; choose from q, k, v, qkv, o, attn, mlp"),
+        ({"components": []}, "no component given"),
+        ({"components": 5}, "no component '5'"),
+        ({"components": "ln2", "layers": [7]}, "the source has no weights of 'ln2' in layers 7"),
+        ({"components": "q", "layers": [-1]}, "layers are whole numbers from 0"),
+        ({"components": "q", "layers": "all"}, "layers are whole numbers from 0"),
+        ({"source": "model.pt"}, "source must be a model or a state_dict, got str"),
+        ({"source": {}}, "the source has no weights of 'q'"),
+        ({"source": nn.Linear(2, 2)}, "Linear is not a hooked transformer"),
+    ):
+        with pytest.raises(CircuitsError, match=message) as caught:
+            transplant.weights(**{"source": causal, "components": "q", **arguments})
+        assert "\n" not in str(caught.value)
+
+
+def test_per_component_and_layer_in_one_sweep(causal, tokens):
+    donor = another(causal)
+    variants = grid(transplant.weights, {"components": ["qkv", "o", "mlp"], "layers": range(2)}, source=donor)
+    assert list(variants) == [f"{name}, layer {layer}" for name in ("qkv", "o", "mlp") for layer in range(2)]
+    metric = lambda output: output[:, -1].square().mean(-1)  # noqa: E731
+    frame = sweep(causal, tokens, variants, metric=metric, chunk=18).frame
+    for index, (component, layer) in enumerate((c, at) for c in ("qkv", "o", "mlp") for at in (0, 1)):
+        expected = run(edited_copy(causal, donor, names_of(causal, component, [layer])), tokens)
+        np.testing.assert_allclose(frame["value"][index], metric(expected).mean(), rtol=1e-12)
+    assert frame["layer"].tolist() == [0, 1] * 3
+    assert frame["head"].isna().all()
+    assert frame["site"].tolist() == ["q + k + v"] * 2 + ["o"] * 2 + ["mlp"] * 2
+    assert not frame["null_effect"].any()
+
+
+def test_what_is_read_inside_is_the_transplanted_models(causal, tokens, assert_same):
+    donor = another(causal)
+    given = transplant.weights(donor, ["o", "unembed"])
+    switched = edited_copy(causal, donor, names_of(causal, "o") | names_of(causal, "unembed"))
+    with intervene(causal, given):
+        found = cache(causal, tokens, ["attn_out.1"])
+    assert_same(
+        found["attn_out.1"],
+        cache(switched, tokens, ["attn_out.1"])["attn_out.1"],
+        cache(causal, tokens, "attn_out.1")["attn_out.1"],
+    )
+    expected = lens(switched, tokens)
+    seen = lens(causal, tokens, given)
+    assert list(seen.contributions) == list(expected.contributions)
+    for name, value in expected.contributions.items():
+        torch.testing.assert_close(seen.contributions[name], value, rtol=1e-10, atol=1e-12)
+
+
+def test_blocks_that_end_in_another_order_leave_the_model_its_own_weights(causal, family, make_model, tokens):
+    """As in a notebook, or with generators: the parameter holds what the latest block still open gives it."""
+    one, two = (make_model(seed=seed, family=family) for seed in (1, 2))
+    before = {name: weight.detach().clone() for name, weight in causal.named_parameters()}
+    first = intervene(causal, transplant.weights(one, "qkv"))
+    second = intervene(causal, transplant.weights(two, ["qkv", "mlp"]))
+    expected = run(causal, tokens, transplant.weights(two, ["qkv", "mlp"]))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert bool((run(causal, tokens) == expected).all())
+    second.__exit__(None, None, None)
+    assert all(bool((weight == before[name]).all()) for name, weight in causal.named_parameters())
