@@ -8,6 +8,10 @@ does not start (collection, import or syntax error), a name that does not exist,
 entry does not announce (`raises = "..."`) is an error of the entry. Afterwards the restored copies must be
 green in every named test. Exit code 0 if all that holds, else 1.
 
+An entry that took longer than the limit is tried once more, alone, after all others, and only that second verdict
+counts: a machine that was busy elsewhere is no fault of the entry. Nothing else is tried twice. Below the summary
+every verdict that was not good stands again, of errors with the end of pytest's output.
+
 Heavy modules are imported once; each entry is a forked child that imports the package from the copy and
 runs pytest in its own process. So this runs where `os.fork` does.
 """
@@ -15,6 +19,7 @@ runs pytest in its own process. So this runs where `os.fork` does.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import shutil
@@ -25,7 +30,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
@@ -34,6 +39,9 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+#: Lines of a child's output that are shown again.
+TAIL = 30
 
 # Children run beside each other, and a fork of a process with threads can hang.
 for _library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR"):
@@ -104,6 +112,8 @@ class Verdict:
     text: str
     seconds: float
     good: bool
+    tail: str = ""  # the end of the child's output
+    late: bool = False  # it took longer than the limit
 
     def __str__(self) -> str:
         word = self.word if self.good else self.word.upper()
@@ -203,6 +213,8 @@ def run_child(
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    # A child that is killed writes no buffers.
+    sys.stdout.reconfigure(line_buffering=True)
     outcome = Outcome()
     try:
         import pytest
@@ -269,28 +281,44 @@ class Runner:
         return copy.resolve()
 
     def run(self, jobs: list[Job]) -> Iterator[Verdict]:
-        """Verdicts as the children finish."""
+        """Verdicts as the children finish; entries that were late are tried again at the end, one by one."""
+        late = []
+        for job, verdict in self._tried(jobs):
+            if verdict.late and job.entry is not None:
+                late.append(job)
+            else:
+                yield verdict
+        for job in late:
+            for _, verdict in self._tried([job]):
+                yield replace(verdict, text=f"{verdict.text} (second try: the first took too long)")
+
+    def _tried(self, jobs: list[Job]) -> Iterator[tuple[Job, Verdict]]:
         waiting = list(reversed(jobs))
-        running: dict[Any, tuple[Job, Path, Any, float]] = {}
+        running: dict[Any, tuple[Job, Path, Any, float, Path]] = {}
         try:
             while waiting or running:
                 while waiting and self.free:
                     job = waiting.pop()
                     if job.entry is not None and (fault := job.entry.fault(self.whole)):
-                        yield Verdict(job.name, "error", fault, 0.0, False)
+                        yield job, Verdict(job.name, "error", fault, 0.0, False)
                         continue
                     copy = self.free.pop()
                     pipe, process = self._start(job, copy)
-                    running[pipe] = job, copy, process, time.monotonic()
+                    running[pipe] = job, copy, process, time.monotonic(), self._log()
                 for pipe in connection.wait(list(running), timeout=0.5):
-                    yield self._finish(pipe, *running.pop(pipe))
-                for pipe, (job, copy, process, start) in list(running.items()):
+                    job = running[pipe][0]
+                    yield job, self._finish(pipe, *running.pop(pipe))
+                for pipe, (job, copy, process, start, log) in list(running.items()):
                     if time.monotonic() - start > self._limit(job):
                         del running[pipe]
-                        yield self._finish(pipe, job, copy, process, start, late=True)
+                        yield job, self._finish(pipe, job, copy, process, start, log, late=True)
         finally:
-            for _, _, process, _ in running.values():
+            for _, _, process, _, _ in running.values():
                 _kill(process)
+
+    def _log(self) -> Path:
+        """The output of the child started last."""
+        return self.scratch / f"{self.logs:03}.log"
 
     def _limit(self, job: Job) -> float:
         return self.settings.limit * (1 if job.entry is not None else 10)
@@ -300,18 +328,21 @@ class Runner:
             path = copy / job.entry.file
             path.write_text(job.entry.broken(path.read_text(encoding="utf-8")), encoding="utf-8")
         self.logs += 1
-        log = self.scratch / f"{self.logs:03}.log"
         context = get_context("fork")
         receiver, sender = context.Pipe(duplex=False)
-        arguments = (sender, log, copy, self.settings, job.tests, job.entry is not None)
+        arguments = (sender, self._log(), copy, self.settings, job.tests, job.entry is not None)
         process = context.Process(target=run_child, args=arguments)
         process.start()
         sender.close()
         return receiver, process
 
     def _finish(
-        self, pipe: Any, job: Job, copy: Path, process: Any, start: float, late: bool = False
+        self, pipe: Any, job: Job, copy: Path, process: Any, start: float, log: Path, late: bool = False
     ) -> Verdict:
+        if late:
+            # Pytest's faulthandler then writes where the test was.
+            os.kill(process.pid, signal.SIGABRT)
+            process.join(2)
         try:
             outcome = Outcome(trouble=[f"no end after {self._limit(job):g} s"]) if late else pipe.recv()
         except EOFError:
@@ -323,7 +354,17 @@ class Runner:
         self.free.append(copy)
         word, text = judge(job.entry, outcome) if job.entry is not None else restored(job.tests, outcome)
         good = word == ("red" if job.entry is not None else "green")
-        return Verdict(job.name, word, text, time.monotonic() - start, good)
+        tail = "" if good or word == "green" else _tail(log)
+        return Verdict(job.name, word, text, time.monotonic() - start, good, tail, late)
+
+
+def _tail(log: Path) -> str:
+    """The last lines of a child's output; of one that hung, the innermost calls, which come first there."""
+    with contextlib.suppress(OSError):
+        text = log.read_text(encoding="utf-8", errors="replace")
+        _, hung, stack = text.rpartition("Fatal Python error: Aborted")
+        return "\n".join((hung + stack).splitlines()[:TAIL] if hung else stack.splitlines()[-TAIL:])
+    return ""
 
 
 def _kill(process: Any) -> None:
@@ -392,7 +433,12 @@ def main(arguments: list[str] | None = None) -> int:
         f"unbroken: {'green' if all(verdict.good for verdict in unbroken) else 'NOT green'}; "
         f"{time.monotonic() - start:.0f} s"
     )
-    return 0 if all(verdict.good for verdict in verdicts + unbroken) else 1
+    bad = [verdict for verdict in verdicts + unbroken if not verdict.good]
+    for verdict in bad:
+        print(f"\n{verdict}")
+        for line in verdict.tail.splitlines():
+            print(f"    | {line}")
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

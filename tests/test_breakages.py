@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,10 +85,10 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(
+def printed(
     repository: Path, *entries: str, limit: int = 60, arguments: tuple[str, ...] = ()
-) -> tuple[int, dict[str, str]]:
-    """The exit code, and the printed lines by the entry's name."""
+) -> tuple[int, str]:
+    """The exit code, and what was printed."""
     head = f"copy = ['thing', 'tests', 'pyproject.toml']\npackages = ['thing']\npreload = ['pytest']\nlimit = {limit}\n"
     (repository / "tests" / "breakages.toml").write_text(head + "".join(entries))
     done = subprocess.run(
@@ -97,12 +98,18 @@ def run(
         check=False,
     )
     assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def run(repository: Path, *entries: str, **options: Any) -> tuple[int, dict[str, str]]:
+    """The exit code, and the printed lines by the entry's name."""
+    code, text = printed(repository, *entries, **options)
     lines = {}
-    for line in done.stdout.splitlines():
+    for line in text.splitlines():
         if match := re.match(r"(\w+) +[\d.]+ s  ([^:]+): (.*)", line):
             # What is not broken is tested in two lots; the bad one counts.
             lines[match[2]] = max(f"{match[1]}: {match[3]}", lines.get(match[2], ""), key=str.swapcase)
-    return done.returncode, lines
+    return code, lines
 
 
 @needs_fork
@@ -199,7 +206,60 @@ def test_entries_are_listed_and_chosen_by_name(repository):
 @needs_fork
 def test_a_child_that_hangs_is_killed(repository):
     code, lines = run(repository, entry("hangs", "return 2 * x", "while True:\n        pass"), limit=3)
-    assert (code, lines["hangs"]) == (1, "ERROR: no end after 3 s")
+    assert (code, lines["hangs"]) == (1, "ERROR: no end after 3 s (second try: the first took too long)")
+
+
+def counted(path: Path, then: str) -> str:
+    """Code for ``double`` that leaves a line in ``path``; ``then`` may ask ``first``, whether it is the only one."""
+    return (
+        f"open({str(path)!r}, 'a').write('x\\n')\n"
+        f"    first = len(open({str(path)!r}).readlines()) == 1\n    {then}"
+    )
+
+
+@needs_fork
+def test_only_what_took_too_long_is_tried_again(repository, tmp_path):
+    slow, dead, red = (tmp_path / name for name in ("slow", "dead", "red"))
+    wait = "\n    while first:\n        pass\n    return 3 * x"
+    code, lines = run(
+        repository,
+        entry("late once", "return 2 * x", counted(slow, wait)),
+        entry(
+            "dies once", "return 2 * x", counted(dead, "import os; first and os._exit(0)\n    return 3 * x")
+        ),
+        entry("red", "return 2 * x", counted(red, "return 3 * x")),
+        limit=3,
+    )
+    assert lines["late once"] == "red: a rule (second try: the first took too long)"
+    assert lines["dies once"] == "ERROR: the child died without a word"
+    assert lines["red"] == "red: a rule"
+    assert [len(path.read_text().splitlines()) for path in (slow, dead, red)] == [2, 1, 1]
+    assert code == 1
+
+
+@needs_fork
+def test_the_end_of_the_log_tells_what_was_not_good(repository):
+    _, text = printed(
+        repository,
+        entry("wrong name", "2 * x", "2 * y"),
+        entry("noticed", "2 * x", "3 * x"),
+        entry("not noticed", "x / 2", "x / 3"),
+        entry("hangs", "return 2 * x", "while True:\n        pass"),
+        limit=3,
+    )
+    end = re.split(r"^\d+ entries: .*\n", text, flags=re.MULTILINE)[1]
+    bad, _, rest = end.strip().partition("\n\n")
+    heads = [line.split(":")[0].split("  ")[-1] for line in end.splitlines() if line[:1].isupper()]
+    assert heads == ["wrong name", "not noticed", "hangs"]
+    assert "    | E       NameError: name 'y' is not defined" in bad.splitlines()
+    assert all(line.startswith("    | ") for line in bad.splitlines()[1:])
+    assert len(bad.splitlines()) <= 1 + breakages.TAIL
+    assert rest.startswith("GREEN")
+    # Where it hung.
+    assert re.search(r"^    \|   File .*code.py\", line \d+ in double$", rest, flags=re.MULTILINE)
+
+    _, text = printed(repository, entry("noticed", "2 * x", "3 * x"))
+    assert text.splitlines()[-1].startswith("1 entries: 1 red")
 
 
 def test_names_are_given_once(repository):
