@@ -17,7 +17,7 @@ from circuits.handles import Handle
 from circuits.interventions import Intervention, Swap, Write
 from circuits.references import References
 from circuits.sites import closest_sites
-from circuits.state import State, replaced, state_of
+from circuits.state import replaced, state_of
 from circuits.surface import Surface
 
 Plan = tuple[Write | Swap, ...]
@@ -80,23 +80,22 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
     state = state_of(surface.model)
     call = Call(surface, references, state)
     fired = [0] * len(writes)
-    runs = [0]
     with ExitStack() as stack:
         stack.enter_context(replaced(surface.model, [(swap.parameter, swap.value.tensor) for swap in swaps]))
-        stack.callback(surface.on_run(partial(_begin, runs, call, writes)).remove)
-        reads: list[dict[str, Tensor]] = [{} for _ in writes]
+        runs = _Runs(call, writes)
+        stack.callback(surface.on_run(runs.begin, runs.end, runs.begin_unseen).remove)
         for index, write in enumerate(writes):
-            hook_function = writer(write, call, reads[index], partial(_count, fired, index))
+            hook_function = writer(write, call, partial(_count, fired, index))
             stack.callback(surface.on_forward(write.hook, hook_function).remove)
-        for write, found in zip(writes, reads, strict=True):
+        for write in writes:
             for name, hook in write.replacement.reads(write).items():
-                stack.enter_context(_reading(surface, hook, partial(_read, found, name, state)))
+                stack.enter_context(_reading(surface, hook, partial(_read, call, write, name)))
         _put_readers_last(surface)
         yield
     # Only reached when the body raised nothing, and with every hook already off.
     for write, count in zip(writes, fired, strict=True):
         if count == 0:
-            raise CircuitsError(_silent(surface, write, runs[0]))
+            raise CircuitsError(_silent(surface, write, runs.count))
 
 
 def _silent(surface: Surface, write: Write, runs: int) -> str:
@@ -141,18 +140,32 @@ def _put_readers_last(surface: Surface) -> None:
         reader.handle = surface.on_forward(reader.hook, reader.function)
 
 
-def _begin(
-    runs: list[int], call: Call, writes: list[Write], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
-    if not call.state.suspended:
-        runs[0] += 1
-        call.begin(writes, args, kwargs)
+class _Runs:
+    """Counts the runs of the model under some writes, and tells their call of each; clean passes are none."""
+
+    def __init__(self, call: Call, writes: list[Write]) -> None:
+        self.count = 0
+        self._call, self._writes = call, writes
+
+    def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if not self._call.state.suspended:
+            self.count += 1
+            self._call.begin(self._writes, args, kwargs)
+
+    def end(self) -> None:
+        if not self._call.state.suspended:
+            self._call.end()
+
+    def begin_unseen(self, kwargs: Mapping[str, Any]) -> None:
+        if not self._call.state.suspended:
+            self.count += 1
+            self._call.begin_unseen(self._writes, kwargs)
 
 
 def _count(fired: list[int], index: int) -> None:
     fired[index] += 1
 
 
-def _read(reads: dict[str, Tensor], name: str, state: State, activation: Tensor) -> None:
-    if not state.suspended:
-        reads[name] = activation.detach()
+def _read(call: Call, write: Write, name: str, activation: Tensor) -> None:
+    if not call.state.suspended:
+        call.reads(write)[name] = activation.detach()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from circuits.arguments import read_choice, read_place, read_run_tokens, read_se
 from circuits.errors import CircuitsError
 from circuits.metrics import PerExample, first_choice, metric_name, read_metric, read_values
 from circuits.modes import evaluating
-from circuits.references import keep_in
+from circuits.recording import keep_in, listening
 from circuits.results import SweepResult, make_result
 from circuits.selection import Head
 from circuits.sites import Site, SiteKind
@@ -151,9 +150,7 @@ def _run(
     functions: Mapping[str, Callable[[Tensor], Tensor | None]],
     seen: Mapping[str, Tensor],
 ) -> Tensor:
-    with ExitStack() as stack:
-        for hook, function in functions.items():
-            stack.callback(surface.on_forward(hook, function).remove)
+    with listening(surface, functions.items()):
         output: Tensor = surface.model(tokens.to(surface.device))
     silent = [hook for hook in functions if hook not in seen]
     if silent:

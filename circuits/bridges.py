@@ -81,11 +81,16 @@ class NativeBridge:
             return _port(attention, layer).listen(site, given)
         return on_hook_point(module, given)
 
-    def on_run(self, function: Callable[[tuple[Any, ...], Mapping[str, Any]], None]) -> Handle:
+    def on_run(
+        self, begin: Callable[[tuple[Any, ...], Mapping[str, Any]], None], end: Callable[[], None]
+    ) -> Handle:
         # `run_with_hooks` and `run_with_cache` go round the bridge's own __call__; the wrapped model is
         # called by every route.
-        return self._native.register_forward_pre_hook(
-            lambda module, args, kwargs: function(*_for_bridge(args, kwargs)), with_kwargs=True
+        return Handles(
+            self._native.register_forward_pre_hook(
+                lambda module, args, kwargs: begin(*_for_bridge(args, kwargs)), with_kwargs=True
+            ),
+            self._native.register_forward_hook(lambda module, inputs, output: end(), always_call=True),
         )
 
     def _when_used(self, layer: int | None, function: Function) -> Function:

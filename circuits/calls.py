@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,7 +13,8 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions import Firing, Write
 from circuits.modes import evaluating
-from circuits.references import References, keep_in
+from circuits.recording import listening, recording
+from circuits.references import References
 from circuits.state import State, suspended
 from circuits.surface import Surface
 
@@ -28,32 +28,61 @@ def unusual(kwargs: Mapping[str, Any]) -> str | None:
         return "padding"
     if places is not None and bool((places != torch.arange(places.shape[-1], device=places.device)).any()):
         return "position_ids"
-    names = ("past_kv_cache", "past_key_values")
+    names = ("past_kv_cache", "past_key_values", "past_kv_cache_entry")
     return CACHED if any(kwargs.get(name) is not None for name in names) else None
 
 
 @dataclass
-class Call:
-    """The inputs of one call of the model.
+class Frame:
+    """One run of the model: what it was called with, and what was found in it."""
 
-    `run` calls the model on them again, without any of our edits but those given, in eval mode, no gradients.
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tokens: Tensor | None = None
+    whole: bool = False  # whether these are all inputs of the whole model, so that it can be run on them again
+    prepared: dict[int, Any] = field(default_factory=dict)  # by id of the write
+    reads: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by id of the write
+    known: dict[Hashable, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Call:
+    """The runs of the model under some writes: the one under way, and those that it was called from.
+
+    `run` calls the model on the same inputs again, without any of our edits but those given, in eval mode, no
+    gradients.
     """
 
     surface: Surface
     references: References
     state: State
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    tokens: Tensor | None = None
-    _known: dict[Hashable, Any] = field(default_factory=dict)
-    _prepared: dict[int, Any] = field(default_factory=dict)
+    # The first one stands for a part of the model that was called alone.
+    _frames: list[Frame] = field(default_factory=lambda: [Frame()])
+
+    @property
+    def frame(self) -> Frame:
+        return self._frames[-1]
+
+    @property
+    def tokens(self) -> Tensor | None:
+        return self.frame.tokens
 
     def begin(self, writes: Sequence[Write], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The model is about to run on these inputs."""
-        self.args, self.kwargs = args, kwargs
-        self.tokens = self.surface.tokens_of(args, kwargs)
-        self._known.clear()
-        odd = unusual(kwargs)
+        self._frames.append(Frame(args, kwargs, self.surface.tokens_of(args, kwargs), whole=True))
+        self._prepare(writes)
+
+    def end(self) -> None:
+        if len(self._frames) > 1:
+            self._frames.pop()
+
+    def begin_unseen(self, writes: Sequence[Write], kwargs: Mapping[str, Any]) -> None:
+        """The model runs on inputs that are not known, but for these arguments of its first block."""
+        self._frames[:] = [Frame(kwargs=kwargs)]
+        self._prepare(writes)
+
+    def _prepare(self, writes: Sequence[Write]) -> None:
+        odd = unusual(self.frame.kwargs)
         for write in writes:
             if odd is not None and write.replacement.references(write):
                 raise CircuitsError(
@@ -65,52 +94,58 @@ class Call:
                     f"{write.label}: with {odd} positions are counted anew in every call; edit all of them, or run "
                     "without"
                 )
-        self._prepared = {id(write): write.replacement.prepare(self) for write in writes}
+        self.frame.prepared = {id(write): write.replacement.prepare(self) for write in writes}
 
     def prepared(self, write: Write) -> Any:
-        return self._prepared.get(id(write))
+        return self.frame.prepared.get(id(write))
+
+    def reads(self, write: Write) -> dict[str, Tensor]:
+        """What the write has read elsewhere in the run under way, by name."""
+        return self.frame.reads.setdefault(id(write), {})
 
     def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """What several writes of one intervention share is computed once in a call."""
-        if key not in self._known:
-            self._known[key] = compute()
-        return self._known[key]
+        """What several writes of one intervention share is computed once in a run."""
+        known = self.frame.known
+        if key not in known:
+            known[key] = compute()
+        return known[key]
 
     def run(self, writes: Sequence[Write], wanted: Iterable[str]) -> dict[str, Tensor]:
         """The activations at the hooks `wanted` under `writes` alone."""
-        if unusual(self.kwargs) == CACHED:
+        frame = self.frame
+        if unusual(frame.kwargs) == CACHED:
             raise CircuitsError(
                 f"a path needs passes on the run's own tokens, which {CACHED} would remember; run without"
             )
         alone = State(rows=self.state.rows, total=self.state.total)
-        inner = Call(self.surface, self.references, alone, self.args, self.kwargs, self.tokens)
-        seen: dict[str, Tensor] = {}
-        with ExitStack() as stack:
-            for context in (suspended(self.surface.model), evaluating(self.surface.model), torch.no_grad()):
-                stack.enter_context(context)
-            for write in writes:
-                stack.callback(self.surface.on_forward(write.hook, writer(write, inner, {})).remove)
-            for hook in wanted:
-                stack.callback(self.surface.on_forward(hook, keep_in(seen, hook)).remove)
-            self.surface.model(*self.args, **self.kwargs)
+        inner = Call(self.surface, self.references, alone, [frame])
+        functions = [(write.hook, writer(write, inner)) for write in writes]
+        model = self.surface.model
+        with (
+            suspended(model),
+            evaluating(model),
+            torch.no_grad(),
+            listening(self.surface, functions),
+            recording(self.surface, wanted) as seen,
+        ):
+            model(*frame.args, **frame.kwargs)
         return seen
 
 
 def writer(
-    write: Write, call: Call, reads: dict[str, Tensor], fired: Callable[[], None] | None = None
+    write: Write, call: Call, fired: Callable[[], None] | None = None
 ) -> Callable[[Tensor], Tensor | None]:
     """The hook function that carries out one write."""
     references = {
         name: call.references[reference] for name, reference in write.replacement.references(write).items()
     }
-    return partial(_replace, write, call, references, reads, fired)
+    return partial(_replace, write, call, references, fired)
 
 
 def _replace(
     write: Write,
     call: Call,
     references: Mapping[str, Tensor],
-    reads: dict[str, Tensor],
     fired: Callable[[], None] | None,
     current: Tensor,
 ) -> Tensor | None:
@@ -119,7 +154,14 @@ def _replace(
         return None
     selected = write.selected(current, state.rows, state.total)
     firing = Firing(
-        write, selected, references, reads, call.prepared(write), call.tokens, state.rows, state.total
+        write,
+        selected,
+        references,
+        call.reads(write),
+        call.prepared(write),
+        call.tokens,
+        state.rows,
+        state.total,
     )
     new = write.replacement.value(current, firing)
     if fired is not None:

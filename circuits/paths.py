@@ -51,7 +51,9 @@ class Received(Replacement):
             for name, reference in sender.replacement.references(sender).items()
         }
 
-    def prepare(self, call: Call) -> dict[str, Tensor]:
+    def prepare(self, call: Call) -> dict[str, Tensor] | None:
+        if not call.frame.whole:
+            return None
         found: dict[str, Tensor] = call.once(id(self), lambda: self._receive(call))
         return found
 

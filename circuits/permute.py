@@ -30,7 +30,7 @@ class Permuted(Replacement):
 
     def prepare(self, call: Call) -> str | None:
         """What in this call makes the model read other rows than the first ones in order, if anything does."""
-        return unusual(call.kwargs)
+        return unusual(call.frame.kwargs)
 
     def value(self, current: Tensor, firing: Firing) -> Tensor:
         length = current.shape[1]

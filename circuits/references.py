@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.modes import evaluating
+from circuits.recording import recording
 from circuits.snapshots import Snapshot
 from circuits.state import suspended
 from circuits.surface import Surface
@@ -76,19 +76,12 @@ class References:
         model = self._surface.model
         step = max(1, TOKENS_PER_PASS // max(1, tokens[0].numel()))
         pieces: dict[Reference, list[Tensor]] = {reference: [] for reference in wanted}
-        seen: dict[str, Tensor] = {}
+        hooks = list(dict.fromkeys(reference.hook for reference in wanted))
         with suspended(model), evaluating(model), torch.no_grad():
             for start in range(0, len(tokens), step):
                 part = tokens[start : start + step].to(self._surface.device)
-                seen.clear()
-                handles = []
-                try:
-                    for hook in dict.fromkeys(reference.hook for reference in wanted):
-                        handles.append(self._surface.on_forward(hook, keep_in(seen, hook)))
+                with recording(self._surface, hooks) as seen:
                     model(part)
-                finally:
-                    for handle in handles:
-                        handle.remove()
                 for reference, found in pieces.items():
                     if reference.hook not in seen:
                         raise CircuitsError(
@@ -105,11 +98,3 @@ class References:
                 self._found[reference] = torch.cat(found)
             else:
                 self._found[reference] = reference.reduction.finish(found[0], len(tokens))
-
-
-def keep_in(seen: dict[str, Tensor], hook: str) -> Callable[[Tensor], None]:
-    return partial(_keep, seen, hook)
-
-
-def _keep(seen: dict[str, Tensor], hook: str, activation: Tensor) -> None:
-    seen[hook] = activation

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from circuits.arguments import read_run_tokens
 from circuits.errors import CircuitsError
 from circuits.interventions import Intervention
 from circuits.modes import evaluating
-from circuits.references import keep_in
+from circuits.recording import recording
 from circuits.sites import Site
 from circuits.surface import Surface
 
@@ -64,10 +63,12 @@ def run(
         raise CircuitsError(f'cache: give sites such as "z" or a list of them, got {cache!r}')
     sites = [] if cache is None else [cache] if isinstance(cache, str | Site) else list(cache)
     hooks = list(dict.fromkeys(hook for site in sites for _, hook in surface.at(Site.parse(site))))
-    seen: dict[str, Tensor] = {}
-    with evaluating(model), torch.no_grad(), intervene(model, *interventions), ExitStack() as stack:
-        for hook in hooks:
-            stack.callback(surface.on_forward(hook, keep_in(seen, hook)).remove)
+    with (
+        evaluating(model),
+        torch.no_grad(),
+        intervene(model, *interventions),
+        recording(surface, hooks) as seen,
+    ):
         output = model(tokens)
     for hook in hooks:
         if hook not in seen:

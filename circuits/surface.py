@@ -28,6 +28,10 @@ QUALIFIED: dict[str, frozenset[str]] = {"HookedTransformer": frozenset(KINDS), B
 IN_LINE = frozenset({"HookedTransformer"})
 
 
+Begin = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
+Direct = Callable[[Mapping[str, Any]], None]
+
+
 class Surface:
     """What `circuits` knows of a model. Build it with `Surface.of(model)`."""
 
@@ -140,16 +144,29 @@ class Surface:
             return Handles(ours, self._bridge.on_forward(hook, ours))
         return Handles(ours, on_hook_point(self.hooks[hook], ours))
 
-    def on_run(self, function: Callable[[tuple[Any, ...], Mapping[str, Any]], None]) -> Handle:
-        """Call `function(args, kwargs)` whenever the whole model runs; `model(*args, **kwargs)` runs it again."""
-        ours = Revocable(function)
+    def on_run(
+        self, begin: Begin, end: Callable[[], None] | None = None, direct: Direct | None = None
+    ) -> Handle:
+        """Call `begin(args, kwargs)` whenever the whole model starts to run, and `end()` when it has ended or failed.
+
+        `model(*args, **kwargs)` runs it again. Runs may be nested: a hook may call the model. `run_with_hooks` of a
+        HookedTransformer goes round the model's own __call__, so that its inputs stay unknown: then
+        `direct(kwargs of the first block)` is called, and no `end`.
+        """
+        runs = _Runs(begin, end, direct)
+        started, over, entered = Revocable(runs.start), Revocable(runs.end), Revocable(runs.enter)
         if self._bridge is not None:
-            return Handles(ours, self._bridge.on_run(ours))
+            return Handles(started, over, self._bridge.on_run(started, over))
+        first = self.model.get_submodule("blocks.0")
         return Handles(
-            ours,
+            started,
+            over,
+            entered,
             self.model.register_forward_pre_hook(
-                lambda module, args, kwargs: ours(args, kwargs), with_kwargs=True
+                lambda module, args, kwargs: started(args, kwargs), with_kwargs=True
             ),
+            self.model.register_forward_hook(lambda module, inputs, output: over(), always_call=True),
+            first.register_forward_pre_hook(lambda module, args, kwargs: entered(kwargs), with_kwargs=True),
         )
 
     def tokens_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -158,6 +175,38 @@ class Surface:
         if not isinstance(given, Tensor):
             return None
         return given.unsqueeze(0) if given.ndim == 1 else given
+
+
+class _Runs:
+    """The runs of a model that are under way, for one listener."""
+
+    def __init__(self, begin: Begin, end: Callable[[], None] | None, direct: Direct | None) -> None:
+        self._begin, self._end, self._direct = begin, end, direct
+        # Of each run under way, the innermost last: whether it has reached the first block.
+        self._reached: list[bool] = []
+
+    def start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._reached.append(False)
+        self._begin(args, kwargs)
+
+    def end(self) -> None:
+        # A listener that was put on while the model ran has not seen the start.
+        if self._reached:
+            self._reached.pop()
+            if self._end is not None:
+                self._end()
+
+    def enter(self, kwargs: Mapping[str, Any]) -> None:
+        if not self._reached:
+            if self._direct is not None:
+                self._direct(kwargs)
+        elif self._reached[-1]:
+            raise CircuitsError(
+                "a hook runs the model's forward directly while the model is running (run_with_hooks does that), so "
+                "the two runs cannot be told apart; call model(tokens) in the hook"
+            )
+        else:
+            self._reached[-1] = True
 
 
 def _hook_points(model: nn.Module) -> dict[str, nn.Module]:

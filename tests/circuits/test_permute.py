@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, edit, intervene, permute, run, sweep
-from circuits.calls import Call
+from circuits.calls import Call, Frame
 from circuits.permute import random_order
 from circuits.references import References
 from circuits.state import State
@@ -206,6 +206,6 @@ def test_draws_are_seeds_of_their_own(causal, tokens):
 def test_calls_that_read_other_rows_are_told_apart(causal, tokens, kwargs, what):
     """By what is passed to the model; only what the model is given in this run counts."""
     surface = Surface.of(causal)
-    call = Call(surface, References(surface), State(), args=(tokens,), kwargs=kwargs)
+    call = Call(surface, References(surface), State(), [Frame((tokens,), kwargs)])
     replacement = permute.positions(3).replacement
     assert replacement.prepare(call) == what

@@ -1,0 +1,167 @@
+"""Runs within runs (a hook that calls the model), and runs whose inputs are not seen."""
+
+import pytest
+import torch
+
+from circuits import CircuitsError, ablate, cache, edit, intervene, patch, run
+
+INTERVENTIONS = {
+    "path": lambda tokens, source, grid: patch.path("0.1", "resid_post.1", source=source),
+    "path, keys and queries": lambda tokens, source, grid: patch.path("z.0", "q.1", source=source),
+    "frequencies": lambda tokens, source, grid: ablate.frequencies("z.0", 1, (0, 1), 3, grid=grid),
+    "uniform": lambda tokens, source, grid: ablate.uniform("all"),
+    "mean": lambda tokens, source, grid: ablate.mean("all", reference=source),
+}
+
+
+@pytest.fixture
+def grid():
+    """All pairs of 0, 1, 2 at the first two of six positions."""
+    pairs = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+    return torch.cat([pairs, torch.full((9, 4), 3)], 1)
+
+
+def calling(model, tokens, sites):
+    """A hook at each site that runs the model on other tokens, once in each outermost run."""
+    running = []
+
+    def call(activation, hook):
+        if not running:
+            running.append(True)
+            try:
+                model(tokens)
+            finally:
+                running.clear()
+
+    names = {
+        "embed": "hook_embed",
+        "scores": "blocks.1.attn.hook_attn_scores",
+        "last": "ln_final.hook_normalized",
+    }
+    for site in sites:
+        model.add_hook(names[site], call)
+
+
+@pytest.mark.parametrize("name", INTERVENTIONS)
+@pytest.mark.parametrize("site", ["embed", "scores", "last"])
+def test_a_hook_that_runs_the_model_changes_nothing(
+    make_model, hooked_only, tokens, other_tokens, grid, name, site, assert_same
+):
+    model, inside = make_model(), other_tokens.flip(0)
+    given = grid[[4, 8, 1, 5]] if name == "frequencies" else tokens
+    one = INTERVENTIONS[name](tokens, other_tokens, grid)
+    expected, alone = run(model, given, one), run(model, given)
+    calling(model, grid if name == "frequencies" else inside, [site])
+    assert_same(run(model, given, one), expected, alone)
+
+
+@pytest.mark.parametrize("site", ["embed", "scores", "last"])
+def test_activations_are_of_the_run_that_was_asked_for(make_model, hooked_only, tokens, other_tokens, site):
+    model = make_model()
+    expected = cache(model, tokens, ["z", "resid_post"])
+    calling(model, other_tokens, [site])
+    found = cache(model, tokens, ["z", "resid_post"])
+    assert all(bool((found[hook] == expected[hook]).all()) for hook in expected)
+
+
+def test_a_run_in_a_hook_is_edited_too(make_model, hooked_only, tokens, other_tokens):
+    model, seen = make_model(), []
+    one = ablate.uniform("all")
+    expected = run(model, other_tokens, one)
+
+    def call(x, hook):
+        if not seen:
+            seen.append(None)
+            seen.append(model(other_tokens))
+
+    model.add_hook("hook_embed", call)
+    with intervene(model, one):
+        model(tokens)
+    assert bool((seen[-1] == expected).all())
+
+
+def test_after_a_failed_run_in_a_hook_the_outer_one_goes_on(make_model, hooked_only, tokens, other_tokens):
+    model, failing = make_model(), []
+    one = patch.path("0.1", "resid_post.1", source=other_tokens)
+    expected = run(model, tokens, one)
+
+    def fail(x, hook):
+        if failing:
+            raise RuntimeError("inside")
+        failing.append(True)
+        with pytest.raises(RuntimeError, match="inside"):
+            model(other_tokens)
+        failing.clear()
+
+    model.add_hook("blocks.0.hook_resid_mid", fail)
+    assert bool((run(model, tokens, one) == expected).all())
+
+
+def test_a_direct_forward_in_a_hook_is_refused(make_model, hooked_only, tokens, other_tokens):
+    model, inside = make_model(), []
+
+    def call(x, hook):
+        if not inside:
+            inside.append(True)
+            model.run_with_hooks(other_tokens)
+
+    model.blocks[0].attn.hook_z.register_forward_hook(lambda module, inputs, x: call(x, module))
+    with (
+        pytest.raises(
+            CircuitsError, match=r"two runs cannot be told apart; call model\(tokens\) in the hook"
+        ),
+        intervene(model, ablate.uniform("all")),
+    ):
+        model(tokens)
+    assert bool((run(model, tokens) == model(tokens)).all())
+
+
+def _cached(model):
+    from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+
+    cache = TransformerLensKeyValueCache.init_cache(model.cfg, model.cfg.device, 8)
+    # Without a mask it would ask for a tokenizer.
+    return {"past_kv_cache": cache, "attention_mask": torch.ones(8, 6, dtype=torch.long)}
+
+
+DIRECT = {
+    "padding": lambda model: {"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]] * 8)},
+    "a key-value cache": _cached,
+}
+
+
+@pytest.mark.parametrize("what", DIRECT)
+def test_run_with_hooks_is_held_to_the_same_rules(make_model, hooked_only, tokens, other_tokens, what):
+    """Nobody sees what it was called with, but the first block does."""
+    model = make_model()
+    for one in (ablate.mean("all", reference=other_tokens), patch.activations("z.0", source=other_tokens)):
+        for call in (model.run_with_hooks, model):
+            with pytest.raises(CircuitsError, match=f"this call has {what}"), intervene(model, one):
+                call(tokens, **DIRECT[what](model))
+        with intervene(model, one):
+            output = model.run_with_hooks(tokens)
+        assert bool((output == run(model, tokens, one)).all())
+    # What needs no clean pass runs as ever.
+    with intervene(model, ablate.zero("0.1")):
+        model.run_with_hooks(tokens, **DIRECT[what](model))
+
+
+@pytest.mark.parametrize("name", ["path", "path, keys and queries", "frequencies"])
+def test_what_an_earlier_run_was_prepared_with_is_not_used(
+    make_model, hooked_only, tokens, other_tokens, grid, name
+):
+    model = make_model()
+    one = INTERVENTIONS[name](tokens, other_tokens, grid)
+    given = grid[:8]
+    with intervene(model, one):
+        model(given)
+        with pytest.raises(CircuitsError, match="call the whole model"):
+            model.run_with_hooks(given.flip(0))
+
+
+def test_a_function_is_called_in_the_pass_itself_only(make_model, hooked_only, tokens, other_tokens):
+    """`edit` by contrast is an edit of every run inside the block."""
+    model, batches = make_model(), []
+    calling(model, other_tokens[:3], ["last"])
+    run(model, tokens, edit("z.0", lambda z: batches.append(len(z)) or z))
+    assert batches == [8, 3]
