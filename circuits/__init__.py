@@ -10,7 +10,7 @@
 Layers and heads count from 0 everywhere.
 """
 
-from circuits import ablate, patch, permute, transplant
+from circuits import ablate, fourier, patch, patterns, permute, transplant
 from circuits.applying import intervene
 from circuits.drawing import Draws, draws
 from circuits.editing import edit
@@ -38,12 +38,14 @@ __all__ = [
     "cache",
     "draws",
     "edit",
+    "fourier",
     "grid",
     "heads",
     "intervene",
     "lens",
     "logit_difference",
     "patch",
+    "patterns",
     "permute",
     "run",
     "sweep",

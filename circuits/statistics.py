@@ -40,8 +40,8 @@ def summarise(
     value = ratio(sums.sum(1), counts.sum(1))
     effect = value - value[0]
     resampled = bootstrap(sums, counts, seed, draws)
-    low, high = _interval(resampled, level)
-    effect_low, effect_high = _interval(resampled - resampled[:, :1], level)
+    low, high = interval(resampled, level)
+    effect_low, effect_high = interval(resampled - resampled[:, :1], level)
     if sums.shape[1] < 2:
         low, high, effect_low, effect_high = (np.full_like(value, np.nan) for _ in range(4))
     p_value = sign_flip(sums, counts, seed, flips)
@@ -106,7 +106,8 @@ def holm(p_values: np.ndarray) -> np.ndarray:
     return adjusted
 
 
-def _interval(resampled: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
+def interval(resampled: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
+    """Percentile bounds [series] of resamples [draws series], those without any entry (NaN) left out."""
     bounds = np.full((2, resampled.shape[1]), np.nan)
     some = ~np.isnan(resampled).all(0)
     if some.any():

@@ -1,0 +1,37 @@
+"""What attention heads attend to: mean maps, scores against templates, classes, and how far attention moves.
+
+    maps = patterns.attention(model, tokens)                          # maps.mean [layer head query key]
+    templates = {"row": patterns.row(7, 7, itself=False), "identity": patterns.identity(49)}
+    scores = patterns.scores(model, tokens, templates)                # scores.frame, a row per head and template
+    classes = patterns.classify(scores)
+    ablate.uniform(classes.groups["row"])
+    patterns.movement(model, tokens, other_tokens).frame              # between two inputs, row by row
+
+A template says which keys of a query count: bool [query key] or [batch query key], or a function of the batch. Here are
+the usual ones; `&`, `|` and `~` make others. All of it runs in eval mode without gradients, chunk by chunk, on any
+model that `circuits` serves, and sees the edits of open `intervene` blocks.
+"""
+
+from circuits.averaging import Maps, attention
+from circuits.classifying import Classes, classify
+from circuits.matching import Scores, bits, scores
+from circuits.moving import Movement, movement
+from circuits.templates import column, constant, identity, marked, previous, row
+
+__all__ = [
+    "Classes",
+    "Maps",
+    "Movement",
+    "Scores",
+    "attention",
+    "bits",
+    "classify",
+    "column",
+    "constant",
+    "identity",
+    "marked",
+    "movement",
+    "previous",
+    "row",
+    "scores",
+]
