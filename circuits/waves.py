@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.harmonics import products
 from circuits.interventions import Firing, Replacement, Write
 from circuits.references import Reduction, Reference
 from circuits.snapshots import Positions, Snapshot
@@ -41,25 +41,12 @@ class Waves:
         """[batch function], float64, scaled so that the mean square over the complete grid is 1."""
         x = tokens[:, list(self.coords)].cpu().long()
         x = x.sum(1, keepdim=True) if self.directions == "sum" else x
-        return torch.cat([self._of(key, x) for key in self.keys], 1)
+        return torch.cat([products(x, key, self.period) for key in self.keys], 1)
 
     def places(self, tokens: Tensor) -> Tensor:
         """Where each example stands on the grid [batch], the last coordinate varying fastest."""
         sizes = [self.period**power for power in reversed(range(len(self.coords)))]
         return (tokens[:, list(self.coords)].long() * torch.tensor(sizes, device=tokens.device)).sum(1)
-
-    def _of(self, key: int, x: Tensor) -> Tensor:
-        """The products over the columns of x [batch column] of {1, cos, sin}, but for the constant."""
-        # k·x mod p in whole numbers: the angle of a large period loses no digits.
-        angle = (key * x % self.period).double() * (2 * math.pi / self.period)
-        # On the grid cos² and sin² have mean 1/2; at the highest frequency of an even period cos² is 1 and sin is 0.
-        half = 2 * key == self.period
-        scale = torch.tensor([1, 1 if half else 2, 0 if half else 2], dtype=torch.float64).sqrt()
-        products = torch.ones(len(x), 1, dtype=torch.float64)
-        for column in angle.T:
-            each = torch.stack([torch.ones_like(column), column.cos(), column.sin()], 1) * scale
-            products = (products[:, :, None] * each[:, None, :]).flatten(1)
-        return products[:, 1:]
 
 
 @dataclass(frozen=True)

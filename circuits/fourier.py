@@ -1,0 +1,35 @@
+"""Fourier analysis of weights and activations over a grid: of modular digits, or of a matrix's rows and columns.
+
+grid = fourier.Grid.of_inputs(tokens, {"a": 0, "b": 1}, values=113)
+post = cache(model, tokens, "mlp_post.0")["mlp_post.0"][:, -1]
+found = fourier.spectrum(post, grid)                     # power per (k_a, k_b) and neuron
+fourier.key_frequencies(fourier.spectrum(model.W_E[:113])).keys
+fourier.clusters(found).sizes
+"""
+
+from circuits.bases import basis, frequencies, inverse, transform
+from circuits.clustering import Clusters, clusters
+from circuits.coordinates import Grid, components
+from circuits.key_rules import AboveMean, KeyFrequencies, Noise, OfLargest, Preferred, key_frequencies
+from circuits.spectra import Bands, Spectrum, gini, spectrum
+
+__all__ = [
+    "AboveMean",
+    "Bands",
+    "Clusters",
+    "Grid",
+    "KeyFrequencies",
+    "Noise",
+    "OfLargest",
+    "Preferred",
+    "Spectrum",
+    "basis",
+    "clusters",
+    "components",
+    "frequencies",
+    "gini",
+    "inverse",
+    "key_frequencies",
+    "spectrum",
+    "transform",
+]
