@@ -28,7 +28,9 @@ AUTO_CHUNK, AUTO_ENTRIES = 16384, 2**24
 Look = Callable[[int, Tensor, Tensor], None]
 
 
-def look_at(surface: Surface, tokens: Tensor, rows: Any, layers: tuple[int, ...], look: Look) -> None:
+def look_at(
+    surface: Surface, tokens: Tensor, rows: slice | Tensor, layers: tuple[int, ...], look: Look
+) -> None:
     """Run `rows` (a slice or indices) of the tokens, in eval mode, no gradients, and show each layer's pattern.
 
     Edits of open blocks are in force; a mask per example that one of them has is cut to these rows.

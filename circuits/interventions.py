@@ -34,7 +34,7 @@ class Firing:
     reads: dict[str, Tensor]
     prepared: Any
     tokens: Tensor | None  # what the model was called with; None where only a part of it was called
-    rows: slice | None  # which rows of the whole batch these are; None: all of them
+    rows: slice | Tensor | None  # which rows of the whole batch these are; None: all of them
     total: int | None
 
     def reference(self, name: str, current: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class Write:
         """The same write with another replacement."""
         return replace(self, replacement=replacement)
 
-    def selected(self, current: Tensor, firing_rows: slice | None, total: int | None) -> Tensor:
+    def selected(self, current: Tensor, firing_rows: slice | Tensor | None, total: int | None) -> Tensor:
         """The boolean mask of what is replaced; it broadcasts to `current`."""
         mask = torch.ones((1,) * current.ndim, dtype=torch.bool, device=current.device)
         for chosen, axis in ((self.heads, self.kind.head_axis), (self.neurons, current.ndim - 1)):

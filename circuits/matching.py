@@ -110,7 +110,7 @@ def scores(
     return Scores(frame, mass, chance, counts, heads, tuple(named), seed, draws)
 
 
-def bits(score: np.ndarray, chance: np.ndarray) -> np.ndarray:
+def bits(score: np.ndarray | float, chance: np.ndarray | float) -> np.ndarray:
     """How much a template says about attention: the Kullback-Leibler divergence of (score, 1 − score) from (chance,
     1 − chance), in bits; 0 where the score is at chance or below.
 
@@ -118,6 +118,7 @@ def bits(score: np.ndarray, chance: np.ndarray) -> np.ndarray:
     describing it as uniform, per query. All attention on 1 of 16 keys gains 4 bits, and on the row of 4 they are in
     then 2: of nested templates the narrower one wins only where it tells more.
     """
+    score, chance = np.asarray(score), np.asarray(chance)
     with np.errstate(divide="ignore", invalid="ignore"):
         gain = _xlogy(score, score / chance) + _xlogy(1 - score, (1 - score) / (1 - chance))
     return np.where(np.isnan(score), np.nan, np.where(score > chance, gain, 0.0))
@@ -200,5 +201,6 @@ _ORDER = (
 )
 
 
-def _xlogy(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _xlogy(x: Any, y: Any) -> Any:
+    """x · log2(y), 0 where x is 0."""
     return np.where(x > 0, x * np.log2(np.where(x > 0, y, 1.0)), 0.0)

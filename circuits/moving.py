@@ -75,7 +75,8 @@ def movement(
         some = selected[rows, None].double().to(surface.device)  # [batch 1 query]
         before: dict[int, Tensor] = {}
         look_at(surface, tokens, rows, chosen, partial(_keep, before))
-        for into, where in zip(sums, (rows, order[rows]), strict=True):
+        pairings: tuple[slice | Tensor, ...] = (rows, order[rows])
+        for into, where in zip(sums, pairings, strict=True):
             look_at(surface, other, where, chosen, partial(_compare, into[..., rows], chosen, before, some))
     counts = selected.sum(1).double().numpy()
     heads = [Head(layer, head) for layer in chosen for head in range(surface.n_heads)]

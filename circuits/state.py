@@ -19,7 +19,7 @@ class State:
     """Of one model. Shared by nested blocks, so that a clean pass silences all of them."""
 
     suspended: bool = False
-    rows: slice | None = None
+    rows: slice | Tensor | None = None
     total: int | None = None
     # Of each parameter that some block has replaced, the values it had outside all of them.
     originals: dict[nn.Parameter, Tensor] = field(default_factory=dict)
@@ -50,7 +50,7 @@ def suspended(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def running_rows(model: nn.Module, rows: slice, total: int) -> Iterator[None]:
+def running_rows(model: nn.Module, rows: slice | Tensor, total: int) -> Iterator[None]:
     """The forward inside runs `rows` of a batch of `total` examples; per-example tensors are cut to match."""
     state = state_of(model)
     before = state.rows, state.total
