@@ -10,7 +10,7 @@
 Layers and heads count from 0 everywhere.
 """
 
-from circuits import ablate, fourier, patch, patterns, permute, transplant
+from circuits import ablate, fourier, patch, patterns, permute, probe, transplant
 from circuits.applying import intervene
 from circuits.drawing import Draws, draws
 from circuits.editing import edit
@@ -47,6 +47,7 @@ __all__ = [
     "patch",
     "patterns",
     "permute",
+    "probe",
     "run",
     "sweep",
     "transplant",
