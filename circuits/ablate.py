@@ -136,7 +136,9 @@ def neurons(
     verb = "ablate.neurons"
     how = read_choice(how, ("zero", "mean", "resample"), verb, "how")
     for name, given, needed in (("reference", reference, "mean"), ("source", source, "resample")):
-        if (given is not None) != (how == needed):
+        if given is None and how == needed:
+            raise CircuitsError(f"{verb}: how={how!r} needs {name}=, tokens [batch pos]")
+        if given is not None and how != needed:
             raise CircuitsError(f"{verb}: {name}= goes with how={needed!r}, here how={how!r}")
     numbers = read_indices(layer, verb, "layer") or ()
     if len(numbers) != 1:
@@ -195,9 +197,11 @@ def frequencies(
             f"{verb}: coords are the positions of the tokens that are the coordinates; got None"
         )
     waves = Waves(where, int(period), chosen, read_choice(directions, DIRECTIONS, verb, "directions"))
+    if not isinstance(keep, bool):
+        raise CircuitsError(f"{verb}: keep={keep!r}; give True or False")
     tokens = read_tokens(grid, verb, "grid")
     check_grid(tokens.tensor, waves, verb)
-    replacement = Frequencies(waves, bool(keep), tokens)
+    replacement = Frequencies(waves, keep, tokens)
     return Edit(verb, (place,), replacement, read_queries(queries, positions, verb))
 
 

@@ -52,6 +52,7 @@ def lens(model: Any, tokens: Any, *interventions: Intervention) -> Lens:
     """
     surface = Surface.of(model)
     tokens = read_run_tokens(tokens, "lens")
+    surface.check_inputs(tokens, "lens: tokens")
     streams = {"embed": Site("resid_pre", 0)}
     streams |= {f"layer {layer}": Site("resid_post", layer) for layer in range(surface.n_layers)}
     last = Site("resid_post", surface.n_layers - 1)

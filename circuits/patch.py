@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from circuits.arguments import read_choice, read_place, read_queries, read_tokens, read_what
 from circuits.attributing import attribution
 from circuits.errors import CircuitsError
@@ -111,15 +115,23 @@ def _stored(place: Place, source: Any, verb: str) -> Stored:
     if missing or not wanted:
         lacks = missing[0] if missing else f"site {place.site}"
         raise CircuitsError(f"{verb}: the source has no {lacks}; it has {', '.join(map(str, names))}")
-    if place.site.name == "scores" and any(_is_pattern(source[name]) for name in wanted):
+    values = {name: _read_tensor(source[name], name, verb) for name in wanted}
+    if place.site.name == "scores" and any(map(_is_pattern, values.values())):
         raise CircuitsError(
             f"{verb}: the source holds patterns where scores should be, as a TransformerBridge's own cache does; "
             'take it from circuits.cache(model, tokens, ["scores"])'
         )
-    return Stored(tuple((name, Snapshot(source[name])) for name in wanted))
+    return Stored(tuple((name, Snapshot(value)) for name, value in values.items()))
 
 
-def _is_pattern(values: Any) -> bool:
+def _read_tensor(given: Any, name: str, verb: str) -> Tensor:
+    given = torch.from_numpy(given) if isinstance(given, np.ndarray) else given
+    if not isinstance(given, Tensor):
+        raise CircuitsError(f"{verb}: the source's {name} is {type(given).__name__}, not a tensor")
+    return given
+
+
+def _is_pattern(values: Tensor) -> bool:
     """Rows that sum to 1 (or to 0, where nothing is seen): no scores of any model look so."""
     total = values.sum(-1)
     return bool((values >= 0).all() and ((total - 1).abs().lt(0.05) | total.eq(0)).all())

@@ -74,6 +74,7 @@ class References:
 
     def _run(self, tokens: Tensor, wanted: list[Reference]) -> None:
         model = self._surface.model
+        self._surface.check_inputs(tokens, "reference or source tokens")
         step = max(1, TOKENS_PER_PASS // max(1, tokens[0].numel()))
         pieces: dict[Reference, list[Tensor]] = {reference: [] for reference in wanted}
         hooks = list(dict.fromkeys(reference.hook for reference in wanted))

@@ -59,6 +59,7 @@ def run(
     """
     surface = Surface.of(model)
     tokens = read_run_tokens(tokens, "run")
+    surface.check_inputs(tokens, "run: tokens")
     if cache is not None and not isinstance(cache, str | Site | Iterable):
         raise CircuitsError(f'cache: give sites such as "z" or a list of them, got {cache!r}')
     sites = [] if cache is None else [cache] if isinstance(cache, str | Site) else list(cache)

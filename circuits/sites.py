@@ -74,6 +74,14 @@ class Site:
     layer: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise CircuitsError(
+                f'not a site: {self.name!r}; write "z", "z.2", a full hook name or Site("z", layer=2)'
+            )
+        if self.layer is not None and (isinstance(self.layer, bool) or not hasattr(self.layer, "__index__")):
+            raise CircuitsError(
+                f"site {self.name!r}: layer={self.layer!r}; give a whole number from 0, or None"
+            )
         if self.name not in KINDS:
             short, layer = _from_hook(self.name)
             if short is None and "hook_" not in self.name:

@@ -55,6 +55,9 @@ class Surface:
             if not hasattr(model.get_submodule(f"blocks.{layer}"), "mlp"):
                 # An attention-only block still owns this hook point, and never calls it.
                 hooks.pop(f"blocks.{layer}.hook_mlp_out", None)
+        if getattr(cfg, "positional_embedding_type", None) == "alibi":
+            # So it is with the table of positions: it is there, and not used.
+            hooks.pop("hook_pos_embed", None)
         self.n_layers: int = cfg.n_layers
         self.n_heads: int = cfg.n_heads
         refuse_other_blocks(model, hooks, self.n_layers)
@@ -132,6 +135,28 @@ class Surface:
                     "weights cannot be exchanged; use no_processing=True"
                 )
         return {name: value for name, value in held.items() if isinstance(value, nn.Parameter)}
+
+    def check_inputs(self, tokens: Tensor, what: str) -> None:
+        """Refuse token ids and lengths that the model has no embedding for.
+
+        Negative ids would count from the end of the table.
+        """
+        if tokens.is_floating_point() or tokens.ndim != 2:
+            if tokens.ndim == 2:
+                raise CircuitsError(f"{what} [batch pos] are whole numbers, got {_dtype(tokens)}")
+            return  # vectors
+        if tokens.dtype == torch.bool or tokens.is_complex():
+            raise CircuitsError(f"{what} [batch pos] are whole numbers, got {_dtype(tokens)}")
+        d_vocab = getattr(self.model.cfg, "d_vocab", None)
+        low, high = int(tokens.min()), int(tokens.max())
+        if isinstance(d_vocab, int) and d_vocab > 0 and not (low >= 0 and high < d_vocab):
+            raise CircuitsError(f"{what} are {low} to {high}; the model has ids 0-{d_vocab - 1}")
+        longest = getattr(self.model.cfg, "n_ctx", None)
+        learned = getattr(self.model.cfg, "positional_embedding_type", None) == "standard"
+        if learned and isinstance(longest, int) and tokens.shape[1] > longest:
+            raise CircuitsError(
+                f"{what} are {list(tokens.shape)} [batch pos]; the model has room for {longest} positions"
+            )
 
     def on_forward(self, hook: str, function: Function) -> Handle:
         """Call `function` with the activation at `hook`; what it returns, unless None, takes its place.
@@ -214,6 +239,10 @@ def _hook_points(model: nn.Module) -> dict[str, nn.Module]:
     if isinstance(listed, Mapping) and listed:
         return {name: hook for name, hook in listed.items() if isinstance(hook, nn.Module)}
     return {n: module for n, module in model.named_modules() if n.split(".")[-1].startswith("hook_")}
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _key_heads(cfg: Any) -> int:

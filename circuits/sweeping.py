@@ -98,6 +98,7 @@ def sweep(
     read_choice(engine, ("auto", "naive"), "sweep", "engine")
     seed = read_seed(seed, "sweep")
     tokens = read_run_tokens(tokens, "sweep")
+    surface.check_inputs(tokens, "sweep: tokens")
     read = parse_positions(own_positions(metric) if positions is None else positions, "sweep, positions")
     if isinstance(read, Snapshot):
         raise CircuitsError(
@@ -156,8 +157,12 @@ def _read_variants(variants: Mapping[str, Any], surface: Surface) -> list[Varian
     if not isinstance(variants, Mapping) or not variants:
         raise CircuitsError("sweep: no variants; give a dict of names and interventions")
     found: list[Variant] = []
+    names: set[str] = set()
     for name, given in variants.items():
         drawn = isinstance(given, Draws)
+        if str(name) in names:
+            raise CircuitsError(f"sweep: two variants are called {str(name)!r} in the table")
+        names.add(str(name))
         for draw, one in enumerate(given.interventions if isinstance(given, Draws) else (given,)):
             together = tuple(one) if isinstance(one, tuple | list) else (one,)
             if not together:
@@ -179,6 +184,8 @@ def _described(variants: list[Variant]) -> dict[str, list[Row]]:
 
 def _read_sizes(tokens: Tensor, batch: Any, chunk: int | str) -> int:
     """Examples per forward."""
+    if batch is not None and not (hasattr(batch, "__len__") and hasattr(batch, "__getitem__")):
+        raise CircuitsError(f"sweep: batch has len() and takes a slice of rows; got {type(batch).__name__}")
     if batch is not None and len(batch) != len(tokens):
         raise CircuitsError(f"sweep: tokens have {len(tokens)} examples, batch has {len(batch)}")
     if chunk == "auto":

@@ -67,6 +67,9 @@ def tabulate(
     """
     rows: list[Row] = []
     unedited: list[Row] = []
+    for variant in variants:
+        if more := sorted({name for part in variant.parts for name in part if name not in baseline.parts[0]}):
+            raise CircuitsError(f"metric {more[0]}: returned for {variant.title} but not for {BASELINE}")
     common = {"checkpoint": checkpoint, "n": settings["n"]}
     for metric in baseline.parts[0]:
         clean = _Series({}, baseline.joined(metric, 0), baseline.joined(metric, 1), False)

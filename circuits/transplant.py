@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -85,6 +86,11 @@ class Transplant(Intervention):
                     f"{self.label}: {name} is {list(value.shape)} in the source and {list(there[name].shape)} in "
                     "the model; shapes must be equal"
                 )
+            if there[name].is_inference():
+                raise CircuitsError(
+                    f"{self.label}: {name} of the model was made under torch.inference_mode and cannot be exchanged; "
+                    "make or copy the model outside of it"
+                )
         _refuse_shared(self.label, mine, there)
         return tuple(
             Swap(self.label, part, layer, name, there[name], values[name])
@@ -135,7 +141,9 @@ def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
     for component in given:
         if not selected(there, (component,), chosen):
             where = "" if chosen is None else f" in layers {','.join(map(str, chosen))}"
-            raise CircuitsError(f"{verb}: the source has no weights of {component!r}{where}")
+            raise CircuitsError(
+                f"{verb}: the source has no weights of {component!r}{where}; it has {_shown(there)}"
+            )
     return Transplant(given, chosen, tuple((name, Snapshot(there[name])) for name in names))
 
 
@@ -159,8 +167,17 @@ def _tensors(source: Any, verb: str) -> dict[str, Tensor]:
     if isinstance(source, nn.Module):
         return dict(Surface.of(source).named_weights())
     if isinstance(source, Mapping):
-        return {str(name): value for name, value in source.items() if isinstance(value, Tensor)}
+        found = {
+            str(name): torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+            for name, value in source.items()
+        }
+        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
     raise CircuitsError(f"{verb}: source must be a model or a state_dict, got {type(source).__name__}")
+
+
+def _shown(there: Mapping[str, Tensor]) -> str:
+    names = [*there][:3]
+    return "no tensors" if not names else ", ".join(names) + (", ..." if len(there) > 3 else "")
 
 
 def _is_equal_buffer(mine: Tensor | None, theirs: Tensor) -> bool:

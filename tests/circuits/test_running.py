@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from circuits import CircuitsError, Site, ablate, cache, run
+from circuits import CircuitsError, Site, ablate, cache, edit, run
 
 
 def test_run_is_the_model_in_eval_mode_without_gradients(model, tokens):
@@ -50,7 +50,11 @@ def test_modes_come_back_module_by_module(causal, tokens):
     causal.blocks[1].train()
     before = {name: module.training for name, module in causal.named_modules()}
     run(causal, tokens, ablate.uniform("all"))
+
+    def fail(activation):
+        raise IndexError("inside")
+
     with pytest.raises(IndexError):
-        run(causal, tokens + 100)
+        run(causal, tokens, edit("z.1", fail))
     assert {name: module.training for name, module in causal.named_modules()} == before
     assert torch.is_grad_enabled()
