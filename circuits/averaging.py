@@ -49,9 +49,7 @@ class Maps:
             )
         return self.mean[self.layers.index(layer), index]
 
-    def plot(
-        self, labels: Sequence[str] | None = None, titles: Mapping[tuple[int, int], str] | None = None
-    ) -> Any:
+    def plot(self, labels: Sequence[str] | None = None, titles: Mapping[Any, str] | None = None) -> Any:
         """A plotly figure: a heatmap per head, layers down, heads across, in one colour scale.
 
         labels: what the positions are called (default: numbers). titles: Head -> its title (default: L0H1).
@@ -106,7 +104,7 @@ def _add(
     most += (seen.sum(-1).clamp(min=1).double().log() * some).sum((0, 2)).cpu()
 
 
-def _drawn(maps: Maps, labels: list[str], titles: Mapping[tuple[int, int], str]) -> Any:
+def _drawn(maps: Maps, labels: list[str], titles: Mapping[Any, str]) -> Any:
     from plotly import graph_objects
     from plotly.subplots import make_subplots
 
@@ -147,6 +145,7 @@ def _drawn(maps: Maps, labels: list[str], titles: Mapping[tuple[int, int], str])
             "colorscale": "Cividis",
             # From no attention at all, so that maps of different models can be compared by eye.
             "cmin": 0,
+            "cmax": float(maps.mean.nan_to_num().max()),
             "colorbar": {"title": "attention", "thickness": 12},
         },
         width=width + 2 * MARGIN + 40,

@@ -20,9 +20,9 @@ OTHER, UNCLEAR = "other", "unclear"
 class Classes:
     """The class of every head.
 
-    frame: one row per head: `class`, and of the template that decided it (of those that fit, or of all, the one
-        that tells most) `template`, `score`, `chance`, `corrected` and `bits`; `rival`, the next template that
-        fits, and by how many bits it is led, `lead` with its interval.
+    frame: one row per head: `class`; of the template that decided it (of those that fit the one that tells most, where
+        none does the one with the highest corrected score) `template`, `score`, `chance`, `corrected` and `bits`;
+        `rival`, the next template that fits, and by how many bits it is led, `lead` with its interval.
     groups: class -> its heads, for classes that have any; `ablate.uniform(classes.groups["row"])`.
     rule: the rule, in a sentence.
     """
@@ -69,10 +69,11 @@ def classify(scores: Scores, threshold: float = 0.5) -> Classes:
 
 def _row(of_head: pd.DataFrame, drawn: np.ndarray, threshold: float) -> dict[str, object]:
     """What becomes of one head; its rows of scores, and resampled bits [draw template]."""
-    told = of_head["bits"].to_numpy()
-    fits = of_head["corrected"].to_numpy() >= threshold
-    among = fits if fits.any() else ~np.isnan(told)
-    order = [int(at) for at in np.argsort(-told, kind="stable") if among[at]]
+    told, corrected = of_head["bits"].to_numpy(), of_head["corrected"].to_numpy()
+    fits = corrected >= threshold
+    order = [int(at) for at in np.argsort(-told, kind="stable") if fits[at]]
+    if not fits.any():
+        order = [int(at) for at in np.argsort(-corrected, kind="stable") if not np.isnan(corrected[at])]
     if not order:
         return {"class": OTHER}
     best, rivals = order[0], order[1:]
