@@ -484,3 +484,9 @@ def test_the_mask_embedding_stays_zero_or_learns(mask_embedding: Any, optimiser:
     moved = (embedding != before).any(1)
     assert moved[MASK_ID] == (mask_embedding == "learned")
     assert moved[batch.tokens.unique()[1:]].all()
+
+
+def test_grid_axes_unfold_the_positions() -> None:
+    row, column = MatrixCompletion(n=2, m=5, rank=1).grid_axes()
+    assert (row.name, row.values, column.name, column.values) == ("row", (0, 1), "column", (0, 1, 2, 3, 4))
+    assert row.position is column.position is None

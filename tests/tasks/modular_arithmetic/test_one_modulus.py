@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 import tasks
 from tasks import pool
-from tasks.modular_arithmetic import ModularAddition, ModularMultiplication
+from tasks.modular_arithmetic import ModularAddition, ModularMultiplication, ModularTask
 
 
 @pytest.mark.parametrize("p", [13, 113])
@@ -69,3 +70,24 @@ def test_the_read_position_alone_gives_the_same_numbers() -> None:
         assert torch.equal(full[name], lean[name])  # type: ignore[arg-type]
         assert torch.equal(full[name], elsewhere[name])  # type: ignore[arg-type]
     assert task.loss(output, batch) == task.loss(output[:, 2:], batch) == task.loss(changed, batch)
+
+
+@pytest.mark.parametrize("name", ["modular-addition", "modular-multiplication", "miiii"])
+def test_grid_axes_are_those_of_the_input_grid(name: str) -> None:
+    """Every combination of the axes' ids is an input once; those of multiplication leave 0 out."""
+    task = tasks.get(name, p=11)
+    assert isinstance(task, ModularTask)
+    axes = task.grid_axes()
+    rows = task.input_grid().tokens[:, [axis.position for axis in axes]].tolist()
+    for pair in itertools.product(*(axis.values for axis in axes)):
+        assert rows.count(list(pair)) == 1
+    assert [axis.position for axis in axes] == [0, 1]
+
+
+@pytest.mark.parametrize("p", [3, 7, 13, 97, 113])
+def test_multiplication_adds_exponents(p: int) -> None:
+    first, second = ModularMultiplication(p=p).grid_axes()
+    assert first.values == second.values
+    assert sorted(first.values) == list(range(1, p))
+    for i, j in itertools.product(range(0, p - 1, 3), repeat=2):
+        assert first.values[i] * first.values[j] % p == first.values[(i + j) % (p - 1)]
