@@ -60,7 +60,7 @@ def run(
     surface = Surface.of(model)
     tokens = read_run_tokens(tokens, "run")
     surface.check_inputs(tokens, "run: tokens")
-    if cache is not None and not isinstance(cache, str | Site | Iterable):
+    if cache is not None and (not isinstance(cache, str | Site | Iterable) or isinstance(cache, Tensor)):
         raise CircuitsError(f'cache: give sites such as "z" or a list of them, got {cache!r}')
     sites = [] if cache is None else [cache] if isinstance(cache, str | Site) else list(cache)
     hooks = list(dict.fromkeys(hook for site in sites for _, hook in surface.at(Site.parse(site))))
@@ -81,5 +81,7 @@ def cache(model: Any, tokens: Any, sites: Iterable[Any] | str) -> Activations:
     """The activations at `sites` ("z", "resid_post.1", full hook names) on `tokens`, in eval mode, no
     gradients.
     """
+    if sites is None:
+        raise CircuitsError('cache: give sites such as "z" or a list of them, got None')
     _, activations = run(model, tokens, cache=sites)
     return activations
