@@ -39,7 +39,7 @@ class Maps:
     layers: tuple[int, ...]
     n: int
 
-    def of(self, head: tuple[int, int]) -> Float[Tensor, "query key"]:
+    def of(self, head: Any) -> Float[Tensor, "query key"]:
         """The map of one head (layer, head)."""
         layer, index = head
         if layer not in self.layers or not 0 <= index < self.mean.shape[1]:

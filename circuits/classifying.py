@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,7 +32,7 @@ class Classes:
     groups: dict[str, tuple[Head, ...]] = field(repr=False)
     rule: str
 
-    def __getitem__(self, head: tuple[int, int]) -> str:
+    def __getitem__(self, head: Any) -> str:
         """The class of a head (layer, head)."""
         for name, heads in self.groups.items():
             if head in heads:

@@ -4,6 +4,7 @@ Importing this package imports neither torch nor pandas; running an experiment d
 """
 
 from interp_tasks.experiments.ablating import ablation
+from interp_tasks.experiments.attending import AttentionResult, attention
 from interp_tasks.experiments.columns import COLUMNS
 from interp_tasks.experiments.demonstrating import demo
 from interp_tasks.experiments.lensing import lens
@@ -16,11 +17,13 @@ from interp_tasks.experiments.transplanting import transplant
 
 __all__ = [
     "COLUMNS",
+    "AttentionResult",
     "Examples",
     "Options",
     "Result",
     "Subject",
     "ablation",
+    "attention",
     "demo",
     "heads",
     "lens",

@@ -81,6 +81,10 @@ def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """What people see of the table: of several draws the row that pools them, with their spread beside it."""
+    if set(frame["experiment"]) == {"attention"}:
+        from interp_tasks.experiments.attention_table import head_rows
+
+        return head_rows(frame)
     found = spread(frame)
     if found.empty:
         return frame
@@ -93,6 +97,10 @@ def spread_text(row: Mapping[str, Any]) -> str:
 
 def shown_columns(frame: pandas.DataFrame) -> list[Column]:
     """How people see ``shown_rows``; the intervention only where it is needed to tell rows apart."""
+    if set(frame["experiment"]) == {"attention"}:
+        from interp_tasks.experiments.attention_table import head_columns
+
+        return head_columns(frame)
     columns = [Column("variant", "variant")]
     if frame.duplicated(["ref", "variant", "metric", "draw"]).any():
         columns.append(Column("intervention", "intervention"))

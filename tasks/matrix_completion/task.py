@@ -6,7 +6,7 @@ data is 7×7, rank 2, 30% hidden, value grid [-10, 10] in steps of 0.01 (section
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -14,8 +14,9 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from tasks.base import Batch, DropMetric, Metric, Split, Task, TaskError, check_sample_size, generator
+from tasks.base import Batch, DropMetric, Metric, Split, Task, TaskError, check_sample_size, derive_seed, generator
 from tasks.catalog import built_in_presets
+from tasks.matrix_completion.templates import attention_templates
 from tasks.registry import register
 from tasks.settings import ModelSettings
 
@@ -193,6 +194,20 @@ class MatrixCompletion(Task):
         Gopalani, Lubana, Hu 2024, section 3.2.2 and appendix F.
         """
         return {"negated": self.batch(-batch.targets, batch.extras["hidden"])}
+
+    def attention_templates(self) -> dict[str, Tensor | Callable[[Batch], Tensor]]:
+        """What a head may attend to: keys ``[query key]``, or a function of a batch: ``[batch query key]``."""
+        return attention_templates(self.n, self.columns)
+
+    def attention_moves(self, batch: Batch, seed: int) -> dict[str, Batch]:
+        """The examples with one thing changed, row by row: ``mask`` hides other entries, ``values`` has other
+        matrices.
+        """
+        hidden = batch.extras["hidden"]
+        random_stream = generator(seed, self.name, "another mask")
+        mask = torch.rand(hidden.shape, generator=random_stream).to(hidden.device) < self.p_mask
+        others = self.sample(len(batch), derive_seed(seed, self.name, "other matrices")).to(hidden.device)
+        return {"mask": self.batch(batch.targets, mask), "values": self.batch(others.targets, hidden)}
 
     def _draw(self, shape: tuple[int, ...], random_stream: torch.Generator) -> Tensor:
         if self.distribution == "gaussian":

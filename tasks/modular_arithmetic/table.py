@@ -121,6 +121,15 @@ class ModularTask(Task):
         """All inputs in lexicographic order of the tokens: what Fourier analysis runs on."""
         return self._batch(torch.arange(self.n_inputs))
 
+    def attention_templates(self) -> dict[str, Tensor]:
+        """What a head may attend to, keys ``[query key]``: each operand, both, and '=' itself."""
+        positions = {"operand_1": [0], "operand_2": [1], "operands": [0, 1], "equals": [2]}
+        keys = torch.arange(self.sequence_length)
+        return {
+            name: torch.isin(keys, torch.tensor(some)).expand(len(keys), -1)
+            for name, some in positions.items()
+        }
+
     def _batch(self, rows: Int[Tensor, " rows"]) -> Batch:
         operands = self._operands[rows]
         equals = torch.full((len(rows), 1), self.p)

@@ -1,6 +1,7 @@
 """Every command of ``interp-run``, by name. A new one is a file here and a line below."""
 
 from interp_tasks.cli.commands.ablating import Ablation
+from interp_tasks.cli.commands.attending import Attention
 from interp_tasks.cli.commands.demonstrating import Demo
 from interp_tasks.cli.commands.lensing import Lens
 from interp_tasks.cli.commands.listing import Checkpoints, Tasks
@@ -21,5 +22,6 @@ COMMANDS: dict[str, type[Command]] = {
     "patch": Patch,
     "permute": Permute,
     "lens": Lens,
+    "attention": Attention,
     "demo": Demo,
 }
