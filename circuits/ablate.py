@@ -21,6 +21,7 @@ from torch import Tensor
 
 from circuits import grids
 from circuits.arguments import (
+    made_by,
     read_choice,
     read_heads,
     read_indices,
@@ -221,17 +222,18 @@ def each(make: Callable[..., Intervention], over: Iterable[Any], **arguments: An
     Items are heads, sites or layer numbers; a name is "L0H1" for a head, "layer 2" for a number, else the
     item. `circuits.grid` does the same over several arguments at once.
     """
-    if isinstance(over, str):
+    items = grids.in_line(over)
+    if items is None:
         raise CircuitsError(
             f"ablate.each: give a list of items, not {over!r}; heads(spec, model) makes one of heads"
         )
     made: dict[str, Intervention] = {}
-    for item in over:
+    for item in items:
         number = isinstance(item, int | np.integer)
         label, value = grids.named("layer" if number else "", item)
         if label in made:
             raise CircuitsError(f"ablate.each: two items are called {label!r}; they must be different")
-        made[label] = make(value, **arguments)
+        made[label] = made_by(make, "ablate.each", (value,), arguments.items())
     if not made:
         raise CircuitsError("ablate.each: nothing to go over")
     return made

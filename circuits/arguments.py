@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from circuits.errors import CircuitsError
 from circuits.places import Place
 from circuits.selection import looks_like_heads, parse_heads
 from circuits.sites import Site
-from circuits.snapshots import Positions, Snapshot, parse_positions
+from circuits.snapshots import Positions, Snapshot, parse_positions, plain
 
 
 def read_what(what: Any, verb: str) -> tuple[tuple[Place, ...], bool]:
@@ -55,8 +56,7 @@ def read_place(site: Any, heads: Any, verb: str, neurons: Any = None) -> Place:
 def read_neurons(neurons: Any, verb: str) -> tuple[tuple[int, ...], int | None]:
     """Neuron indices, or where a boolean mask [d_mlp] is true; second, the length of the mask."""
     size = None
-    if isinstance(neurons, np.ndarray):
-        neurons = torch.from_numpy(neurons)
+    neurons = plain(neurons, f"{verb}: neurons")
     if isinstance(neurons, Tensor) and neurons.dtype == torch.bool:
         if neurons.ndim != 1 or not bool(neurons.any()):
             raise CircuitsError(
@@ -75,22 +75,31 @@ def read_queries(queries: Any, positions: Any, verb: str) -> Positions | Snapsho
 
 def read_tokens(tokens: Any, verb: str, name: str) -> Snapshot:
     """A non-empty batch of model inputs: [batch pos], or [batch pos ...] for models that take vectors."""
-    if isinstance(tokens, np.ndarray):
-        tokens = torch.from_numpy(tokens)
-    if not isinstance(tokens, Tensor) or tokens.ndim < 2 or tokens.numel() == 0:
-        got = list(tokens.shape) if isinstance(tokens, Tensor | np.ndarray) else type(tokens).__name__
-        raise CircuitsError(f"{verb}: {name} must be tokens [batch pos], got {got}")
-    return Snapshot(tokens)
+    return Snapshot(_read_inputs(tokens, f"{verb}: {name}", "tokens [batch pos]"))
 
 
 def read_run_tokens(tokens: Any, verb: str) -> Tensor:
     """The inputs of a run, as a tensor; unlike a reference they are not copied."""
-    if isinstance(tokens, np.ndarray):
-        tokens = torch.from_numpy(tokens)
+    return _read_inputs(tokens, f"{verb}: tokens", "a tensor [batch pos]")
+
+
+def _read_inputs(tokens: Any, what: str, wanted: str) -> Tensor:
+    tokens = plain(tokens, what)
     if not isinstance(tokens, Tensor) or tokens.ndim < 2 or tokens.numel() == 0:
         got = list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise CircuitsError(f"{verb}: tokens must be a tensor [batch pos], got {got}")
-    return tokens
+        raise CircuitsError(f"{what} must be {wanted}, got {got}")
+    # As ids a table of embeddings takes these two alone; it takes bytes, too, and for a mask.
+    is_ids = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
+    return tokens.long() if is_ids and tokens.dtype not in (torch.int32, torch.int64) else tokens
+
+
+def read_batch(batch: Any, verb: str) -> Any:
+    """What a metric gets beside the output: anything with a length that takes a slice of rows. None stays None."""
+    batch = batch if batch is None or isinstance(batch, np.ndarray) else plain(batch, f"{verb}: batch")
+    is_rows = hasattr(batch, "__len__") and hasattr(batch, "__getitem__") and getattr(batch, "ndim", 1) > 0
+    if batch is not None and (not is_rows or isinstance(batch, str | bytes | Mapping)):
+        raise CircuitsError(f"{verb}: batch has len() and takes a slice of rows; got {type(batch).__name__}")
+    return batch
 
 
 def read_keys(keys: Any, verb: str) -> Positions | None:
@@ -106,8 +115,8 @@ def read_indices(given: Any, verb: str, name: str) -> tuple[int, ...] | None:
     """One or several indices from 0, without repeats; None stays None."""
     if given is None:
         return None
-    if isinstance(given, Tensor | np.ndarray):
-        given = given.tolist()
+    given = plain(given, f"{verb}: {name}")
+    given = given.tolist() if isinstance(given, Tensor) else given
     given = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     given = tuple(given)
     if not given or any(isinstance(x, bool) or not isinstance(x, int | np.integer) or x < 0 for x in given):
@@ -117,9 +126,34 @@ def read_indices(given: Any, verb: str, name: str) -> tuple[int, ...] | None:
 
 def read_choice(value: Any, choices: Iterable[str], verb: str, name: str) -> str:
     choices = list(choices)
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise CircuitsError(f"{verb}: {name}={value!r}; choose from {', '.join(map(repr, choices))}")
     return str(value)
+
+
+def made_by(
+    make: Any, verb: str, items: tuple[Any, ...] = (), arguments: Iterable[tuple[str, Any]] = ()
+) -> Any:
+    """`make(*items, **arguments)`, where `make` is such a function."""
+    if not callable(make):
+        raise CircuitsError(f"{verb}: make must be a function that returns an intervention, got {make!r}")
+    arguments = tuple(arguments)
+    named = dict(arguments)
+    if len(named) < len(arguments):
+        raise CircuitsError(f"{verb}: an axis is given as an argument, too")
+    check_call(make, verb, *items, **named)
+    return make(*items, **named)
+
+
+def check_call(function: Any, verb: str, /, *items: Any, **named: Any) -> None:
+    """Refuse a function that does not take such arguments; one that does not tell what it takes is let pass."""
+    try:
+        inspect.signature(function).bind(*items, **named)
+    except ValueError:
+        pass
+    except TypeError as error:
+        called = getattr(function, "__name__", repr(function))
+        raise CircuitsError(f"{verb}: {called} cannot be called as it is here: {error}") from error
 
 
 def read_seed(seed: Any, verb: str) -> int:

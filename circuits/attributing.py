@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from circuits.arguments import read_choice, read_place, read_run_tokens, read_seed
+from circuits.arguments import read_batch, read_choice, read_place, read_run_tokens, read_seed
 from circuits.errors import CircuitsError
 from circuits.metrics import PerExample, first_choice, metric_name, read_metric, read_values
 from circuits.modes import evaluating
@@ -57,6 +57,8 @@ def attribution(
     surface = Surface.of(model)
     place = read_place(site, None, VERB)
     base, source = read_run_tokens(base, VERB), read_run_tokens(source, VERB)
+    surface.check_inputs(base, f"{VERB}: base tokens")
+    surface.check_inputs(source, f"{VERB}: source tokens")
     if source.shape[1:] != base.shape[1:] or len(source) not in (1, len(base)):
         raise CircuitsError(
             f"{VERB}: source is {list(source.shape)}, base {list(base.shape)}; the source must have base's shape, or "
@@ -64,9 +66,13 @@ def attribution(
         )
     if metric is not None:
         read_metric(metric, batch is not None)
+    batch = read_batch(batch, VERB)
     if batch is not None and len(batch) != len(base):
         raise CircuitsError(f"{VERB}: base has {len(base)} examples, batch has {len(batch)}")
-    if not all(isinstance(count, int | np.integer) and count > 0 for count in (draws, flips)):
+    if any(
+        isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1
+        for count in (draws, flips)
+    ):
         raise CircuitsError(f"{VERB}: draws and flips are positive numbers, got {draws} and {flips}")
     places, kind = surface.at(place.site), place.site.kind
     by = _read_by(by, place.site)

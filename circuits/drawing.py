@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from circuits.arguments import read_seed
+from circuits.arguments import made_by, read_seed
 from circuits.errors import CircuitsError
 from circuits.interventions import Intervention
 
@@ -32,12 +32,8 @@ def draws(make: Callable[[int], Intervention], count: int, seed: int = 0) -> Dra
     """
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
         raise CircuitsError(f"draws: count={count!r}; give the number of draws, at least 1")
-    if not callable(make):
-        raise CircuitsError(
-            f"draws: make must be a function of a seed that returns an intervention, got {make!r}"
-        )
     children = np.random.SeedSequence(read_seed(seed, "draws")).generate_state(int(count), np.uint64) >> 1
-    made = tuple(make(int(child)) for child in children)
+    made = tuple(made_by(make, "draws", (int(child),)) for child in children)
     if not all(isinstance(one, Intervention) for one in made):
         raise CircuitsError(f"draws: make(seed) must return an intervention, got {type(made[0]).__name__}")
     return Draws(made)

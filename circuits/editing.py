@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from circuits.arguments import read_place, read_queries
+from circuits.arguments import check_call, read_place, read_queries
 from circuits.errors import CircuitsError
 from circuits.places import Edit
 from circuits.replacements import Computed
@@ -28,5 +28,6 @@ def edit(
     """
     if not callable(fn):
         raise CircuitsError(f"edit: fn must be a function of the activation, got {fn!r}")
+    check_call(fn, "edit: fn is given the activation alone", None)
     place = read_place(site, heads, "edit", neurons)
     return Edit("edit", (place,), Computed(fn), read_queries(queries, positions, "edit"))

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from circuits.arguments import made_by
 from circuits.drawing import Draws
 from circuits.errors import CircuitsError
 from circuits.interventions import Intervention
 from circuits.selection import Head
+from circuits.snapshots import Snapshot, plain
 
 
 def grid(
@@ -31,9 +34,12 @@ def grid(
         raise CircuitsError('grid: axes are a dict of argument -> items, such as {"positions": range(6)}')
     items: list[list[tuple[str, Any]]] = []
     for axis, given in axes.items():
-        if isinstance(given, str) or not isinstance(given, Iterable):
+        if not isinstance(axis, str):
+            raise CircuitsError(f"grid: axis {axis!r} is not the name of an argument")
+        line = in_line(given)
+        if line is None:
             raise CircuitsError(f"grid: axis {axis!r} must be a list of items, got {given!r}")
-        items.append([named(axis, item) for item in given])
+        items.append([named(axis, item) for item in line])
         if not items[-1]:
             raise CircuitsError(f"grid: axis {axis!r} has no items")
     made: dict[str, Intervention | Draws] = {}
@@ -42,12 +48,21 @@ def grid(
         if name in made:
             raise CircuitsError(f"grid: two combinations are called {name!r}; axes must hold different items")
         chosen = {axis: value for axis, (_, value) in zip(axes, combination, strict=True)}
-        made[name] = make(**chosen, **arguments)
+        made[name] = made_by(make, "grid", (), [*chosen.items(), *arguments.items()])
     return made
+
+
+def in_line(given: Any) -> Iterable[Any] | None:
+    """What is gone over, item by item; numbers in a tensor as numbers. None where it is not a list of anything."""
+    if isinstance(given, Tensor | np.ndarray):
+        given = given.tolist() if given.ndim < 2 else given
+    return None if isinstance(given, str | bytes) or not isinstance(given, Iterable) else given
 
 
 def named(axis: str, item: Any) -> tuple[str, Any]:
     """What an item is called in a table, and how `make` takes it."""
+    if isinstance(item, Tensor | np.ndarray):
+        return repr(Snapshot(plain(item, f"{axis or 'item'}"))), item
     if isinstance(item, Head):
         return item.label, [item]
     if _is_number(item) and axis:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from circuits.arguments import read_choice, read_place, read_queries, read_tokens, read_what
@@ -17,7 +15,7 @@ from circuits.places import Edit, Place
 from circuits.replacements import Clean, Stored
 from circuits.selection import looks_like_heads, parse_heads
 from circuits.sites import Site
-from circuits.snapshots import Snapshot
+from circuits.snapshots import Snapshot, plain
 
 __all__ = ["activations", "attribution", "path"]
 
@@ -125,9 +123,10 @@ def _stored(place: Place, source: Any, verb: str) -> Stored:
 
 
 def _read_tensor(given: Any, name: str, verb: str) -> Tensor:
-    given = torch.from_numpy(given) if isinstance(given, np.ndarray) else given
-    if not isinstance(given, Tensor):
-        raise CircuitsError(f"{verb}: the source's {name} is {type(given).__name__}, not a tensor")
+    given = plain(given, f"{verb}: the source's {name}")
+    if not isinstance(given, Tensor) or given.is_complex():
+        got = "complex" if isinstance(given, Tensor) else type(given).__name__
+        raise CircuitsError(f"{verb}: the source's {name} is {got}, not a tensor of real numbers")
     return given
 
 

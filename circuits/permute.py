@@ -16,6 +16,7 @@ from circuits.errors import CircuitsError
 from circuits.interventions import Firing, Replacement, Write
 from circuits.places import Edit, Place
 from circuits.sites import Site
+from circuits.snapshots import plain
 from circuits.surface import Surface
 
 VERB = "permute.positions"
@@ -80,12 +81,14 @@ def positions(permutation_or_seed: Any) -> PermutedPositions:
     """
     if isinstance(permutation_or_seed, int | np.integer) and not isinstance(permutation_or_seed, bool):
         return _permuted(Permuted(read_seed(permutation_or_seed, VERB), None))
-    if isinstance(permutation_or_seed, Tensor | np.ndarray):
+    permutation_or_seed = plain(permutation_or_seed, VERB)
+    if isinstance(permutation_or_seed, Tensor):
         permutation_or_seed = permutation_or_seed.tolist()
     try:
         order = tuple(permutation_or_seed)
         is_permutation = bool(order) and sorted(order) == list(range(len(order)))
-    except TypeError:
+    except (TypeError, RuntimeError):
+        # Tensors of several values cannot be put in order.
         is_permutation = False
     if not is_permutation or any(isinstance(row, bool | float) for row in order):
         raise CircuitsError(

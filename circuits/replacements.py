@@ -13,7 +13,7 @@ from circuits.errors import CircuitsError
 from circuits.interventions import Firing, Replacement, Write
 from circuits.references import MeanOver, Reference
 from circuits.sites import KINDS
-from circuits.snapshots import Positions, Snapshot, select_positions
+from circuits.snapshots import Positions, Snapshot, plain, select_positions
 
 # Of every patch, as its description names it.
 DIRECTION = "source -> run"
@@ -121,9 +121,10 @@ class Computed(Replacement):
 
     def value(self, current: Tensor, firing: Firing) -> Tensor:
         # A copy, so that a function that works in place does not reach the entries that are to stay.
-        new = self.function(current.clone())
-        if not isinstance(new, Tensor) or new.shape != current.shape:
-            got = list(new.shape) if isinstance(new, Tensor) else type(new).__name__
+        new = plain(self.function(current.clone()), f"{firing.write.label}: the function")
+        if not isinstance(new, Tensor) or new.shape != current.shape or new.is_complex():
+            kind = "complex " if isinstance(new, Tensor) and new.is_complex() else ""
+            got = f"{kind}{list(new.shape)}" if isinstance(new, Tensor) else type(new).__name__
             raise CircuitsError(
                 f"{firing.write.label}: the function must return a tensor {list(current.shape)}, got {got}"
             )

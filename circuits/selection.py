@@ -8,7 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from circuits.errors import CircuitsError
+from circuits.snapshots import plain
 from circuits.surface import Surface
 
 SYNTAX = (
@@ -68,6 +71,9 @@ def parse_heads(spec: Any) -> HeadSpec:
     if isinstance(spec, HeadSpec):
         return spec
     text = repr(spec)
+    spec = plain(spec, "heads")
+    if isinstance(spec, Tensor):
+        spec = spec.tolist()
     if isinstance(spec, str):
         if spec.strip().lower() == "all":
             return HeadSpec(text, None)
@@ -117,8 +123,12 @@ def _parse_part(part: str, text: str) -> list[Head]:
 
 
 def _is_pair(item: Any) -> bool:
-    return (
-        isinstance(item, tuple | list)
-        and len(item) == 2
-        and all(hasattr(x, "__index__") and not isinstance(x, bool) for x in item)
-    )
+    return isinstance(item, tuple | list) and len(item) == 2 and all(map(_is_number, item))
+
+
+def _is_number(x: Any) -> bool:
+    try:
+        operator.index(x)
+    except TypeError:
+        return False
+    return not isinstance(x, bool)

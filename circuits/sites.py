@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import operator
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -78,10 +79,15 @@ class Site:
             raise CircuitsError(
                 f'not a site: {self.name!r}; write "z", "z.2", a full hook name or Site("z", layer=2)'
             )
-        if self.layer is not None and (isinstance(self.layer, bool) or not hasattr(self.layer, "__index__")):
-            raise CircuitsError(
-                f"site {self.name!r}: layer={self.layer!r}; give a whole number from 0, or None"
-            )
+        if self.layer is not None:
+            try:
+                if isinstance(self.layer, bool):
+                    raise TypeError
+                object.__setattr__(self, "layer", operator.index(self.layer))
+            except TypeError as error:
+                raise CircuitsError(
+                    f"site {self.name!r}: layer={self.layer!r}; give a whole number from 0, or None"
+                ) from error
         if self.name not in KINDS:
             short, layer = _from_hook(self.name)
             if short is None and "hook_" not in self.name:

@@ -48,6 +48,34 @@ class Snapshot:
         return f"tensor({text['shape']}, {text['dtype']}, sha256={self.sha256[:12]})"
 
 
+def plain(given: Any, what: str) -> Any:
+    """An array or tensor as a dense tensor that has values; anything else as it is.
+
+    Copied only where torch cannot read an array in place: backwards, write-protected or in foreign byte order.
+    """
+    if isinstance(given, np.ndarray):
+        try:
+            return torch.from_numpy(np.require(given, given.dtype.newbyteorder("="), ["C", "W"]))
+        except TypeError as error:
+            raise CircuitsError(
+                f"{what}: torch has no numbers of {given.dtype}, which the array holds"
+            ) from error
+    if isinstance(given, Tensor):
+        unlike = [
+            name
+            for name, found in (
+                ("sparse", given.layout != torch.strided),
+                ("nested", given.is_nested),
+                ("quantized", given.is_quantized),
+                ("meta", given.is_meta),
+            )
+            if found
+        ]
+        if unlike:
+            raise CircuitsError(f"{what}: got a {unlike[0]} tensor; give a dense one that has values")
+    return given
+
+
 Positions = tuple[int, ...]
 
 
@@ -55,8 +83,7 @@ def parse_positions(given: Any, what: str) -> Positions | Snapshot | None:
     """Positions as a tuple of integers (negative ones count from the end), or a boolean mask, [pos] or [batch pos]."""
     if given is None:
         return None
-    if isinstance(given, np.ndarray):
-        given = torch.from_numpy(given)
+    given = plain(given, what)
     if isinstance(given, Tensor) and given.dtype == torch.bool:
         if given.ndim not in (1, 2):
             raise CircuitsError(f"{what}: a mask is [pos] or [batch pos], this one is {list(given.shape)}")

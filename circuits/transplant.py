@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from circuits.arguments import read_indices
 from circuits.errors import CircuitsError
 from circuits.interventions import Intervention, Swap
-from circuits.snapshots import Snapshot
+from circuits.snapshots import Snapshot, plain
 from circuits.surface import Surface
 
 # Each part of a component: what its parameters are called in a state_dict, after "blocks.N." where it has
@@ -129,7 +129,8 @@ def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
     for a parameter that two components share (tied embeddings): before anything is changed.
     """
     verb = "transplant.weights"
-    several = isinstance(components, Iterable) and not isinstance(components, str)
+    components = components.tolist() if isinstance(components, np.ndarray) else components
+    several = isinstance(components, Iterable) and not isinstance(components, str | Tensor)
     given = tuple(dict.fromkeys(map(str, components))) if several else (str(components),)
     wrong = [name for name in given if name not in COMPONENTS]
     if wrong or not given:
@@ -144,7 +145,8 @@ def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
             raise CircuitsError(
                 f"{verb}: the source has no weights of {component!r}{where}; it has {_shown(there)}"
             )
-    return Transplant(given, chosen, tuple((name, Snapshot(there[name])) for name in names))
+    values = {name: plain(there[name], f"{verb}: the source's {name}") for name in names}
+    return Transplant(given, chosen, tuple((name, Snapshot(value)) for name, value in values.items()))
 
 
 def selected(
@@ -163,19 +165,15 @@ def selected(
     return found
 
 
-def _tensors(source: Any, verb: str) -> dict[str, Tensor]:
+def _tensors(source: Any, verb: str) -> dict[str, Any]:
     if isinstance(source, nn.Module):
         return dict(Surface.of(source).named_weights())
     if isinstance(source, Mapping):
-        found = {
-            str(name): torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-            for name, value in source.items()
-        }
-        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        return {str(name): x for name, x in source.items() if isinstance(x, Tensor | np.ndarray)}
     raise CircuitsError(f"{verb}: source must be a model or a state_dict, got {type(source).__name__}")
 
 
-def _shown(there: Mapping[str, Tensor]) -> str:
+def _shown(there: Mapping[str, Any]) -> str:
     names = [*there][:3]
     return "no tensors" if not names else ", ".join(names) + (", ..." if len(there) > 3 else "")
 

@@ -129,13 +129,14 @@ def check_coordinates(tokens: Tensor, waves: Waves, label: str) -> None:
     if wrong:
         raise CircuitsError(f"{label}: no position {wrong[0]}: the run has positions 0-{length - 1}")
     values = tokens[:, list(waves.coords)]
-    if tokens.ndim != 2 or bool((values != values.round()).any()):
+    if tokens.ndim != 2 or tokens.is_complex() or bool((values != values.round()).any()):
         raise CircuitsError(
             f"{label}: coordinates are token ids [batch pos], the inputs are {list(tokens.shape)}"
         )
-    if bool(((values < 0) | (values >= waves.period)).any()):
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= waves.period:
         raise CircuitsError(
-            f"{label}: coordinates {int(values.min())}-{int(values.max())} at positions {list(waves.coords)}; they "
+            f"{label}: coordinates {low}-{high} at positions {list(waves.coords)}; they "
             f"must lie in 0-{waves.period - 1} for period {waves.period}"
         )
 
@@ -143,7 +144,7 @@ def check_coordinates(tokens: Tensor, waves: Waves, label: str) -> None:
 def check_grid(grid: Tensor, waves: Waves, label: str) -> None:
     """Every combination of coordinates exactly once: only there are the waves orthonormal."""
     check_coordinates(grid, waves, f"{label}, grid")
-    size, different = waves.period ** len(waves.coords), len(waves.places(grid).unique())
+    size, different = waves.period ** len(waves.coords), len(grid[:, list(waves.coords)].unique(dim=0))
     if len(grid) != size or different != size:
         raise CircuitsError(
             f"{label}: grid must hold each of the {waves.period}^{len(waves.coords)} = {size} combinations of "
