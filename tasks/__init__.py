@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING, Any
 from tasks.catalog import names as list
 
 if TYPE_CHECKING:
-    from tasks.base import Batch, DropMetric, Metric, Split, Task, TaskError, derive_seed, generator, pool
+    from tasks.base import (
+        Batch,
+        DropMetric,
+        GridAxis,
+        Metric,
+        ProbeTarget,
+        ProbeTargets,
+        Split,
+        Task,
+        TaskError,
+        derive_seed,
+        generator,
+        pool,
+    )
     from tasks.registry import get, register, task_class
     from tasks.settings import ModelSettings
 
@@ -20,7 +33,10 @@ _HOMES = {
     "tasks.base": (
         "Batch",
         "DropMetric",
+        "GridAxis",
         "Metric",
+        "ProbeTarget",
+        "ProbeTargets",
         "Split",
         "Task",
         "TaskError",
@@ -35,8 +51,11 @@ _HOMES = {
 __all__ = [
     "Batch",
     "DropMetric",
+    "GridAxis",
     "Metric",
     "ModelSettings",
+    "ProbeTarget",
+    "ProbeTargets",
     "Split",
     "Task",
     "TaskError",

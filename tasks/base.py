@@ -29,6 +29,10 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 Metric = Tensor | tuple[Tensor, Tensor]
 
 
+#: One past the most examples of a sample: beyond it the sizes of tensors overflow.
+MOST_EXAMPLES = 2**40
+
+
 class TaskError(ValueError):
     """A task, model or batch that cannot be; the message is one line that says what would be right."""
 
@@ -76,6 +80,48 @@ class Batch:
             targets=self.targets.to(device),
             extras={name: value.to(device) for name, value in self.extras.items()},
         )
+
+
+@dataclass(frozen=True)
+class ProbeTarget:
+    """What a linear probe may look for: numbers to regress on, or classes from 0.
+
+    Attributes:
+        values: ``[batch]`` or ``[batch pos]``; of vectors ``[batch 1 d]`` or ``[batch pos d]``.
+    """
+
+    values: Tensor
+    kind: Literal["regression", "classification"]
+
+
+@dataclass(frozen=True)
+class ProbeTargets:
+    """What probes may look for in a model of a task.
+
+    Attributes:
+        splits: name -> boolean ``[batch pos]``: kinds of entries to be scored separately as well.
+        positions: where the targets are looked for, unless others are asked for; ``None``: at all positions.
+    """
+
+    targets: Mapping[str, ProbeTarget] = field(default_factory=dict)
+    splits: Mapping[str, Tensor] = field(default_factory=dict)
+    positions: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class GridAxis:
+    """One coordinate of the grid that a task's activations are functions on, for Fourier analysis.
+
+    Attributes:
+        name: what tables and figures call it, such as ``"a"`` or ``"row"``.
+        values: what it takes, in the order in which it is run through (a cycle, or a side of a matrix).
+        position: where its values stand in an input, as token ids. ``None``: the axes are those of the sequence
+            itself, whose positions they unfold, the last axis varying fastest; values are then 0, 1, ...
+    """
+
+    name: str
+    values: tuple[int, ...]
+    position: int | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +178,17 @@ class Task(BaseModel, ABC):
         """Positions whose output the loss and the metrics read, ascending."""
         return tuple(range(self.sequence_length))
 
+    def probe_targets(self, batch: Batch) -> ProbeTargets:
+        """What linear probes may look for in the activations on a batch; nothing, unless a task says so."""
+        return ProbeTargets()
+
+    def grid_axes(self) -> tuple[GridAxis, ...]:
+        """The grid that spectra are taken over: of the inputs, or of the positions; empty where there is none.
+
+        Axes of the inputs also need a method ``input_grid()``: a batch with every combination of their values.
+        """
+        return ()
+
     @abstractmethod
     def sample(self, n: int | None, seed: int = 0, split: Split = "test") -> Batch:
         """``n`` examples of a split; for a finite task, without replacement and at most the whole split.
@@ -182,9 +239,11 @@ class Task(BaseModel, ABC):
 
 
 def check_sample_size(n: int | None) -> None:
-    """Refuse to sample fewer than one example."""
+    """Refuse to sample fewer than one example, or more than any memory holds."""
     if n is not None and n < 1:
         raise TaskError(f"cannot sample {n} examples: ask for at least 1")
+    if n is not None and n >= MOST_EXAMPLES:
+        raise TaskError(f"cannot sample {n} examples: more than memory can hold")
 
 
 def pool(metrics: Mapping[str, Metric]) -> dict[str, float | None]:

@@ -10,8 +10,10 @@ from interp_tasks.experiments.demonstrating import demo
 from interp_tasks.experiments.lensing import lens
 from interp_tasks.experiments.patching import patch
 from interp_tasks.experiments.permuting import permute
+from interp_tasks.experiments.probing import ProbeResult, probe
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.scanning import heads
+from interp_tasks.experiments.spectral import FourierResult, fourier
 from interp_tasks.experiments.subjects import Examples, Options, Subject, subjects
 from interp_tasks.experiments.transplanting import transplant
 
@@ -19,16 +21,20 @@ __all__ = [
     "COLUMNS",
     "AttentionResult",
     "Examples",
+    "FourierResult",
     "Options",
+    "ProbeResult",
     "Result",
     "Subject",
     "ablation",
     "attention",
     "demo",
+    "fourier",
     "heads",
     "lens",
     "patch",
     "permute",
+    "probe",
     "subjects",
     "transplant",
 ]

@@ -85,6 +85,14 @@ def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         from interp_tasks.experiments.attention_table import head_rows
 
         return head_rows(frame)
+    if set(frame["experiment"]) == {"fourier"}:
+        from interp_tasks.experiments.spectral_table import frequency_rows
+
+        return frequency_rows(frame)
+    if set(frame["experiment"]) == {"probe"}:
+        from interp_tasks.experiments.probe_table import probe_rows
+
+        return probe_rows(frame)
     found = spread(frame)
     if found.empty:
         return frame
@@ -101,6 +109,14 @@ def shown_columns(frame: pandas.DataFrame) -> list[Column]:
         from interp_tasks.experiments.attention_table import head_columns
 
         return head_columns(frame)
+    if set(frame["experiment"]) == {"fourier"}:
+        from interp_tasks.experiments.spectral_table import frequency_columns
+
+        return frequency_columns(frame)
+    if set(frame["experiment"]) == {"probe"}:
+        from interp_tasks.experiments.probe_table import probe_columns
+
+        return probe_columns(frame)
     columns = [Column("variant", "variant")]
     if frame.duplicated(["ref", "variant", "metric", "draw"]).any():
         columns.append(Column("intervention", "intervention"))

@@ -14,8 +14,21 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from tasks.base import Batch, DropMetric, Metric, Split, Task, TaskError, check_sample_size, derive_seed, generator
+from tasks.base import (
+    Batch,
+    DropMetric,
+    GridAxis,
+    Metric,
+    ProbeTargets,
+    Split,
+    Task,
+    TaskError,
+    check_sample_size,
+    derive_seed,
+    generator,
+)
 from tasks.catalog import built_in_presets
+from tasks.matrix_completion.probing import matrix_targets
 from tasks.matrix_completion.templates import attention_templates
 from tasks.registry import register
 from tasks.settings import ModelSettings
@@ -187,6 +200,17 @@ class MatrixCompletion(Task):
         if isinstance(settings, MatrixModelSettings) and settings.mask_embedding == "zero":
             freeze_mask_embedding(model)
         return model
+
+    def grid_axes(self) -> tuple[GridAxis, ...]:
+        """Rows and columns: position m·i + j is entry (i, j)."""
+        return GridAxis("row", tuple(range(self.n))), GridAxis("column", tuple(range(self.columns)))
+
+    def probe_targets(self, batch: Batch) -> ProbeTargets:
+        """Entries, rows and singular vectors; see :func:`matrix_targets`."""
+        values, hidden = (
+            x.unflatten(1, (self.n, self.columns)) for x in (batch.targets, batch.extras["hidden"])
+        )
+        return matrix_targets(values, hidden)
 
     def patch_sources(self, batch: Batch) -> dict[str, Batch]:
         """Named examples to patch from, row by row: ``negated`` is −X under the same mask.

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tasks.base import Batch, Metric
+from tasks.base import Batch, GridAxis, Metric
 from tasks.catalog import built_in_presets
 from tasks.modular_arithmetic.table import ModularTask, cross_entropy
 from tasks.registry import register
@@ -64,3 +64,17 @@ class ModularMultiplication(OneModulus):
 
     def answers(self, operands: Int[Tensor, "inputs 2"]) -> Int[Tensor, " inputs"]:
         return operands.prod(-1) % self.p
+
+    def answer_classes(self, batch: Batch) -> dict[str, Tensor]:
+        return {"product": batch.targets}
+
+    def grid_axes(self) -> tuple[GridAxis, ...]:
+        """The operands other than 0 as powers of a generator: multiplication adds their exponents modulo p − 1."""
+        cycle = powers(self.p)
+        return tuple(GridAxis(name, cycle, place) for place, name in enumerate("ab"))
+
+
+def powers(p: int) -> tuple[int, ...]:
+    """g⁰, g¹, ..., g^(p−2) modulo a prime, g its smallest generator: every remainder but 0 once."""
+    cycles = (tuple(pow(base, exponent, p) for exponent in range(p - 1)) for base in range(1, p))
+    return next(cycle for cycle in cycles if len(set(cycle)) == p - 1)

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from tasks.base import Batch, DropMetric, Metric, generator
+from tasks.base import Batch, DropMetric, GridAxis, Metric, generator
 from tasks.catalog import built_in_presets
 from tasks.modular_arithmetic.table import (
     ArithmeticModelSettings,
@@ -90,6 +90,14 @@ class Miiii(ModularTask):
         """n mod q for every prime, whatever the variant: only the table of a shuffled task is shuffled."""
         low, high = operands.unbind(-1) if self.digits == "low-first" else operands.flip(-1).unbind(-1)
         return (low + high * self.p)[:, None] % torch.tensor(self.moduli)
+
+    def answer_classes(self, batch: Batch) -> dict[str, Tensor]:
+        return {f"mod_{q}": batch.targets[:, column] for column, q in enumerate(self.moduli)}
+
+    def grid_axes(self) -> tuple[GridAxis, ...]:
+        """The two digits, as they stand in the tokens."""
+        names = ("x0", "x1") if self.digits == "low-first" else ("x1", "x0")
+        return tuple(GridAxis(name, tuple(range(self.p)), place) for place, name in enumerate(names))
 
     @cached_property
     def _answers(self) -> Int[Tensor, "inputs tasks"]:

@@ -11,7 +11,17 @@ from jaxtyping import Float, Int
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
-from tasks.base import Batch, DropMetric, Split, Task, check_sample_size, generator
+from tasks.base import (
+    Batch,
+    DropMetric,
+    GridAxis,
+    ProbeTarget,
+    ProbeTargets,
+    Split,
+    Task,
+    check_sample_size,
+    generator,
+)
 from tasks.settings import ModelSettings
 
 
@@ -120,6 +130,24 @@ class ModularTask(Task):
     def input_grid(self) -> Batch:
         """All inputs in lexicographic order of the tokens: what Fourier analysis runs on."""
         return self._batch(torch.arange(self.n_inputs))
+
+    def grid_axes(self) -> tuple[GridAxis, ...]:
+        """The two operands, as they stand in the tokens, each a cycle of length p."""
+        return tuple(GridAxis(name, tuple(range(self.p)), place) for place, name in enumerate("ab"))
+
+    def probe_targets(self, batch: Batch) -> ProbeTargets:
+        """Classes at '=': both operands by the names of ``grid_axes``, their ``sum`` mod p, and the answers."""
+        operands = batch.extras["operands"]
+        found = {axis.name: operands[:, place] for place, axis in enumerate(self.grid_axes())}
+        found |= {"sum": operands.sum(1) % self.p, **self.answer_classes(batch)}
+        return ProbeTargets(
+            {name: ProbeTarget(values, "classification") for name, values in found.items()},
+            positions=self.read_positions,
+        )
+
+    def answer_classes(self, batch: Batch) -> dict[str, Tensor]:
+        """The answers of a batch, ``[batch]`` each, where they are something else than the sum."""
+        return {}
 
     def attention_templates(self) -> dict[str, Tensor]:
         """What a head may attend to, keys ``[query key]``: each operand, both, and '=' itself."""

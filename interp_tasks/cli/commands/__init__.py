@@ -7,7 +7,9 @@ from interp_tasks.cli.commands.lensing import Lens
 from interp_tasks.cli.commands.listing import Checkpoints, Tasks
 from interp_tasks.cli.commands.patching import Patch
 from interp_tasks.cli.commands.permuting import Permute
+from interp_tasks.cli.commands.probing import Probe
 from interp_tasks.cli.commands.scanning import Heads
+from interp_tasks.cli.commands.spectral import Fourier
 from interp_tasks.cli.commands.training import Train
 from interp_tasks.cli.commands.transplanting import Transplant
 from interp_tasks.cli.declaring import Command
@@ -22,6 +24,8 @@ COMMANDS: dict[str, type[Command]] = {
     "patch": Patch,
     "permute": Permute,
     "lens": Lens,
+    "probe": Probe,
     "attention": Attention,
+    "fourier": Fourier,
     "demo": Demo,
 }

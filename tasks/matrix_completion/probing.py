@@ -1,0 +1,34 @@
+"""What a probe may look for in a model of matrix completion."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tasks.base import ProbeTarget, ProbeTargets
+
+
+def matrix_targets(values: Float[Tensor, "batch n m"], hidden: Bool[Tensor, "batch n m"]) -> ProbeTargets:
+    """Gopalani, Lubana, Hu 2024, figure 6 and appendix K; splits ``hidden`` and ``observed`` entries.
+
+    ``true_element``: the entry itself. ``masked_row``: the entry's row of X with hidden entries 0. ``left_vector``,
+    ``right_vector``: the first singular vectors of X, with the sign that the solver gives them, as published.
+    ``left_projector``, ``right_projector``: u uᵀ and v vᵀ, which say the same without a sign.
+    """
+    left, _, right = torch.linalg.svd(values.double(), full_matrices=False)
+    u, v = left[:, :, 0], right[:, 0]
+    rows = values.masked_fill(hidden, 0).repeat_interleave(values.shape[2], 1)
+    found = {
+        "true_element": values.flatten(1),
+        "masked_row": rows,
+        "left_vector": u[:, None],
+        "right_vector": v[:, None],
+        "left_projector": (u[:, :, None] * u[:, None]).flatten(1)[:, None],
+        "right_projector": (v[:, :, None] * v[:, None]).flatten(1)[:, None],
+    }
+    flat = hidden.flatten(1)
+    return ProbeTargets(
+        {name: ProbeTarget(target, "regression") for name, target in found.items()},
+        {"hidden": flat, "observed": ~flat},
+    )
