@@ -56,8 +56,8 @@ def figure(spectra: Mapping[tuple[str, str], Whole]) -> plotly.graph_objects.Fig
             "colorbar": {
                 "title": "share of<br>variance<br>(%)",
                 "len": PANEL / whole,
-                "y": 0,
-                "yanchor": "bottom",
+                "y": 1,
+                "yanchor": "top",
             },
         },
         template=template("light"),
