@@ -34,10 +34,10 @@ def previous(length: int, by: int = 1) -> Bool[Tensor, "query key"]:
 def constant(length: int, positions: Any) -> Bool[Tensor, "query key"]:
     """The same positions for every query; negative ones count from the end."""
     length = _whole(length, "constant", "length")
-    chosen = read_keys(positions, "templates.constant")
+    chosen = read_keys(positions, "patterns.constant")
     if chosen is None:
-        raise CircuitsError("templates.constant: no position given")
-    return select_positions(chosen, length, "templates.constant").expand(length, -1)
+        raise CircuitsError("patterns.constant: no position given")
+    return select_positions(chosen, length, "patterns.constant").expand(length, -1)
 
 
 def row(rows: int, columns: int, itself: bool = True) -> Bool[Tensor, "query key"]:
@@ -55,7 +55,7 @@ def marked(mask: Any) -> Bool[Tensor, "batch query key"]:
     if isinstance(mask, np.ndarray):
         mask = torch.from_numpy(mask)
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim != 2:
-        raise CircuitsError(f"templates.marked: expected a boolean mask [batch pos], got {_shown(mask)}")
+        raise CircuitsError(f"patterns.marked: expected a boolean mask [batch pos], got {_shown(mask)}")
     return mask[:, None, :].expand(-1, mask.shape[1], -1)
 
 
@@ -108,7 +108,7 @@ def _line(rows: int, columns: int, itself: bool, name: str) -> Tensor:
 
 def _whole(number: Any, verb: str, name: str) -> int:
     if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
-        raise CircuitsError(f"templates.{verb}: {name} is a whole number of at least 1; got {number!r}")
+        raise CircuitsError(f"patterns.{verb}: {name} is a whole number of at least 1; got {number!r}")
     return int(number)
 
 
