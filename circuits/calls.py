@@ -39,7 +39,9 @@ class Frame:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     tokens: Tensor | None = None
-    whole: bool = False  # whether these are all inputs of the whole model, so that it can be run on them again
+    whole: bool = (
+        False  # whether these are all inputs of the whole model, so that it can be run on them again
+    )
     prepared: dict[int, Any] = field(default_factory=dict)  # by id of the write
     reads: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by id of the write
     known: dict[Hashable, Any] = field(default_factory=dict)
@@ -136,34 +138,36 @@ def writer(
     write: Write, call: Call, fired: Callable[[], None] | None = None
 ) -> Callable[[Tensor], Tensor | None]:
     """The hook function that carries out one write."""
-    references = {
-        name: call.references[reference] for name, reference in write.replacement.references(write).items()
-    }
-    return partial(_replace, write, call, references, fired)
+    return partial(_replace, write, call, fired)
 
 
-def _replace(
-    write: Write,
-    call: Call,
-    references: Mapping[str, Tensor],
-    fired: Callable[[], None] | None,
-    current: Tensor,
-) -> Tensor | None:
-    state = call.state
-    if state.suspended:
+def _replace(write: Write, call: Call, fired: Callable[[], None] | None, current: Tensor) -> Tensor | None:
+    if call.state.suspended:
         return None
+    new, selected = replacement_for(write, call, current)
+    if fired is not None:
+        fired()
+    return torch.where(selected, new, current)
+
+
+def replacement_for(
+    write: Write, call: Call, current: Tensor, value_of: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """What takes the activation's place, and the boolean mask of where; both broadcast to it.
+
+    value_of: a smaller tensor that broadcasts to `current`, for a replacement that does not look at its entries.
+    """
+    state = call.state
     selected = write.selected(current, state.rows, state.total)
+    references = write.replacement.references(write)
     firing = Firing(
         write,
         selected,
-        references,
+        {name: call.references[reference] for name, reference in references.items()},
         call.reads(write),
         call.prepared(write),
         call.tokens,
         state.rows,
         state.total,
     )
-    new = write.replacement.value(current, firing)
-    if fired is not None:
-        fired()
-    return torch.where(selected, new, current)
+    return write.replacement.value(current if value_of is None else value_of, firing), selected

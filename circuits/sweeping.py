@@ -4,56 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from circuits.applying import Plan, attached, fetch, planned
+from circuits.applying import planned
 from circuits.arguments import read_choice, read_run_tokens, read_seed
 from circuits.drawing import Draws
 from circuits.errors import CircuitsError
-from circuits.interventions import Intervention
-from circuits.metrics import UNTESTED, metric_name, own_positions, read_metric, read_values, unedited_metrics
-from circuits.modes import evaluating
-from circuits.references import References
+from circuits.measuring import Found, Question, Variant, measure_all
+from circuits.metrics import UNTESTED, own_positions, read_metric
 from circuits.results import SweepResult, make_result
-from circuits.snapshots import Positions, Snapshot, parse_positions, select_positions
-from circuits.state import holding, running_rows, state_of
+from circuits.snapshots import Snapshot, parse_positions
+from circuits.state import holding, state_of
 from circuits.surface import Surface
-from circuits.tabulating import BASELINE, Measured, Row, about, adjust, tabulate
+from circuits.tabulating import Row, adjust, tabulate
 
 # Tokens per forward under chunk="auto": large enough to fill two cores, small enough to stay within cache
 # and memory.
 AUTO_CHUNK = 16384
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One row of the grid, or one draw of it."""
-
-    name: str
-    draw: int | None
-    interventions: tuple[Intervention, ...]
-    plan: Plan
-
-    @property
-    def title(self) -> str:
-        return f"variant {self.name!r}" + ("" if self.draw is None else f", draw {self.draw}")
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked of every variant."""
-
-    tokens: Tensor
-    metric: Any
-    batch: Any
-    read: Positions | None
-    step: int  # examples per forward
 
 
 def sweep(
@@ -79,8 +50,11 @@ def sweep(
         (sum [n], count [n]), or a dict of those. Pairs are pooled as Σsum/Σcount over examples. Without a
         metric: `kl` (nats) and `mse` from the unedited output, which have no p-value, and `logit_diff`, of the
         unedited model's two highest logits.
-    engine: "naive", one full forward per variant with plain hooks, or "auto", which picks naive.
-    chunk: tokens per forward, at least one example. Results depend on it by rounding only.
+    engine: "naive", one full forward per variant with plain hooks; "fast", one clean pass, then each variant from its
+        first edit on, many of them stacked; "auto", fast where it can. The column `engine` says which it was, and
+        `settings["naive"]` why, by variant: weights are edited, there are hooks on the model, it is not a plain
+        pre-norm transformer, or the replay of one example differed from the model's own.
+    chunk: tokens per forward, of one example and variant at least. Results depend on it by rounding only.
     positions: the positions the metric reads. The output everywhere else is set to NaN, so that a metric
         that reads there fails. Default: `read_positions` of the metric, or of the task whose method it is, else all.
     checkpoints: label -> a model, or a state_dict whose parameters `model` then takes on for its turn; every
@@ -95,7 +69,7 @@ def sweep(
     that is not finite.
     """
     surface = Surface.of(model)
-    read_choice(engine, ("auto", "naive"), "sweep", "engine")
+    read_choice(engine, ("auto", "fast", "naive"), "sweep", "engine")
     seed = read_seed(seed, "sweep")
     tokens = read_run_tokens(tokens, "sweep")
     surface.check_inputs(tokens, "sweep: tokens")
@@ -104,13 +78,20 @@ def sweep(
         raise CircuitsError(
             "sweep, positions: the same positions are read in every example; got a mask [batch pos]"
         )
-    question = Question(tokens, metric, batch, read, _read_sizes(tokens, batch, chunk))
+    size = _read_chunk(tokens, batch, chunk)
+    question = Question(tokens, metric, batch, read, max(1, size // tokens[0].numel()), size)
     if metric is not None:
         read_metric(metric, batch is not None)
     if not all(isinstance(count, int | np.integer) and count > 0 for count in (draws, flips)):
         raise CircuitsError(f"sweep: draws and flips are positive numbers, got {draws} and {flips}")
-    settings = {"seed": seed, "draws": draws, "flips": flips, "engine": "naive", "chunk": chunk}
-    settings |= {"n": len(tokens), "positions": None if read is None else list(read)}
+    settings: dict[str, Any] = {
+        "seed": seed,
+        "draws": draws,
+        "flips": flips,
+        "chunk": chunk,
+        "n": len(tokens),
+    }
+    settings |= {"positions": None if read is None else list(read), "engine": engine, "naive": {}, "bytes": 0}
     untested: Collection[str] = UNTESTED if metric is None else ()
 
     described = _described(_read_variants(variants, surface))
@@ -122,35 +103,32 @@ def sweep(
             raise CircuitsError(f"sweep, checkpoints: two checkpoints are called {label!r}")
         seen.add(label)
         with subject as at:
-            baseline, measured = _measure_all(at, _read_variants(variants, at), question)
-        more, clean = tabulate(baseline, measured, settings, untested, label)
+            found = measure_all(at, _read_variants(variants, at), question, engine)
+        more, clean = _rows(found, settings, untested, label)
         rows += more
         unedited += clean
+        settings["naive"] |= found.naive
+        settings["bytes"] = max(settings["bytes"], found.nbytes)
     if not rows:
         raise CircuitsError("sweep: no checkpoints; give a dict of labels and models or state_dicts")
     adjust(rows)
     return make_result(rows, unedited, described, settings)
 
 
-def _measure_all(
-    surface: Surface, variants: list[Variant], question: Question
-) -> tuple[Measured, list[Measured]]:
-    references = References(surface)
-    baseline = Measured(BASELINE, {})
-    measured = [Measured(one.name, about(one.interventions, one.plan), one.draw) for one in variants]
-    with evaluating(surface.model), torch.no_grad():
-        for start in range(0, len(question.tokens), question.step):
-            rows = slice(start, min(start + question.step, len(question.tokens)))
-            clean = _output(surface, question, rows, BASELINE)
-            examples = None if question.batch is None else question.batch[rows]
-            baseline.parts.append(_measure(question, clean, clean, examples, BASELINE))
-            # Not before the metric has been tried; all at once, so that references on the same tokens share a pass.
-            fetch([step for variant in variants for step in variant.plan], references)
-            for variant, found in zip(variants, measured, strict=True):
-                with attached(surface, variant.plan, references):
-                    output = _output(surface, question, rows, variant.title)
-                found.parts.append(_measure(question, output, clean, examples, variant.title))
-    return baseline, measured
+def _rows(
+    found: Found, settings: Row, untested: Collection[str], label: str | None
+) -> tuple[list[Row], list[Row]]:
+    """The table of one checkpoint, its variants in the order in which they were given."""
+    rows: list[Row] = []
+    unedited: list[Row] = []
+    for group in found.groups:
+        more, unedited = tabulate(
+            group.baseline, group.measured, settings | {"engine": group.engine}, untested, label
+        )
+        rows += more
+    order = {name: place for place, name in enumerate(found.names)}
+    rows.sort(key=lambda row: order[row["variant"]])
+    return rows, unedited
 
 
 def _read_variants(variants: Mapping[str, Any], surface: Surface) -> list[Variant]:
@@ -182,8 +160,8 @@ def _described(variants: list[Variant]) -> dict[str, list[Row]]:
     return found
 
 
-def _read_sizes(tokens: Tensor, batch: Any, chunk: int | str) -> int:
-    """Examples per forward."""
+def _read_chunk(tokens: Tensor, batch: Any, chunk: int | str) -> int:
+    """Tokens per forward."""
     if batch is not None and not (hasattr(batch, "__len__") and hasattr(batch, "__getitem__")):
         raise CircuitsError(f"sweep: batch has len() and takes a slice of rows; got {type(batch).__name__}")
     if batch is not None and len(batch) != len(tokens):
@@ -194,7 +172,7 @@ def _read_sizes(tokens: Tensor, batch: Any, chunk: int | str) -> int:
         raise CircuitsError(
             f'sweep: chunk={chunk!r}; give "auto" or a number of tokens per forward, at least 1'
         )
-    return max(1, chunk // tokens[0].numel())
+    return int(chunk)
 
 
 def _checkpoints(
@@ -262,32 +240,3 @@ def _holding_all(surface: Surface, what: str, values: list[tuple[nn.Parameter, T
         )
     with holding(values):
         yield surface
-
-
-def _output(surface: Surface, question: Question, rows: slice, variant: str) -> Tensor:
-    with running_rows(surface.model, rows, len(question.tokens)):
-        output = surface.model(question.tokens[rows])
-    if not isinstance(output, Tensor) or not output.is_floating_point():
-        raise CircuitsError(
-            f"{variant}: the model's output is {type(output).__name__}, not a tensor of numbers"
-        )
-    if question.read is not None:
-        outside = ~select_positions(question.read, output.shape[1], "sweep, positions").to(output.device)
-        output = output.clone()
-        output[:, outside] = 0
-    if bool(output.isnan().any()):
-        raise CircuitsError(f"{variant}: the output is not finite")
-    if question.read is not None:
-        output[:, outside] = float("nan")
-    return output
-
-
-def _measure(question: Question, output: Tensor, clean: Tensor, examples: Any, variant: str) -> Any:
-    metric = question.metric
-    if metric is not None:
-        values = metric(output) if examples is None else metric(output, examples)
-        return read_values(values, metric_name(metric), len(output), variant)
-    if question.read is not None:
-        inside = select_positions(question.read, output.shape[1], "sweep, positions").to(output.device)
-        output, clean = output[:, inside], clean[:, inside]
-    return read_values(unedited_metrics(output, clean), "unedited", len(output), variant)

@@ -1,0 +1,417 @@
+"""The fast engine of a sweep: one clean pass, then each variant from its first edit on, many of them stacked.
+
+An edit of z (and uniform attention, which is one) moves the residual stream by (z' - z) @ W_O of its heads, so a
+variant that begins there needs that layer's MLP and the later layers alone. What it computes is the model's own
+forward, replayed from the weights, and is compared with it before use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from circuits.calls import Call, replacement_for
+from circuits.interventions import Swap, Write
+from circuits.recording import recording
+from circuits.references import References
+from circuits.replacements import Uniform
+from circuits.replaying import NotReplayed, Replay
+from circuits.sites import KINDS
+from circuits.snapshots import Positions, select_positions
+from circuits.state import State, state_of
+from circuits.surface import Surface
+
+#: What the replay may differ from the model by, relative to the largest entry.
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
+
+# Where a lane joins within a layer: before attention, between z and W_O, between attention and MLP.
+BEFORE, AT_Z, BETWEEN = 0, 1, 2
+_JOINS = {
+    "resid_pre": BEFORE,
+    "q": BEFORE,
+    "k": BEFORE,
+    "v": BEFORE,
+    "scores": BEFORE,
+    "pattern": BEFORE,
+    "attn_out": BEFORE,
+    "z": AT_Z,
+    "resid_mid": BETWEEN,
+    "mlp_pre": BETWEEN,
+    "mlp_post": BETWEEN,
+    "mlp_out": BETWEEN,
+}
+_AFTER_ATTENTION = ("resid_mid", "mlp_pre", "mlp_post", "mlp_out", "resid_post")
+# Logits of a stack are computed in pieces of at most this many entries.
+_LOGITS = 2**25
+
+Start = tuple[int, int]
+Place = tuple[str, int | None]
+
+
+@dataclass
+class Lane:
+    """One variant: what it writes where, and where in the forward pass it leaves the clean run."""
+
+    index: int
+    writes: dict[Place, list[Write]]
+    start: Start
+    changed: bool = False
+    call: Call | None = None
+
+    def at(self, site: str, layer: int | None) -> list[Write]:
+        return self.writes.get((site, layer), [])
+
+    def writes_scores(self, layer: int) -> bool:
+        """Whether the attention of this layer depends on edited scores or patterns."""
+        edited = [w for w in self.at("pattern", layer) if not isinstance(w.replacement, Uniform)]
+        return bool(edited or self.at("scores", layer))
+
+
+@dataclass
+class Clean:
+    """What one clean pass leaves behind, for the lanes that need it."""
+
+    before: dict[int, Tensor] = field(default_factory=dict)  # resid_pre by layer; at n_layers the last stream
+    between: dict[int, Tensor] = field(default_factory=dict)  # resid_mid
+    z: dict[int, Tensor] = field(default_factory=dict)
+    v: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        held = [tensor for part in (self.before, self.between, self.z, self.v) for tensor in part.values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+
+def lane_of(index: int, plan: Iterable[Write | Swap], n_layers: int) -> Lane:
+    """Raises `NotReplayed` for a variant that is not for this engine."""
+    writes: dict[Place, list[Write]] = {}
+    for step in plan:
+        if isinstance(step, Swap):
+            raise NotReplayed("it edits weights")
+        site = step.kind.name
+        if site not in KINDS:
+            raise NotReplayed(f"{step.hook} is not replayed")
+        if step.replacement.reads(step) and not isinstance(step.replacement, Uniform):
+            raise NotReplayed("it reads other activations of the same pass")
+        writes.setdefault((site, step.layer), []).append(step)
+    lane = Lane(index, writes, (n_layers, BEFORE))
+    lane.start = min(_start(lane, site, layer) for site, layer in writes)
+    return lane
+
+
+def _start(lane: Lane, site: str, layer: int | None) -> Start:
+    if layer is None:
+        return (-1, BEFORE)
+    if site == "resid_post":
+        return (layer + 1, BEFORE)
+    if site == "pattern" and not lane.writes_scores(layer):
+        return (layer, AT_Z)
+    return (layer, _JOINS[site])
+
+
+class Engine:
+    """For one model with the weights it has now. Raises `NotReplayed` where it cannot be used at all."""
+
+    def __init__(self, surface: Surface, tokens: Tensor, read: Positions | None) -> None:
+        _refuse_hooks(surface.model)
+        if tokens.is_floating_point() or tokens.ndim != 2:
+            raise NotReplayed("inputs that are vectors are not replayed")
+        if torch.is_autocast_enabled(surface.device.type):
+            raise NotReplayed("autocast is on")
+        self.surface = surface
+        self.replay = Replay.of(surface)
+        self.total = len(tokens)
+        self.read: Tensor | None = None
+        if read is not None:
+            chosen = select_positions(read, tokens.shape[1], "sweep, positions").nonzero().flatten()
+            self.read = chosen.to(surface.device) if len(chosen) < tokens.shape[1] else None
+        #: Largest number of bytes that the clean pass of a chunk and a stack have held.
+        self.bytes_held = 0
+        self._check(tokens[:1].to(surface.device))
+
+    def _check(self, tokens: Tensor) -> None:
+        """Replay one example and compare every layer with the model itself."""
+        last = self.surface.n_layers - 1
+        names = [KINDS[name].hook.format(layer) for layer in range(last + 1) for name in ("z", "resid_post")]
+        with recording(self.surface, names) as seen:
+            output = self.surface.model(tokens)
+        ours: dict[str, Tensor] = {}
+
+        def keep(site: str, layer: int | None, x: Tensor) -> Tensor:
+            ours[KINDS[site].hook.format(layer)] = x
+            return x
+
+        x = self.replay.embedded(tokens, keep)
+        for layer in range(last + 1):
+            x = keep("resid_post", layer, self.replay.mlp(layer, self.replay.block(layer, x, keep), keep))
+        for name, own, found in [(name, seen[name], ours[name]) for name in names] + [
+            ("the output", output, self.replay.output(x))
+        ]:
+            apart = float((own - found).abs().max() / own.abs().max().clamp(min=torch.finfo(own.dtype).tiny))
+            # Written so that NaN is apart too.
+            if own.shape != found.shape or not apart <= TOLERANCE[own.dtype]:
+                raise NotReplayed(
+                    f"the replay of one example differs from the model at {name} by {apart:.1e}"
+                )
+
+    def clean(self, tokens: Tensor, lanes: Sequence[Lane]) -> tuple[Tensor, Clean]:
+        """The unedited output at the positions that are read, and what `lanes` start from."""
+        starts = {lane.start for lane in lanes}
+        mixed = {layer for lane in lanes for site, layer in lane.writes if site == "pattern"}
+        kept = Clean()
+        replay = self.replay
+
+        def keep(site: str, layer: int | None, x: Tensor) -> Tensor:
+            if (
+                layer is not None
+                and (layer, AT_Z) in starts
+                and (site == "z" or (site == "v" and layer in mixed))
+            ):
+                (kept.z if site == "z" else kept.v)[layer] = x
+            return x
+
+        x = replay.embedded(tokens, keep)
+        for layer in range(replay.n_layers):
+            if (layer, BEFORE) in starts:
+                kept.before[layer] = x
+            x = replay.block(layer, x, keep)
+            if {(layer, AT_Z), (layer, BETWEEN)} & starts:
+                kept.between[layer] = x
+            if layer == replay.n_layers - 1 and (layer + 1, BEFORE) not in starts:
+                x = self._at_read(x)
+            x = replay.mlp(layer, x, keep)
+        if (replay.n_layers, BEFORE) in starts:
+            kept.before[replay.n_layers] = x
+            x = self._at_read(x)
+        return replay.output(x), kept
+
+    def run(
+        self,
+        tokens: Tensor,
+        rows: slice,
+        lanes: Sequence[Lane],
+        references: References,
+        clean: Clean,
+        width: int,
+    ) -> Iterator[tuple[Lane, Tensor]]:
+        """(lane, output at the positions that are read) of every lane, `width` of them in a stack.
+
+        A lane whose edits left every activation as it was is not `changed`; its output is the clean one, up to
+        rounding.
+        """
+        ordered = sorted(lanes, key=lambda lane: lane.start)
+        for first in range(0, len(ordered), width):
+            stack = ordered[first : first + width]
+            for lane in stack:
+                state = State(rows=rows, total=self.total)
+                lane.call, lane.changed = Call(self.surface, references, state), False
+                lane.call.begin([w for writes in lane.writes.values() for w in writes], (tokens,), {})
+            yield from self._run_stack(_Stack(stack, len(tokens)), tokens, clean)
+            for lane in stack:
+                lane.call = None
+
+    def _run_stack(self, stack: _Stack, tokens: Tensor, clean: Clean) -> Iterator[tuple[Lane, Tensor]]:
+        replay, last = self.replay, self.replay.n_layers - 1
+        x: Tensor | None = None
+        if stack.joining((-1, BEFORE)):
+            lanes = stack.join((-1, BEFORE))
+            x = replay.embedded(tokens.repeat(len(lanes), 1), stack.tap)
+        for layer in range(min(lane.start[0] for lane in stack.lanes), last + 1):
+            if layer < 0:
+                continue
+            # In the last layer only what is read has to be computed, unless an edit says where by position.
+            read = self.read if layer == last else None
+            edited = {site for lane in stack.lanes for site, at in lane.writes if at == layer}
+            x = self._joined_before(layer, x, stack, clean)
+            sliced = read is not None and not edited & set(_AFTER_ATTENTION)
+            if x is not None:
+                x = stack.tap("resid_pre", layer, x)
+                queries = read if sliced and not edited - {"resid_pre", "k", "v"} else None
+                explicit = any(lane.writes_scores(layer) for lane in stack.members)
+                mix = None if explicit or "pattern" not in edited else partial(self._mixed, stack)
+                x = replay.block(layer, x, stack.tap, explicit, mix, queries)
+                x = x[:, read] if sliced and queries is None else x
+            x = self._joined_at_z(layer, x, stack, clean, read if sliced else None)
+            if joining := stack.join((layer, BETWEEN)):
+                x = _together(x, _copies(_at(clean.between[layer], read if sliced else None), len(joining)))
+            if x is not None:
+                x = stack.tap("resid_mid", layer, x)
+                x = stack.tap("resid_post", layer, replay.mlp(layer, x, stack.tap))
+                x = self._at_read(x) if layer == last and not sliced else x
+            self._note(x, clean)
+        late = stack.joining((last + 1, BEFORE))
+        if late:
+            joined = self._joined_before(last + 1, None, stack, clean)
+            assert joined is not None
+            x = _together(x, self._at_read(joined))
+        assert x is not None
+        size = stack.size * (_LOGITS // max(1, stack.size * x.shape[1] * replay.unembed.shape[1]) or 1)
+        outputs = (part for piece in x.split(size) for part in replay.output(piece).split(stack.size))
+        yield from zip(stack.members, outputs, strict=True)
+
+    def _joined_before(self, layer: int, x: Tensor | None, stack: _Stack, clean: Clean) -> Tensor | None:
+        joining = stack.joining((layer, BEFORE))
+        if not joining:
+            return x
+        start = _copies(clean.before[layer], len(joining))
+        # A lane that begins with an edit of the stream between two layers may name it from either side.
+        start = stack.tap_of(joining, "resid_post", layer - 1, start)
+        stack.join((layer, BEFORE))
+        return _together(x, start)
+
+    def _joined_at_z(
+        self, layer: int, x: Tensor | None, stack: _Stack, clean: Clean, read: Tensor | None
+    ) -> Tensor | None:
+        joining = stack.join((layer, AT_Z))
+        if not joining:
+            return x
+        z, out = clean.z[layer], self.replay.blocks[layer].out
+        streams = []
+        for lane in joining:
+            new = self._mixed_lane(lane, layer, z, clean.v[layer]) if lane.at("pattern", layer) else z
+            new = lane_value(lane, "z", layer, new)
+            moved = _at(new - z, read)
+            heads = _heads(lane, layer)
+            if heads is None:
+                change = moved.flatten(-2) @ out.flatten(0, 1)
+            else:
+                change = moved[:, :, heads].flatten(-2) @ out[heads].flatten(0, 1)
+            streams.append(_at(clean.between[layer], read) + change)
+        return _together(x, torch.cat(streams))
+
+    def _mixed(self, stack: _Stack, layer: int, z: Tensor, v: Tensor) -> Tensor:
+        parts = zip(stack.members, z.split(stack.size), v.split(stack.size), strict=True)
+        return torch.cat([self._mixed_lane(lane, layer, one, values) for lane, one, values in parts])
+
+    def _mixed_lane(self, lane: Lane, layer: int, z: Tensor, v: Tensor) -> Tensor:
+        """z where some heads attend to all keys alike: which keys those are does not depend on the example."""
+        for write in lane.at("pattern", layer):
+            assert lane.call is not None
+            length = z.shape[1]
+            visible = self.replay.visible(length, z.device)
+            scores = torch.zeros(1, 1, length, length, dtype=z.dtype, device=z.device)
+            scores = scores.masked_fill(~visible, -torch.inf)
+            shape = (len(z), z.shape[2], length, length)
+            lane.call.reads(write)["scores"] = scores
+            pattern, selected = replacement_for(write, lane.call, scores.expand(shape), scores)
+            heads = list(range(z.shape[2])) if write.heads is None else list(write.heads)
+            new = torch.einsum("qk,bkhe->bqhe", pattern[0, 0], v[:, :, heads])
+            # [batch head query 1] -> [batch query head 1]
+            chosen = selected.expand(-1, z.shape[2], length, -1).transpose(1, 2)[:, :, heads]
+            new = torch.where(chosen, new, z[:, :, heads])
+            lane.changed |= bool((new != z[:, :, heads]).any())
+            z = z.clone()
+            z[:, :, heads] = new
+        return z
+
+    def _at_read(self, x: Tensor) -> Tensor:
+        return _at(x, self.read)
+
+    def _note(self, x: Tensor | None, clean: Clean) -> None:
+        stack = 0 if x is None else x.numel() * x.element_size()
+        self.bytes_held = max(self.bytes_held, clean.nbytes + stack)
+
+
+class _Stack:
+    """Lanes in the order in which they join, and those that have, whose rows lie one after the other."""
+
+    def __init__(self, lanes: Sequence[Lane], size: int) -> None:
+        self.lanes, self.size = list(lanes), size
+        self.members: list[Lane] = []
+
+    def joining(self, start: Start) -> list[Lane]:
+        return [lane for lane in self.lanes if lane.start == start]
+
+    def join(self, start: Start) -> list[Lane]:
+        joined = self.joining(start)
+        self.members += joined
+        return joined
+
+    def tap(self, site: str, layer: int | None, x: Tensor) -> Tensor:
+        return self.tap_of(self.members, site, layer, x)
+
+    def tap_of(self, lanes: list[Lane], site: str, layer: int | None, x: Tensor) -> Tensor:
+        if not any(lane.at(site, layer) for lane in lanes):
+            if site == "scores":
+                # For uniform attention in a layer that is computed in full.
+                for lane, scores in zip(lanes, x.split(self.size), strict=True):
+                    _show_scores(lane, layer, scores)
+            return x
+        parts = []
+        for lane, part in zip(lanes, x.split(self.size), strict=True):
+            parts.append(lane_value(lane, site, layer, part))
+            if site == "scores":
+                _show_scores(lane, layer, parts[-1])
+        return torch.cat(parts)
+
+
+def lane_value(lane: Lane, site: str, layer: int | None, current: Tensor) -> Tensor:
+    """The activation after all that the lane writes there."""
+    for write in lane.at(site, layer):
+        assert lane.call is not None
+        new, selected = replacement_for(write, lane.call, current)
+        new = torch.where(selected, new, current)
+        lane.changed |= bool((new != current).any())
+        current = new
+    return current
+
+
+def _show_scores(lane: Lane, layer: int | None, scores: Tensor) -> None:
+    for write in lane.at("pattern", layer):
+        assert lane.call is not None
+        if write.replacement.reads(write):
+            lane.call.reads(write)["scores"] = scores
+
+
+def _heads(lane: Lane, layer: int) -> list[int] | None:
+    """The heads that a lane may change at z; None: all."""
+    found: set[int] = set()
+    for write in (*lane.at("pattern", layer), *lane.at("z", layer)):
+        if write.heads is None:
+            return None
+        found |= set(write.heads)
+    return sorted(found)
+
+
+def _copies(x: Tensor, count: int) -> Tensor:
+    return x.repeat(count, 1, 1)
+
+
+def _together(x: Tensor | None, more: Tensor) -> Tensor:
+    return more if x is None else torch.cat([x, more])
+
+
+def _at(x: Tensor, read: Tensor | None) -> Tensor:
+    return x if read is None else x[:, read]
+
+
+def _refuse_hooks(model: nn.Module) -> None:
+    """Hooks may do anything, and are not replayed. A model class's own are part of its forward."""
+    if state_of(model).suspended:
+        raise NotReplayed("a clean pass is under way")
+    if _GLOBAL_HOOKS and any(getattr(nn.modules.module, name) for name in _GLOBAL_HOOKS):
+        raise NotReplayed("torch has global module hooks")
+    wrapped = model.__dict__.get("original_model")
+    inner = list(wrapped.named_modules()) if isinstance(wrapped, nn.Module) else []
+    for name, module in [*model.named_modules(), *inner]:
+        hooks: list[Callable[..., Any]] = [
+            *module._forward_hooks.values(),
+            *module._forward_pre_hooks.values(),
+        ]
+        point = name.split(".")[-1].startswith("hook_")
+        if any(
+            point or not str(getattr(hook, "__module__", "")).startswith("transformer_lens") for hook in hooks
+        ):
+            raise NotReplayed(f"there is a hook on {name or 'the model'}")
+
+
+_GLOBAL_HOOKS = tuple(
+    name
+    for name in ("_global_forward_hooks", "_global_forward_pre_hooks")
+    if hasattr(nn.modules.module, name)
+)

@@ -1,0 +1,253 @@
+"""Every variant of a sweep on every chunk of examples, by the fast engine where it can, by plain hooks where not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from circuits.applying import Plan, attached, fetch
+from circuits.engine import Engine, Lane, lane_of
+from circuits.errors import CircuitsError
+from circuits.interventions import Intervention
+from circuits.metrics import PerExample, metric_name, read_values, unedited_metrics
+from circuits.modes import evaluating
+from circuits.references import References
+from circuits.replaying import NotReplayed
+from circuits.snapshots import Positions, select_positions
+from circuits.state import running_rows
+from circuits.surface import Surface
+from circuits.tabulating import BASELINE, Measured, about
+
+NAIVE, FAST = "naive", "fast"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of the grid, or one draw of it."""
+
+    name: str
+    draw: int | None
+    interventions: tuple[Intervention, ...]
+    plan: Plan
+
+    @property
+    def title(self) -> str:
+        return f"variant {self.name!r}" + ("" if self.draw is None else f", draw {self.draw}")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of every variant."""
+
+    tokens: Tensor
+    metric: Any
+    batch: Any
+    read: Positions | None
+    step: int  # examples per forward
+    chunk: int  # tokens per forward, of all variants in it
+
+
+@dataclass
+class Group:
+    """The variants that one engine runs, and what they are compared with: its own unedited output."""
+
+    engine: str
+    variants: list[Variant]
+    baseline: Measured = field(default_factory=lambda: Measured(BASELINE, {}))
+    measured: list[Measured] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.measured = [
+            Measured(one.name, about(one.interventions, one.plan), one.draw) for one in self.variants
+        ]
+
+
+@dataclass
+class Found:
+    """What was measured on one model."""
+
+    groups: list[Group]
+    names: list[str]
+    naive: dict[str, str]  # of each variant that did not run on the fast engine: why
+    nbytes: int
+
+
+def measure_all(surface: Surface, variants: list[Variant], question: Question, engine: str) -> Found:
+    references = References(surface)
+    with evaluating(surface.model), torch.no_grad():
+        fast, naive, lanes = _sorted_out(surface, variants, question, engine)
+        groups = [
+            Group(name, [one for one in variants if (one.name in naive) == (name == NAIVE)])
+            for name in (FAST, NAIVE)
+        ]
+        groups = [group for group in groups if group.variants]
+        for start in range(0, len(question.tokens), question.step):
+            rows = slice(start, min(start + question.step, len(question.tokens)))
+            for group in groups:
+                if group.engine == NAIVE:
+                    _run_naive(surface, group, question, rows, references)
+                else:
+                    assert fast is not None
+                    _run_fast(surface, group, question, rows, references, fast, lanes)
+    names = list(dict.fromkeys(one.name for one in variants))
+    return Found(groups, names, naive, fast.bytes_held if fast is not None else 0)
+
+
+def _sorted_out(
+    surface: Surface, variants: list[Variant], question: Question, engine: str
+) -> tuple[Engine | None, dict[str, str], list[Lane]]:
+    """The fast engine, if it can be used; by variant, why it cannot; and the lanes of those for which it can."""
+    naive: dict[str, str] = {}
+    lanes: list[Lane] = []
+    fast: Engine | None = None
+    if engine == NAIVE:
+        return None, {one.name: 'engine="naive"' for one in variants}, []
+    for one in variants:
+        try:
+            lane_of(0, one.plan, surface.n_layers)
+        except NotReplayed as reason:
+            # All draws of a variant run on one engine: they are pooled.
+            naive[one.name] = str(reason)
+    if len(naive) < len({one.name for one in variants}):
+        try:
+            fast = Engine(surface, question.tokens, question.read)
+        except NotReplayed as reason:
+            naive = {one.name: str(reason) for one in variants}
+    if naive and engine == FAST:
+        name, reason_text = next(iter(naive.items()))
+        raise CircuitsError(f"sweep, engine='fast': variant {name!r}: {reason_text}; use engine='auto'")
+    kept = [one for one in variants if one.name not in naive]
+    lanes = [lane_of(index, one.plan, surface.n_layers) for index, one in enumerate(kept)]
+    return fast, naive, lanes
+
+
+def _run_naive(
+    surface: Surface, group: Group, question: Question, rows: slice, references: References
+) -> None:
+    """One full forward per variant."""
+    clean = _output(surface, question, rows, BASELINE)
+    group.baseline.parts.append(_measure(question, clean, clean, rows, BASELINE))
+    # Not before the metric has been tried; all at once, so that references on the same tokens share a pass.
+    fetch([step for variant in group.variants for step in variant.plan], references)
+    for variant, found in zip(group.variants, group.measured, strict=True):
+        output = _edited(surface, variant, question, rows, references)
+        found.parts.append(_measure(question, output, clean, rows, variant.title))
+
+
+def _run_fast(
+    surface: Surface,
+    group: Group,
+    question: Question,
+    rows: slice,
+    references: References,
+    engine: Engine,
+    lanes: Sequence[Lane],
+) -> None:
+    tokens = question.tokens[rows].to(surface.device)
+    output, kept = engine.clean(tokens, lanes)
+    clean = _checked(_spread(output, tokens, engine), question, BASELINE)
+    base = _measure(question, clean, clean, rows, BASELINE)
+    group.baseline.parts.append(base)
+    fetch([step for variant in group.variants for step in variant.plan], references)
+    width = max(1, question.chunk // tokens.numel())
+    settled = _Settled(surface, question, rows, references)
+    for lane, found in engine.run(tokens, rows, lanes, references, kept, width):
+        variant = group.variants[lane.index]
+        # Where no activation changed the output is the clean one, and not only up to rounding.
+        edited = (
+            _checked(_spread(found, tokens, engine), question, variant.title)
+            if lane.changed
+            else clean.clone()
+        )
+        part = _measure(question, edited, clean, rows, variant.title)
+        if lane.changed:
+            part = settled.part(variant, part, base)
+        group.measured[lane.index].parts.append(part)
+
+
+class _Settled:
+    """Whether an effect is exactly none: stacked and single forwards differ by rounding, which would be some.
+
+    A variant whose effect on a metric is within rounding is run once more with plain hooks, as is the model, and has
+    no effect on that metric where these two are equal, example by example.
+    """
+
+    def __init__(self, surface: Surface, question: Question, rows: slice, references: References) -> None:
+        self._surface, self._question, self._rows, self._references = surface, question, rows, references
+        self._clean: tuple[Tensor, PerExample] | None = None
+
+    def part(self, variant: Variant, part: PerExample, base: PerExample) -> PerExample:
+        doubtful = [name for name in part if name in base and _within_rounding(part[name][0], base[name][0])]
+        if not doubtful:
+            return part
+        if self._clean is None:
+            output = _output(self._surface, self._question, self._rows, BASELINE)
+            self._clean = output, _measure(self._question, output, output, self._rows, BASELINE)
+        clean, plain_base = self._clean
+        output = _edited(self._surface, variant, self._question, self._rows, self._references)
+        plain = _measure(self._question, output, clean, self._rows, variant.title)
+        none = [name for name in doubtful if _equal(plain[name], plain_base[name])]
+        return {**part, **{name: base[name] for name in none}}
+
+
+def _within_rounding(edited: np.ndarray, base: np.ndarray) -> bool:
+    return bool(np.abs(edited - base).max() <= 1e-5 * np.abs(base).max() + 1e-9)
+
+
+def _equal(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]) -> bool:
+    return all(bool((a == b).all()) for a, b in zip(one, other, strict=True))
+
+
+def _spread(output: Tensor, tokens: Tensor, engine: Engine) -> Tensor:
+    """An output at the positions that are read, among NaN."""
+    if engine.read is None:
+        return output
+    whole = output.new_full((len(output), tokens.shape[1], output.shape[-1]), float("nan"))
+    whole[:, engine.read] = output
+    return whole
+
+
+def _edited(
+    surface: Surface, variant: Variant, question: Question, rows: slice, references: References
+) -> Tensor:
+    with attached(surface, variant.plan, references):
+        return _output(surface, question, rows, variant.title)
+
+
+def _output(surface: Surface, question: Question, rows: slice, variant: str) -> Tensor:
+    with running_rows(surface.model, rows, len(question.tokens)):
+        return _checked(surface.model(question.tokens[rows]), question, variant)
+
+
+def _checked(output: Any, question: Question, variant: str) -> Tensor:
+    """Finite where it is read, NaN elsewhere."""
+    if not isinstance(output, Tensor) or not output.is_floating_point():
+        raise CircuitsError(
+            f"{variant}: the model's output is {type(output).__name__}, not a tensor of numbers"
+        )
+    if question.read is not None:
+        outside = ~select_positions(question.read, output.shape[1], "sweep, positions").to(output.device)
+        output = output.clone()
+        output[:, outside] = 0
+    if bool(output.isnan().any()):
+        raise CircuitsError(f"{variant}: the output is not finite")
+    if question.read is not None:
+        output[:, outside] = float("nan")
+    return output
+
+
+def _measure(question: Question, output: Tensor, clean: Tensor, rows: slice, variant: str) -> PerExample:
+    metric = question.metric
+    if metric is not None:
+        examples = None if question.batch is None else question.batch[rows]
+        values = metric(output) if examples is None else metric(output, examples)
+        return read_values(values, metric_name(metric), len(output), variant)
+    if question.read is not None:
+        inside = select_positions(question.read, output.shape[1], "sweep, positions").to(output.device)
+        output, clean = output[:, inside], clean[:, inside]
+    return read_values(unedited_metrics(output, clean), "unedited", len(output), variant)

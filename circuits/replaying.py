@@ -1,0 +1,264 @@
+"""The forward pass of a plain pre-norm transformer, from its weights: it can begin at any site of any layer.
+
+Which models it covers is told by `Replay.of`; whether it is the model's own forward is checked by whoever uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from circuits.surface import Surface
+
+#: Called with a site's name, its layer and its activation; what it returns goes on.
+Tap = Callable[[str, int | None, Tensor], Tensor]
+#: Called with a layer, its z and its v; gives z.
+Mix = Callable[[int, Tensor, Tensor], Tensor]
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+# Settings of the model, with the values that are replayed.
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "positional_embedding_type": ("standard",),
+    "attn_scores_soft_cap": (-1.0, 0.0, None),
+    "output_logits_soft_cap": (-1.0, 0.0, None),
+    "gated_mlp": (False,),
+    "use_local_attn": (False,),
+    "use_qk_norm": (False,),
+    "dtype": (torch.float32, torch.float64),
+}
+
+
+class NotReplayed(Exception):
+    """Why a model's forward is not computed here."""
+
+
+@dataclass(frozen=True)
+class Norm:
+    """LayerNorm, RMS norm or (kind None) nothing, with weight and bias where it has them."""
+
+    kind: str | None
+    eps: float
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.kind is None:
+            return x
+        if self.kind == "LN":
+            return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+        x = x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return x if self.weight is None else x * self.weight
+
+
+@dataclass(frozen=True)
+class Block:
+    """The weights of one layer; of matrices, the first axis is the input's."""
+
+    ln1: Norm
+    qkv: Float[Tensor, "d_model qkv"]  # of all heads, q before k before v
+    qkv_bias: Tensor
+    out: Float[Tensor, "head d_head d_model"]
+    out_bias: Tensor
+    scale: float
+    ln2: Norm | None  # None: attention only
+    mlp_in: Tensor | None = None
+    mlp_in_bias: Tensor | None = None
+    mlp_out: Tensor | None = None
+    mlp_out_bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Replay:
+    """All of a model's weights, and the forward pass through them. `x` is a residual stream [row pos d_model]."""
+
+    embed: Tensor
+    positions: Tensor
+    blocks: tuple[Block, ...]
+    last_norm: Norm
+    unembed: Tensor
+    unembed_bias: Tensor
+    causal: bool
+    activation: Callable[[Tensor], Tensor]
+    masked: float  # what the model writes into masked scores
+
+    @classmethod
+    def of(cls, surface: Surface) -> Replay:
+        """Raises `NotReplayed`, with the reason, for a model that is not plain."""
+        cfg: Any = surface.model.cfg
+        for setting, values in _PLAIN.items():
+            value = getattr(cfg, setting, values[0])
+            if value not in values:
+                raise NotReplayed(f"{setting}={value} is not replayed")
+        if getattr(surface.model, "tokenizer", None) is not None:
+            raise NotReplayed("a model with a tokenizer may mask padding by itself")
+        if surface.heads_at["k"] != surface.n_heads:
+            raise NotReplayed("grouped key-value heads are not replayed")
+        if getattr(cfg, "act_fn", None) not in _ACTIVATIONS and not getattr(cfg, "attn_only", False):
+            raise NotReplayed(f"act_fn={cfg.act_fn} is not replayed")
+        try:
+            return _read(surface)
+        except KeyError as missing:
+            raise NotReplayed(f"the model has no weight {missing.args[0]}") from missing
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.blocks)
+
+    def embedded(self, tokens: Tensor, tap: Tap) -> Tensor:
+        """tokens [row pos] -> the first residual stream."""
+        rows = tap("embed", None, self.embed[tokens])
+        table = self.positions[: tokens.shape[1]].expand(*tokens.shape, -1)
+        return rows + tap("pos_embed", None, table)
+
+    def block(
+        self,
+        layer: int,
+        x: Tensor,
+        tap: Tap,
+        explicit: bool = False,
+        mix: Mix | None = None,
+        read: Tensor | None = None,
+    ) -> Tensor:
+        """resid_pre of a layer, which `tap` has seen, -> its resid_mid, or resid_post where it has no MLP.
+
+        explicit: compute scores and pattern, and show them to `tap`. mix: called with z and v where they are not
+        computed, for heads whose attention does not depend on scores. read: compute these positions only.
+        """
+        block = self.blocks[layer]
+        heads, d_head, _ = block.out.shape
+        width = heads * d_head
+        normed = block.ln1(x)
+        if read is None:
+            joint = _affine(normed, block.qkv, block.qkv_bias).unflatten(-1, (3, heads, d_head))
+            q, k, v = joint.unbind(-3)
+        else:
+            q = _affine(normed[:, read], block.qkv[:, :width], block.qkv_bias[:width])
+            joint = _affine(normed, block.qkv[:, width:], block.qkv_bias[width:])
+            q = q.unflatten(-1, (heads, d_head))
+            k, v = joint.unflatten(-1, (2, heads, d_head)).unbind(-3)
+            x = x[:, read]
+        q, k, v = tap("q", layer, q), tap("k", layer, k), tap("v", layer, v)
+        if explicit:
+            scores = q.transpose(-3, -2) @ k.permute(0, 2, 3, 1) / block.scale
+            if self.causal:
+                scores = scores.masked_fill(~self.visible(x.shape[1], x.device), self.masked)
+            scores = tap("scores", layer, scores)
+            # A query that sees nothing attends to nothing.
+            pattern = tap("pattern", layer, scores.softmax(-1).nan_to_num(nan=0.0))
+            z = pattern @ v.transpose(-3, -2)
+        else:
+            mask = None if read is None or not self.causal else self.visible(k.shape[1], x.device)[read]
+            z = F.scaled_dot_product_attention(
+                q.transpose(-3, -2),
+                k.transpose(-3, -2),
+                v.transpose(-3, -2),
+                attn_mask=mask,
+                is_causal=self.causal and read is None,
+                scale=1 / block.scale,
+            )
+        z = z.transpose(-3, -2)
+        z = tap("z", layer, z if mix is None else mix(layer, z, v))
+        return x + tap("attn_out", layer, _affine(z.flatten(-2), block.out.flatten(0, 1), block.out_bias))
+
+    def mlp(self, layer: int, x: Tensor, tap: Tap) -> Tensor:
+        """resid_mid of a layer, which `tap` has seen, -> its resid_post."""
+        block = self.blocks[layer]
+        if block.ln2 is None or block.mlp_in is None or block.mlp_out is None:
+            return x
+        pre = tap("mlp_pre", layer, _affine(block.ln2(x), block.mlp_in, block.mlp_in_bias))
+        post = tap("mlp_post", layer, self.activation(pre))
+        return x + tap("mlp_out", layer, _affine(post, block.mlp_out, block.mlp_out_bias))
+
+    def output(self, x: Tensor) -> Tensor:
+        """The last residual stream -> logits [row pos out]."""
+        return _affine(self.last_norm(x), self.unembed, self.unembed_bias)
+
+    def visible(self, length: int, device: torch.device) -> Tensor:
+        """Which keys a query may see, [query key]."""
+        everything = torch.ones(length, length, dtype=torch.bool, device=device)
+        return everything.tril() if self.causal else everything
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    found = rows @ weight if bias is None else torch.addmm(bias, rows, weight)
+    return found.reshape(*x.shape[:-1], weight.shape[-1])
+
+
+def _read(surface: Surface) -> Replay:
+    cfg: Any = surface.model.cfg
+    held = {name: value.detach() for name, value in surface.named_weights().items()}
+    # The bridge of 4.x keeps the bias of the unembedding in a buffer.
+    constants: Mapping[str, Tensor] = surface.model.state_dict()
+    linear = "unembed.W_U" not in held
+    heads, d_head = surface.n_heads, int(cfg.d_head)
+    kind = getattr(cfg, "normalization_type", None)
+    norm_kind = None if kind is None else str(kind).upper().removesuffix("PRE")
+
+    def norm(path: str, kind: str | None) -> Norm:
+        weight = held.get(f"{path}.weight" if linear else f"{path}.w")
+        bias = held.get(f"{path}.bias" if linear else f"{path}.b")
+        return Norm(kind, float(cfg.eps), weight, bias)
+
+    def projected(path: str, name: str) -> tuple[Tensor, Tensor]:
+        """[d_model, head * d_head] and its bias."""
+        if linear:
+            return held[f"{path}.{name}.weight"].T, held[f"{path}.{name}.bias"]
+        big = name.upper()
+        return held[f"{path}.W_{big}"].permute(1, 0, 2).flatten(1), held[f"{path}.b_{big}"].flatten()
+
+    blocks = []
+    for layer in range(surface.n_layers):
+        path = f"blocks.{layer}"
+        attention: Any = surface.model.get_submodule(f"{path}.attn")
+        scale = getattr(attention, "attn_scale", None)
+        if linear or scale is None:
+            given = float(getattr(cfg, "attn_scale", -1.0))
+            scale = given if given > 0 else d_head**0.5
+        parts = [projected(f"{path}.attn", name) for name in "qkv"]
+        out = (
+            held[f"{path}.attn.o.weight"].T.unflatten(0, (heads, d_head))
+            if linear
+            else held[f"{path}.attn.W_O"]
+        )
+        plain: dict[str, Any] = {
+            "ln1": norm(f"{path}.ln1", norm_kind),
+            "qkv": torch.cat([weight for weight, _ in parts], 1),
+            "qkv_bias": torch.cat([bias for _, bias in parts]),
+            "out": out.contiguous(),
+            "out_bias": held[f"{path}.attn.o.bias" if linear else f"{path}.attn.b_O"],
+            "scale": float(scale),
+            "ln2": None,
+        }
+        if hasattr(surface.model.get_submodule(path), "mlp"):
+            plain["ln2"] = norm(f"{path}.ln2", norm_kind)
+            inner = held[f"{path}.mlp.in.weight" if linear else f"{path}.mlp.W_in"]
+            outer = held[f"{path}.mlp.out.weight" if linear else f"{path}.mlp.W_out"]
+            plain["mlp_in"], plain["mlp_out"] = (inner.T, outer.T) if linear else (inner, outer)
+            plain["mlp_in_bias"] = held[f"{path}.mlp.in.bias" if linear else f"{path}.mlp.b_in"]
+            plain["mlp_out_bias"] = held[f"{path}.mlp.out.bias" if linear else f"{path}.mlp.b_out"]
+        blocks.append(Block(**plain))
+    last_kind = "RMS" if norm_kind is not None and getattr(cfg, "final_rms", False) else norm_kind
+    masked = surface.masked_score(0)
+    return Replay(
+        embed=held["embed.weight" if linear else "embed.W_E"],
+        positions=held["pos_embed.weight" if linear else "pos_embed.W_pos"],
+        blocks=tuple(blocks),
+        last_norm=norm("ln_final", last_kind),
+        unembed=held["unembed.weight"].T if linear else held["unembed.W_U"],
+        unembed_bias=constants["unembed.bias" if linear else "unembed.b_U"].detach(),
+        causal=cfg.attention_dir == "causal",
+        activation=_ACTIVATIONS.get(str(cfg.act_fn), F.relu),
+        masked=-torch.inf if masked is None else masked,
+    )
