@@ -16,7 +16,7 @@ from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, ProbeResult, probe, subjects
 from interp_tasks.experiments.columns import shown_columns, shown_rows
-from interp_tasks.experiments.probing import SAMPLES
+from interp_tasks.experiments.probe_settings import SAMPLES
 from interp_tasks.experiments.subjects import Examples
 from interp_tasks.experiments.untrained import untrained
 from tasks import ProbeTarget, ProbeTargets

@@ -9,7 +9,7 @@ import typer
 
 from interp_tasks.cli.options import ExperimentCommand
 from interp_tasks.experiments import Result, probe
-from interp_tasks.experiments.probing import SAMPLES, Asked
+from interp_tasks.experiments.probe_settings import SAMPLES, Asked
 from interp_tasks.experiments.subjects import Progress
 
 
