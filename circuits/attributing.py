@@ -119,7 +119,7 @@ def _estimates(
     hooks = [hook for _, hook in places]
     theirs: dict[str, Tensor] = {}
     ours: dict[str, Tensor] = {}
-    with suspended(surface.model), evaluating(surface.model):
+    with torch.inference_mode(False), suspended(surface.model), evaluating(surface.model):
         with torch.no_grad():
             _run(surface, source, {hook: keep_in(theirs, hook) for hook in hooks}, theirs)
         with torch.enable_grad():

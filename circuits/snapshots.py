@@ -19,7 +19,8 @@ class Snapshot:
     """A private copy of a tensor: equal to another when shape, dtype and sha256 of the bytes are equal."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor.detach().clone()
+        with torch.inference_mode(False):
+            self.tensor = tensor.detach().clone()
 
     @cached_property
     def sha256(self) -> str:
@@ -73,6 +74,10 @@ def plain(given: Any, what: str) -> Any:
         ]
         if unlike:
             raise CircuitsError(f"{what}: got a {unlike[0]} tensor; give a dense one that has values")
+        if given.is_inference():
+            # Autograd takes none of those that torch.inference_mode has made, not even as ids.
+            with torch.inference_mode(False):
+                return given.clone()
     return given
 
 
