@@ -10,6 +10,7 @@ import typer
 from interp_tasks.cli.boundary import exit_code_of, quiet_libraries
 from interp_tasks.cli.commands import COMMANDS
 from interp_tasks.cli.declaring import add_command
+from interp_tasks.cli.streams import usable_streams
 
 app = typer.Typer(
     name="interp-run",
@@ -31,10 +32,14 @@ for name, command in COMMANDS.items():
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, 2 for a mistake of the user's, 130 when interrupted."""
+    """Run one command and return its exit code.
+
+    0; 2 for a mistake of the user's, or for results that could not be written; 130 when interrupted; 141 where
+    whoever read stdout has gone, which is what a shell says of other programs then.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     debug = "--debug" in arguments
-    with quiet_libraries(debug):
+    with usable_streams(), quiet_libraries(debug):
         return exit_code_of(
             lambda: typer.main.get_command(app).main(
                 args=arguments, prog_name="interp-run", standalone_mode=False

@@ -14,10 +14,14 @@ from typing import Any
 
 import typer
 
+from interp_tasks.cli.streams import silence, to_stderr
 from interp_tasks.errors import UserError
 
 USAGE = 2
 INTERRUPTED = 130
+#: 128 + SIGPIPE.
+CLOSED_PIPE = 141
+NOT_TEXT = "a name that is no text in the encoding of this locale; use a UTF-8 locale, or rename it"
 #: BadParameter -> UsageError -> ClickException, whether typer brings its own click or uses the installed one.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 CLICK_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
@@ -43,21 +47,29 @@ def quiet_libraries(debug: bool) -> Iterator[None]:
 
 def exit_code_of(command: Callable[[], Any], *, debug: bool) -> int:
     """Run a command; a mistake of the user's is one line on stderr, anything else unexpected propagates."""
+    code = guarded(command, debug)
+    if code:
+        # One line was said already.
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        return code
+    return guarded(sys.stdout.flush, debug)
+
+
+def guarded(command: Callable[[], Any], debug: bool) -> int:
     try:
         code = command()
-        sys.stdout.flush()
         if code == INTERRUPTED:
             # Typer turns the interruption into this code; older ones into Abort, below.
             say("interrupted", debug=False)
         return code if isinstance(code, int) else 0
     except SystemExit as stop:
-        # Click answers a closed pipe with sys.exit(1).
+        if isinstance(stop.__context__, BrokenPipeError):
+            # Click answers a closed pipe with sys.exit(1).
+            return closed_pipe()
         return stop.code if isinstance(stop.code, int) else 1
     except BrokenPipeError:
-        # The reader (head, say) has seen enough. Point stdout elsewhere, or the final flush would complain.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return closed_pipe()
     except (KeyboardInterrupt, typer.Abort):
         say("interrupted", debug)
         return INTERRUPTED
@@ -72,12 +84,45 @@ def exit_code_of(command: Callable[[], Any], *, debug: bool) -> int:
             raise
         say("not enough memory: ask for fewer --samples, a smaller batch or a smaller model", debug)
         return USAGE
-    except OSError as error:
-        # Any option that takes a path may meet this one, already when it asks whether the path exists.
-        if error.errno != errno.ENAMETOOLONG:
+    except UnicodeEncodeError as error:
+        # A glob, or the folder we are in, may lead to such a name too.
+        if not not_text(error.object):
             raise
-        say(f"path too long: {str(error.filename)[:60]}...", debug)
+        say(f"{error.object!r}: {NOT_TEXT}", debug)
         return USAGE
+    except OSError as error:
+        message = refusal(error)
+        if message is None:
+            raise
+        say(message, debug)
+        return USAGE
+
+
+def closed_pipe() -> int:
+    """The reader (``head``, say) has seen enough."""
+    silence(sys.stdout)
+    return CLOSED_PIPE
+
+
+def refusal(error: OSError) -> str | None:
+    """What the operating system refused, in one line; ``None`` for what it did not say."""
+    if error.errno == errno.ENAMETOOLONG:
+        return f"path too long: {str(error.filename)[:60]}..."
+    if error.filename is not None:
+        return f"cannot use {os.fsdecode(error.filename)}: {error.strerror}"
+    if error.errno is None:
+        return None
+    # Every file is opened by name; without one it is a stream.
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        silence(sys.stdout)
+    return f"cannot write to stdout: {error.strerror}"
+
+
+def not_text(name: str) -> bool:
+    """Whether a name holds bytes that Python could not decode, which no table and no JSON can hold."""
+    return any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -95,8 +140,10 @@ def user_errors() -> tuple[type[Exception], ...]:
 
 def say(message: str, debug: bool) -> None:
     if debug:
-        traceback.print_exc()
-    print(f"interp-run: {' '.join(message.split())}", file=sys.stderr)
+        to_stderr(traceback.format_exc().rstrip())
+    line = " ".join(message.split())
+    # A name may hold what a terminal obeys.
+    to_stderr("interp-run: " + "".join(part if part.isprintable() else repr(part)[1:-1] for part in line))
 
 
 def usage_message(error: Any) -> str:

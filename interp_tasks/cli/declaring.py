@@ -4,11 +4,49 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
+from typer.core import TyperCommand
+
+from interp_tasks.cli.boundary import NOT_TEXT, not_text
+
+
+class Once(TyperCommand):
+    """Refuses what would otherwise be ignored in silence: all but the last of several values, and empty ones."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        seen: list[Any] = [] if asks_for_help(order) else list(dict.fromkeys(order))
+        for parameter in seen:
+            values = given.get(parameter.name)
+            for value in values if isinstance(values, (list, tuple)) else [values]:
+                if isinstance(value, str) and not value.strip():
+                    ctx.fail(f"{spelled(parameter)} was given an empty value")
+                if isinstance(value, str) and not_text(value):
+                    ctx.fail(f"{spelled(parameter)} {value!r}: {NOT_TEXT}")
+            if parameter.param_type_name != "option" or parameter.multiple or parameter.is_flag:
+                continue
+            if order.count(parameter) > 1:
+                ctx.fail(
+                    f"{spelled(parameter)} was given {order.count(parameter)} times, but takes one value"
+                )
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
+
+def asks_for_help(parameters: Sequence[Any]) -> bool:
+    return any("--help" in parameter.opts for parameter in parameters)
+
+
+def spelled(parameter: Any) -> str:
+    """``--queries`` with what else it is called, or the name of an argument."""
+    if parameter.param_type_name != "option":
+        return f"the argument {parameter.metavar or parameter.name}"
+    first, *others = parameter.opts
+    return f"{first} (also called {', '.join(others)})" if others else str(first)
 
 
 @dataclass(kw_only=True)
@@ -61,7 +99,7 @@ def add_command(app: typer.Typer, name: str) -> Callable[[CommandClass], Command
 
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions may carry one
         call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        app.command(name, help=help_text(command_class))(call)
+        app.command(name, cls=Once, help=help_text(command_class))(call)
         return command_class
 
     return add

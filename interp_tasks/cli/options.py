@@ -21,7 +21,7 @@ from interp_tasks.experiments.subjects import Examples, Options, Progress, check
 if TYPE_CHECKING:
     from interp_tasks.experiments import Result
 
-DEVICE = re.compile(r"(cpu|cuda|mps)(:\d+)?")
+DEVICE = re.compile(r"cpu|(cuda|mps)(:\d+)?", re.ASCII)
 REF_HELP = (
     "Checkpoint: RUN@4000, RUN@last, @all, @0:20000:2000 (end included), @pre, @onset, @end, @post, "
     "zoo:NAME@..., or a checkpoint folder. Repeat for several."
@@ -42,7 +42,9 @@ class ExperimentCommand(Command):
         typer.Option("--samples", metavar="N", help="Examples; every row with --tokens.", show_default="256"),
     ] = None
     seed: Annotated[int, typer.Option("--seed", help="Draws the examples, resamples and intervals.")] = 0
-    split: Annotated[str, typer.Option("--split", help="train, validation or test.")] = "test"
+    split: Annotated[
+        str | None, typer.Option("--split", help="train, validation or test.", show_default="test")
+    ] = None
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = "cpu"
     task: Annotated[
         str | None, typer.Option("--task", metavar="NAME", help="Task, for a checkpoint that names none.")
@@ -69,7 +71,6 @@ class ExperimentCommand(Command):
         if not DEVICE.fullmatch(self.device):
             raise UserError(f"--device {self.device!r}: write cpu, cuda, cuda:1 or mps")
         examples = self.examples()
-        examples.check()
         if self.task is not None and self.import_path is None:
             check_task_name(self.task)
         if self.tokens is not None and not self.tokens.is_file():
@@ -91,19 +92,21 @@ class ExperimentCommand(Command):
         """Run the experiment."""
 
     def examples(self) -> Examples:
-        return Examples(self.samples, self.seed, self.split, self.task, self.task_config(), self.tokens)
+        """Which examples are asked for, checked."""
+        examples = Examples.of(self.common(None))
+        examples.check()
+        return examples
 
     def common(self, progress: Progress | None) -> Options:
         """The shared options as an experiment's function takes them."""
-        examples = self.examples()
         return {
             "progress": progress,
-            "samples": examples.samples,
-            "seed": examples.seed,
-            "split": examples.split,
-            "task": examples.task,
-            "task_config": dict(examples.task_config),
-            "tokens": examples.tokens,
+            "samples": self.samples,
+            "seed": self.seed,
+            "split": self.split,
+            "task": self.task,
+            "task_config": self.task_config(),
+            "tokens": self.tokens,
             "device": self.device,
         }
 

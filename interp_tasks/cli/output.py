@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interp_tasks.cli.progress import note
-from interp_tasks.reporting import check_writable_file, check_writable_folder
+from interp_tasks.cli.streams import write_data
+from interp_tasks.errors import UserError
+from interp_tasks.experiments.results import FILES, PAGE, target
+from interp_tasks.reporting import check_writable_file
 
 if TYPE_CHECKING:
     from interp_tasks.experiments import Result
@@ -15,23 +20,26 @@ if TYPE_CHECKING:
 FORMATS = ("table", "json", "csv")
 
 
-def page_path(name: str, out: Path | None) -> Path:
-    return (out or Path()) / f"{name}.html"
-
-
 def check_targets(name: str, out: Path | None, plot: bool) -> None:
     """Refuse, before slow work, what could not be written after it."""
     if out is not None:
-        check_writable_folder(out)
+        for suffix in FILES:
+            check_writable_file(target(out, name, suffix))
     if plot:
-        check_writable_file(page_path(name, out))
+        page = target(out or "", name, PAGE)
+        check_writable_file(page)
+        if out is None and target("", name, ".config.json").exists():
+            raise UserError(
+                f"--plot would write {page} beside files of an earlier {name} --out: replace them too with "
+                "--out ., or work in another folder"
+            )
 
 
 def print_as(result: Result, format: str) -> None:
     if format == "json":
-        sys.stdout.write(result.to_json())
+        write_data(result.to_json())
     elif format == "csv":
-        sys.stdout.write(result.to_csv())
+        write_data(result.to_csv())
     else:
         from interp_tasks.cli.tables import print_result
         from interp_tasks.experiments.columns import shown_columns, shown_rows
@@ -41,13 +49,27 @@ def print_as(result: Result, format: str) -> None:
 
 
 def emit(result: Result, format: str, out: Path | None, plot: bool, quiet: bool) -> None:
-    """Files first, so that a closed pipe cannot lose them; then stdout."""
-    written: list[Path] = []
-    if out is not None:
-        written += result.write(out)
-    if plot:
-        written.append(result.page().write(page_path(result.experiment, out)))
-    print_as(result, format)
+    """Print a result, and write the files asked for."""
+
+    def write() -> list[Path]:
+        if out is not None:
+            return result.write(out, page=plot)
+        return [result.page().write(target("", result.experiment, PAGE))] if plot else []
+
+    write_and_show(write, lambda: print_as(result, format), quiet)
+
+
+def write_and_show(write: Callable[[], list[Path]], show: Callable[[], None], quiet: bool) -> None:
+    """Files first, so that a closed pipe cannot lose them; then stdout, even where a file cannot be written."""
+    try:
+        written = write()
+    except Exception:
+        # Of two failures the first is told; rich makes an exit of a closed pipe.
+        with contextlib.suppress(OSError, SystemExit):
+            show()
+            sys.stdout.flush()
+        raise
+    show()
     if written:
         sys.stdout.flush()
         note(f"wrote {', '.join(map(str, written))}", quiet)

@@ -6,6 +6,8 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
+from interp_tasks.cli.streams import to_stderr
+
 
 @contextlib.contextmanager
 def progress_line(quiet: bool) -> Iterator[Callable[[int, int, str], None] | None]:
@@ -15,18 +17,21 @@ def progress_line(quiet: bool) -> Iterator[Callable[[int, int, str], None] | Non
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
+    # Where room is short, the text gives way; without it the numbers would.
+    rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     columns = (
         BarColumn(bar_width=20),
-        TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+        TextColumn("{task.fields[count]}"),
         TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
+        TextColumn("{task.description}", markup=False, table_column=rest),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        line = bar.add_task("", total=0)
+    with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
+        line = bar.add_task("starting", total=None, count="")
 
         def show(done: int, total: int, text: str) -> None:
-            bar.update(line, completed=done, total=total, description=text)
+            bar.update(line, completed=done, total=total, description=text, count=f"{done:,}/{total:,}")
 
         yield show
 
@@ -34,4 +39,4 @@ def progress_line(quiet: bool) -> Iterator[Callable[[int, int, str], None] | Non
 def note(text: str, quiet: bool) -> None:
     """A line for the person at the keyboard; never part of the result."""
     if not quiet:
-        print(text, file=sys.stderr)
+        to_stderr(text)

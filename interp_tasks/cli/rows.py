@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from interp_tasks.cli.streams import write_data
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], format: str, shown: Sequence[str]) -> None:
     """Dicts with the same keys; people see the columns ``shown``, programs see all of them."""
     if format == "json":
-        json.dump(list(rows), sys.stdout, indent=1, ensure_ascii=False)
-        sys.stdout.write("\n")
+        write_data(json.dumps(list(rows), indent=1, ensure_ascii=False) + "\n")
     elif format == "csv":
-        writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]), lineterminator="\n")
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows({key: plain(value) for key, value in row.items()} for row in rows)
+        write_data(text.getvalue())
     else:
         from rich.table import Table
 

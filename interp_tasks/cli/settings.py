@@ -10,6 +10,9 @@ from pathlib import Path
 
 from interp_tasks.errors import UserError
 
+#: More runs than one command would ever finish.
+MOST_SEEDS = 10_000
+
 
 def read_settings(given: Sequence[str]) -> dict[str, str]:
     """``["train.steps=100"]`` -> ``{"train.steps": "100"}``; the last of two wins."""
@@ -29,11 +32,13 @@ def read_seeds(text: str | None) -> list[int] | None:
     try:
         if ":" in text:
             first, last = (int(part) for part in text.split(":"))
-            seeds = list(range(first, last))
+            seeds: Sequence[int] = range(first, last)
         else:
             seeds = [int(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"--seeds {text!r}: write 0:8 for seeds 0 to 7, or 0,2,5") from None
+    if len(seeds) > MOST_SEEDS:
+        raise UserError(f"--seeds {text}: a run each, {len(seeds)} in all; at most {MOST_SEEDS}")
     if not seeds or min(seeds) < 0:
         raise UserError(f"--seeds {text!r} names no seed: the end is excluded, and seeds are not negative")
     return list(dict.fromkeys(seeds))

@@ -10,13 +10,31 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.reporting import Column, Figure, Page, Table, versions, write_atomically
+from interp_tasks.reporting import (
+    Column,
+    Figure,
+    Page,
+    Table,
+    is_page,
+    versions,
+    write_atomically,
+    write_together,
+)
 
 if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
 
 from interp_tasks.experiments.columns import shown_columns, shown_rows, spread
+
+#: Endings of the files that hold a result, and of its page.
+FILES = (".parquet", ".csv", ".json", ".config.json")
+PAGE = ".html"
+
+
+def target(folder: str | Path, name: str, suffix: str) -> Path:
+    """Where a file of the experiment ``name`` goes."""
+    return Path(folder) / f"{name}{suffix}"
 
 
 @dataclass(frozen=True)
@@ -59,6 +77,10 @@ class Result:
 
     def to_parquet(self, path: str | Path) -> Path:
         """Parquet; the stamp is in the file's metadata under the key ``interp-tasks``."""
+        return write_atomically(Path(path), self.parquet())
+
+    def parquet(self) -> bytes:
+        """What :meth:`to_parquet` writes."""
         import pyarrow
         import pyarrow.parquet
 
@@ -67,7 +89,7 @@ class Result:
         table = table.replace_schema_metadata({**(table.schema.metadata or {}), **stamp})
         buffer = BytesIO()
         pyarrow.parquet.write_table(table, buffer)
-        return write_atomically(Path(path), buffer.getvalue())
+        return buffer.getvalue()
 
     def stamp(self) -> dict[str, Any]:
         return {
@@ -77,14 +99,26 @@ class Result:
             "versions": dict(self.versions),
         }
 
-    def write(self, folder: str | Path) -> list[Path]:
-        """``NAME.parquet``, ``.csv``, ``.json`` and ``NAME.config.json`` (the stamp) in a folder."""
-        stem = Path(folder) / self.experiment
-        self.to_parquet(f"{stem}.parquet")
-        self.to_csv(f"{stem}.csv")
-        self.to_json(f"{stem}.json")
-        write_atomically(Path(f"{stem}.config.json"), json.dumps(self.stamp(), indent=2) + "\n")
-        return [Path(f"{stem}{suffix}") for suffix in (".parquet", ".csv", ".json", ".config.json")]
+    def write(self, folder: str | Path, *, page: bool = False) -> list[Path]:
+        """``NAME.parquet``, ``.csv``, ``.json``, ``NAME.config.json`` (the stamp) in a folder; ``NAME.html`` if asked.
+
+        They replace those of an earlier call together, or none of them. A page that an earlier call wrote there
+        and this one does not is removed: the files of a folder are of one result.
+
+        Raises:
+            UserError: if the file system refuses.
+        """
+        contents: dict[str, str | bytes] = {
+            ".parquet": self.parquet(),
+            ".csv": self.to_csv(),
+            ".json": self.to_json(),
+            ".config.json": json.dumps(self.stamp(), indent=2) + "\n",
+        }
+        if page:
+            contents[PAGE] = self.page().html()
+        files = {target(folder, self.experiment, suffix): content for suffix, content in contents.items()}
+        old = target(folder, self.experiment, PAGE)
+        return write_together(files, stale=[old] if not page and is_page(old) else [])
 
     def spread(self) -> pandas.DataFrame:
         """How draws differ: ``draws, sd, smallest, largest`` of their values; a row per pooled row of the table."""

@@ -12,6 +12,8 @@ MODES = ("uniform", "mean_pattern", "zero", "mean", "resample")
 SPLITS = ("train", "validation", "test")
 #: One past the largest seed: generators and the integer column of a table hold no more.
 SEED_END = 2**63
+#: One past the most examples or draws: beyond it the sizes of tensors overflow (``tasks.base`` has the same).
+MOST = 2**40
 #: The word for one row per head.
 EACH = "each"
 
@@ -20,6 +22,8 @@ COMPONENTS = (
     *("q", "k", "v", "qkv", "o", "attn", "mlp", "embed", "pos_embed", "unembed"),
     *("ln1", "ln2", "ln_final", "ln"),
 )
+#: Those that a model has once.
+LAYERLESS = ("embed", "pos_embed", "unembed", "ln_final")
 HEAD_SITES = ("q", "k", "v", "scores", "pattern", "z")
 LAYER_SITES = (
     *("resid_pre", *HEAD_SITES, "attn_out", "resid_mid", "mlp_pre", "mlp_post", "mlp_out", "resid_post"),
@@ -84,10 +88,19 @@ def check_components(spec: str) -> str:
     return "+".join(dict.fromkeys(parts))
 
 
-def check_layers(layers: str | Iterable[int] | None) -> tuple[int, ...] | None:
-    """Layers such as ``0,1``; ``None`` for all."""
+def check_layers(
+    layers: str | Iterable[int] | None, components: Sequence[str] = ()
+) -> tuple[int, ...] | None:
+    """Layers such as ``0,1``; ``None`` for all.
+
+    Raises:
+        UserError: in one line; also where none of the parts of a row in ``components`` belongs to a layer.
+    """
     if layers is None:
         return None
+    for row in components:
+        if set(row.split("+")) <= set(LAYERLESS):
+            raise UserError(f"--layers with --components {row}: it belongs to no layer; leave --layers out")
     if not isinstance(layers, str):
         return tuple(layers)
     parts = united(layers)
@@ -113,6 +126,8 @@ def has_heads(site: str) -> bool:
 def check_draws(draws: int) -> None:
     if draws < 1:
         raise UserError(f"--draws {draws}: at least one draw is needed")
+    if draws >= MOST:
+        raise UserError(f"--draws {draws}: more than can be drawn")
 
 
 def check_positions(option: str, spec: str) -> tuple[int, ...]:
@@ -146,6 +161,8 @@ def check_keys(spec: Any, mode: str) -> tuple[int, ...] | None:
 def check_samples(samples: int | None) -> None:
     if samples is not None and samples < 1:
         raise UserError(f"--samples {samples}: at least one example is needed")
+    if samples is not None and samples >= MOST:
+        raise UserError(f"--samples {samples}: more than memory can hold")
 
 
 def check_seed(seed: int) -> None:

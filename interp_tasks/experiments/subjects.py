@@ -32,7 +32,7 @@ class Options(TypedDict, total=False):
 
     samples: int | None
     seed: int
-    split: str
+    split: str | None
     task: Any
     task_config: Mapping[str, Any]
     tokens: Any
@@ -65,11 +65,16 @@ class Examples:
 
         Raises:
             TypeError: for an option there is not.
+            UserError: for a split of tokens.
         """
         for name in options:
             if name not in Options.__annotations__:
                 raise TypeError(f"no option {name!r}: options are {', '.join(Options.__annotations__)}")
         given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        if "tokens" in given and "split" in given:
+            raise UserError(
+                "--split chooses among a task's examples, and --tokens are your own: leave one out"
+            )
         return cls(**{field.name: given[field.name] for field in fields(cls) if field.name in given})
 
     def check(self) -> None:

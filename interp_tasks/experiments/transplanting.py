@@ -44,7 +44,7 @@ def transplant(
     rows = [check_components(each) for each in ([components] if isinstance(components, str) else components)]
     if not rows:
         raise UserError("--components: nothing to transplant; write qkv, mlp, attn, ...")
-    where = check_layers(layers)
+    where = check_layers(layers, rows)
     examples = Examples.of(options)
     donor = check_donor(source, refs, examples)
     names = {row: called(row, {"layers": where, "source": donor.label}) for row in rows}

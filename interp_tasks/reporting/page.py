@@ -22,6 +22,9 @@ POLICY = (
     "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
 )
 
+#: What tells a page of ours from any other file.
+GENERATOR = '<meta name="generator" content="interp-tasks">'
+
 
 @dataclass(frozen=True)
 class Page:
@@ -59,6 +62,7 @@ class Page:
                 '<html lang="en">',
                 "<head>",
                 '<meta charset="utf-8">',
+                GENERATOR,
                 f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
                 '<meta name="viewport" content="width=device-width, initial-scale=1">',
                 '<meta name="color-scheme" content="light dark">',
@@ -89,6 +93,15 @@ class Page:
     @staticmethod
     def _label(section: Section, index: int) -> str:
         return f' aria-labelledby="s{index}-x-title"' if section.title else ""
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a page that this package wrote."""
+    try:
+        with path.open("rb") as file:
+            return GENERATOR.encode() in file.read(1000)
+    except OSError:
+        return False
 
 
 def asset(name: str) -> str:

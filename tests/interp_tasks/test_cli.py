@@ -322,6 +322,18 @@ REFUSED = {
     "no seeds": ["train", "matrix-completion", "--seeds", "3:3"],
     "two seeds": ["train", "matrix-completion", "--seeds", "0:2", "--set", "train.seed=1"],
     "run below a file": ["train", "matrix-completion", "--out", "foreign/run"],
+    "a value twice": ["patch", "--ckpt", "run", "--source", "run@0", "--source", "run@10"],
+    "two names of an option": ["ablation", "--ckpt", "run", "--queries", "0", "--positions", "3"],
+    "empty value": ["ablation", "--ckpt", "run", "--out", ""],
+    "empty argument": ["checkpoints", ""],
+    "more samples than there can be": ["ablation", "--ckpt", "run", "--samples", str(2**62)],
+    "more draws than there can be": ["permute", "--ckpt", "run", "--draws", str(2**62)],
+    "layers of no layer": [
+        *("transplant", "--ckpt", "run", "--source", "run@0", "--components", "embed", "--layers", "0"),
+    ],
+    "split of tokens": ["ablation", "--ckpt", "run", "--tokens", "tokens.npy", "--split", "train"],
+    "more runs than there can be": ["train", "matrix-completion", "--seeds", "0:99999999"],
+    "out in place of a file": ["ablation", "--ckpt", "run", "--out", "/dev/null"],
     "no task named": ["train"],
     "no run": ["checkpoints", "nowhere"],
     "a REF for a run": ["checkpoints", "run@40"],
@@ -362,6 +374,10 @@ NAMES = {
     "unknown model key": ["model.d_modle", "did you mean model.d_model"],
     "unknown section": ["'steps'", "train.steps"],
     "demo page in place of a folder": ["run", "folder"],
+    "a value twice": ["--source", "2 times"],
+    "two names of an option": ["--queries", "--positions", "2 times"],
+    "empty value": ["--out", "empty"],
+    "empty argument": ["RUN", "empty"],
 }
 
 
@@ -498,7 +514,7 @@ def test_a_closed_pipe_is_quiet(root):
         )
     finally:
         os.close(writing)
-    assert (done.returncode, done.stderr) == (1, "")
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_settings_and_seeds():

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from interp_tasks.cli.declaring import Command
-from interp_tasks.cli.output import FORMATS, print_as
-from interp_tasks.cli.progress import note, progress_line
+from interp_tasks.cli.output import FORMATS, print_as, write_and_show
+from interp_tasks.cli.progress import progress_line
 from interp_tasks.cli.tables import print_sentences
-from interp_tasks.experiments.demonstrating import check_studies, demo, demo_page
+from interp_tasks.experiments.demonstrating import Outcome, check_studies, demo, demo_page
 from interp_tasks.experiments.results import join
 from interp_tasks.experiments.specifications import check_choice, check_samples, check_seed
 from interp_tasks.reporting import check_writable_file
@@ -43,11 +43,12 @@ class Demo(Command):
     def execute(self) -> None:
         with progress_line(self.quiet) as progress:
             found = demo(samples=self.samples, seed=self.seed, progress=progress)
-        demo_page(found).write(self.out)
+        write_and_show(lambda: [demo_page(found).write(self.out)], lambda: self.show(found), self.quiet)
+
+    def show(self, found: list[Outcome]) -> None:
         if self.format == "table":
             for outcome in found:
                 print_as(outcome.result, "table")
                 print_sentences(outcome.sentences)
         else:
             print_as(join([outcome.result for outcome in found]), self.format)
-        note(f"wrote {self.out}", self.quiet)

@@ -101,6 +101,6 @@ def shown(progress: Progress, out: Path) -> Any:
     """The trainer's callback as a progress line."""
 
     def show(step: int, steps: int, line: Mapping[str, Any]) -> None:
-        progress(step, steps, f"{out}  {plain(line.get('validation', {}))}")
+        progress(step, steps, f"{plain(line.get('validation', {}))}  {out}")
 
     return show

@@ -38,9 +38,7 @@ class Transplant(ExperimentCommand):
     ] = None
 
     def check(self) -> None:
-        for spec in self.components:
-            check_components(spec)
-        check_layers(self.layers)
+        check_layers(self.layers, [check_components(spec) for spec in self.components])
         super().check()
         check_donor(self.source, self.ckpt, self.examples())
 

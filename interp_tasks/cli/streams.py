@@ -1,0 +1,101 @@
+"""Standard streams that may be closed, full, or without the characters of a table."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+#: What stands in for a character of ours that an encoding lacks; one for one, so that columns still line up.
+PLAINER = str.maketrans("·–−—…×→’", "|---.x>'")
+#: Error handlers of codecs: for text that people read, and for data (JSON's own escapes).
+FOR_PEOPLE, FOR_PROGRAMS = "interp-run-text", "interp-run-data"
+
+
+def escape(error: UnicodeError) -> tuple[str, int]:
+    """``\\uXXXX`` for what an encoding lacks, as within a JSON string."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    pairs = (units[place : place + 2] for place in range(0, len(units), 2))
+    return "".join(f"\\u{pair.hex()}" for pair in pairs), error.end
+
+
+def simplify(error: UnicodeError) -> tuple[str, int]:
+    """A plainer character for one of ours, else its escape."""
+    if isinstance(error, UnicodeEncodeError):
+        plain = error.object[error.start].translate(PLAINER)
+        if plain.isascii():
+            return plain, error.start + 1
+    return escape(error)
+
+
+codecs.register_error(FOR_PROGRAMS, escape)
+codecs.register_error(FOR_PEOPLE, simplify)
+
+
+def write_data(text: str) -> None:
+    """JSON or CSV to stdout; what its encoding lacks is escaped, never replaced by something like it."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    sys.stdout.write(text.encode(encoding, FOR_PROGRAMS).decode(encoding))
+
+
+@contextlib.contextmanager
+def usable_streams() -> Iterator[None]:
+    """Streams that can be written to, or that say why not; as they were afterwards.
+
+    Python sets a stream that was closed by the caller (``>&-``) to ``None``, and the next file opened would take
+    its place: what is printed would end up in a checkpoint.
+    """
+    before = sys.stdout, sys.stderr
+    fill_closed()
+    # Nobody can be told of a closed stderr; a result that cannot be written is a failure.
+    sys.stdout = sys.stdout or stream_to_nowhere(os.O_RDONLY)
+    sys.stderr = sys.stderr or stream_to_nowhere(os.O_WRONLY)
+    streams: list[Any] = [sys.stdout, sys.stderr]
+    handlers = [(stream, stream.errors) for stream in streams if hasattr(stream, "reconfigure")]
+    try:
+        for stream, _ in handlers:
+            stream.reconfigure(errors=FOR_PEOPLE)
+        yield
+    finally:
+        for stream, handler in handlers:
+            # It writes out what is left.
+            with contextlib.suppress(OSError, ValueError):
+                stream.reconfigure(errors=handler)
+        for stream, old in zip(streams, before, strict=True):
+            if old is None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        sys.stdout, sys.stderr = before
+
+
+def fill_closed() -> None:
+    """Put something at descriptors 0 to 2 where nothing is: the lowest free number is the next to be given."""
+    for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)
+
+
+def stream_to_nowhere(mode: int) -> TextIO:
+    """In place of a stream that Python found closed; opened with ``O_RDONLY``, writing to it fails."""
+    return open(os.open(os.devnull, mode), "w", encoding="utf-8")
+
+
+def silence(stream: Any) -> None:
+    """Let a stream that failed write to nowhere, or the interpreter's last flush would complain."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def to_stderr(text: str) -> None:
+    """A line for whoever listens; nothing fails because nobody does."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        silence(sys.stderr)

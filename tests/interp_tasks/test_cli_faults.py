@@ -1,0 +1,590 @@
+"""``interp-run`` where something is wrong: options that contradict, streams that fail, folders that are not empty."""
+
+import contextlib
+import errno
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+from pathlib import Path
+
+import numpy
+import pytest
+import typer
+
+from interp_tasks.checkpoints.lock import RunLock
+from interp_tasks.cli import app, main
+from interp_tasks.cli.boundary import exit_code_of
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import ablation
+
+ZOO = "zoo:matrix-completion-4x4"
+SMALL = ["--samples", "6", "--quiet"]
+COMMANDS = typer.main.get_command(app.app).commands
+FILES = [f"ablation.{suffix}" for suffix in ("config.json", "csv", "json", "parquet")]
+RUN = "import sys; from interp_tasks.cli import main; sys.exit(main())"
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """Run a command in an empty folder; returns (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def refused(outcome):
+    """The one line of a refusal."""
+    code, out, err = outcome
+    assert (code, out) == (2, "")
+    assert err.startswith("interp-run: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def options(command):
+    """Its options, and values that stand for its arguments."""
+    found = [option for option in COMMANDS[command].params if option.param_type_name == "option"]
+    given = ["matrix-completion" for argument in COMMANDS[command].params if argument not in found]
+    return [option for option in found if option.name != "help"], given
+
+
+# ---- Options
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_single_value_is_given_once(call, command):
+    """Of every command, every option that takes one value; nothing after the options is reached."""
+    found, given = options(command)
+    for option in found:
+        if option.multiple or option.is_flag:
+            continue
+        line = refused(call(command, *given, option.opts[0], "3", option.opts[-1], "3"))
+        assert f"{option.opts[0]} " in line
+        assert "2 times" in line
+        assert f"{command} --help" in line
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_value_is_empty(call, command):
+    found, given = options(command)
+    for option in found:
+        if not option.is_flag:
+            assert f"{option.opts[0]} " in (line := refused(call(command, *given, option.opts[0], " ")))
+            assert "empty" in line
+
+
+def test_both_names_of_an_option_are_one_option(call):
+    line = refused(call("ablation", "--ckpt", f"{ZOO}@post", "--queries", "0", "--positions", "0"))
+    assert "--queries (also called --positions) was given 2 times" in line
+
+
+def test_flags_and_lists_may_repeat(call):
+    assert call("tasks", "--quiet", "--quiet")[0] == 0
+    code, out, _ = call(
+        "ablation", "--ckpt", f"{ZOO}@post", "--heads", "0.0", "--heads", "0.1", *SMALL, "--quiet"
+    )
+    assert code == 0
+    assert "0.1" in out
+
+
+def test_help_wins_over_what_is_wrong_with_the_rest(call):
+    code, out, _ = call("ablation", "--mode", "zero", "--mode", "mean", "--help")
+    assert code == 0
+    assert "Usage" in out
+
+
+IGNORED = {
+    "split of tokens": ["ablation", "--ckpt", ZOO, "--tokens", "tokens.npy", "--split", "train"],
+    "layers of no layer": [
+        *("transplant", "--ckpt", ZOO, "--source", f"{ZOO}@pre", "--components", "embed+ln_final"),
+        *("--layers", "0"),
+    ],
+    "keys without uniform": ["heads", "--ckpt", ZOO, "--mode", "zero", "--keys", "0"],
+    "second cpu": ["lens", "--ckpt", ZOO, "--device", "cpu:1"],
+    "too many examples": ["ablation", "--ckpt", ZOO, "--samples", str(10**30)],
+    "too many examples of a demo": ["demo", "--samples", str(2**62)],
+    "too many draws": ["permute", "--ckpt", ZOO, "--draws", str(10**30)],
+    "too many runs": ["train", "matrix-completion", "--seeds", "0:99999999999"],
+    "too large a batch": [
+        *("train", "matrix-completion", "--set", f"train.batch_size={10**30}", "--set", "train.steps=0"),
+    ],
+    "no text": ["ablation", "--ckpt", "run\udcff"],
+}
+SAYS = {
+    "split of tokens": "--split",
+    "layers of no layer": "belongs to no layer",
+    "second cpu": "cpu, cuda",
+    "too many examples": "--samples 1000",
+    "too many draws": "--draws 1000",
+    "too many runs": "99999999999 in all",
+    "too large a batch": "cannot sample 1000",
+    "no text": "'run\\udcff': a name that is no text",
+}
+
+
+@pytest.mark.parametrize("case", IGNORED)
+def test_nothing_is_ignored_in_silence(call, case, tmp_path):
+    numpy.save(tmp_path / "tokens.npy", numpy.zeros((2, 16), int))
+    line = refused(call(*IGNORED[case]))
+    assert SAYS.get(case, "") in line
+
+
+def test_a_split_of_tokens_is_refused_in_python_too():
+    with pytest.raises(UserError, match="--split"):
+        ablation(f"{ZOO}@post", tokens=numpy.zeros((2, 16), int), split="train")
+
+
+def test_components_of_layers_keep_their_layers(call):
+    code, _, err = call(
+        *("transplant", "--ckpt", f"{ZOO}@post", "--source", f"{ZOO}@pre", "--layers", "0"),
+        *("--components", "embed+qkv", "--components", "ln", *SMALL),
+    )
+    assert (code, err) == (0, "")
+
+
+TOKENS = {
+    "floats": (lambda: numpy.ones((2, 16)), "whole numbers"),
+    "booleans": (lambda: numpy.ones((2, 16), bool), "whole numbers"),
+    "one axis": (lambda: numpy.ones(16, int), "[batch pos]"),
+    "no rows": (lambda: numpy.ones((0, 16), int), "[0, 16]"),
+    "no positions": (lambda: numpy.ones((2, 0), int), "[2, 0]"),
+    "negative": (lambda: -numpy.ones((2, 16), int), "-1"),
+    "too large": (lambda: numpy.full((2, 16), 10**6), "1000000"),
+    "beyond integers": (lambda: numpy.full((2, 16), 2**64 - 1, numpy.uint64), "token ids"),
+    "too long": (lambda: numpy.ones((2, 17), int), "17 positions"),
+    "objects": (lambda: numpy.array([{}], dtype=object), ".npy file of plain numbers"),
+}
+
+
+@pytest.mark.parametrize("kind", TOKENS)
+def test_tokens_that_cannot_be(call, tmp_path, kind):
+    made, said = TOKENS[kind]
+    numpy.save(tmp_path / "tokens.npy", made(), allow_pickle=True)
+    assert said in refused(call("ablation", "--ckpt", ZOO, "--tokens", "tokens.npy", "--quiet"))
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"\x93NUMPY\x01\x00"])
+def test_tokens_that_are_no_array(call, tmp_path, content):
+    (tmp_path / "tokens.npy").write_bytes(content)
+    assert "tokens.npy is not" in refused(call("ablation", "--ckpt", ZOO, "--tokens", "tokens.npy"))
+
+
+def test_what_a_terminal_would_obey_is_shown_not_sent(call):
+    assert "\x1b" not in refused(call("checkpoints", "r\x1b[31mun"))
+    assert "\\x1b[31m" in refused(call("tasks", "--import", "r\x1b[31m.py"))
+
+
+def test_a_run_in_use(call, tmp_path):
+    (tmp_path / "run").mkdir()
+    lock = RunLock(tmp_path / "run")
+    try:
+        assert str(os.getpid()) in refused(
+            call(
+                "train",
+                "matrix-completion",
+                "--set",
+                "train.steps=0",
+                "--set",
+                "model.d_model=8",
+                "--out",
+                "run",
+            )
+        )
+    finally:
+        lock.release()
+
+
+def test_unicode_in_every_path(call, tmp_path):
+    out = tmp_path / "größe →"
+    arguments = ("--set", "train.steps=0", "--set", "model.d_model=8", "--set", "train.eval_samples=4")
+    code, printed, err = call("train", "matrix-completion", *arguments, "--out", out, "--quiet")
+    assert (code, err) == (0, "")
+    assert f"{out}@last" in printed
+    code, printed, _ = call("ablation", "--ckpt", f"{out}@0", *SMALL, "--out", out / "résultats", "--plot")
+    assert code == 0
+    assert f"{out}@0" in printed
+    assert json.loads((out / "résultats/ablation.json").read_text(encoding="utf-8"))[0]["ref"] == f"{out}@0"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            PermissionError(errno.EACCES, "Permission denied", "run/meta.json"),
+            "run/meta.json: Permission denied",
+        ),
+        (OSError(errno.EIO, "Input/output error", b"b\xc3\xb6se"), "böse: Input/output error"),
+        (OSError(errno.ENOSPC, "No space left on device"), "stdout: No space left on device"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(capsys, error, said):
+    def refusing():
+        raise error
+
+    assert exit_code_of(refusing, debug=False) == 2
+    assert (
+        capsys.readouterr().err == f"interp-run: cannot {'write to' if 'stdout' in said else 'use'} {said}\n"
+    )
+
+
+def test_an_os_error_of_a_programs_own_is_not_dressed_up():
+    def broken():
+        raise OSError("a bug")
+
+    with pytest.raises(OSError, match="a bug"):
+        exit_code_of(broken, debug=False)
+
+
+# ---- Files
+
+
+def ablate(call, *arguments, seed=0):
+    return call("ablation", "--ckpt", f"{ZOO}@post", *SMALL, "--seed", seed, *arguments)
+
+
+def names(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def test_a_page_of_an_earlier_result_goes(call, tmp_path):
+    assert ablate(call, "--out", "out", "--plot")[0] == 0
+    (tmp_path / "out" / "heads.html").write_text((tmp_path / "out" / "ablation.html").read_text())
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    assert ablate(call, "--out", "out", seed=1)[0] == 0
+    assert names("out") == [*FILES, "heads.html", "mine.txt"], "only the page of this command goes"
+    assert ablate(call, "--out", "out", "--plot", seed=1)[0] == 0
+    assert "ablation.html" in names("out")
+
+
+def test_a_page_that_is_not_ours_stays(call, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "ablation.html").write_text("<html>my notes</html>")
+    assert ablate(call, "--out", "out")[0] == 0
+    assert (tmp_path / "out" / "ablation.html").read_text() == "<html>my notes</html>"
+
+
+def test_a_page_alone_is_not_put_beside_files_of_another_result(call):
+    assert ablate(call, "--plot")[0] == 0
+    assert names(".") == ["ablation.html"]
+    assert ablate(call, "--plot", seed=1)[0] == 0
+    assert ablate(call, "--out", ".")[0] == 0
+    assert names(".") == FILES
+    assert "--out ." in refused(ablate(call, "--plot"))
+    assert ablate(call, "--plot", "--out", ".", seed=1)[0] == 0
+    assert json.loads(Path("ablation.json").read_text())[0]["seed"] == 1
+
+
+def full_after(monkeypatch, count):
+    """The disk takes so many more files."""
+    made = []
+    real = tempfile.mkstemp
+
+    def mkstemp(*arguments, **options):
+        made.append(1)
+        if len(made) > count:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr("tempfile.mkstemp", mkstemp)
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_a_full_disk_keeps_the_old_files_and_the_table(call, tmp_path, monkeypatch, count):
+    assert ablate(call, "--out", "out", "--plot")[0] == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    full_after(monkeypatch, count)
+    code, out, err = ablate(call, "--out", "out", "--plot", seed=1)
+    assert code == 2
+    assert err.startswith("interp-run: cannot write out/ablation.")
+    assert err.endswith(": No space left on device\n")
+    assert err.count("\n") == 1
+    assert f"{ZOO}@post · step 20000 · 6 test examples, seed 1" in out
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+def test_a_failing_page_leaves_the_table_too(call, monkeypatch):
+    full_after(monkeypatch, 0)
+    code, out, err = ablate(call, "--plot", "--format", "json")
+    assert (code, err) == (2, "interp-run: cannot write ablation.html: No space left on device\n")
+    assert len(json.loads(out)) == 3
+    assert names(".") == []
+
+
+def test_targets_are_checked_before_anything_slow(call, tmp_path, monkeypatch):
+    def measured(*arguments, **options):
+        raise AssertionError("the slow work has begun")
+
+    monkeypatch.setattr("interp_tasks.cli.commands.ablating.ablation", measured)
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "out" / "ablation.csv").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("nowhere")
+    for out, said in [
+        ("file", "is a file, not a folder"),
+        ("file/below", "is a file, not a folder"),
+        ("out", "out/ablation.csv: it is a folder"),
+        ("link", "a link to nothing"),
+        ("/dev/full", "is a file, not a folder"),
+    ]:
+        assert said in refused(ablate(call, "--out", out))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert "no permission" in refused(ablate(call, "--out", "new"))
+    assert "no permission" in refused(ablate(call, "--plot"))
+
+
+# ---- Streams
+
+SAID = {
+    "help": ["--help"],
+    "help of a command": ["ablation", "--help"],
+    "tasks": ["tasks"],
+    "tasks csv": ["tasks", "--format", "csv"],
+    "checkpoints": ["checkpoints", ZOO],
+    "checkpoints json": ["checkpoints", ZOO, "--format", "json"],
+    "ablation": ["ablation", "--ckpt", ZOO, *SMALL],
+    "lens csv": ["lens", "--ckpt", ZOO, *SMALL, "--format", "csv"],
+    "patch json": ["patch", "--ckpt", ZOO, "--source", "negated", *SMALL, "--format", "json"],
+    "train": [
+        *("train", "matrix-completion", "--set", "train.steps=0", "--set", "model.d_model=8"),
+        *("--set", "train.eval_samples=4", "--out", "run", "--quiet"),
+    ],
+}
+
+
+@contextlib.contextmanager
+def stdout_is(monkeypatch, kind):
+    """A stdout that cannot be written to."""
+    if kind == "closed":
+        stream = None
+    elif kind == "full":
+        stream = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115
+    else:
+        reading, writing = os.pipe()
+        os.close(reading)
+        stream = open(writing, "w", encoding="utf-8")  # noqa: SIM115
+    monkeypatch.setattr(sys, "stdout", stream)
+    try:
+        yield
+    finally:
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+FAILING = {
+    "closed": (2, "interp-run: cannot write to stdout: Bad file descriptor\n"),
+    "full": (2, "interp-run: cannot write to stdout: No space left on device\n"),
+    "broken pipe": (141, ""),
+}
+
+
+@pytest.mark.parametrize("kind", FAILING)
+@pytest.mark.parametrize("case", SAID)
+def test_a_stdout_that_fails(capsys, tmp_path, monkeypatch, case, kind):
+    monkeypatch.chdir(tmp_path)
+    with stdout_is(monkeypatch, kind):
+        before = sys.stdout
+        code = main(SAID[case])
+        assert sys.stdout is before
+    assert (code, capsys.readouterr().err) == FAILING[kind]
+    if case == "train":
+        assert (tmp_path / "run" / "checkpoints" / "00000000" / "meta.json").is_file()
+
+
+@pytest.mark.parametrize("kind", FAILING)
+def test_files_are_written_whatever_becomes_of_stdout(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    with stdout_is(monkeypatch, kind):
+        main([*SAID["ablation"], "--out", "out"])
+    assert names("out") == FILES
+
+
+@pytest.mark.parametrize("kind", FAILING)
+def test_of_two_failures_the_files_are_told(capsys, tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    full_after(monkeypatch, 0)
+    with stdout_is(monkeypatch, kind):
+        code = main([*SAID["ablation"], "--out", "out"])
+    assert code == 2
+    assert (
+        capsys.readouterr().err == "interp-run: cannot write out/ablation.parquet: No space left on device\n"
+    )
+
+
+@pytest.mark.parametrize("stream", [None, "/dev/full"])
+def test_a_stderr_that_fails_loses_nothing(capsys, tmp_path, monkeypatch, stream):
+    monkeypatch.chdir(tmp_path)
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full if stream else None)
+        assert main(["ablation", "--ckpt", ZOO, "--samples", "6", "--out", "out"]) == 0
+        assert "mse_masked" in capsys.readouterr().out
+        assert names("out") == FILES
+        assert main(["ablation"]) == 2
+        assert main(["nothing"]) == 2
+
+
+def shell(command, **environment):
+    """(exit code of the program, stdout, stderr); ``interp-run`` stands for it."""
+    program = f"{sys.executable} -c '{RUN}'"
+    done = subprocess.run(
+        ["bash", "-c", command.replace("interp-run", program)],
+        capture_output=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "out", "err"),
+    [
+        ("interp-run tasks >&-", 2, b"", b"interp-run: cannot write to stdout: Bad file descriptor\n"),
+        (
+            "interp-run --help >/dev/full",
+            2,
+            b"",
+            b"interp-run: cannot write to stdout: No space left on device\n",
+        ),
+        ("interp-run ablation 2>&-", 2, b"", b""),
+        ("interp-run ablation 2>/dev/full", 2, b"", b""),
+        ("interp-run tasks >&- 2>&-", 2, b"", b""),
+        ("interp-run tasks --format json | head -c 1; exit ${PIPESTATUS[0]}", 0, b"[", b""),
+        # More than a pipe holds, whatever the reader's speed.
+        ("interp-run tasks --format json | (exec <&-; sleep 1); exit ${PIPESTATUS[0]}", 141, b"", b""),
+        ("interp-run tasks <&- | head -c 4", 0, b"task", b""),
+    ],
+)
+def test_streams_of_a_shell(command, code, out, err):
+    assert shell(command) == (code, out, err)
+
+
+def test_no_file_takes_the_place_of_a_closed_stdout():
+    """What is printed to descriptor 1, by a C library say, must not end up in a file of ours."""
+    program = (
+        'import os, sys; from interp_tasks.cli import main; main(["tasks"]); '
+        'sys.exit(open("/dev/null").fileno() < 3)'
+    )
+    assert shell(f"{sys.executable} -c '{program}' >&- <&- 2>&-")[0] == 0
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("case", SAID)
+def test_an_encoding_that_lacks_characters(capsys, tmp_path, monkeypatch, case, encoding):
+    monkeypatch.chdir(tmp_path)
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    assert main(SAID[case]) == 0
+    assert capsys.readouterr().err == ""
+    text = written.getvalue().decode(encoding)
+    if encoding == "ascii":
+        assert "?" not in text
+        assert "\\u" not in text, "nothing of ours needs an escape"
+    if case == "ablation":
+        assert f"step 20000 {'|' if encoding == 'ascii' else '·'} 6 test" in text
+    assert sys.stdout.errors == "strict", "as it was"
+
+
+def test_data_is_escaped_not_replaced(monkeypatch):
+    """A name of the user's comes back whole from JSON in any encoding."""
+    rows = {}
+    for encoding in ("ascii", "utf-8"):
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+        assert main(["heads", "--ckpt", ZOO, "--group", "ä·→😀=0.0", *SMALL, "--format", "json"]) == 0
+        rows[encoding] = json.loads(written.getvalue())
+        assert b"\xc3" in written.getvalue() if encoding == "utf-8" else written.getvalue().isascii()
+    assert rows["ascii"] == rows["utf-8"]
+    assert rows["ascii"][-1]["variant"] == "ä·→😀"
+
+
+def test_the_c_locale():
+    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
+    for command in ("--help", f"checkpoints {ZOO}"):
+        code, out, err = shell(f"interp-run {command}", **plain)
+        assert (code, err) == (0, b"")
+        assert out.isascii()
+    code, _, err = shell("interp-run ablation --ckpt größe", **plain)
+    assert code == 2
+    assert b"UTF-8 locale" in err
+    assert err.count(b"\n") == 1
+
+
+# ---- Terminals
+
+COLOUR = re.compile(rb"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;)[0-9;]*m")
+
+
+def on_a_terminal(arguments, columns, cwd, **environment):
+    """(exit code, what was shown) on a pseudo-terminal."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    kept = {
+        key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=cwd,
+        env={**kept, "TERM": "xterm-256color", **environment},
+    )
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # the terminal's end is an error on Linux
+        while part := os.read(ours, 4096):
+            seen += part
+    os.close(ours)
+    return process.wait(), seen
+
+
+def unstyled(seen):
+    return re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", seen).decode()
+
+
+def test_a_terminal_of_80_columns(tmp_path):
+    code, seen = on_a_terminal(["lens", "--ckpt", f"{ZOO}@pre", "--samples", "6"], 80, tmp_path)
+    assert code == 0, seen.decode()
+    plain = unstyled(seen)
+    lines = [part for line in plain.split("\r\n") for part in line.split("\r")]
+    assert max(map(len, lines)) <= 80
+    assert "…" not in plain
+    assert "starting" in plain, "the bar, while libraries are imported"
+    assert any(line.startswith("read-out after") for line in lines)
+
+
+def test_colour_is_for_terminals_that_want_it(tmp_path):
+    arguments = ["ablation", "--help"]
+    assert COLOUR.search(on_a_terminal(arguments, 80, tmp_path)[1])
+    for refusing in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        code, seen = on_a_terminal(arguments, 80, tmp_path, **refusing)
+        assert code == 0
+        assert not COLOUR.search(seen)
+        assert "--ckpt" in unstyled(seen)
+
+
+def test_progress_of_training_shows_where_it_is(tmp_path):
+    settings = ("steps=40", "eval_samples=4", "log_every=1", "batch_size=4", "checkpoint_every=40")
+    arguments = ["train", "matrix-completion", "--set", "model.d_model=8"]
+    arguments += [part for one in settings for part in ("--set", f"train.{one}")]
+    code, seen = on_a_terminal(arguments, 80, tmp_path, NO_COLOR="1")
+    assert code == 0, seen.decode()
+    assert not COLOUR.search(seen)
+    plain = unstyled(seen)
+    assert plain.rstrip().splitlines()[-1].startswith("runs/matrix-completion-cpu@last  step 40  ")
+    bars = [part for part in re.split(r"[\r\n]+", plain) if "━" in part and "starting" not in part]
+    assert bars
+    assert all(re.search(r" \d+/40 .*mse_all 0\.\d+", line) for line in bars)
+    assert max(map(len, bars)) <= 80
