@@ -288,6 +288,17 @@ def test_key_frequencies_that_were_planted(rule):
     assert found.rule.startswith("key: ")
 
 
+def test_a_weak_frequency_beside_strong_ones():
+    """The noise is told by the median: strong frequencies do not hide one with a thousandth of their power."""
+    x = torch.arange(113)[:, None]
+    weights = 0.01 * noise(113, 8)
+    for k, amplitude in ((5, 3), (20, 3), (41, 0.1)):
+        weights = weights + amplitude * torch.cos(2 * math.pi * k * x / 113 + torch.arange(8))
+    spectrum = fourier.spectrum(weights)
+    assert fourier.key_frequencies(spectrum, "noise").keys == (5, 20, 41)
+    assert fourier.key_frequencies(spectrum, "of-largest").keys == (5, 20)
+
+
 def test_noise_has_key_frequencies_as_seldom_as_stated():
     """One feature is the case that the level is exact for; many different ones only make it rarer."""
     draws, level = 400, 0.2

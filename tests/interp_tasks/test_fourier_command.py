@@ -99,7 +99,9 @@ def test_a_grid_of_inputs_against_numpy(addition, periodic):
 
 def test_samples_and_split_do_not_change_a_complete_grid(periodic):
     _, folder = periodic
-    one, other = (experiments.fourier(folder, **given).frame for given in ({}, {"samples": 5, "split": "train"}))
+    one, other = (
+        experiments.fourier(folder, **given).frame for given in ({}, {"samples": 5, "split": "train"})
+    )
     assert one.equals(other)
 
 
@@ -165,7 +167,9 @@ def batch_of(task):
 def test_in_several_passes_as_in_one(folders, periodic, monkeypatch):
     one = [experiments.fourier(folder, samples=20, every=True).frame for folder in (folders[0], periodic[1])]
     monkeypatch.setattr("interp_tasks.experiments.spectral.TOKENS_PER_PASS", 50)
-    other = [experiments.fourier(folder, samples=20, every=True).frame for folder in (folders[0], periodic[1])]
+    other = [
+        experiments.fourier(folder, samples=20, every=True).frame for folder in (folders[0], periodic[1])
+    ]
     for left, right in zip(one, other, strict=True):
         np.testing.assert_allclose(left["value"], right["value"], rtol=1e-5, atol=1e-9)
 
@@ -185,7 +189,9 @@ def test_multiplication_is_a_sum_of_exponents(tmp_path):
     assert float(found.power[1, 2].sum()) == pytest.approx(0, abs=1e-20)
     model = task.build_model(0, task.Model(d_model=16, n_heads=1, d_mlp=20))
     frame = experiments.fourier(str(save_checkpoint(tmp_path / "c", model, task))).frame
-    assert frame.loc[(frame["site"] == "embed"), "variant"].tolist()[1:] == [f"frequency {k}" for k in (1, 2, 3)]
+    assert frame.loc[(frame["site"] == "embed"), "variant"].tolist()[1:] == [
+        f"frequency {k}" for k in (1, 2, 3)
+    ]
 
 
 def test_one_table_of_both_grids(folders, periodic):
@@ -241,7 +247,9 @@ def test_the_command(periodic, folders, capsys, monkeypatch, tmp_path, columns):
     assert (tmp_path / "fourier.html").stat().st_size > 10_000
     code, out, _ = command(capsys, *options, "--format", "json", "--every", "--threshold", "1")
     rows = json.loads(out)
-    assert {row["value"] for row in rows if row["metric"] == "neurons" and row["variant"] != "no frequency"} == {0}
+    assert {
+        row["value"] for row in rows if row["metric"] == "neurons" and row["variant"] != "no frequency"
+    } == {0}
 
 
 class Half(tasks.get("modular-addition", p=P).__class__):
@@ -299,7 +307,7 @@ def test_faults_of_the_command(periodic, task, models, capsys, tmp_path):
 
 
 def test_shipped_addition():
-    """The neurons' frequencies of at least a quarter of the largest norm, the four that their removal showed to matter."""
+    """At the neurons the frequencies above a quarter of the largest norm are the four whose removal costs accuracy."""
     found = experiments.fourier("zoo:modular-addition-113@post", rule="of-largest")
     neurons = found.spectra["zoo:modular-addition-113@post", "mlp_post.0"]
     assert neurons.keys == (3, 24, 32, 41)
