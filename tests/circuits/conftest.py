@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 import transformer_lens
@@ -204,6 +205,12 @@ _RENAMED = {
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def untyped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what is wrong on purpose: a user has no type checker between a call and the function."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture(scope="session")

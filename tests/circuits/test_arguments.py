@@ -1,18 +1,12 @@
 """Tokens, batches and functions: what can be meant is taken in every form, all else is refused in one line."""
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
 
 from circuits import CircuitsError, ablate, cache, draws, edit, grid, intervene, lens, patch, run, sweep
 
-
-@pytest.fixture(autouse=True)
-def _no_type_checker(monkeypatch):
-    """A user has none between the call and the function."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-
+pytestmark = pytest.mark.usefixtures("untyped")
 
 # Each takes a model, tokens that are right and tokens that may be wrong.
 READERS = {

@@ -116,7 +116,8 @@ def test_draws_without_effect_are_no_effect_together(causal, tokens):
     np.testing.assert_allclose(frame["effect"][0], frame["effect"][2] / 2)
 
 
-@pytest.mark.parametrize("count", [0, -1, True])
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize("count", [0, -1, True, 2.0, None, torch.tensor([1, 2])])
 def test_counts_that_are_none(count):
     with pytest.raises(CircuitsError, match=r"draws: count=.*at least 1"):
         draws(permute.positions, count)

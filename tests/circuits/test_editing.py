@@ -45,7 +45,7 @@ def test_heads_outside_the_sites_layer(causal, tokens):
     assert bool((all_of_one == run(causal, tokens, edit("z.1", torch.zeros_like))).all())
 
 
-@pytest.mark.parametrize("function", [lambda x: x[0], lambda x: None, lambda x: 3.0])
+@pytest.mark.parametrize("function", [lambda x: x[0], lambda x: None, lambda x: 3.0, lambda x: x + 1j])
 def test_a_result_of_another_shape_is_an_error(causal, tokens, function):
     with pytest.raises(CircuitsError, match=r"must return a tensor \[8, 6, 4, 4\]"):
         run(causal, tokens, edit("z.0", function))
@@ -54,3 +54,18 @@ def test_a_result_of_another_shape_is_an_error(causal, tokens, function):
 def test_what_is_no_function():
     with pytest.raises(CircuitsError, match="fn must be a function"):
         edit("z", 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"), [(torch.Tensor.to_sparse, "sparse"), (lambda x: x.to("meta"), "meta")]
+)
+def test_a_result_without_values_is_an_error(causal, tokens, function, kind):
+    with pytest.raises(CircuitsError, match=f"the function: got a {kind} tensor"):
+        run(causal, tokens, edit("z.0", function))
+
+
+def test_results_in_other_forms(causal, tokens):
+    expected = run(causal, tokens, edit("z.0", lambda z: (z > 0).double()))
+    for function in (lambda z: z > 0, lambda z: (z > 0).int(), lambda z: (z > 0).numpy()):
+        assert bool((run(causal, tokens, edit("z.0", function)) == expected).all())
+    assert not bool((expected == causal(tokens)).all())

@@ -54,6 +54,7 @@ def test_names(causal):
     assert taken[0] == {"heads": [first]}
 
 
+@pytest.mark.usefixtures("untyped")
 def test_each_names_and_refuses_doubles(causal):
     made = ablate.each(ablate.zero, [*heads("0.1", causal), "mlp_out.1", 1, np.int64(0)])
     assert list(made) == ["L0H1", "mlp_out.1", "layer 1", "layer 0"]
@@ -61,11 +62,19 @@ def test_each_names_and_refuses_doubles(causal):
     assert made["layer 1"] == ablate.zero(1)
     with pytest.raises(CircuitsError, match=r"two items are called 'mlp_out\.1'"):
         ablate.each(ablate.zero, ["mlp_out.1", "mlp_out.1"])
-    for items, message in (("all", "give a list of items"), ([], "nothing to go over")):
+    for items, message in (
+        ("all", "give a list of items"),
+        ([], "nothing to go over"),
+        (torch.arange(0), "nothing to go over"),
+        (None, "give a list of items, not None"),
+        (0, "give a list of items, not 0"),
+        (torch.tensor(0), r"give a list of items, not tensor\(0\)"),
+    ):
         with pytest.raises(CircuitsError, match=message):
             ablate.each(ablate.zero, items)
 
 
+@pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
@@ -73,6 +82,12 @@ def test_each_names_and_refuses_doubles(causal):
         ({"heads": "all"}, "axis 'heads' must be a list of items, got 'all'"),
         ({"layer": []}, "axis 'layer' has no items"),
         ({"heads": ["0.1", "0.1"]}, "two combinations are called '0.1'"),
+        ({"heads": None}, "axis 'heads' must be a list of items, got None"),
+        ({"heads": b"01"}, "axis 'heads' must be a list of items, got b'01'"),
+        ({"layer": torch.tensor(1)}, r"axis 'layer' must be a list of items, got tensor\(1\)"),
+        ({3: ["0.1"]}, "axis 3 is not the name of an argument"),
+        ({None: ["0.1"]}, "axis None is not the name of an argument"),
+        ({"source": [torch.ones(2, 2).to("meta")]}, "source: got a meta tensor"),
     ],
 )
 def test_faults_are_one_line(axes, message):
@@ -123,3 +138,20 @@ def test_per_head_layer_component_and_key_in_one_sweep(causal, tokens):
     adjusted = np.sort(frame["p_adjusted"].dropna())
     expected = np.minimum(1, np.maximum.accumulate(p_values * np.arange(17, 0, -1)))
     np.testing.assert_allclose(adjusted, expected)
+
+
+def test_numbers_in_a_tensor_or_an_array_are_numbers(other_tokens):
+    expected = grid(patch.activations, {"positions": range(3)}, site="z.0", source=other_tokens)
+    for positions in (torch.arange(3), np.arange(3), torch.arange(3).short()):
+        assert grid(patch.activations, {"positions": positions}, site="z.0", source=other_tokens) == expected
+        assert ablate.each(ablate.zero, positions) == ablate.each(ablate.zero, range(3))
+
+
+def test_tensors_as_items_are_named_by_their_content(tokens, other_tokens):
+    made = grid(patch.activations, {"source": [tokens, other_tokens.numpy()]}, site="z.0")
+    assert list(made.values()) == [
+        patch.activations("z.0", source=source) for source in (tokens, other_tokens)
+    ]
+    assert all(name.startswith("tensor([8, 6], int64, sha256=") and "\n" not in name for name in made)
+    with pytest.raises(CircuitsError, match="two combinations are called"):
+        grid(patch.activations, {"source": [tokens, tokens.clone()]}, site="z.0")

@@ -1,10 +1,12 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, Head, ablate, edit, patch
+from circuits import CircuitsError, Head, ablate, edit, patch, permute
+from circuits.sites import Site
 from circuits.snapshots import Snapshot, parse_positions
 
 TOKENS = torch.arange(12).reshape(3, 4)
@@ -99,6 +101,14 @@ def test_boolean_positions():
         torch.zeros(2, 3, dtype=torch.bool),
         torch.tensor(0.5),
         torch.ones(2, 3).long(),
+        torch.arange(0),
+        [torch.tensor([1, 2])],
+        np.array(["0"]),
+        np.array([None]),
+        torch.arange(3).to("meta"),
+        torch.ones(3, dtype=torch.bool).to("meta"),
+        torch.ones(3, dtype=torch.bool).to_sparse(),
+        float("nan"),
     ],
 )
 def test_bad_positions(given):
@@ -138,3 +148,27 @@ def test_each_names_its_items():
     assert list(grid) == ["L0H1", "L1H0"]
     assert grid["L0H1"] == ablate.uniform("0.1", keys=[0])
     assert list(ablate.each(ablate.zero, [0, "mlp_out.1"])) == ["layer 0", "mlp_out.1"]
+
+
+@pytest.mark.usefixtures("untyped")
+def test_errors_are_one_line_whatever_was_given():
+    """A message repeats what was asked, which may be anything."""
+    for given in (
+        torch.rand(100, 100),
+        torch.nn.Sequential(*map(torch.nn.Identity, range(99))),
+        "z\n" * 2000,
+    ):
+        for make in (ablate.zero, ablate.uniform, Site.parse, permute.positions):
+            with pytest.raises(CircuitsError) as caught:
+                make(given)
+            assert "\n" not in str(caught.value)
+            assert len(str(caught.value)) <= 900
+    with pytest.raises(CircuitsError, match=r"^one two three$"):
+        raise CircuitsError("one\n  two\tthree\n")
+    kept = "begin " + "x" * 790 + " end"
+    assert str(CircuitsError(kept)) == kept
+    cut = str(CircuitsError("begin " + "x" * 9000 + " end"))
+    assert cut.startswith("begin xx")
+    assert cut.endswith("xx end")
+    assert " ... " in cut
+    assert len(cut) == 805

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from transformer_lens import patching
@@ -79,3 +80,49 @@ def test_the_source_is_run_without_our_outer_edits_but_with_the_users_hooks(caus
 def test_source_moves_to_the_dtype_of_the_run(causal, tokens):
     source = {"blocks.0.attn.hook_z": torch.ones(1, 6, 4, 4, dtype=torch.float32)}
     assert run(causal, tokens, patch.activations("z.0", source=source)).dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", ["z", "pattern", "scores"])
+def test_arrays_are_activations_like_tensors(causal, tokens, other_tokens, name, assert_same):
+    stored = cache(causal, other_tokens, name)
+    of_tensors = patch.activations(name, source=stored, heads="0.1")
+    expected = run(causal, tokens, of_tensors)
+    assert_same(expected, run(causal, tokens, patch.activations(name, other_tokens, "0.1")), causal(tokens))
+    held = {hook: value.numpy() for hook, value in stored.items()}
+    for source in (held, {hook: value[::-1].copy()[::-1] for hook, value in held.items()}):
+        assert patch.activations(name, source=source, heads="0.1") == of_tensors
+    single = {hook: value.astype(np.float32) for hook, value in held.items()}
+    found = run(causal, tokens, patch.activations(name, source=single, heads="0.1"))
+    assert_same(found, expected, causal(tokens), tolerance=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (lambda z: None, "is NoneType, not a tensor of real numbers$"),
+        (lambda z: z.tolist(), "is list, not a tensor of real numbers$"),
+        (lambda z: z.to(torch.complex128), "is complex, not a tensor of real numbers$"),
+        (lambda z: z.numpy().astype(np.complex128), "is complex, not a tensor of real numbers$"),
+        (lambda z: z.numpy().astype(object), "torch has no numbers of object"),
+        (lambda z: z.to_sparse(), "got a sparse tensor"),
+        (lambda z: z.to("meta"), "got a meta tensor"),
+    ],
+)
+def test_what_a_cache_cannot_hold(causal, other_tokens, changed, message):
+    hook = "blocks.0.attn.hook_z"
+    source = {hook: changed(cache(causal, other_tokens, "z.0")[hook])}
+    with pytest.raises(CircuitsError, match=rf"patch\.activations: the source's {hook}:? {message}"):
+        patch.activations("z.0", source=source)
+
+
+def test_a_source_that_asks_for_gradients_is_a_constant(causal, tokens, other_tokens):
+    hook = "blocks.0.attn.hook_z"
+    stored = cache(causal, other_tokens, "z.0")[hook]
+    source = {hook: stored.clone().requires_grad_()}
+    with intervene(causal, patch.activations("z.0", source=source)):
+        causal(tokens).sum().backward()
+    assert source[hook].grad is None
+    plain = patch.activations("z.0", source={hook: stored})
+    assert bool(
+        (run(causal, tokens, patch.activations("z.0", source=source)) == run(causal, tokens, plain)).all()
+    )

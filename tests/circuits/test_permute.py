@@ -152,6 +152,10 @@ def test_it_composes_with_what_the_user_and_earlier_edits_left(causal, tokens, b
         torch.tensor(3),
         {0, 2},
         ["a"],
+        [torch.zeros(2), torch.ones(2)],
+        float("nan"),
+        torch.zeros(0),
+        torch.tensor([0 + 0j, 1 + 0j]),
     ],
 )
 def test_what_is_neither_a_seed_nor_a_permutation(given):
@@ -209,3 +213,20 @@ def test_calls_that_read_other_rows_are_told_apart(causal, tokens, kwargs, what)
     call = Call(surface, References(surface), State(), [Frame((tokens,), kwargs)])
     replacement = permute.positions(3).replacement
     assert replacement.prepare(call) == what
+
+
+def test_permutations_in_a_tensor_or_an_array():
+    for given in (torch.tensor(ORDER), np.array(ORDER), np.array(ORDER[::-1])[::-1], tuple(ORDER)):
+        assert permute.positions(given) == permute.positions(list(ORDER))
+    with pytest.raises(CircuitsError, match=r"permute\.positions: got a meta tensor"):
+        permute.positions(torch.arange(3).to("meta"))
+
+
+def test_a_table_of_positions_that_is_not_used(make_model, hooked_only, tokens):
+    """Models with ALiBi have one."""
+    model = make_model(positional_embedding_type="alibi")
+    assert "pos_embed.W_pos" in dict(model.named_parameters())
+    with pytest.raises(CircuitsError, match=r"no table of position embeddings \(rotary or none\)"):
+        run(model, tokens, permute.positions(3))
+    with pytest.raises(CircuitsError, match=r"no site pos_embed in this model; it has embed, resid_pre"):
+        run(model, tokens, ablate.zero("pos_embed"))

@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from circuits import CircuitsError, Head, heads
 from circuits.selection import parse_heads
@@ -46,7 +47,9 @@ def test_what_is_not_a_spec_is_repeated_in_one_line(model, spec):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("spec", [3, None, 0.1, [0.1], [(0, 1, 2)], [(True, False)], ["all"]])
+@pytest.mark.parametrize(
+    "spec", [3, None, 0.1, [0.1], [(0, 1, 2)], [(True, False)], ["all"], torch.tensor(3), torch.arange(2)]
+)
 def test_other_types_are_refused(model, spec):
     with pytest.raises(CircuitsError, match="heads"):
         heads(spec, model)
@@ -72,3 +75,16 @@ def test_two_plain_numbers_in_a_list_are_ambiguous(causal):
     with pytest.raises(CircuitsError, match=r"heads \[0, 3\]: cannot read 0 as a head"):
         heads([0, 3], causal)
     assert heads((0, 3), causal) == heads([(0, 3)], causal) == heads([[0, 3]], causal) == (Head(0, 3),)
+
+
+def test_heads_in_a_tensor_or_an_array(model):
+    pairs = torch.tensor([[0, 1], [0, 3], [0, 1]])
+    for given in (pairs, pairs.numpy(), pairs.int(), pairs.tolist()):
+        assert heads(given, model) == heads("0.1, 0.3", model)
+    for given in (pairs.double(), (pairs, pairs), [(0, torch.tensor([1, 2]))]):
+        with pytest.raises(CircuitsError, match="cannot read") as caught:
+            heads(given, model)
+        assert "\n" not in str(caught.value)
+    for given, kind in ((pairs.to("meta"), "meta"), (pairs.to_sparse(), "sparse")):
+        with pytest.raises(CircuitsError, match=f"heads: got a {kind} tensor"):
+            heads(given, model)

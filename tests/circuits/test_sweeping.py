@@ -246,6 +246,11 @@ def test_clean_passes_are_shared_by_variants(causal, tokens):
     [
         ({"variants": {}}, "no variants"),
         ({"variants": {"a": ()}}, "variant 'a' has no intervention"),
+        (
+            {"variants": {"1": ablate.zero("0.1"), 1: ablate.zero("0.2")}},
+            "two variants are called '1' in the table",
+        ),
+        ({"batch": 5}, "batch has len\\(\\) and takes a slice of rows; got int"),
         ({"variants": {"a": "all"}}, "variant 'a': not an intervention"),
         ({"variants": {"a": ablate.zero("9.0")}}, r"variant 'a': ablate\.zero.*no head 9\.0"),
         ({"batch": [1, 2]}, "tokens have 8 examples, batch has 2"),
@@ -318,3 +323,17 @@ def test_the_table_says_which_way_a_patch_goes(causal, tokens, other_tokens):
     assert names["path"].startswith("patch.path(")
     assert names["path"].endswith("(source -> run)")
     assert names["zero"] == "ablate.zero"
+
+
+def test_metrics_that_only_some_runs_return(causal, tokens):
+    runs = []
+
+    def growing(output):
+        runs.append(1)
+        found = {"kept": output[:, -1, 3], "late": output[:, -1, 4]}
+        return found if len(runs) > 1 else {"kept": found["kept"]}
+
+    with pytest.raises(
+        CircuitsError, match=r"metric late: returned for variant 'a' but not for the unedited model"
+    ):
+        sweep(causal, tokens, {"a": ablate.zero("0.1")}, metric=growing)

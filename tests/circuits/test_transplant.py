@@ -416,7 +416,13 @@ def test_faults_are_one_line(causal):
         ({"components": "q", "layers": [-1]}, "layers are whole numbers from 0"),
         ({"components": "q", "layers": "all"}, "layers are whole numbers from 0"),
         ({"source": "model.pt"}, "source must be a model or a state_dict, got str"),
-        ({"source": {}}, "the source has no weights of 'q'"),
+        ({"source": {}}, "the source has no weights of 'q'; it has no tensors$"),
+        (
+            {"source": dict.fromkeys("abcd", torch.zeros(2))},
+            r"the source has no weights of 'q'; it has a, b, c, \.\.\.$",
+        ),
+        ({"source": {"epoch": 3, "W": torch.zeros(2)}}, "no weights of 'q'; it has W$"),
+        ({"components": torch.tensor([0, 1])}, r"no component 'tensor\(\[0, 1\]\)'"),
         ({"source": nn.Linear(2, 2)}, "Linear is not a hooked transformer"),
     ):
         with pytest.raises(CircuitsError, match=message) as caught:
@@ -470,3 +476,46 @@ def test_blocks_that_end_in_another_order_leave_the_model_its_own_weights(causal
     assert bool((run(causal, tokens) == expected).all())
     second.__exit__(None, None, None)
     assert all(bool((weight == before[name]).all()) for name, weight in causal.named_parameters())
+
+
+def test_arrays_are_weights_like_tensors(causal, tokens, assert_same):
+    """Backwards, protected or in the other byte order, too; nothing is taken of the rest of the mapping."""
+    donor = another(causal)
+    of_tensors = transplant.weights(donor.state_dict(), ["qkv", "mlp"])
+    held = {name: value.numpy() for name, value in donor.state_dict().items() if value.ndim}
+    backwards = {name: value[::-1].copy()[::-1] for name, value in held.items()}
+    swapped = {name: value.astype(value.dtype.newbyteorder()) for name, value in held.items()}
+    expected = run(causal, tokens, of_tensors)
+    for source in (held, backwards, swapped, {**held, "log": np.array(["a"]), "step": 3}):
+        of_arrays = transplant.weights(source, np.array(["qkv", "mlp"]))
+        assert of_arrays == of_tensors
+        assert bool((run(causal, tokens, of_arrays) == expected).all())
+    assert_same(expected, run(causal, tokens, transplant.weights(donor, ["qkv", "mlp"])), causal(tokens))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (lambda value: value.to("meta"), "got a meta tensor"),
+        (lambda value: value.to_sparse(), "got a sparse tensor"),
+        (lambda value: value.numpy().astype(str), "torch has no numbers of"),
+    ],
+    ids=["meta", "sparse", "text"],
+)
+def test_weights_that_hold_no_numbers(causal, changed, message):
+    weights = causal.state_dict()
+    name = transplant.weights(weights, "q").values[0][0]
+    with pytest.raises(CircuitsError, match=f"the source's {name}: {message}"):
+        transplant.weights({**weights, name: changed(weights[name])}, "q")
+
+
+def test_a_model_made_in_inference_mode(make_model, family, tokens):
+    with torch.inference_mode():
+        model = make_model(family=family)
+    donor = make_model(seed=3, family=family)
+    with pytest.raises(CircuitsError, match=r"made under torch\.inference_mode and cannot be exchanged"):
+        run(model, tokens, transplant.weights(donor, "q"))
+    # As a source it serves, and other edits do.
+    given = transplant.weights(model, "q")
+    assert bool((run(donor, tokens, given) != donor(tokens)).any())
+    run(model, tokens, ablate.zero("0.1"))

@@ -283,6 +283,7 @@ def test_masked_scores_stay_masked(small):
         assert bool(seen["scores.0"][..., ~upper].isfinite().all())
 
 
+@pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -304,6 +305,11 @@ def test_masked_scores_stay_masked(small):
             {"coords": [0]},
             r"each of the 5\^1 = 5 combinations of coordinates once; it has 25 examples, 5 of them",
         ),
+        ({"period": 10**30}, "combinations of coordinates once; it has 25 examples, 25 of them"),
+        ({"grid": complete(5).to(torch.complex64)}, r"coordinates are token ids \[batch pos\]"),
+        ({"grid": complete(5) - 1}, "coordinates -1-3 at positions"),
+        ({"keep": "no"}, "keep='no'; give True or False"),
+        ({"keep": 1}, "keep=1; give True or False"),
         ({"directions": "product"}, "directions='product'; choose from 'all', 'sum'"),
         ({"grid": complete(5)[:-1]}, "it has 24 examples, 24 of them different"),
         ({"grid": complete(5)[[0, *range(24)]]}, "it has 25 examples, 24 of them different"),
