@@ -10,7 +10,7 @@ fourier.clusters(found).sizes
 from circuits.bases import basis, frequencies, inverse, transform
 from circuits.clustering import Clusters, clusters
 from circuits.coordinates import Grid, components
-from circuits.key_rules import AboveMean, KeyFrequencies, Noise, OfLargest, Preferred, key_frequencies
+from circuits.key_rules import AboveMean, KeyFrequencies, Noise, OfLargest, Preferred, Rule, key_frequencies
 from circuits.spectra import Bands, Spectrum, gini, spectrum
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Noise",
     "OfLargest",
     "Preferred",
+    "Rule",
     "Spectrum",
     "basis",
     "clusters",

@@ -27,8 +27,17 @@ class Rule(ABC):
         """The rule with its number, in one sentence."""
 
 
+class _Numbered(Rule):
+    """A rule with one number."""
+
+    def __post_init__(self) -> None:
+        (number,) = vars(self).values()
+        if isinstance(number, bool) or not 0 <= number < 1e9:
+            raise CircuitsError(f"fourier: {type(self).__name__}({number!r}): give a number from 0")
+
+
 @dataclass(frozen=True)
-class Noise(Rule):
+class Noise(_Numbered):
     """More power than white noise would give the strongest frequency, but for a chance of `level`.
 
     The noise level is that of the median frequency. The power of a frequency with ν basis functions is compared with
@@ -58,7 +67,7 @@ class Noise(Rule):
 
 
 @dataclass(frozen=True)
-class OfLargest(Rule):
+class OfLargest(_Numbered):
     """A norm above this share of the largest frequency's.
 
     With 1/4 what TransformerLens' grokking demo does for W_E. It takes cos and sin apart; here the norm is of both.
@@ -77,7 +86,7 @@ class OfLargest(Rule):
 
 
 @dataclass(frozen=True)
-class AboveMean(Rule):
+class AboveMean(_Numbered):
     """A norm above the mean over all frequencies, 0 included, by so many standard deviations (n in the denominator).
 
     Syrkis & Søgaard 2024 (MIIII): 1 in their code for W_E, where frequency 0 counts in mean and deviation as here;
@@ -98,7 +107,7 @@ class AboveMean(Rule):
 
 
 @dataclass(frozen=True)
-class Preferred(Rule):
+class Preferred(_Numbered):
     """The first frequency of at least one neuron, carrying at least this share of its variance.
 
     With 0 the rule of Nanda et al.'s released code, which does not try the highest frequency, as this does.
@@ -143,13 +152,10 @@ def key_frequencies(spectrum: Spectrum, rule: str | Rule = "noise", by: str = "b
     """The key frequencies of a spectrum, over all its features together, under a stated rule.
 
     rule: "noise", "of-largest", "above-mean", "preferred", each with its published or usual number, or one with a
-    number of yours: `fourier.AboveMean(2)`. by: as in `Spectrum.bands`.
+    number of yours, `fourier.AboveMean(2)`, or a subclass of `fourier.Rule`. by: as in `Spectrum.bands`.
     """
     if isinstance(rule, str):
         rule = RULES[read_choice(rule, RULES, "fourier.key_frequencies", "rule")]()
-    number = next(iter(vars(rule).values()), 0.0)
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < 1e9:
-        raise CircuitsError(f"fourier: {type(rule).__name__}({number!r}): give a number from 0")
     bands = spectrum.bands(by)
     chosen = rule.selects(bands).tolist()
     keys = tuple(label for label, key in zip(bands.labels, chosen, strict=True) if key)

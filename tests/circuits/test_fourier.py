@@ -354,6 +354,17 @@ def test_rules_by_hand():
         assert fourier.key_frequencies(flat, rule).keys == ()
 
 
+def test_a_rule_of_ones_own():
+    class Lowest(fourier.Rule):
+        statement = "key: 1 and 2"
+
+        def selects(self, bands):
+            return torch.tensor(bands.labels) < 3
+
+    found = fourier.key_frequencies(fourier.spectrum(noise(9, 2)), Lowest())
+    assert (found.keys, found.rule) == ((1, 2), "key: 1 and 2")
+
+
 def test_median_of_chi_squared():
     """Of 2 degrees of freedom 2 ln 2; of others as many draws are below as above."""
     from circuits.key_rules import _median_of_chi_squared
@@ -466,7 +477,7 @@ FAULTS = {
     "by": (lambda: fourier.spectrum(noise(4)).bands("y"), "by='y'; choose from 'block', 'component', 'x'"),
     "rule": (lambda: fourier.key_frequencies(planted(), "largest"), "rule='largest'; choose from 'noise'"),
     "number": (
-        lambda: fourier.key_frequencies(planted(), fourier.Noise(-1)),
+        lambda: fourier.Noise(-1),
         r"Noise\(-1\): give a number from 0",
     ),
     "neurons": (
