@@ -224,7 +224,7 @@ def test_chunks_are_as_one_batch(model, tokens, other_tokens, mask):
 
 def test_no_more_than_a_chunk_runs_at_a_time(grid, tokens):
     sizes = []
-    grid.hook_dict["blocks.0.attn.hook_q"].register_forward_hook(
+    Surface.of(grid).hooks["blocks.0.attn.hook_q"].register_forward_hook(
         lambda m, i, output: sizes.append(len(output))
     )
     patterns.attention(grid, tokens, chunk=3 * LENGTH)
