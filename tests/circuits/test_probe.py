@@ -170,7 +170,7 @@ def test_folds_and_held_out_never_split_an_example(inputs):
 
 
 def test_no_entry_of_a_left_out_example_takes_part(causal, inputs):
-    """The same vector and the same noise at all positions of an example: whoever has seen one entry knows the others."""
+    """One vector and one number at all positions of an example: whoever has seen one entry knows the others."""
     target = noise(N, seed=3)
     same = edit("resid_pre.0", lambda x: x.mean(1, keepdim=True).expand_as(x))
     kwargs = {"ridge": (1e-9, 1e-8), "folds": 4, "interventions": same, "draws": 20}
