@@ -19,18 +19,20 @@ def escape(error: UnicodeError) -> tuple[str, int]:
     """``\\uXXXX`` for what an encoding lacks, as within a JSON string."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
-    pairs = (units[place : place + 2] for place in range(0, len(units), 2))
-    return "".join(f"\\u{pair.hex()}" for pair in pairs), error.end
+    return escaped(error.object[error.start : error.end]), error.end
 
 
 def simplify(error: UnicodeError) -> tuple[str, int]:
-    """A plainer character for one of ours, else its escape."""
-    if isinstance(error, UnicodeEncodeError):
-        plain = error.object[error.start].translate(PLAINER)
-        if plain.isascii():
-            return plain, error.start + 1
-    return escape(error)
+    """A plainer character for each of ours, else its escape."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return escaped(error.object[error.start : error.end].translate(PLAINER)), error.end
+
+
+def escaped(text: str) -> str:
+    units = text.encode("utf-16-be", "surrogatepass")
+    codes = (int.from_bytes(units[place : place + 2], "big") for place in range(0, len(units), 2))
+    return "".join(chr(code) if code < 128 else f"\\u{code:04x}" for code in codes)
 
 
 codecs.register_error(FOR_PROGRAMS, escape)

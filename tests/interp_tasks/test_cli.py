@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import warnings
@@ -128,6 +129,15 @@ def test_tables_of_every_command_fit(call, monkeypatch, command, columns):
     if command == "permute":
         table = out.partition("\n\n")[0]
         assert table.count("mse_all") == 1, "draws are pooled in what people see"
+
+
+def test_the_table_shows_both_intervals(call):
+    """What stands in brackets, against the numbers for programs."""
+    rows = records(call, "--ckpt", "run@40")
+    shown = call("ablation", "--ckpt", "run@40", *SMALL)[1]
+    found = re.findall(r"\[(\S+), (\S+)\]", shown.replace("[95% CI]", ""))
+    expected = [(row[f"{kind}ci_low"], row[f"{kind}ci_high"]) for row in rows for kind in ("", "effect_")]
+    assert [tuple(map(float, pair)) for pair in found] == [pytest.approx(pair, rel=0.01) for pair in expected]
 
 
 def test_options_of_every_command_reach_the_experiment(call):

@@ -22,6 +22,7 @@ import typer
 from interp_tasks.checkpoints.lock import RunLock
 from interp_tasks.cli import app, main
 from interp_tasks.cli.boundary import exit_code_of
+from interp_tasks.cli.streams import FOR_PEOPLE, FOR_PROGRAMS
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import ablation
 
@@ -273,6 +274,7 @@ def test_a_page_that_is_not_ours_stays(call, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "ablation.html").write_text("<html>my notes</html>")
     assert ablate(call, "--out", "out")[0] == 0
+    assert names("out") == sorted([*FILES, "ablation.html"])
     assert (tmp_path / "out" / "ablation.html").read_text() == "<html>my notes</html>"
 
 
@@ -319,6 +321,7 @@ def test_a_failing_page_leaves_the_table_too(call, monkeypatch):
     full_after(monkeypatch, 0)
     code, out, err = ablate(call, "--plot", "--format", "json")
     assert (code, err) == (2, "interp-run: cannot write ablation.html: No space left on device\n")
+    assert out
     assert len(json.loads(out)) == 3
     assert names(".") == []
 
@@ -408,6 +411,7 @@ def test_files_are_written_whatever_becomes_of_stdout(tmp_path, monkeypatch, kin
     monkeypatch.chdir(tmp_path)
     with stdout_is(monkeypatch, kind):
         main([*SAID["ablation"], "--out", "out"])
+    assert names(".") == ["out"]
     assert names("out") == FILES
 
 
@@ -507,6 +511,19 @@ def test_data_is_escaped_not_replaced(monkeypatch):
         assert b"\xc3" in written.getvalue() if encoding == "utf-8" else written.getvalue().isascii()
     assert rows["ascii"] == rows["utf-8"]
     assert rows["ascii"][-1]["variant"] == "ä·→😀"
+
+
+@pytest.mark.parametrize(
+    ("text", "people", "programs"),
+    [
+        ("a·b", "a|b", "a\\u00b7b"),
+        ("ä·→", "\\u00e4|>", "\\u00e4\\u00b7\\u2192"),
+        ("\udcff😀", *2 * (r"\udcff\ud83d\ude00",)),
+    ],
+)
+def test_what_stands_in_for_a_character(text, people, programs):
+    assert text.encode("ascii", FOR_PEOPLE).decode() == people
+    assert text.encode("ascii", FOR_PROGRAMS).decode() == programs
 
 
 def test_the_c_locale():

@@ -66,6 +66,32 @@ def test_one_head_and_some_queries_only(task, models, folders, by_hand):
     assert set(result.frame["head"]) == {1}
 
 
+def test_each_is_a_row_for_every_head_alone(folders):
+    each = ablation(folders[0], "each", samples=N, seed=SEED).frame
+    for head in ("0.0", "0.1", "1.0", "1.1"):
+        alone = ablation(folders[0], head, samples=N, seed=SEED).frame
+        assert measured(each[each["variant"] == head]) == measured(alone)
+
+
+def test_observed_is_where_nothing_is_hidden(task, models, folders, by_hand):
+    observed = ~task.sample(N, seed=SEED, split="test").extras["hidden"]
+
+    def edit(pattern, hook):
+        return torch.where(observed[:, None, :, None], torch.tensor(1 / 9), pattern)
+
+    frame = ablation(folders[0], queries="observed", samples=N, seed=SEED).frame
+    assert measured(frame) == pytest.approx(by_hand(models[0], task, edit, PATTERNS), rel=1e-6)
+
+
+def test_the_split_is_the_one_asked_for(task, models, folders, pooled):
+    for split in ("train", "validation", "test"):
+        batch = task.sample(N, seed=SEED, split=split)
+        frame = ablation(folders[0], samples=N, seed=SEED, split=split).frame
+        expected = pooled(models[0](batch.tokens), batch)
+        assert measured(frame, "baseline") == pytest.approx(expected, rel=1e-6)
+        assert set(frame["split"]) == {split}
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_edits_at_the_queries_and_nowhere_else(task, models, folders, by_hand, mode):
     new = {
