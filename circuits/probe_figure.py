@@ -2,70 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
-# Okabe and Ito's colours, which colour-blind readers tell apart.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#5c5c5c")
-_CONTROLS = {"shuffled": "dot", "untrained": "dash"}
+# Okabe and Ito's colours, darkened where they are faint on white.
+COLOURS = ("#0072b2", "#d55e00", "#00805d", "#b3528a", "#8a6d00", "#2b87bd", "#5c5c5c")
+SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "star", "cross")
+# Heights in pixels: of a panel, and between panels with their titles.
+PANEL, GAP, TOP, BOTTOM = 200, 90, 110, 70
+_DASHES = {"shuffled": "dot", "untrained": "dash"}
 
 
-def figure(frame: pd.DataFrame) -> Any:
+def figure(
+    frame: pd.DataFrame,
+    colours: Sequence[str] = COLOURS,
+    symbols: Sequence[str] = SYMBOLS,
+    by: str | None = None,
+) -> Any:
+    """A row of panels per target, one panel per metric of it.
+
+    A line per site, head, position and split, as far as they differ, and per value of the column `by`.
+    """
     from plotly.subplots import make_subplots
 
-    metrics, targets = (list(dict.fromkeys(frame[name])) for name in ("metric", "target"))
+    panels = {
+        str(target): list(dict.fromkeys(part["metric"]))
+        for target, part in frame.groupby("target", sort=False)
+    }
+    wide = max(map(len, panels.values()))
+    height = PANEL * len(panels) + GAP * (len(panels) - 1)
     found = make_subplots(
-        rows=len(metrics),
-        cols=len(targets),
-        shared_xaxes=True,
-        column_titles=list(map(str, targets)),
-        vertical_spacing=0.3 / (len(metrics) + 2),
-        horizontal_spacing=0.4 / (len(targets) + 4),
+        rows=len(panels),
+        cols=wide,
+        subplot_titles=[
+            f"{target}: {metrics[place]}" if place < len(metrics) else ""
+            for target, metrics in panels.items()
+            for place in range(wide)
+        ],
+        vertical_spacing=GAP / height if len(panels) > 1 else 0,
+        horizontal_spacing=0.06,
     )
-    lines = frame.assign(line=_names(frame)).groupby("line", sort=False)
     shown: set[str] = set()
-    for index, (name, line) in enumerate(lines):
-        colour = _COLOURS[index % len(_COLOURS)]
-        for (metric, target), part in line.groupby(["metric", "target"], sort=False):
-            row, column = metrics.index(metric) + 1, targets.index(target) + 1
-            for trace in _traces(part, str(name), colour):
-                # A line once in the legend, wherever it is first drawn.
-                key = f"{trace['legendgroup']} {trace['name']}"
-                found.add_trace(
-                    {**trace, "showlegend": trace["showlegend"] and key not in shown}, row=row, col=column
-                )
-                shown.add(key)
-    for row, metric in enumerate(metrics, start=1):
-        found.update_yaxes(title_text=metric, row=row, col=1)
-    found.update_xaxes(type="category")
-    found.update_xaxes(title_text="layer", row=len(metrics))
-    found.update_layout(height=150 + 220 * len(metrics), width=260 + 260 * len(targets))
+    for index, (name, line) in enumerate(frame.groupby(_names(frame, by), sort=False)):
+        look = colours[index % len(colours)], symbols[index % len(symbols)]
+        for row, (target, metrics) in enumerate(panels.items(), start=1):
+            for column, metric in enumerate(metrics, start=1):
+                part = line[(line["target"] == target) & (line["metric"] == metric)]
+                for trace in _traces(part, str(name), *look) if len(part) else ():
+                    # In the legend once, wherever it is first drawn.
+                    trace["showlegend"] = trace["showlegend"] and trace["name"] not in shown
+                    shown.update([trace["name"]] if trace["showlegend"] else [])
+                    found.add_trace(trace, row=row, col=column)
+    for control, dash in _DASHES.items():
+        if frame[control].notna().any():
+            style = {"color": "#808080", "dash": dash, "width": 1.5}
+            key = {"type": "scatter", "x": [None], "y": [None], "mode": "lines", "line": style}
+            found.add_trace({**key, "name": control, "showlegend": True}, row=1, col=1)
+    for row, metrics in enumerate(panels.values(), start=1):
+        for column in range(len(metrics) + 1, wide + 1):
+            found.update_xaxes(visible=False, row=row, col=column)
+            found.update_yaxes(visible=False, row=row, col=column)
+    found.update_xaxes(type="category", title={"text": "layer", "standoff": 4})
+    found.update_annotations(font_size=13)
+    found.update_layout(
+        height=TOP + height + BOTTOM,
+        margin={"t": TOP, "b": BOTTOM},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1 + 40 / height, "x": 0},
+    )
     return found
 
 
-def _names(frame: pd.DataFrame) -> list[str]:
-    """What tells the lines of a panel apart, of what differs in this table."""
-    varying = [
-        name for name in ("site", "head", "position", "split") if frame[name].nunique(dropna=False) > 1
-    ]
-    return [
-        ", ".join(
-            str(value) if name in ("site", "split") else f"{name} {value}"
-            for name, value in zip(varying, values, strict=True)
-            if not pd.isna(value)
-        )
-        or str(site)
-        for values, site in zip(
-            frame[varying].itertuples(index=False) if varying else ((),) * len(frame),
-            frame["site"],
-            strict=True,
-        )
-    ]
+def _names(frame: pd.DataFrame, by: str | None) -> list[str]:
+    """What each row's line is called: what differs in this table, and the split."""
+    columns = {"site": "", "head": "head ", "position": "position "}
+    columns = columns if by is None else {by: "", **columns}
+    said = {name: text for name, text in columns.items() if frame[name].nunique(dropna=False) > 1}
+    rows = frame.to_dict("records")
+    parts = [[f"{text}{row[name]}" for name, text in said.items() if not pd.isna(row[name])] for row in rows]
+    return [", ".join([*part, f"{row['split']} entries"]) for part, row in zip(parts, rows, strict=True)]
 
 
-def _traces(part: pd.DataFrame, name: str, colour: str) -> list[dict[str, Any]]:
-    """A band, the value, and the controls there are."""
+def _traces(part: pd.DataFrame, name: str, colour: str, symbol: str) -> list[dict[str, Any]]:
+    """A band, the values on it, and the controls there are."""
     layers = ["–" if pd.isna(layer) else str(layer) for layer in part["layer"]]
     common = {"type": "scatter", "x": layers, "legendgroup": name}
     edge = {
@@ -76,35 +96,23 @@ def _traces(part: pd.DataFrame, name: str, colour: str) -> list[dict[str, Any]]:
         "showlegend": False,
         "name": "band",
     }
-    traces = [
-        {**edge, "y": part["ci_high"].tolist()},
-        {**edge, "y": part["ci_low"].tolist(), "fill": "tonexty", "fillcolor": _faint(colour)},
-        {
-            **common,
-            "y": part["value"].tolist(),
-            "mode": "lines+markers",
-            "line": {"color": colour},
-            "name": name,
-            "showlegend": True,
-        },
-    ]
-    for control, dash in _CONTROLS.items():
-        if part[control].notna().any():
-            line = {"color": colour, "dash": dash, "width": 1.5}
-            traces.append(
-                {
-                    **common,
-                    "y": part[control].tolist(),
-                    "mode": "lines+markers",
-                    "marker": {"size": 4},
-                    "line": line,
-                    "name": f"{name}, {control}",
-                    "showlegend": True,
-                }
-            )
-    return traces
-
-
-def _faint(colour: str) -> str:
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.2)"
+    band = {"fill": "tonexty", "fillcolor": f"rgba({red},{green},{blue},0.2)"}
+    line = {**common, "mode": "lines+markers", "showlegend": True}
+    value = {
+        "name": name,
+        "marker": {"symbol": symbol, "size": 7, "color": colour},
+        "line": {"color": colour},
+    }
+    traces: list[dict[str, Any]] = [
+        {**edge, "y": part["ci_high"].tolist()},
+        {**edge, **band, "y": part["ci_low"].tolist()},
+        {**line, **value, "y": part["value"].tolist()},
+    ]
+    for control, dash in _DASHES.items():
+        if part[control].notna().any():
+            drawn = {"color": colour, "dash": dash, "width": 1.5}
+            own = {"name": f"{name}, {control}", "marker": {"size": 3, "color": colour}, "line": drawn}
+            # They come and go with the line; what their dashes mean is said once.
+            traces.append({**line, **own, "y": part[control].tolist(), "showlegend": False})
+    return traces

@@ -591,14 +591,21 @@ def test_the_figure_has_a_band_a_line_and_both_controls_in_each_panel(
         draws=20,
     )
     figure = found.plot()
-    dashes = [trace.line.dash for trace in figure.data]
+    *drawn, dotted, dashed = figure.data
+    assert [(key.name, key.line.dash) for key in (dotted, dashed)] == [
+        ("shuffled", "dot"),
+        ("untrained", "dash"),
+    ]
+    dashes = [trace.line.dash for trace in drawn]
     # (mse, r2, cosine, abs_cosine of the numbers, accuracy of the classes) × (all, hidden)
     assert (dashes.count("dot"), dashes.count("dash")) == (10, 10)
     rows = found.frame[(found.frame["metric"] == "mse") & (found.frame["split"] == "hidden")]
     line = next(t for t in figure.data if t.mode == "lines+markers" and list(t.y) == rows["value"].tolist())
-    assert (list(line.x), line.name) == (["0", "1"], "hidden")
-    assert len([t for t in figure.data if t.showlegend and t.name == "hidden, untrained"]) == 1
-    assert len(found.plot("accuracy").data) == 10
+    assert (list(line.x), line.name) == (["0", "1"], "hidden entries")
+    assert [t.name for t in drawn if t.showlegend] == ["all entries", "hidden entries"]
+    titles = ["numbers: mse", "numbers: r2", "numbers: cosine", "numbers: abs_cosine", "classes: accuracy"]
+    assert [note.text for note in figure.layout.annotations] == titles
+    assert len(found.plot("accuracy").data) == 10 + 2
     with pytest.raises(CircuitsError, match="no metric 'loss'; it has mse, r2, cosine, abs_cosine, accuracy"):
         found.plot("loss")
 
