@@ -140,6 +140,8 @@ class Engine:
         names = [KINDS[name].hook.format(layer) for layer in range(last + 1) for name in ("z", "resid_post")]
         with recording(self.surface, names) as seen:
             output = self.surface.model(tokens)
+        if not isinstance(output, Tensor) or any(name not in seen for name in names):
+            raise NotReplayed("its output is no tensor, or some of its layers do not run")
         ours: dict[str, Tensor] = {}
 
         def keep(site: str, layer: int | None, x: Tensor) -> Tensor:
@@ -152,9 +154,11 @@ class Engine:
         for name, own, found in [(name, seen[name], ours[name]) for name in names] + [
             ("the output", output, self.replay.output(x))
         ]:
+            if own.shape != found.shape or own.dtype != found.dtype:
+                raise NotReplayed(f"the replay differs from the model at {name} in shape or dtype")
             apart = float((own - found).abs().max() / own.abs().max().clamp(min=torch.finfo(own.dtype).tiny))
             # Written so that NaN is apart too.
-            if own.shape != found.shape or not apart <= TOLERANCE[own.dtype]:
+            if not apart <= TOLERANCE[own.dtype]:
                 raise NotReplayed(
                     f"the replay of one example differs from the model at {name} by {apart:.1e}"
                 )
@@ -394,8 +398,10 @@ def _refuse_hooks(model: nn.Module) -> None:
     """Hooks may do anything, and are not replayed. A model class's own are part of its forward."""
     if state_of(model).suspended:
         raise NotReplayed("a clean pass is under way")
-    if _GLOBAL_HOOKS and any(getattr(nn.modules.module, name) for name in _GLOBAL_HOOKS):
-        raise NotReplayed("torch has global module hooks")
+    everywhere = [hook for name in _GLOBAL_HOOKS for hook in getattr(nn.modules.module, name).values()]
+    # torch's own, such as that of the FLOP counter, look on.
+    if any(not str(getattr(hook, "__module__", "")).startswith("torch.utils.") for hook in everywhere):
+        raise NotReplayed("there are hooks on all modules")
     wrapped = model.__dict__.get("original_model")
     inner = list(wrapped.named_modules()) if isinstance(wrapped, nn.Module) else []
     for name, module in [*model.named_modules(), *inner]:

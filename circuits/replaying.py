@@ -198,9 +198,8 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _read(surface: Surface) -> Replay:
     cfg: Any = surface.model.cfg
-    held = {name: value.detach() for name, value in surface.named_weights().items()}
-    # The bridge of 4.x keeps the bias of the unembedding in a buffer.
-    constants: Mapping[str, Tensor] = surface.model.state_dict()
+    # Buffers too: the bridge of 4.x keeps the bias of the unembedding in one.
+    held: Mapping[str, Tensor] = surface.model.state_dict()
     linear = "unembed.W_U" not in held
     heads, d_head = surface.n_heads, int(cfg.d_head)
     kind = getattr(cfg, "normalization_type", None)
@@ -257,7 +256,7 @@ def _read(surface: Surface) -> Replay:
         blocks=tuple(blocks),
         last_norm=norm("ln_final", last_kind),
         unembed=held["unembed.weight"].T if linear else held["unembed.W_U"],
-        unembed_bias=constants["unembed.bias" if linear else "unembed.b_U"].detach(),
+        unembed_bias=held["unembed.bias" if linear else "unembed.b_U"],
         causal=cfg.attention_dir == "causal",
         activation=_ACTIVATIONS.get(str(cfg.act_fn), F.relu),
         masked=-torch.inf if masked is None else masked,

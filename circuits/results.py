@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from circuits.errors import CircuitsError
@@ -94,5 +95,14 @@ def make_result(
 
 
 def _frame(rows: Sequence[Row], columns: tuple[str, ...]) -> pd.DataFrame:
-    frame = pd.DataFrame(list(rows), columns=list(columns))
-    return frame.astype({name: "Int64" for name in _WHOLE if name in columns})
+    # Column by column, in its final type: a sweep of a small model should not spend its time on its table.
+    absent = float("nan")
+    return pd.DataFrame({name: _column(name, [row.get(name, absent) for row in rows]) for name in columns})
+
+
+def _column(name: str, values: list[Any]) -> Any:
+    if name in _WHOLE:
+        missing = np.array([value is None or value != value for value in values], dtype=bool)
+        numbers = [0 if gone else value for value, gone in zip(values, missing, strict=True)]
+        return pd.arrays.IntegerArray(np.array(numbers, dtype=np.int64), missing)
+    return values

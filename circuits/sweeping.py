@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -57,7 +57,8 @@ def sweep(
     chunk: tokens per forward, of one example and variant at least. Results depend on it by rounding only.
     positions: the positions the metric reads. The output everywhere else is set to NaN, so that a metric
         that reads there fails. Default: `read_positions` of the metric, or of the task whose method it is, else all.
-    checkpoints: label -> a model, or a state_dict whose parameters `model` then takes on for its turn; every
+    checkpoints: label -> a model, a state_dict whose parameters `model` then takes on for its turn, or a function that
+        returns one of these when its turn comes; every
         variant is run at each, and compared with that checkpoint unedited. Pairs (label, model) may also come from
         an iterator, one at a time. Default: `model` itself.
     seed, draws, flips: of the bootstrap over examples (95% percentile intervals, `draws` resamples shared by
@@ -192,6 +193,8 @@ def _checkpoint(pair: Any, surface: Surface) -> tuple[str | None, AbstractContex
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise CircuitsError(f"sweep, checkpoints: give pairs (label, model), got {type(pair).__name__}")
     label, checkpoint = pair
+    if callable(checkpoint) and not isinstance(checkpoint, nn.Module):
+        return str(label), _loaded(label, checkpoint, surface)
     if isinstance(checkpoint, nn.Module):
         return str(label), nullcontext(Surface.of(checkpoint))
     if not isinstance(checkpoint, Mapping):
@@ -201,6 +204,16 @@ def _checkpoint(pair: Any, surface: Surface) -> tuple[str | None, AbstractContex
     return str(label), _holding_all(
         surface, f"sweep, checkpoint {label}", _read_weights(checkpoint, surface, label)
     )
+
+
+@contextmanager
+def _loaded(label: Any, load: Callable[[], Any], surface: Surface) -> Iterator[Surface]:
+    """What a function gives when the checkpoint's turn comes, so that one is in memory at a time."""
+    given = load()
+    if callable(given) and not isinstance(given, nn.Module):
+        raise CircuitsError(f"sweep, checkpoint {label}: the function must return a model or a state_dict")
+    with _checkpoint((label, given), surface)[1] as found:
+        yield found
 
 
 def _read_weights(

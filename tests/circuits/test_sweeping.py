@@ -1,9 +1,20 @@
+import sys
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
+import circuits
 from circuits import CircuitsError, ablate, cache, edit, heads, intervene, patch, run, sweep
 from circuits.statistics import summarise
+
+
+@pytest.fixture(autouse=True, params=["auto", "naive"])
+def engine(request, monkeypatch):
+    """All of this holds for both engines."""
+    monkeypatch.setattr(sys.modules[__name__], "sweep", partial(circuits.sweep, engine=request.param))
+    return request.param
 
 
 class Batch:
@@ -100,7 +111,7 @@ def test_the_metric_is_called_once_per_variant_and_chunk_on_one_variant(causal, 
     assert calls == [(3, 3)] * 6 + [(2, 2)] * 3
 
 
-def test_columns(causal, tokens):
+def test_columns(causal, tokens, engine):
     grid = {
         "head": ablate.uniform("1.2"),
         "two": ablate.uniform("0.1,1.2"),
@@ -120,7 +131,7 @@ def test_columns(causal, tokens):
     assert frame["layer"].fillna(-1).tolist() == [1, -1, 1, 0, 0]
     assert frame["head"].fillna(-1).tolist() == [2, -1, -1, -1, 1]
     assert frame["position"].fillna(-1).tolist() == [-1, -1, 4, -1, -1]
-    assert set(frame["engine"]) == {"naive"}
+    assert set(frame["engine"]) == {"naive" if engine == "naive" else "fast"}
     assert set(frame["metric"]) == {"metric"}
 
 

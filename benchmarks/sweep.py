@@ -1,0 +1,248 @@
+"""A sweep over every head, against the same sweep written as a loop.
+
+    python benchmarks/sweep.py [--only 4L8H] [--repeats 5] [--device cpu] [--checkpoints 100]
+
+Peers run in one process, with the same threads, the same model and tokens, without gradients, and read the same
+positions; repeats are interleaved, and a time is the median with its range. "hooks" is a loop of `run_with_hooks`, one
+forward per head; "patching" is transformer_lens.patching's own loop. Both end with the same number per head, which is
+checked. Statistics (bootstrap, p-values) are switched off: the loops have none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import logging
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    from transformer_lens import HookedTransformer, HookedTransformerConfig, patching
+
+from circuits import SweepResult, ablate, heads, patch, sweep
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    n_layers: int
+    n_heads: int
+    d_model: int
+    length: int
+    batches: tuple[int, ...]
+    d_vocab: int
+    d_vocab_out: int
+    attention_dir: str
+    read: tuple[int, ...] | None  # positions that the metric reads; None: all
+
+    def model(self, device: str) -> Any:
+        torch.manual_seed(0)
+        cfg = HookedTransformerConfig(
+            n_layers=self.n_layers,
+            n_heads=self.n_heads,
+            d_model=self.d_model,
+            d_head=self.d_model // self.n_heads,
+            d_mlp=4 * self.d_model,
+            n_ctx=self.length,
+            d_vocab=self.d_vocab,
+            d_vocab_out=self.d_vocab_out,
+            act_fn="relu",
+            normalization_type="LN",
+            attention_dir=self.attention_dir,
+            device=device,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the class is deprecated
+            return HookedTransformer(cfg).eval()
+
+
+CASES = (
+    # The sizes of modular addition, of matrix completion, and of its largest published model on 4x4 matrices.
+    Case("1L4H d128 T3", 1, 4, 128, 3, (64, 2048), 114, 113, "causal", (2,)),
+    Case("4L8H d256 T49", 4, 8, 256, 49, (1, 64, 512), 202, 1, "bidirectional", None),
+    Case("12L12H d768 T16", 12, 12, 768, 16, (1, 16), 202, 1, "bidirectional", None),
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    case: Case
+    model: Any
+    tokens: Tensor
+    source: Tensor
+
+    def metric(self, output: Tensor) -> Tensor:
+        """The mean of what is read, per example."""
+        read = output if self.case.read is None else output[:, list(self.case.read)]
+        return read.flatten(1).mean(1)
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        return [(x, y) for x in range(self.case.n_layers) for y in range(self.case.n_heads)]
+
+
+def zero_by_hooks(setting: Setting) -> list[float]:
+    found = []
+    for layer, head in setting.pairs:
+
+        def hook(z: Tensor, hook: Any, head: int = head) -> Tensor:
+            z[:, :, head] = 0
+            return z
+
+        output = setting.model.run_with_hooks(
+            setting.tokens, fwd_hooks=[(f"blocks.{layer}.attn.hook_z", hook)]
+        )
+        found.append(float(setting.metric(output).double().mean()))
+    return found
+
+
+def patch_by_hooks(setting: Setting) -> list[float]:
+    _, cache = setting.model.run_with_cache(setting.source, names_filter=lambda name: name.endswith("hook_z"))
+    found = []
+    for layer, head in setting.pairs:
+        name = f"blocks.{layer}.attn.hook_z"
+
+        def hook(z: Tensor, hook: Any, head: int = head, name: str = name) -> Tensor:
+            z[:, :, head] = cache[name][:, :, head]
+            return z
+
+        output = setting.model.run_with_hooks(setting.tokens, fwd_hooks=[(name, hook)])
+        found.append(float(setting.metric(output).double().mean()))
+    return found
+
+
+def patch_by_transformer_lens(setting: Setting) -> list[float]:
+    _, cache = setting.model.run_with_cache(setting.source, names_filter=lambda name: name.endswith("hook_z"))
+    with contextlib.redirect_stderr(io.StringIO()):
+        found = patching.get_act_patch_attn_head_out_all_pos(
+            setting.model, setting.tokens, cache, lambda output: setting.metric(output).double().mean()
+        )
+    return [float(value) for value in found.flatten()]
+
+
+def ours(setting: Setting, make: Callable[[Any], Any], **options: Any) -> list[float]:
+    result = swept(setting, make, **options)
+    return [float(value) for value in result.frame["value"]]
+
+
+def swept(setting: Setting, make: Callable[[Any], Any], **options: Any) -> SweepResult:
+    variants = ablate.each(make, heads("all", setting.model))
+    return sweep(
+        setting.model,
+        setting.tokens,
+        variants,
+        metric=setting.metric,
+        positions=setting.case.read,
+        draws=1,
+        flips=1,
+        **options,
+    )
+
+
+def from_source(source: Tensor) -> Callable[[Any], Any]:
+    return lambda head: patch.activations("z", source, heads=head)
+
+
+def sweeps(setting: Setting) -> dict[str, dict[str, Callable[[], list[float]]]]:
+    """What is compared: for each kind of sweep, its peers; ours first."""
+    return {
+        "zero": {
+            "fast": lambda: ours(setting, ablate.zero),
+            "naive": lambda: ours(setting, ablate.zero, engine="naive"),
+            "hooks": lambda: zero_by_hooks(setting),
+        },
+        "patch": {
+            "fast": lambda: ours(setting, from_source(setting.source)),
+            "patching": lambda: patch_by_transformer_lens(setting),
+            "hooks": lambda: patch_by_hooks(setting),
+        },
+    }
+
+
+def timed(peers: dict[str, Callable[[], Any]], repeats: int, device: str) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {name: [] for name in peers}
+    for turn in range(repeats + 1):
+        for name, peer in peers.items():
+            _wait(device)
+            start = time.perf_counter()
+            peer()
+            _wait(device)
+            # The first turn warms up.
+            if turn:
+                found[name].append(time.perf_counter() - start)
+    return found
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def counted(peer: Callable[[], Any]) -> float:
+    """GFLOP of matrix products, as torch counts them."""
+    with FlopCounterMode(display=False) as counter:
+        peer()
+    return counter.get_total_flops() / 1e9
+
+
+def settings(only: str | None, device: str) -> Iterator[Setting]:
+    for case in CASES:
+        if only is not None and only not in case.name:
+            continue
+        model = case.model(device)
+        for batch in case.batches:
+            draw = partial(torch.randint, 0, case.d_vocab, (batch, case.length))
+            tokens, source = (
+                draw(generator=torch.Generator().manual_seed(seed)).to(device) for seed in (1, 2)
+            )
+            yield Setting(case, model, tokens, source)
+
+
+def compare(setting: Setting, repeats: int, device: str) -> None:
+    for kind, peers in sweeps(setting).items():
+        values = {name: peer() for name, peer in peers.items()}
+        mine = torch.tensor(values["fast"])
+        for name, theirs in values.items():
+            apart = (mine - torch.tensor(theirs)).abs().max() / (mine - mine.mean()).abs().max().clamp(
+                min=1e-12
+            )
+            assert apart < 1e-3, f"{name} differs by {apart:.1e}"
+        times = timed(peers, repeats, device)
+        for name, taken in times.items():
+            ratios = [theirs / own for theirs, own in zip(taken, times["fast"], strict=True)]
+            print(
+                f"{setting.case.name:16} batch {len(setting.tokens):5}  {kind:6} {name:9}"
+                f" {statistics.median(taken) * 1e3:9.1f} ms ({min(taken) * 1e3:.1f}-{max(taken) * 1e3:.1f})"
+                f"  {counted(peers[name]):9.2f} GFLOP  x{statistics.median(ratios):.2f} the fast engine's time",
+                flush=True,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", help="cases whose name contains this")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    given = parser.parse_args()
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {given.device}")
+    with torch.no_grad():
+        for setting in settings(given.only, given.device):
+            compare(setting, given.repeats, given.device)
+
+
+if __name__ == "__main__":
+    main()
