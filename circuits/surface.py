@@ -141,19 +141,28 @@ class Surface:
 
         Negative ids would count from the end of the table.
         """
-        if tokens.is_floating_point() or tokens.ndim != 2:
-            if tokens.ndim == 2:
-                raise CircuitsError(f"{what} [batch pos] are whole numbers, got {_dtype(tokens)}")
-            return  # vectors
-        if tokens.dtype == torch.bool or tokens.is_complex():
-            raise CircuitsError(f"{what} [batch pos] are whole numbers, got {_dtype(tokens)}")
-        d_vocab = getattr(self.model.cfg, "d_vocab", None)
-        low, high = int(tokens.min()), int(tokens.max())
-        if isinstance(d_vocab, int) and d_vocab > 0 and not (low >= 0 and high < d_vocab):
-            raise CircuitsError(f"{what} are {low} to {high}; the model has ids 0-{d_vocab - 1}")
+        if tokens.is_floating_point() and tokens.ndim == 3 and self._bridge is not None:
+            if tokens.shape[2] != self.sizes["d_model"]:
+                raise CircuitsError(
+                    f"{what} are vectors {list(tokens.shape)}; the model's have {self.sizes['d_model']} entries"
+                )
+        elif (
+            tokens.ndim != 2
+            or tokens.dtype == torch.bool
+            or tokens.is_floating_point()
+            or tokens.is_complex()
+        ):
+            raise CircuitsError(
+                f"{what} [batch pos] are whole numbers, got {_dtype(tokens)} {list(tokens.shape)}"
+            )
+        else:
+            d_vocab = getattr(self.model.cfg, "d_vocab", None)
+            low, high = int(tokens.min()), int(tokens.max())
+            if isinstance(d_vocab, int) and d_vocab > 0 and not (low >= 0 and high < d_vocab):
+                raise CircuitsError(f"{what} are {low} to {high}; the model has ids 0-{d_vocab - 1}")
+        # Tables of positions, of rotations and of what is visible all have this length.
         longest = getattr(self.model.cfg, "n_ctx", None)
-        learned = getattr(self.model.cfg, "positional_embedding_type", None) == "standard"
-        if learned and isinstance(longest, int) and tokens.shape[1] > longest:
+        if isinstance(longest, int) and tokens.shape[1] > longest:
             raise CircuitsError(
                 f"{what} are {list(tokens.shape)} [batch pos]; the model has room for {longest} positions"
             )

@@ -11,7 +11,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from circuits.applying import planned
-from circuits.arguments import read_choice, read_run_tokens, read_seed
+from circuits.arguments import read_batch, read_choice, read_run_tokens, read_seed
 from circuits.drawing import Draws
 from circuits.errors import CircuitsError
 from circuits.measuring import Found, Question, Variant, measure_all
@@ -79,12 +79,15 @@ def sweep(
         raise CircuitsError(
             "sweep, positions: the same positions are read in every example; got a mask [batch pos]"
         )
+    batch = read_batch(batch, "sweep")
     size = _read_chunk(tokens, batch, chunk)
     question = Question(tokens, metric, batch, read, max(1, size // tokens[0].numel()), size)
     if metric is not None:
         read_metric(metric, batch is not None)
-    if not all(isinstance(count, int | np.integer) and count > 0 for count in (draws, flips)):
-        raise CircuitsError(f"sweep: draws and flips are positive numbers, got {draws} and {flips}")
+    if not all(_is_whole(count) and 0 < count <= 10**7 for count in (draws, flips)):
+        raise CircuitsError(
+            f"sweep: draws and flips are positive numbers up to 10**7, got {draws} and {flips}"
+        )
     settings: dict[str, Any] = {
         "seed": seed,
         "draws": draws,
@@ -163,17 +166,19 @@ def _described(variants: list[Variant]) -> dict[str, list[Row]]:
 
 def _read_chunk(tokens: Tensor, batch: Any, chunk: int | str) -> int:
     """Tokens per forward."""
-    if batch is not None and not (hasattr(batch, "__len__") and hasattr(batch, "__getitem__")):
-        raise CircuitsError(f"sweep: batch has len() and takes a slice of rows; got {type(batch).__name__}")
     if batch is not None and len(batch) != len(tokens):
         raise CircuitsError(f"sweep: tokens have {len(tokens)} examples, batch has {len(batch)}")
-    if chunk == "auto":
+    if isinstance(chunk, str) and chunk == "auto":
         chunk = AUTO_CHUNK
-    if isinstance(chunk, bool) or not isinstance(chunk, int | np.integer) or chunk < 1:
+    if not _is_whole(chunk) or int(chunk) < 1:
         raise CircuitsError(
             f'sweep: chunk={chunk!r}; give "auto" or a number of tokens per forward, at least 1'
         )
     return int(chunk)
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, int | np.integer) and not isinstance(number, bool)
 
 
 def _checkpoints(

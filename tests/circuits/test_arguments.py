@@ -1,5 +1,7 @@
 """Tokens, batches and functions: what can be meant is taken in every form, all else is refused in one line."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -33,11 +35,11 @@ WRONG_TOKENS = {
     "an id too many": (lambda t: _with(t, 11), r" are 0 to 11; the model has ids 0-10$"),
     "an id below 0": (lambda t: _with(t, -1), r" are -1 to 10; the model has ids 0-10$"),
     "a huge id": (lambda t: _with(t, 2**62), r" are 0 to \d{19}; the model has ids 0-10$"),
-    "fractions": (lambda t: t.double(), r"\[batch pos\] are whole numbers, got float64$"),
-    "NaN": (lambda t: t * torch.nan, "are whole numbers, got float32$"),
-    "gradients": (lambda t: t.double().requires_grad_(), "are whole numbers, got float64$"),
-    "truth values": (lambda t: t > 4, "are whole numbers, got bool$"),
-    "complex": (lambda t: t.to(torch.complex64), "are whole numbers, got complex64$"),
+    "fractions": (lambda t: t.double(), r"\[batch pos\] are whole numbers, got float64"),
+    "NaN": (lambda t: t * torch.nan, "are whole numbers, got float32"),
+    "gradients": (lambda t: t.double().requires_grad_(), "are whole numbers, got float64"),
+    "truth values": (lambda t: t > 4, "are whole numbers, got bool"),
+    "complex": (lambda t: t.to(torch.complex64), "are whole numbers, got complex64"),
     "too long": (
         lambda t: torch.cat([t, t], 1),
         r" are \[8, 12\] \[batch pos\]; the model has room for 6 pos",
@@ -261,3 +263,20 @@ def test_counts_of_an_attribution(causal, tokens, other_tokens, count):
 def test_choices_are_words(tokens, choice):
     with pytest.raises(CircuitsError, match="choose from 'zero', 'mean', 'resample'"):
         ablate.neurons(0, 1, how=choice)
+
+
+@pytest.mark.parametrize("settings", [{}, {"positional_embedding_type": "rotary"}])
+def test_inputs_of_other_shapes_are_refused(make_model, family, tokens, settings):
+    model = make_model(0, family, **settings)
+    wrong = {
+        "whole numbers, got int64 [8, 6, 1]": tokens[:, :, None],
+        "the model has room for 6 positions": torch.cat([tokens, tokens], 1),
+    }
+    vectors = torch.ones(8, 6, 15, dtype=torch.float64)
+    if family == "HookedTransformer":
+        wrong["whole numbers, got float64 [8, 6, 15]"] = vectors
+    else:
+        wrong["are vectors [8, 6, 15]; the model's have 16 entries"] = vectors
+    for message, given in wrong.items():
+        with pytest.raises(CircuitsError, match=re.escape(message)):
+            run(model, given)
