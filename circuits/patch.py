@@ -8,16 +8,18 @@ from torch import Tensor
 
 from circuits.arguments import read_choice, read_place, read_queries, read_tokens, read_what
 from circuits.attributing import attribution
+from circuits.connecting import edges
 from circuits.errors import CircuitsError
 from circuits.interventions import Replacement
 from circuits.paths import Path, check_ends
 from circuits.places import Edit, Place
 from circuits.replacements import Clean, Stored
+from circuits.screening import screen
 from circuits.selection import looks_like_heads, parse_heads
 from circuits.sites import Site
 from circuits.snapshots import Snapshot, plain
 
-__all__ = ["activations", "attribution", "path"]
+__all__ = ["activations", "attribution", "edges", "path", "screen"]
 
 
 def activations(

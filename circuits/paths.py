@@ -90,10 +90,10 @@ class Path(Intervention):
             places = [(place, *found) for place in receivers for found in place.on(surface)]
         except CircuitsError as error:
             raise CircuitsError(f"{self.label}: {error}") from error
-        last = max(_order(write.kind.name, write.layer, SENDERS) for write in senders)
+        last = max(order_of(write.kind.name, write.layer, SENDERS) for write in senders)
         for place, layer, _, _ in places:
             # Equal within a layer: z is made of q, k and v, and mlp_post of mlp_pre.
-            if _order(place.site.kind.name, layer, RECEIVERS) <= last:
+            if order_of(place.site.kind.name, layer, RECEIVERS) <= last:
                 raise CircuitsError(
                     f"{self.label}: no path to {place.site.kind.name}.{layer}: it is computed before the sender is"
                 )
@@ -158,7 +158,8 @@ def check_ends(sender: Site, receivers: Sequence[Site]) -> None:
             )
 
 
-def _order(name: str, layer: int | None, table: dict[str, int]) -> int:
+def order_of(name: str, layer: int | None, table: dict[str, int]) -> int:
+    """Where in the order of computation a site comes, by `SENDERS` or `RECEIVERS`."""
     return table[name] + (_PER_LAYER * layer if layer is not None else -_PER_LAYER)
 
 
