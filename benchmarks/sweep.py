@@ -1,6 +1,6 @@
 """A sweep over every head, against the same sweep written as a loop.
 
-    python benchmarks/sweep.py [--only 4L8H] [--repeats 5] [--device cpu] [--checkpoints 100]
+    python benchmarks/sweep.py [--only 4L8H] [--batch 64] [--repeats 5] [--device cpu] [--checkpoints 100]
 
 Peers run in one process, with the same threads, the same model and tokens, without gradients, and read the same
 positions; repeats are interleaved, and a time is the median with its range. "hooks" is a loop of `run_with_hooks`, one
@@ -210,8 +210,36 @@ def settings(only: str | None, device: str) -> Iterator[Setting]:
             yield Setting(case, model, tokens, source)
 
 
-def compare(setting: Setting, repeats: int, device: str) -> None:
-    for kind, peers in sweeps(setting).items():
+def over_checkpoints(setting: Setting, count: int) -> dict[str, Callable[[], list[float]]]:
+    """Every head at every checkpoint: state_dicts of one model, here its own with a little noise."""
+    generator = torch.Generator(setting.tokens.device).manual_seed(0)
+    kept = {name: value.clone() for name, value in setting.model.state_dict().items()}
+    names = {name for name, _ in setting.model.named_parameters()}
+
+    def noisy(value: Tensor) -> Tensor:
+        return value + 0.01 * torch.randn(value.shape, generator=generator, device=value.device)
+
+    given = [{n: noisy(v) if n in names else v for n, v in kept.items()} for _ in range(count)]
+
+    def looped() -> list[float]:
+        found = []
+        for state in given:
+            setting.model.load_state_dict(state)
+            found += zero_by_hooks(setting)
+        setting.model.load_state_dict(kept)
+        return found
+
+    return {
+        "fast": lambda: ours(setting, ablate.zero, checkpoints=enumerate(given)),
+        "hooks": looped,
+    }
+
+
+def compare(setting: Setting, repeats: int, device: str, checkpoints: int) -> None:
+    kinds = sweeps(setting)
+    if checkpoints:
+        kinds = {f"zero x {checkpoints}": over_checkpoints(setting, checkpoints)}
+    for kind, peers in kinds.items():
         values = {name: peer() for name, peer in peers.items()}
         mine = torch.tensor(values["fast"])
         for name, theirs in values.items():
@@ -223,7 +251,7 @@ def compare(setting: Setting, repeats: int, device: str) -> None:
         for name, taken in times.items():
             ratios = [theirs / own for theirs, own in zip(taken, times["fast"], strict=True)]
             print(
-                f"{setting.case.name:16} batch {len(setting.tokens):5}  {kind:6} {name:9}"
+                f"{setting.case.name:16} batch {len(setting.tokens):5}  {kind:10} {name:9}"
                 f" {statistics.median(taken) * 1e3:9.1f} ms ({min(taken) * 1e3:.1f}-{max(taken) * 1e3:.1f})"
                 f"  {counted(peers[name]):9.2f} GFLOP  x{statistics.median(ratios):.2f} the fast engine's time",
                 flush=True,
@@ -235,13 +263,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", help="cases whose name contains this")
+    parser.add_argument("--batch", type=int, help="this batch size alone")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--checkpoints", type=int, default=0, help="every head at so many checkpoints instead"
+    )
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {given.device}")
     with torch.no_grad():
         for setting in settings(given.only, given.device):
-            compare(setting, given.repeats, given.device)
+            if given.batch is None or len(setting.tokens) == given.batch:
+                compare(setting, given.repeats, given.device, given.checkpoints)
 
 
 if __name__ == "__main__":

@@ -115,9 +115,14 @@ def _start(lane: Lane, site: str, layer: int | None) -> Start:
 
 
 class Engine:
-    """For one model with the weights it has now. Raises `NotReplayed` where it cannot be used at all."""
+    """For one model with the weights it has now. Raises `NotReplayed` where it cannot be used at all.
 
-    def __init__(self, surface: Surface, tokens: Tensor, read: Positions | None) -> None:
+    checked: the same model was compared with its replay before, with other weights.
+    """
+
+    def __init__(
+        self, surface: Surface, tokens: Tensor, read: Positions | None, checked: bool = False
+    ) -> None:
         _refuse_hooks(surface.model)
         if tokens.is_floating_point() or tokens.ndim != 2:
             raise NotReplayed("inputs that are vectors are not replayed")
@@ -132,7 +137,8 @@ class Engine:
             self.read = chosen.to(surface.device) if len(chosen) < tokens.shape[1] else None
         #: Largest number of bytes that the clean pass of a chunk and a stack have held.
         self.bytes_held = 0
-        self._check(tokens[:1].to(surface.device))
+        if not checked:
+            self._check(tokens[:1].to(surface.device))
 
     def _check(self, tokens: Tensor) -> None:
         """Replay one example and compare every layer with the model itself."""

@@ -73,14 +73,18 @@ class Found:
 
     groups: list[Group]
     names: list[str]
+    checked: bool  # whether the fast engine was compared with the model
     naive: dict[str, str]  # of each variant that did not run on the fast engine: why
     nbytes: int
 
 
-def measure_all(surface: Surface, variants: list[Variant], question: Question, engine: str) -> Found:
+def measure_all(
+    surface: Surface, variants: list[Variant], question: Question, engine: str, checked: bool = False
+) -> Found:
+    """checked: the fast engine was compared with this model before, with other weights."""
     references = References(surface)
     with evaluating(surface.model), torch.no_grad():
-        fast, naive, lanes = _sorted_out(surface, variants, question, engine)
+        fast, naive, lanes = _sorted_out(surface, variants, question, engine, checked)
         groups = [
             Group(name, [one for one in variants if (one.name in naive) == (name == NAIVE)])
             for name in (FAST, NAIVE)
@@ -95,11 +99,11 @@ def measure_all(surface: Surface, variants: list[Variant], question: Question, e
                     assert fast is not None
                     _run_fast(surface, group, question, rows, references, fast, lanes)
     names = list(dict.fromkeys(one.name for one in variants))
-    return Found(groups, names, naive, fast.bytes_held if fast is not None else 0)
+    return Found(groups, names, fast is not None, naive, fast.bytes_held if fast is not None else 0)
 
 
 def _sorted_out(
-    surface: Surface, variants: list[Variant], question: Question, engine: str
+    surface: Surface, variants: list[Variant], question: Question, engine: str, checked: bool
 ) -> tuple[Engine | None, dict[str, str], list[Lane]]:
     """The fast engine, if it can be used; by variant, why it cannot; and the lanes of those for which it can."""
     naive: dict[str, str] = {}
@@ -115,7 +119,7 @@ def _sorted_out(
             naive[one.name] = str(reason)
     if len(naive) < len({one.name for one in variants}):
         try:
-            fast = Engine(surface, question.tokens, question.read)
+            fast = Engine(surface, question.tokens, question.read, checked)
         except NotReplayed as reason:
             naive = {one.name: str(reason) for one in variants}
     if naive and engine == FAST:
