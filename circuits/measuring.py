@@ -208,10 +208,10 @@ def _equal(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarr
 
 
 def _spread(output: Tensor, tokens: Tensor, engine: Engine) -> Tensor:
-    """An output at the positions that are read, among NaN."""
+    """An output at the positions that are read, in its place among all."""
     if engine.read is None:
         return output
-    whole = output.new_full((len(output), tokens.shape[1], output.shape[-1]), float("nan"))
+    whole = output.new_zeros((len(output), tokens.shape[1], output.shape[-1]))
     whole[:, engine.read] = output
     return whole
 
