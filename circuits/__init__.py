@@ -12,6 +12,7 @@ Layers and heads count from 0 everywhere.
 
 from circuits import ablate, fourier, patch, patterns, permute, probe, transplant
 from circuits.applying import intervene
+from circuits.comparing import compare
 from circuits.drawing import Draws, draws
 from circuits.editing import edit
 from circuits.errors import CircuitsError
@@ -36,6 +37,7 @@ __all__ = [
     "SweepResult",
     "ablate",
     "cache",
+    "compare",
     "draws",
     "edit",
     "fourier",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.experiments.measuring import Found, measure
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from circuits import Lens
 
 READ_OUT, WITHOUT = "read-out", "without direct"
-#: As ``circuits.sweep`` has them.
-DRAWS, FLIPS = 1000, 9999
 #: Examples of one pass hold at most this many tokens: every contribution is as large as the output.
 TOKENS_PER_PASS = 16384
 
@@ -56,36 +54,22 @@ def lens(
 
 def looked(subject: Subject) -> Found:
     """The rows of one checkpoint."""
+    from circuits import compare
     from circuits import lens as through
-    from circuits.metrics import UNTESTED, read_values, unedited_metrics
-    from circuits.results import make_result
-    from circuits.tabulating import BASELINE, Measured, adjust, tabulate
 
-    measured: dict[str, Measured] = {}
+    columns: dict[str, dict[str, Any]] = {}
     step = max(1, TOKENS_PER_PASS // subject.tokens.shape[1])
-    for start in range(0, len(subject.tokens), step):
-        rows = slice(start, start + step)
-        seen = through(subject.model, subject.tokens[rows])
-        for about, output in [({"variant": BASELINE}, seen.output), *outputs(seen)]:
-            if subject.task is None or subject.batch is None:
-                values: Any = unedited_metrics(output, seen.output)
-            else:
-                values = subject.task.metrics(output, subject.batch[rows])
-            name = about["variant"]
-            one = measured.setdefault(name, Measured(name, about))
-            one.parts.append(read_values(values, "metric", len(output), name))
-    baseline = measured.pop(BASELINE)
-    settings = {
-        "seed": subject.seed,
-        "draws": DRAWS,
-        "flips": FLIPS,
-        "engine": "naive",
-        "n": len(subject.tokens),
-    }
-    untested = UNTESTED if subject.task is None else ()
-    found, unedited = tabulate(baseline, list(measured.values()), settings, untested)
-    adjust(found)
-    return Found(make_result(found, unedited, {}, settings).frame, {})
+
+    def parts() -> Iterator[tuple[Any, dict[str, Any]]]:
+        for start in range(0, len(subject.tokens), step):
+            seen = through(subject.model, subject.tokens[start : start + step])
+            found = outputs(seen)
+            columns.update({about["variant"]: about for about, _ in found})
+            yield seen.output, {about["variant"]: output for about, output in found}
+
+    metric = None if subject.task is None or subject.batch is None else subject.task.metrics
+    batch = None if metric is None else subject.batch
+    return Found(compare(parts(), metric, batch, columns, subject.seed).frame, {})
 
 
 def outputs(seen: Lens) -> list[tuple[dict[str, Any], Any]]:

@@ -1,0 +1,91 @@
+"""Outputs given as they are: the table that a sweep makes of the same outputs."""
+
+import pytest
+import torch
+
+from circuits import CircuitsError, ablate, compare, heads, run, sweep
+
+
+class Batch:
+    def __init__(self, values):
+        self.values = values
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, rows):
+        return Batch(self.values[rows])
+
+
+def squared(output, batch):
+    return (output[:, -1, 0] - batch.values).square()
+
+
+@pytest.fixture
+def made(make_model, family, tokens):
+    """A model, variants, and the outputs that they give."""
+    model = make_model(0, family)
+    variants = ablate.each(ablate.zero, heads("0.0-3", model))
+    return (
+        model,
+        variants,
+        run(model, tokens),
+        {name: run(model, tokens, one) for name, one in variants.items()},
+    )
+
+
+COLUMNS = ["variant", "metric", "value", "ci_low", "ci_high", "n", "baseline", "effect", "effect_ci_low", "p_value", "p_adjusted", "null_effect"]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [8, 3])
+@pytest.mark.parametrize("with_metric", [True, False])
+def test_the_table_of_a_sweep(made, tokens, size, with_metric):
+    model, variants, clean, outputs = made
+    batch = Batch(torch.arange(8.0)) if with_metric else None
+    metric = squared if with_metric else None
+    lots = (
+        (
+            clean[start : start + size],
+            {name: output[start : start + size] for name, output in outputs.items()},
+        )
+        for start in range(0, 8, size)
+    )
+    found = compare(lots, metric, batch)
+    expected = sweep(model, tokens, variants, metric=metric, batch=batch, engine="naive")
+    for column in COLUMNS:
+        ours, theirs = found.frame[column], expected.frame[column]
+        if ours.dtype.kind == "f":
+            assert torch.allclose(
+                torch.tensor(ours.to_numpy()), torch.tensor(theirs.to_numpy()), equal_nan=True
+            )
+        else:
+            assert ours.tolist() == theirs.tolist(), column
+    assert found.baseline["value"].tolist() == pytest.approx(expected.baseline["value"].tolist())
+
+
+def test_columns_say_what_it_is(made):
+    _, _, clean, outputs = made
+    found = compare(
+        [(clean, outputs)], columns={"L0H1": {"site": "z", "layer": 0, "head": 1, "intervention": "own"}}
+    )
+    row = found.frame.set_index("variant").loc["L0H1"].iloc[0]
+    assert (row["site"], row["layer"], row["head"], row["intervention"]) == ("z", 0, 1, "own")
+    assert set(found.frame["engine"]) == {"given"}
+
+
+def test_faults_are_one_line(made):
+    _, _, clean, outputs = made
+    first = {"L0H0": outputs["L0H0"]}
+    for message, given, more in (
+        ("a lot has L0H1; the first had L0H0", [(clean, first), (clean, {"L0H1": clean})], {}),
+        ("L0H0 is [8, 5, 11], the unedited [8, 6, 11]", [(clean, {"L0H0": clean[:, 1:]})], {}),
+        ("no outputs; give the unedited output and others", [], {}),
+        (
+            "8 examples, batch has 9",
+            [(clean, first)],
+            {"metric": lambda o, b: o[:, 0, 0], "batch": Batch(torch.ones(9))},
+        ),
+    ):
+        with pytest.raises(CircuitsError) as error:
+            compare(given, **more)
+        assert message in str(error.value)
