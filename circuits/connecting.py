@@ -71,7 +71,7 @@ def edges(
 
     method: "gradient", the gradient at base: the derivative of the metric along `patch.path`. "integrated", the mean
         of the gradients at `steps` midpoints as the network's embeddings move from base to source (Hanna et al. 2024,
-        arXiv:2403.17806, equation 3 for embeddings).
+        arXiv:2403.17806).
     base, source, metric, batch, exact, seed, draws, flips: as in `patch.screen`.
 
     Heads that share key-value heads receive at k and v as a layer, as `patch.path` has it. Position embeddings are the

@@ -519,6 +519,20 @@ def test_without_a_metric_the_logit_difference_of_base(screened, causal, tokens,
 
 
 @pytest.mark.parametrize("screened", BOTH)
+def test_a_distance_from_base_has_no_gradient_there(screened, causal, tokens, other_tokens):
+    own = run(causal, tokens)
+
+    def distance(output, own):
+        return (output - own).square().mean((1, 2))
+
+    given = {"metric": distance, "batch": own, **FEW}
+    assert (screened(causal, tokens, other_tokens, **given).frame["estimate"] == 0).all()
+    found = screened(causal, tokens, other_tokens, method="integrated", **given)
+    assert found.correlation["spearman"][0] > 0
+    assert (found.frame["effect"].dropna() > 0).all()
+
+
+@pytest.mark.parametrize("screened", BOTH)
 def test_nothing_is_left_behind(screened, causal, tokens, other_tokens):
     frozen = copy.deepcopy(causal)
     for weight in frozen.parameters():
