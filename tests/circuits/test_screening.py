@@ -158,6 +158,22 @@ def test_completeness_along_a_site(family, make_model, tokens, other_tokens):
     assert found.frame["estimate"][0] == pytest.approx(real["mlp_out.0"], rel=1e-3)
 
 
+def test_what_moves_alone(causal, tokens, other_tokens):
+    """Along a site nothing else moves, whatever other sites are asked for; along the input all do."""
+    given = {"method": "integrated", "steps": 2, **ONE}
+    along = {"site": None, "input": None}
+    for line in along:
+        joint = by_name(
+            patch.screen(causal, tokens, other_tokens, curved, ["z", "mlp_out"], line=line, **given)
+        )
+        alone = {}
+        for site in ("z.0", "z.1", "mlp_out.0", "mlp_out.1"):
+            alone |= by_name(patch.screen(causal, tokens, other_tokens, curved, site, line=line, **given))
+        assert_equal(joint, alone)
+        along[line] = joint
+    assert any(abs(along["site"][name] / along["input"][name] - 1) > 0.1 for name in along["site"])
+
+
 def test_one_midpoint_is_exact_for_a_quadratic_metric(family, make_model, tokens, other_tokens):
     model = make_model(family=family, normalization_type=None)
 
@@ -223,13 +239,15 @@ def test_what_gets_a_row(causal, tokens, other_tokens):
 
 def test_exact_values_are_those_of_a_sweep(causal, tokens, other_tokens):
     def two(output, rows):
-        return {"a": weighed(output), "b": (curved(output), torch.arange(1, 9)[rows])}
+        early = output[:, 1].log_softmax(-1) @ WEIGHT[1]
+        return {"a": weighed(output), "b": (early, torch.arange(1, 9)[rows])}
 
     given = {"metric": two, "batch": torch.arange(8)}
     found = patch.screen(causal, tokens, other_tokens, exact=2, by="position", **given, **FEW)
     frame = found.frame
     assert len(frame) == 2 * (6 + 48 + 12)
     top = {name for _, part in frame.groupby("metric") for name in part["variant"][:2]}
+    assert len(top) > 2
     assert set(frame.loc[frame["effect"].notna(), "variant"]) == top
     assert frame["effect"].notna().sum() == 2 * len(top)
     patches = {}
