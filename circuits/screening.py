@@ -197,10 +197,9 @@ def _about(label: str, site: Site, layer: int | None, parts: dict[str, int]) -> 
 
 def _patch(site: Site, layer: int | None, parts: dict[str, int], taken: Clean) -> Edit:
     """`patch.activations` of what a row is about."""
-    heads = None
+    place = Place(_site(site, layer), neurons=(parts["neuron"],) if "neuron" in parts else None)
     if "head" in parts:
         head = Head(layer or 0, parts["head"])
-        heads = HeadSpec(str(head), (head,))
-    neurons = (parts["neuron"],) if "neuron" in parts else None
+        place = Place(site, HeadSpec(str(head), (head,)))
     positions = (parts["position"],) if "position" in parts else None
-    return Edit("patch.activations", (Place(_site(site, layer), heads, neurons),), taken, positions)
+    return Edit("patch.activations", (place,), taken, positions)
