@@ -6,7 +6,8 @@ import hashlib
 import operator
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -15,17 +16,52 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 
 
-class Snapshot:
-    """A private copy of a tensor: equal to another when shape, dtype and sha256 of the bytes are equal."""
+class _Copy:
+    """The values of a tensor. Snapshots of one tensor that are alive together share it, while it has not changed.
+
+    A grid of patches from one cache would hold the cache as many times as it has rows.
+    """
+
+    _latest: ClassVar[WeakValueDictionary[tuple[Any, ...], _Copy]] = WeakValueDictionary()
 
     def __init__(self, tensor: Tensor) -> None:
         with torch.inference_mode(False):
             self.tensor = tensor.detach().clone()
 
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Copy:
+        where = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        known = cls._latest.get(where)
+        if known is None or not known.holds(tensor):
+            known = cls._latest[where] = cls(tensor)
+        return known
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Bit for bit."""
+        ours, theirs = self.tensor, tensor.detach()
+        if not (ours.is_contiguous() and theirs.is_contiguous()):
+            return False
+        return torch.equal(ours.reshape(-1).view(torch.uint8), theirs.reshape(-1).view(torch.uint8))
+
     @cached_property
     def sha256(self) -> str:
         raw = self.tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
         return hashlib.sha256(raw.numpy().tobytes()).hexdigest()
+
+
+class Snapshot:
+    """A private copy of a tensor: equal to another when shape, dtype and sha256 of the bytes are equal."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._copy = _Copy.of(tensor)
+
+    @property
+    def tensor(self) -> Tensor:
+        return self._copy.tensor
+
+    @property
+    def sha256(self) -> str:
+        return self._copy.sha256
 
     @property
     def shape(self) -> tuple[int, ...]:
