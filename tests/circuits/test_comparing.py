@@ -34,7 +34,20 @@ def made(make_model, family, tokens):
     )
 
 
-COLUMNS = ["variant", "metric", "value", "ci_low", "ci_high", "n", "baseline", "effect", "effect_ci_low", "p_value", "p_adjusted", "null_effect"]  # fmt: skip
+COLUMNS = [
+    "variant",
+    "metric",
+    "value",
+    "ci_low",
+    "ci_high",
+    "n",
+    "baseline",
+    "effect",
+    "effect_ci_low",
+    "p_value",
+    "p_adjusted",
+    "null_effect",
+]
 
 
 @pytest.mark.parametrize("size", [8, 3])

@@ -37,7 +37,15 @@ def test_what_has_changed_in_between_is_copied_anew():
 
 def test_views_and_transposes_are_told_apart():
     values = torch.arange(9.0).reshape(3, 3)
-    parts = {name: Snapshot(part) for name, part in (("all", values), ("T", values.T), ("row", values[0]), ("int", values.view(torch.int32)))}  # fmt: skip
+    parts = {
+        name: Snapshot(part)
+        for name, part in (
+            ("all", values),
+            ("T", values.T),
+            ("row", values[0]),
+            ("int", values.view(torch.int32)),
+        )
+    }
     assert len(set(parts.values())) == 4
     assert parts["T"].tensor.tolist() == values.T.tolist()
 
