@@ -112,7 +112,9 @@ def interval(resampled: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarra
     some = ~np.isnan(resampled).all(0)
     if some.any():
         tails = [(1 - level) / 2, (1 + level) / 2]
-        bounds[:, some] = np.nanquantile(resampled[:, some], tails, axis=0)
+        # The same numbers, ten times slower, where entries are left out.
+        quantile = np.nanquantile if np.isnan(resampled[:, some]).any() else np.quantile
+        bounds[:, some] = quantile(resampled[:, some], tails, axis=0)
     return bounds[0], bounds[1]
 
 

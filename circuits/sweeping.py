@@ -229,7 +229,8 @@ def _read_weights(
     """Each parameter of the model with its value in a state_dict, which must be that of the same architecture."""
     weights = surface.named_weights()
     values: list[tuple[nn.Parameter, Tensor]] = []
-    for name, mine in surface.model.state_dict().items():
+    held = surface.model.state_dict()
+    for name, mine in held.items():
         value = checkpoint.get(name)
         if name not in weights:
             # Masks and the like may be left out; as they are not exchanged, they must not differ.
@@ -244,7 +245,7 @@ def _read_weights(
                 f"sweep, checkpoint {label}: the model has {name} {list(mine.shape)}, the state_dict has {got}"
             )
         values.append((weights[name], value.detach()))
-    unknown = [name for name in checkpoint if name not in surface.model.state_dict()]
+    unknown = [name for name in checkpoint if name not in held]
     if unknown:
         raise CircuitsError(f"sweep, checkpoint {label}: the state_dict has {unknown[0]}, the model has not")
     return values
