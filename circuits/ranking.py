@@ -56,11 +56,12 @@ class Counts:
 
     @classmethod
     def read(cls, verb: str, exact: Any, seed: Any, draws: Any, flips: Any) -> Counts:
-        if exact != "all" and not _counts(exact):
+        every = isinstance(exact, str) and exact == "all"
+        if not every and not _counts(exact):
             raise CircuitsError(f'{verb}: exact={exact!r}; give how many top rows to measure, or "all"')
         if not (_counts(draws) and _counts(flips)):
             raise CircuitsError(f"{verb}: draws and flips are positive numbers, got {draws} and {flips}")
-        return cls(None if exact == "all" else int(exact), read_seed(seed, verb), int(draws), int(flips))
+        return cls(None if every else int(exact), read_seed(seed, verb), int(draws), int(flips))
 
 
 def _counts(number: Any) -> bool:
@@ -101,9 +102,9 @@ def ranked(
         exact = [examples[name, metric] for name in names]
         row = _agreement(estimates, unedited[metric][1], exact, counts)
         agreement.append({"metric": metric, **row, "n": len(chosen), "of": len(table)})
-    return make_screen(
-        tables, found, pd.DataFrame(agreement), settings | {"n": len(pair.base), "level": LEVEL}
-    )
+    settings = settings | {"seed": counts.seed, "draws": counts.draws, "flips": counts.flips}
+    settings |= {"n": len(pair.base), "level": LEVEL}
+    return make_screen(tables, found, pd.DataFrame(agreement), settings)
 
 
 def _estimated(

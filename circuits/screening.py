@@ -59,12 +59,13 @@ def screen(
     by: what gets a row: "component", each head where the site has heads, else the site of a layer; "position", that
         at each position; "neuron", at mlp_pre and mlp_post.
     method: "gradient", (source − base)·∂metric/∂site at base (Nanda 2023): one forward pass, and a backward pass per
-        metric, for all sites together. "integrated", the same with the mean of the gradients at `steps` midpoints on
-        a straight line from base to source (integrated gradients, Sundararajan et al. 2017, arXiv:1703.01365).
+        metric, for all sites together; of little use where base is near the minimum of a loss. "integrated", the same
+        with the mean of the gradients at `steps` midpoints on a straight line from base to source (integrated
+        gradients, Sundararajan et al. 2017, arXiv:1703.01365).
     line: which line. "input", the network's embeddings move, and gradients at all sites are taken in the runs on the
         way (Hanna et al. 2024, arXiv:2403.17806, there for edges): `steps` passes in all. "site", the activation at
         one site of one layer moves as a whole, all else as at base: `steps` passes per site and layer, whose
-        estimates add up to the exact effect of patching that whole site.
+        estimates add up to the exact effect of patching that whole site, but for the error of the steps.
     exact: how many rows, of the largest |estimate| of each metric, are also swept with `patch.activations`; or "all".
     seed, draws, flips: as in `sweep`, for estimates and effects alike.
 
