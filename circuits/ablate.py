@@ -39,6 +39,8 @@ from circuits.replacements import Mean, Resample, Uniform, Zero
 from circuits.sites import Site
 from circuits.waves import DIRECTIONS, Frequencies, Waves, check_grid
 
+__all__ = ["each", "frequencies", "mean", "mean_pattern", "neurons", "resample", "uniform", "zero"]
+
 Tokens = Shaped[Tensor, "batch pos *input"]
 
 

@@ -19,6 +19,8 @@ from circuits.sites import Site
 from circuits.snapshots import plain
 from circuits.surface import Surface
 
+__all__ = ["draws", "positions"]
+
 VERB = "permute.positions"
 
 

@@ -17,6 +17,8 @@ from circuits.interventions import Intervention, Swap
 from circuits.snapshots import Snapshot, plain
 from circuits.surface import Surface
 
+__all__ = ["COMPONENTS", "weights"]
+
 # Each part of a component: what its parameters are called in a state_dict, after "blocks.N." where it has
 # layers. HookedTransformer writes attn.W_Q (attn._W_K where key-value heads are grouped), a bridge
 # attn.q.weight. Attention and MLP do not include LayerNorm, as in Gopalani et al. 2024 (section 3.1.2).
