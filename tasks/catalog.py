@@ -36,6 +36,8 @@ TASK_KEYS = {
 }
 #: Model settings that a built-in task has beyond those shared by all (``tasks.settings.ModelSettings``).
 EXTRA_MODEL_KEYS = {"matrix-completion": ("mask_embedding",)}
+#: Task and model settings of built-in tasks that are lists.
+LIST_KEYS = {"matrix-completion": ("task.mask",), "miiii": ("task.primes",)}
 
 #: Names registered by code that ran in this process.
 registered: set[str] = set()

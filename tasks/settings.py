@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import types
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+def list_fields(model: type[BaseModel]) -> tuple[str, ...]:
+    """The fields of a pydantic model that are lists or tuples, or may be."""
+    return tuple(name for name, field in model.model_fields.items() if _is_list(field.annotation))
+
+
+def _is_list(annotation: Any) -> bool:
+    origin = get_origin(annotation)
+    if origin in (Union, types.UnionType):
+        return any(map(_is_list, get_args(annotation)))
+    return (origin or annotation) in (list, tuple)
 
 
 class ModelSettings(BaseModel):

@@ -111,14 +111,19 @@ class ExperimentCommand(Command):
         }
 
     def task_config(self) -> dict[str, Any]:
-        from interp_tasks.training.config import typed
+        if not self.settings:
+            return {}
+        from interp_tasks.training.config import list_keys, typed
+        from tasks import catalog
 
+        # A task that --import brings is not known yet when the options are checked.
+        lists = list_keys(self.task) if self.task in catalog.names() else frozenset()
         config = {}
         for key, value in read_settings(self.settings).items():
             section, _, name = key.rpartition(".")
             if section not in ("", "task"):
                 raise UserError(f"--set {key}: here it sets the task's own settings, such as task.n=4")
-            config[name] = typed(value)
+            config[name] = typed(value, is_list=f"task.{name}" in lists)
         return config
 
 

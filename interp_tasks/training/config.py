@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from interp_tasks.errors import UserError
 from tasks import catalog
 from tasks.messages import one_line, unknown_key
+from tasks.settings import list_fields
 
 SECTIONS = ("task", "model", "train")
 
@@ -131,7 +132,9 @@ def presets_of(task_name: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
 def resolve_config(
     task_name: str, preset: str = "cpu", overrides: Mapping[str, str] | None = None
 ) -> Resolved:
-    """Preset, then overrides such as ``{"train.steps": "100"}`` (values as typed: JSON, or else a string).
+    """Preset, then overrides such as ``{"train.steps": "100"}``.
+
+    Values are as typed: JSON, or else a string; of keys that hold a list also ``0.9, 0.95``.
 
     Raises:
         UserError: for an unknown task, preset, section or key, naming what is valid.
@@ -140,6 +143,7 @@ def resolve_config(
     if preset not in presets:
         raise UserError(f"task {task_name!r} has no preset {preset!r}: presets are {', '.join(presets)}")
     sections: dict[str, dict[str, Any]] = {name: dict(presets[preset].get(name, {})) for name in SECTIONS}
+    lists = list_keys(task_name)
     for key, text in (overrides or {}).items():
         section, dot, name = key.partition(".")
         if not dot or section not in SECTIONS or not name:
@@ -147,13 +151,32 @@ def resolve_config(
         valid = catalog.built_in_keys(task_name).get(section) if task_name in catalog.BUILT_IN else None
         if valid is not None and name not in valid:
             raise UserError(unknown_key(section, name, valid))
-        sections[section][name] = typed(text)
+        sections[section][name] = typed(text, is_list=key in lists)
     return Resolved(task_name, preset, sections["task"], sections["model"], train_config(sections["train"]))
 
 
-def typed(text: str) -> Any:
-    """A value as typed on a command line: JSON where it reads as JSON, a plain string otherwise."""
+def list_keys(task_name: str) -> frozenset[str]:
+    """The keys, such as ``train.betas``, whose value is a list; torch-free for a built-in task."""
+    lists = {f"train.{name}" for name in list_fields(TrainConfig)}
+    if task_name in catalog.BUILT_IN:
+        return frozenset({*lists, *catalog.LIST_KEYS.get(task_name, ())})
+    from tasks.registry import task_class
+
+    found = task_class(task_name)
+    lists |= {f"task.{name}" for name in list_fields(found)}
+    return frozenset(lists | {f"model.{name}" for name in list_fields(found.Model)})
+
+
+def typed(text: str, *, is_list: bool = False) -> Any:
+    """A value as typed on a command line: JSON where it reads as JSON, a plain string otherwise.
+
+    Args:
+        is_list: the key holds a list: ``2, 3`` is one, ``2`` has one element, and nothing is the empty one.
+    """
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError:
-        return {"none": None, "None": None, "True": True, "False": False}.get(text, text)
+        value = {"none": None, "None": None, "True": True, "False": False}.get(text, text)
+    if not is_list or value is None or isinstance(value, list):
+        return value
+    return [typed(part.strip()) for part in text.split(",")] if text.strip() else []

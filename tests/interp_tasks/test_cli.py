@@ -20,6 +20,7 @@ from interp_tasks.cli.commands import COMMANDS
 from interp_tasks.cli.settings import read_seeds, read_settings
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
+from interp_tasks.training.config import TrainConfig
 
 SMALL = ["--samples", "12", "--quiet"]
 
@@ -204,6 +205,15 @@ def test_tasks_lists_presets(call):
     assert code == 0
     assert {row["task"] for row in json.loads(out)} == set(tasks.list())
     assert call("tasks")[0] == call("tasks", "--format", "csv")[0] == 0
+
+
+def test_the_help_of_train_says_where_all_settings_stand(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    text = " ".join(call("train", "--help")[1].split())
+    assert "docs/training.md" in text
+    code, out, err = call("train", "miiii", "--set", "train.help=")
+    assert (code, out) == (2, "")
+    assert all(key in err for key in TrainConfig.model_fields)
 
 
 TINY = [

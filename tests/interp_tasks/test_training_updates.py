@@ -7,7 +7,7 @@ import torch
 
 import tasks
 from interp_tasks.errors import UserError
-from interp_tasks.training.config import TrainConfig, resolve_config, train_config
+from interp_tasks.training.config import TrainConfig, presets_of, resolve_config, train_config
 from interp_tasks.training.grokfast import GrokfastEMA
 from interp_tasks.training.optimisation import Updater
 
@@ -157,6 +157,52 @@ def test_overrides_beat_the_preset_and_are_typed():
     assert resolved.train.clip_norm is None
     assert resolved.task == {"primes": [2, 3], "train_fraction": 0.5}
     assert resolved.model["init"] == "he"
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "expected"),
+    [
+        ("train.betas", "0.9, 0.95", [0.9, 0.95]),
+        ("train.betas", "[0.9, 0.95]", [0.9, 0.95]),
+        ("train.checkpoint_at", "7", [7]),
+        ("train.checkpoint_at", "", []),
+        ("train.observe", "z.0,blocks.0.hook_resid_post", ["z.0", "blocks.0.hook_resid_post"]),
+        ("train.observe", '["z.0"]', ["z.0"]),
+        ("task.primes", "2, 3,5", [2, 3, 5]),
+        ("task.primes", "none", None),
+    ],
+)
+def test_lists_are_divided_by_commas_with_or_without_brackets(key, text, expected):
+    resolved = resolve_config("miiii", "cpu", {key: text})
+    section, _, name = key.partition(".")
+    found = getattr(resolved.train, name) if section == "train" else resolved.task[name]
+    assert (list(found) if isinstance(found, tuple) else found) == expected
+
+
+def test_commas_make_no_list_of_other_keys():
+    with pytest.raises(UserError, match=r"train.steps: .*got '1,2'"):
+        resolve_config("miiii", "cpu", {"train.steps": "1,2"})
+    assert resolve_config("miiii", "cpu", {"task.variant": "a,b"}).task["variant"] == "a,b"
+
+
+@pytest.mark.parametrize("task", ["miiii", "modular-multiplication", "modular-addition", "matrix-completion"])
+def test_set_takes_what_the_listing_of_presets_shows(task):
+    from interp_tasks.cli.rows import plain
+
+    for preset, sections in presets_of(task).items():
+        shown = {
+            f"{section}.{key}": plain(value)
+            for section, values in sections.items()
+            for key, value in values.items()
+        }
+        again = resolve_config(task, preset, shown)
+        found = {"task": again.task, "model": again.model, "train": again.train.model_dump()}
+        for key, text in shown.items():
+            section, _, name = key.partition(".")
+            assert plain(found[section][name]) == text
+            assert isinstance(found[section][name], (list, tuple)) == isinstance(
+                sections[section][name], list
+            )
 
 
 def test_unknown_task_and_preset_name_what_is_there():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Literal
 
 import pytest
+from pydantic import BaseModel
 
 import tasks
 from tasks import catalog
 from tasks.registry import task_class
+from tasks.settings import list_fields
 
 
 def test_listing_tasks_and_presets_does_not_import_torch() -> None:
@@ -66,3 +69,23 @@ def test_keys_are_those_the_classes_declare(name):
         "task": tuple(found.model_fields),
         "model": tuple(found.Model.model_fields),
     }
+
+
+@pytest.mark.parametrize("name", catalog.BUILT_IN)
+def test_lists_are_those_the_classes_declare(name):
+    found = task_class(name)
+    declared = [f"task.{key}" for key in list_fields(found)] + [
+        f"model.{key}" for key in list_fields(found.Model)
+    ]
+    assert catalog.LIST_KEYS.get(name, ()) == tuple(declared)
+
+
+def test_list_fields_are_told_from_text():
+    class Settings(BaseModel):
+        names: tuple[str, ...] | None = None
+        steps: list[int] = []
+        untyped: tuple = ()  # type: ignore[type-arg]
+        law: str = "a,b"
+        kind: Literal["x", "y"] | None = None
+
+    assert list_fields(Settings) == ("names", "steps", "untyped")

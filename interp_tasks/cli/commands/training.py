@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 class Train(Command):
     """Train a task's model into a run folder.
 
-    The same command resumes a run that was stopped; a larger train.steps extends one. What a preset sets, and
-    what --set can: interp-run tasks.
+    The same command resumes a run that was stopped; a larger train.steps extends one. What each preset sets:
+    interp-run tasks. What --set can set besides, with the defaults: docs/training.md; a key that does not exist
+    (--set train.help=) is answered with all that do.
     """
 
     task: Annotated[str, typer.Argument(metavar="TASK", help="A task; interp-run tasks lists them.")]
