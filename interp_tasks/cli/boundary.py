@@ -22,6 +22,10 @@ INTERRUPTED = 130
 #: 128 + SIGPIPE.
 CLOSED_PIPE = 141
 NOT_TEXT = "a name that is no text in the encoding of this locale; use a UTF-8 locale, or rename it"
+WITHOUT_MODELS = (
+    "checkpoints and training need transformer-lens>=3.9,<4 (HookedTransformer), which is not installed here; "
+    "circuits alone works without it, also beside transformer-lens 4"
+)
 #: BadParameter -> UsageError -> ClickException, whether typer brings its own click or uses the installed one.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 CLICK_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
@@ -84,6 +88,11 @@ def guarded(command: Callable[[], Any], debug: bool) -> int:
             raise
         say("not enough memory: ask for fewer --samples, a smaller batch or a smaller model", debug)
         return USAGE
+    except ImportError as error:
+        if not is_without_models(error):
+            raise
+        say(WITHOUT_MODELS, debug)
+        return USAGE
     except UnicodeEncodeError as error:
         # A glob, or the folder we are in, may lead to such a name too.
         if not not_text(error.object):
@@ -129,6 +138,11 @@ def is_out_of_memory(error: Exception) -> bool:
     """MemoryError, or what torch's CPU and CUDA allocators raise instead."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text
+
+
+def is_without_models(error: ImportError) -> bool:
+    """No transformer-lens, or a release that no longer has ``HookedTransformer`` (it names it, but not itself)."""
+    return error.name == "transformer_lens" or "'HookedTransformer" in str(error)
 
 
 def user_errors() -> tuple[type[Exception], ...]:

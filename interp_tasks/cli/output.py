@@ -43,9 +43,10 @@ def print_as(result: Result, format: str) -> None:
     else:
         from interp_tasks.cli.tables import print_result
         from interp_tasks.experiments.columns import shown_columns, shown_rows
+        from interp_tasks.experiments.said import said
 
         rows = shown_rows(result.frame)
-        print_result(rows, shown_columns(rows), result.notes)
+        print_result(rows, shown_columns(rows), result.notes, said(result.experiment, result.config))
 
 
 def emit(result: Result, format: str, out: Path | None, plot: bool, quiet: bool) -> None:

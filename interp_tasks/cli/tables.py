@@ -36,8 +36,10 @@ def console(at_least: int = 0) -> Console:
     return Console(file=sys.stdout, width=width, highlight=False, markup=False, soft_wrap=False)
 
 
-def print_result(frame: pandas.DataFrame, columns: Sequence[Column], notes: Sequence[str]) -> None:
-    """Blocks headed by the checkpoint they are about; columns line up from block to block."""
+def print_result(
+    frame: pandas.DataFrame, columns: Sequence[Column], notes: Sequence[str], done: Sequence[str] = ()
+) -> None:
+    """Blocks headed by the checkpoint they are about and by what was ``done``; columns line up across blocks."""
     from rich.table import Table
     from rich.text import Text
 
@@ -49,7 +51,7 @@ def print_result(frame: pandas.DataFrame, columns: Sequence[Column], notes: Sequ
     out, wide = console(), console(at_least=room_for(widths))
     for ref in dict.fromkeys(frame["ref"]):
         mine = [index for index, row in enumerate(rows) if row["ref"] == ref]
-        out.print(Text(title(rows[mine[0]]), style="bold"))
+        out.print(Text(heading([*title(rows[mine[0]]), *done], out.width), style="bold"))
         table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
         for column, width in zip(columns, widths, strict=True):
             header = broken(column.header, narrow)
@@ -117,7 +119,19 @@ def longest(text: str) -> int:
     return max(map(len, text.split("\n")))
 
 
-def title(row: Any) -> str:
-    """``runs/x@4000 · step 4000 · 256 test examples, seed 0``."""
+def heading(parts: Sequence[str], width: int) -> str:
+    """Parts divided by dots, in as many lines as they need; a part that fits into a line is not broken."""
+    lines: list[str] = []
+    for part in parts:
+        longer = f"{lines[-1]} · {part}" if lines else part
+        if lines and len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return "\n".join(lines)
+
+
+def title(row: Any) -> list[str]:
+    """``runs/x@4000``, ``step 4000``, ``256 test examples, seed 0``."""
     split = row["split"] if isinstance(row["split"], str) else "given"
-    return f"{row['ref']} · step {row['step']} · {row['n']} {split} examples, seed {row['seed']}"
+    return [str(row["ref"]), f"step {row['step']}", f"{row['n']} {split} examples, seed {row['seed']}"]

@@ -84,5 +84,14 @@ def notes(asked: Asked, tables: Mapping[str, pandas.DataFrame]) -> list[str]:
         *said,
         "Intervals: 95%, bootstrap over held-out examples, differences paired; how else fits could have come out "
         "is not in them.",
-        "Also measured: mse and cosine; see --format json or csv, --out, --plot.",
+        *also_measured(tables),
     ]
+
+
+def also_measured(tables: Mapping[str, pandas.DataFrame]) -> list[str]:
+    """What of the metrics that were measured the printed table leaves out: nothing of classes."""
+    measured = {metric for table in tables.values() for metric in table["metric"]}
+    left_out = [metric for metric in NOT_SHOWN if metric in measured]
+    if not left_out:
+        return []
+    return [f"Also measured: {' and '.join(left_out)}; see --format json or csv, --out, --plot."]

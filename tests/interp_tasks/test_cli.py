@@ -18,8 +18,10 @@ from interp_tasks.cli import main
 from interp_tasks.cli.boundary import exit_code_of
 from interp_tasks.cli.commands import COMMANDS
 from interp_tasks.cli.settings import read_seeds, read_settings
+from interp_tasks.cli.tables import heading
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
+from interp_tasks.experiments.said import said
 from interp_tasks.training.config import TrainConfig
 
 SMALL = ["--samples", "12", "--quiet"]
@@ -130,6 +132,100 @@ def test_tables_of_every_command_fit(call, monkeypatch, command, columns):
     if command == "permute":
         table = out.partition("\n\n")[0]
         assert table.count("mse_all") == 1, "draws are pooled in what people see"
+
+
+#: What a command is asked for, and what the head of its table says of it.
+HEADS = {
+    "ablation --heads each --queries hidden": "mode uniform · queries hidden",
+    "ablation --keys 0,1 --positions 2": "mode uniform · keys 0, 1 · queries 2",
+    "heads --mode mean_pattern": "mode mean_pattern",
+    "transplant --source run@0 --components qkv+mlp --layers 1": "source run@0 · components qkv+mlp · layers 1",
+    "patch --source negated --site z.0 --heads each": "source negated · site z.0 · heads each",
+    "permute --draws 3": "draws 3",
+    "lens": "",
+    "attention --queries hidden --threshold 0.25": "queries hidden · threshold 0.25",
+    "attention": "",
+    "probe --held-out 4 --intercept --target true_element": ("method least squares · intercept · held-out 4"),
+    "probe --ridge 0.1,1 --site z --heads all --positions 0,1 --held-out 4": (
+        "method ridge(0.1,1) · site z · heads all · positions 0, 1 · held-out 4"
+    ),
+}
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("asked", HEADS)
+def test_the_head_of_a_table_says_what_was_done(call, monkeypatch, asked, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    command, *options = asked.split()
+    code, out, err = call(command, "--ckpt", "run@10", *options, *SMALL, "--split", "validation")
+    assert (code, err) == (0, "")
+    found = [part for line in out.splitlines()[:3] for part in line.split(" · ")]
+    examples = "4" if command == "probe" else "12"
+    expected = [
+        "run@10",
+        "step 10",
+        f"{examples} validation examples, seed 0",
+        *filter(None, HEADS[asked].split(" · ")),
+    ]
+    assert found[: len(expected)] == expected
+    assert max(map(len, out.splitlines())) <= columns
+
+
+def test_a_head_breaks_between_its_parts():
+    parts = ["run@10", "queries hidden", "mode uniform"]
+    assert heading(parts, 24) == "run@10 · queries hidden\nmode uniform"
+    assert heading(parts, 40) == "run@10 · queries hidden · mode uniform"
+    assert heading(parts, 3) == "run@10\nqueries hidden\nmode uniform"
+
+
+def test_of_joined_results_the_head_says_what_they_have_in_common():
+    parts = [{"mode": "uniform", "queries": "hidden"}, {"mode": "uniform", "keys": [0], "queries": "hidden"}]
+    assert said("ablation", {"parts": parts}) == ["mode uniform", "queries hidden"]
+    assert said("of one's own", {"mode": "uniform"}) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModuleNotFoundError("No module named 'transformer_lens'", name="transformer_lens"),
+        ImportError("'HookedTransformer' was removed in TransformerLens 4.0. Use TransformerBridge"),
+    ],
+)
+def test_without_hooked_transformer_one_line_says_what_is_needed(error, capsys):
+    def command():
+        raise error
+
+    assert exit_code_of(command, debug=False) == 2
+    said = capsys.readouterr().err
+    assert "transformer-lens>=3.9,<4" in said
+    assert "circuits" in said
+    assert said.count("\n") == 1
+
+
+def test_other_imports_that_fail_are_not_taken_for_it():
+    def command():
+        raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
+
+    with pytest.raises(ModuleNotFoundError):
+        exit_code_of(command, debug=False)
+
+
+def test_beside_transformer_lens_4_a_checkpoint_is_refused_in_one_line(root, tmp_path):
+    """A stand-in that answers as release 4 does: an ImportError without a name, when the class is asked for."""
+    (tmp_path / "transformer_lens.py").write_text(
+        "def __getattr__(name):\n"
+        "    if name.startswith('Hooked'):\n"
+        "        raise ImportError(f'{name!r} was removed in TransformerLens 4.0. Use another.')\n"
+        "    raise AttributeError(name)\n"
+    )
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from interp_tasks.cli import main; sys.exit(main())"
+    for arguments in (["ablation", "--ckpt", "run@10"], ["train", "matrix-completion", "--out", "never"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, cwd=root
+        )
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+        assert "transformer-lens>=3.9,<4" in done.stderr
+    assert not (root / "never").exists()
 
 
 def test_the_table_shows_both_intervals(call):

@@ -113,6 +113,14 @@ def test_the_trained_model_knows_hidden_entries_better_with_depth_and_an_untrain
     assert without < 0.05
 
 
+def test_the_note_on_what_else_was_measured_is_true(shipped):
+    also = [note for note in shipped.notes if note.startswith("Also measured")]
+    assert also == ["Also measured: mse and cosine; see --format json or csv, --out, --plot."]
+    of_classes = probe(ADDITION, targets=["a"], samples=60, untrained=False)
+    assert set(of_classes.frame["metric"]) == {"accuracy"}
+    assert not any("measured" in note or "cosine" in note for note in of_classes.notes)
+
+
 def test_the_table(shipped):
     frame = shipped.frame
     assert isinstance(shipped, ProbeResult)
