@@ -115,14 +115,9 @@ def _start(lane: Lane, site: str, layer: int | None) -> Start:
 
 
 class Engine:
-    """For one model with the weights it has now. Raises `NotReplayed` where it cannot be used at all.
+    """For one model with the weights it has now. Raises `NotReplayed` where it cannot be used at all."""
 
-    checked: the same model was compared with its replay before, with other weights.
-    """
-
-    def __init__(
-        self, surface: Surface, tokens: Tensor, read: Positions | None, checked: bool = False
-    ) -> None:
+    def __init__(self, surface: Surface, tokens: Tensor, read: Positions | None) -> None:
         _refuse_hooks(surface.model)
         if tokens.is_floating_point() or tokens.ndim != 2:
             raise NotReplayed("inputs that are vectors are not replayed")
@@ -137,8 +132,8 @@ class Engine:
             self.read = chosen.to(surface.device) if len(chosen) < tokens.shape[1] else None
         #: Largest number of bytes that the clean pass of a chunk and a stack have held.
         self.bytes_held = 0
-        if not checked:
-            self._check(tokens[:1].to(surface.device))
+        # With other weights as well: what a model adds to its forward may be zero before training.
+        self._check(tokens[:1].to(surface.device))
 
     def _check(self, tokens: Tensor) -> None:
         """Replay one example and compare every layer with the model itself."""
@@ -182,7 +177,8 @@ class Engine:
                 and (layer, AT_Z) in starts
                 and (site == "z" or (site == "v" and layer in mixed))
             ):
-                (kept.z if site == "z" else kept.v)[layer] = x
+                # v is a part of q, k and v, all of which a view of it would hold.
+                (kept.z if site == "z" else kept.v)[layer] = x if site == "z" else x.clone()
             return x
 
         x = replay.embedded(tokens, keep)
@@ -364,7 +360,8 @@ def lane_value(lane: Lane, site: str, layer: int | None, current: Tensor) -> Ten
     """The activation after all that the lane writes there."""
     for write in lane.at(site, layer):
         assert lane.call is not None
-        new, selected = replacement_for(write, lane.call, current)
+        # A user's function may call view on it, as on what the model computes.
+        new, selected = replacement_for(write, lane.call, current.contiguous())
         new = torch.where(selected, new, current)
         lane.changed |= bool((new != current).any())
         current = new

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from circuits.applying import Plan, attached, fetch
-from circuits.engine import Engine, Lane, lane_of
+from circuits.engine import TOLERANCE, Engine, Lane, lane_of
 from circuits.errors import CircuitsError
 from circuits.interventions import Intervention
 from circuits.metrics import PerExample, metric_name, read_values, unedited_metrics
@@ -24,6 +24,8 @@ from circuits.surface import Surface
 from circuits.tabulating import BASELINE, Measured, about
 
 NAIVE, FAST = "naive", "fast"
+# Of the examples in a chunk, the part whose effect may be within rounding by chance.
+_BY_CHANCE = 0.02
 
 
 @dataclass(frozen=True)
@@ -73,18 +75,14 @@ class Found:
 
     groups: list[Group]
     names: list[str]
-    checked: bool  # whether the fast engine was compared with the model
     naive: dict[str, str]  # of each variant that did not run on the fast engine: why
     nbytes: int
 
 
-def measure_all(
-    surface: Surface, variants: list[Variant], question: Question, engine: str, checked: bool = False
-) -> Found:
-    """checked: the fast engine was compared with this model before, with other weights."""
+def measure_all(surface: Surface, variants: list[Variant], question: Question, engine: str) -> Found:
     references = References(surface)
     with evaluating(surface.model), torch.no_grad():
-        fast, naive, lanes = _sorted_out(surface, variants, question, engine, checked)
+        fast, naive, lanes = _sorted_out(surface, variants, question, engine)
         groups = [
             Group(name, [one for one in variants if (one.name in naive) == (name == NAIVE)])
             for name in (FAST, NAIVE)
@@ -99,11 +97,11 @@ def measure_all(
                     assert fast is not None
                     _run_fast(surface, group, question, rows, references, fast, lanes)
     names = list(dict.fromkeys(one.name for one in variants))
-    return Found(groups, names, fast is not None, naive, fast.bytes_held if fast is not None else 0)
+    return Found(groups, names, naive, fast.bytes_held if fast is not None else 0)
 
 
 def _sorted_out(
-    surface: Surface, variants: list[Variant], question: Question, engine: str, checked: bool
+    surface: Surface, variants: list[Variant], question: Question, engine: str
 ) -> tuple[Engine | None, dict[str, str], list[Lane]]:
     """The fast engine, if it can be used; by variant, why it cannot; and the lanes of those for which it can."""
     naive: dict[str, str] = {}
@@ -119,7 +117,7 @@ def _sorted_out(
             naive[one.name] = str(reason)
     if len(naive) < len({one.name for one in variants}):
         try:
-            fast = Engine(surface, question.tokens, question.read, checked)
+            fast = Engine(surface, question.tokens, question.read)
         except NotReplayed as reason:
             naive = {one.name: str(reason) for one in variants}
     if naive and engine == FAST:
@@ -155,56 +153,87 @@ def _run_fast(
     tokens = question.tokens[rows].to(surface.device)
     output, kept = engine.clean(tokens, lanes)
     clean = _checked(_spread(output, tokens, engine), question, BASELINE)
-    base = _measure(question, clean, clean, rows, BASELINE)
+    # A metric may work in place, on a copy then: what lanes are compared with stays.
+    base = _measure(question, clean.clone(), clean, rows, BASELINE)
     group.baseline.parts.append(base)
     fetch([step for variant in group.variants for step in variant.plan], references)
     width = max(1, question.chunk // tokens.numel())
     settled = _Settled(surface, question, rows, references)
     for lane, found in engine.run(tokens, rows, lanes, references, kept, width):
         variant = group.variants[lane.index]
-        # Where no activation changed the output is the clean one, and not only up to rounding.
-        edited = (
-            _checked(_spread(found, tokens, engine), question, variant.title)
-            if lane.changed
-            else clean.clone()
-        )
-        part = _measure(question, edited, clean, rows, variant.title)
         if lane.changed:
-            part = settled.part(variant, part, base)
+            edited = _checked(_spread(found, tokens, engine), question, variant.title)
+            # Before the metric has it, which may work in place.
+            near = _near(edited, clean)
+            part = _measure(question, edited, clean, rows, variant.title)
+            part = settled.part(variant, part, base, near)
+        else:
+            # Where no activation changed the output is the clean one, and not only up to rounding.
+            part = _measure(question, clean.clone(), clean, rows, variant.title)
         group.measured[lane.index].parts.append(part)
 
 
 class _Settled:
-    """Whether an effect is exactly none: stacked and single forwards differ by rounding, which would be some.
+    """Which examples an edit leaves as they were: stacked and single forwards differ by rounding, which would be an
+    effect, and have a sign in the test of signs.
 
-    A variant whose effect on a metric is within rounding is run once more with plain hooks, as is the model, and has
-    no effect on that metric where these two are equal, example by example.
+    A variant with effects within rounding is run once more with plain hooks, as is the model; in these examples it
+    has the effect that the two say, which may be none.
     """
 
     def __init__(self, surface: Surface, question: Question, rows: slice, references: References) -> None:
         self._surface, self._question, self._rows, self._references = surface, question, rows, references
         self._clean: tuple[Tensor, PerExample] | None = None
 
-    def part(self, variant: Variant, part: PerExample, base: PerExample) -> PerExample:
-        doubtful = [name for name in part if name in base and _within_rounding(part[name][0], base[name][0])]
-        if not doubtful:
+    def part(self, variant: Variant, part: PerExample, base: PerExample, near: np.ndarray) -> PerExample:
+        """near: of which examples (boolean) the output is within rounding of the unedited one."""
+        dtype = next(self._surface.model.parameters()).dtype
+        doubtful = {
+            name: near | _within_rounding(part[name][0], base[name][0], dtype)
+            for name in part
+            if name in base
+        }
+        # Of many effects some are small by chance.
+        if not near.any() and all(one.mean() < _BY_CHANCE for one in doubtful.values()):
             return part
         if self._clean is None:
             output = _output(self._surface, self._question, self._rows, BASELINE)
-            self._clean = output, _measure(self._question, output, output, self._rows, BASELINE)
+            self._clean = output, _measure(self._question, output.clone(), output, self._rows, BASELINE)
         clean, plain_base = self._clean
         output = _edited(self._surface, variant, self._question, self._rows, self._references)
         plain = _measure(self._question, output, clean, self._rows, variant.title)
-        none = [name for name in doubtful if _equal(plain[name], plain_base[name])]
-        return {**part, **{name: base[name] for name in none}}
+        return {
+            **part,
+            **{
+                name: _moved(where, part[name], base[name], plain[name], plain_base[name])
+                for name, where in doubtful.items()
+                if name in plain and name in plain_base
+            },
+        }
 
 
-def _within_rounding(edited: np.ndarray, base: np.ndarray) -> bool:
-    return bool(np.abs(edited - base).max() <= 1e-5 * np.abs(base).max() + 1e-9)
+def _near(edited: Tensor, clean: Tensor) -> np.ndarray:
+    """In which examples two outputs are equal up to rounding; NaN is what is not read."""
+    apart = (edited - clean).abs().flatten(1).nan_to_num(nan=0.0).amax(1)
+    largest = clean.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().max()
+    near: np.ndarray = (apart <= TOLERANCE[clean.dtype] * largest).cpu().numpy()
+    return near
 
 
-def _equal(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]) -> bool:
-    return all(bool((a == b).all()) for a, b in zip(one, other, strict=True))
+def _moved(where: np.ndarray, *given: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Sums and counts of a variant, the effect in some examples being that of two other runs."""
+    sums, counts = (
+        np.where(where, base + (plain - plain_base), part)
+        for part, base, plain, plain_base in zip(*given, strict=True)
+    )
+    return sums, counts
+
+
+def _within_rounding(edited: np.ndarray, base: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """In which examples a metric is; where it is equal, as one that counts may be, its outputs tell."""
+    apart = np.abs(edited - base)
+    most = max(np.abs(edited).max(), np.abs(base).max())
+    return (apart > 0) & (apart <= TOLERANCE[dtype] * (most + 1e-4))
 
 
 def _spread(output: Tensor, tokens: Tensor, engine: Engine) -> Tensor:

@@ -91,6 +91,7 @@ class Replay:
     causal: bool
     activation: Callable[[Tensor], Tensor]
     masked: float  # what the model writes into masked scores
+    forgives: bool  # whether the model puts zeros in the place of every NaN in a pattern
 
     @classmethod
     def of(cls, surface: Surface) -> Replay:
@@ -102,6 +103,9 @@ class Replay:
                 raise NotReplayed(f"{setting}={value} is not replayed")
         if getattr(surface.model, "tokenizer", None) is not None:
             raise NotReplayed("a model with a tokenizer may mask padding by itself")
+        dtypes = {weight.dtype for weight in surface.model.parameters()}
+        if len(dtypes) > 1 or not dtypes <= set(_PLAIN["dtype"]):
+            raise NotReplayed("half or mixed precision is not replayed")
         if surface.heads_at["k"] != surface.n_heads:
             raise NotReplayed("grouped key-value heads are not replayed")
         if getattr(cfg, "act_fn", None) not in _ACTIVATIONS and not getattr(cfg, "attn_only", False):
@@ -154,8 +158,10 @@ class Replay:
             if self.causal:
                 scores = scores.masked_fill(~self.visible(x.shape[1], x.device), self.masked)
             scores = tap("scores", layer, scores)
+            pattern = scores.softmax(-1)
             # A query that sees nothing attends to nothing.
-            pattern = tap("pattern", layer, scores.softmax(-1).nan_to_num(nan=0.0))
+            blind = pattern.isnan() if self.forgives else scores.isneginf().all(-1, keepdim=True)
+            pattern = tap("pattern", layer, pattern.masked_fill(blind, 0.0))
             z = pattern @ v.transpose(-3, -2)
         else:
             mask = None if read is None or not self.causal else self.visible(k.shape[1], x.device)[read]
@@ -260,4 +266,5 @@ def _read(surface: Surface) -> Replay:
         causal=cfg.attention_dir == "causal",
         activation=_ACTIVATIONS.get(str(cfg.act_fn), torch.relu_),
         masked=-torch.inf if masked is None else masked,
+        forgives=not linear,
     )

@@ -102,14 +102,12 @@ def sweep(
     rows: list[Row] = []
     unedited: list[Row] = []
     seen: set[str | None] = set()
-    checked = False
     for label, subject in _checkpoints(checkpoints, surface):
         if label in seen:
             raise CircuitsError(f"sweep, checkpoints: two checkpoints are called {label!r}")
         seen.add(label)
         with subject as at:
-            found = measure_all(at, _read_variants(variants, at), question, engine, at is surface and checked)
-            checked = checked or (at is surface and found.checked)
+            found = measure_all(at, _read_variants(variants, at), question, engine)
         more, clean = _rows(found, settings, untested, label)
         rows += more
         unedited += clean

@@ -18,6 +18,11 @@ from circuits import (
     sweep,
     transplant,
 )
+from circuits.applying import planned
+from circuits.engine import Engine, lane_of
+from circuits.surface import Surface
+
+ENGINES = ("auto", "naive")
 
 SHAPES = {
     "causal": {"n_layers": 3},
@@ -276,7 +281,7 @@ def test_no_effect_is_none_exactly(make_model, family, tokens):
         "of another position": ablate.zero(Site("z", last), queries=[1]),
         "its own activation": patch.activations("z.0", tokens),
         "an effect": ablate.zero("0.1"),
-        "a small one": edit("z.0", lambda z: z * (1 + 1e-9)),
+        "a small one": edit("z.0", lambda z: z * (1 + 1e-12)),
     }
 
     def metric(output):
@@ -409,3 +414,111 @@ def test_checkpoints(make_model, family, tokens):
         alone = sweep(other, tokens, given, metric=total)
         rows = result.frame[result.frame["checkpoint"] == label]
         assert (rows["value"].to_numpy() - alone.frame["value"].to_numpy()).max() == 0
+
+
+def test_weights_that_a_checkpoint_adds_are_found_out(make_model, hooked_only, tokens):
+    """What a model adds to its forward may be zero at first: every checkpoint is compared with its replay."""
+    model = make_model(3)
+    plain = type(model).forward
+
+    class Adapted(type(model)):
+        __qualname__ = "HookedTransformer"
+
+        def forward(self, given, *args, **kwargs):
+            return plain(self, given, *args, **kwargs) + self.added
+
+    model.__class__ = Adapted
+    model.added = torch.nn.Parameter(torch.zeros(11, dtype=torch.float64))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    at = {"before": before, "after": {**before, "added": torch.arange(11.0, dtype=torch.float64)}}
+    given = ablate.each(ablate.zero, heads("all", model))
+    found = {
+        engine: sweep(model, tokens, given, metric=total, checkpoints=at, engine=engine) for engine in ENGINES
+    }
+    engines = found["auto"].frame.groupby("checkpoint", sort=False)["engine"].unique()
+    assert [list(used) for used in engines] == [["fast"], ["naive"]]
+    same(found["auto"], found["naive"], 1e-10)
+
+
+def test_half_precision_runs_naive(make_model, family, tokens):
+    """A bridge's settings need not say of which precision its weights are."""
+    model = make_model(3, family).to(torch.bfloat16)
+    if family == "TransformerBridge":
+        model.cfg.dtype = torch.float32
+    result = sweep(model, tokens, {"head": ablate.zero("0.1")}, metric=lambda output: output[:, -1].sum(-1))
+    assert set(result.frame["engine"]) == {"naive"}
+    assert result.settings["naive"]["head"].endswith("is not replayed")
+
+
+def test_a_metric_that_works_in_place(make_model, family, tokens):
+    model = make_model(3, family)
+    given = {"nothing": edit("z", lambda z: z.clone()), "head": ablate.zero("0.1")}
+
+    def metric(output):
+        output *= 2
+        output += 1
+        return total(output)
+
+    fast, naive = (sweep(model, tokens, given, metric=metric, engine=engine) for engine in ENGINES)
+    assert set(fast.frame["engine"]) == {"fast"}
+    same(fast, naive, 1e-10)
+
+
+@pytest.mark.parametrize("positions", [None, [5]])
+def test_examples_that_an_edit_leaves_as_they_are(make_model, family, tokens, positions):
+    """Their effect is none, and rounding gives it no sign: p-values are those of plain hooks."""
+    # In double precision the test of signs takes rounding for ties.
+    model = make_model(3, family).to(torch.float32)
+    model.cfg.dtype = torch.float32
+    same_but = tokens.clone()
+    same_but[:3] = (same_but[:3] + 1) % 11
+    given = ablate.each(lambda head: patch.activations("z", same_but, heads=head), heads("all", model))
+
+    def metric(output):
+        return {"first": output[:, -1, 0], "right": (output[:, -1].argmax(-1) == 2).double()}
+
+    fast, naive = (
+        sweep(model, tokens, given, metric=metric, engine=one, positions=positions) for one in ENGINES
+    )
+    assert set(fast.frame["engine"]) == {"fast"}
+    # 2^5 arrangements of the examples that are left as they are, all equal to the observed one.
+    first = naive.frame[naive.frame["metric"] == "first"]
+    assert (first["p_value"] >= 32 / 256).all()
+    assert (fast.frame["p_value"] - naive.frame["p_value"]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("fill", [-torch.inf, torch.nan])
+def test_queries_that_see_nothing(make_model, family, tokens, fill):
+    """Both engines do as the model class does: HookedTransformer forgives NaN, a bridge minus infinity alone."""
+    model = make_model(3, family)
+    given = {"blind": edit("scores.0", lambda scores: torch.full_like(scores, fill), positions=[2])}
+    if family == "TransformerBridge" and fill != fill:
+        for engine in ("fast", "naive"):
+            with pytest.raises(CircuitsError, match="variant 'blind': the output is not finite"):
+                sweep(model, tokens, given, metric=total, engine=engine)
+        return
+    fast, naive = (sweep(model, tokens, given, metric=total, engine=one) for one in ("fast", "naive"))
+    same(fast, naive, 1e-10)
+
+
+@pytest.mark.parametrize("site", ["q", "k", "v", "z", "scores", "pattern", "attn_out", "pos_embed"])
+def test_a_function_gets_an_activation_it_can_view(make_model, family, tokens, site):
+    model = make_model(3, family)
+    at = site if site == "pos_embed" else Site(site, 1)
+    viewed = edit(at, lambda x: x.view(-1).mul(1.5).view(x.shape))
+    # Scores are computed for all variants of a stack where one of them edits some.
+    given = {"viewed": viewed, "scores": (ablate.zero(Site("scores", 1)), viewed)}
+    assert set(sweep(model, tokens, given, metric=total, engine="fast").frame["engine"]) == {"fast"}
+
+
+def test_what_the_clean_pass_keeps_is_all_that_it_holds(make_model, family, tokens):
+    """No view of something larger, which would stay in memory with it."""
+    model = make_model(3, family)
+    surface = Surface.of(model)
+    plans = [planned((ablate.uniform(head),), surface) for head in heads("all", model)]
+    lanes = [lane_of(index, plan, surface.n_layers) for index, plan in enumerate(plans)]
+    with torch.no_grad():
+        _, kept = Engine(surface, tokens, None).clean(tokens, lanes)
+    tensors = [x for part in (kept.before, kept.between, kept.z, kept.v) for x in part.values()]
+    assert sum(x.untyped_storage().nbytes() for x in tensors) == kept.nbytes
+    assert kept.nbytes > 0
