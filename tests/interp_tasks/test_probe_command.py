@@ -1,6 +1,8 @@
 """`interp-run probe` and its experiment: what it asks of a task, against scikit-learn on plain caches of the model."""
 
 import json
+import re
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -111,6 +113,30 @@ def test_the_trained_model_knows_hidden_entries_better_with_depth_and_an_untrain
         against="untrained model",
     )
     assert without < 0.05
+
+
+def test_an_untrained_model_keeps_operands_that_training_throws_away():
+    """The numbers of docs/commands.md."""
+    frame = probe(ADDITION, targets=["a", "b", "sum"]).frame
+    untrained = "untrained model"
+    found = {
+        name: (
+            round(one(frame, variant=f"{name} resid_post.0", metric="accuracy"), 2),
+            round(
+                one(frame, "baseline", variant=f"{name} resid_post.0", metric="accuracy", against=untrained),
+                2,
+            ),
+        )
+        for name in ("a", "b", "sum")
+    }
+    page = Path(__file__).parents[2].joinpath("docs/commands.md").read_text(encoding="utf-8")
+    (sentence,) = re.findall(r"An untrained model can beat.*?\n\n", page, re.S)
+    numbers = [float(number) for number in re.findall(r"\b0\.\d+", sentence)]
+    (a, a0), (b, b0), (total, total0) = found.values()
+    assert numbers == pytest.approx([a, b, a0, b0, total, total0], abs=0.011)
+    assert a0 > a
+    assert b0 > b
+    assert total > 0.5 > total0
 
 
 def test_the_note_on_what_else_was_measured_is_true(shipped):
