@@ -114,6 +114,8 @@ class Replay:
             return _read(surface)
         except KeyError as missing:
             raise NotReplayed(f"the model has no weight {missing.args[0]}") from missing
+        except RuntimeError as error:
+            raise NotReplayed("its weights have other shapes than its settings say") from error
 
     @property
     def n_layers(self) -> int:

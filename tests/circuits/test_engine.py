@@ -522,3 +522,11 @@ def test_what_the_clean_pass_keeps_is_all_that_it_holds(make_model, family, toke
     tensors = [x for part in (kept.before, kept.between, kept.z, kept.v) for x in part.values()]
     assert sum(x.untyped_storage().nbytes() for x in tensors) == kept.nbytes
     assert kept.nbytes > 0
+
+
+def test_settings_that_do_not_fit_the_weights(make_model, tokens):
+    """A bridge runs by its weights, and its settings may say something else."""
+    model = make_model(3, "TransformerBridge")
+    model.cfg.d_head = 8
+    result = sweep(model, tokens, {"head": ablate.zero("0.1")}, metric=total)
+    assert result.settings["naive"] == {"head": "its weights have other shapes than its settings say"}
