@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.reporting import signed
-from interp_tasks.reporting.palette import COLOURS, SYMBOLS, template
+from interp_tasks.reporting.palette import COLOURS, SYMBOLS, Scheme, mixed, readable_on, template
 
 if TYPE_CHECKING:
     import pandas
@@ -183,8 +183,6 @@ def map_panel(part: pandas.DataFrame, ref: str, metric: str, largest: float) -> 
                 "zmin": -(largest or 1.0),
                 "zmax": largest or 1.0,
                 "showscale": False,
-                "text": [[signed(effect) for effect in layer] for layer in effects.to_numpy(dtype=float)],
-                "texttemplate": "%{text}",
                 "hovertemplate": f"{ref}<br>head %{{y}}.%{{x}}<br>{metric} %{{z:+.4g}}<extra></extra>",
                 "xgap": 2,
                 "ygap": 2,
@@ -192,8 +190,34 @@ def map_panel(part: pandas.DataFrame, ref: str, metric: str, largest: float) -> 
             row=row,
             col=1,
         )
+        found.add_trace(numbers_of(effects, largest), row=row, col=1)
         for update, title in ((found.update_xaxes, "head"), (found.update_yaxes, "layer")):
             update(type="category", title={"text": title, "standoff": 4}, showgrid=False, row=row, col=1)
         found.update_yaxes(autorange="reversed", row=row, col=1)
 
     return Panel(MAP_ROW * len(effects.index), draw, f"{metric}: effect of each head alone<br>{ref}")
+
+
+def numbers_of(effects: pandas.DataFrame, largest: float) -> dict[str, Any]:
+    """The numbers of a map, each in what can be read on the colour of its cell; in the dark other colours hold."""
+    cells = [
+        (str(layer), str(head), float(value))
+        for layer, row in effects.iterrows()
+        for head, value in row.items()
+        if not math.isnan(value)
+    ]
+
+    def colours(scheme: Scheme) -> dict[str, list[str]]:
+        return {"color": [readable_on(mixed(scheme, value / (largest or 1.0))) for _, _, value in cells]}
+
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "x": [head for _, head, _ in cells],
+        "y": [layer for layer, _, _ in cells],
+        "text": [signed(value) for _, _, value in cells],
+        "textfont": colours("light"),
+        "meta": {"dark": {"textfont": colours("dark")}},
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }

@@ -38,6 +38,9 @@ class ProbeResult(Result):
     def page(self, title: str | None = None) -> Page:
         return super().page(title or f"probe: {self.config['method']}")
 
+    def heading(self) -> str:
+        return "Scores of probes on held-out examples, by layer"
+
     def caption(self) -> str:
         return (
             "Lines: probes on held-out examples, bands their 95% intervals. Dotted: the same on targets that were "

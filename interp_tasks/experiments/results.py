@@ -140,7 +140,7 @@ class Result:
         return Page(
             title or f"{self.experiment}{named}",
             [
-                Figure(figure, "Values", self.caption(), height=int(figure.layout.height)),
+                Figure(figure, self.heading(), self.caption(), height=int(figure.layout.height)),
                 Table(
                     rows, "Table", " ".join(self.notes), columns, name=self.experiment, download=self.frame
                 ),
@@ -148,6 +148,14 @@ class Result:
             self.config,
             self.versions,
         )
+
+    def heading(self) -> str:
+        """What the figure shows."""
+        from interp_tasks.experiments.plotting import in_map
+
+        if in_map(self.frame).any():
+            return "Effect of each head alone, and of heads together"
+        return "Every metric under the edit and without it"
 
     def caption(self) -> str:
         """How to read the figure."""

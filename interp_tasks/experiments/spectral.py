@@ -71,6 +71,9 @@ class FourierResult(Result):
 
         return figure(self.spectra)
 
+    def heading(self) -> str:
+        return "Share of variance by frequency"
+
     def caption(self) -> str:
         return (
             "Bars: the share of the variance that each frequency carries, key frequencies in the second colour. "

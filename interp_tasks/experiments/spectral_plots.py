@@ -31,12 +31,15 @@ def figure(spectra: Mapping[tuple[str, str], Whole]) -> plotly.graph_objects.Fig
         horizontal_spacing=0.1,
         column_widths=[0.62, 0.38] if maps else None,
         subplot_titles=[
-            title for ref, label in tensors for title in (f"{label}<br>{ref}", "")[: 2 if maps else 1]
+            title
+            for (ref, label), one in spectra.items()
+            for title in (f"{label}<br>{ref}", map_title(ref, label, one))[: 2 if maps else 1]
         ],
     )
+    rest = "not key" if any(one.keys for one in spectra.values()) else "share (no frequency is key)"
     for row, key in enumerate(tensors, start=1):
         one = spectra[key]
-        bars(found, row, one)
+        bars(found, row, one, rest)
         if len(one.spectrum.grid.axes) == 2:
             heatmap(found, row, one.spectrum)
         elif maps:
@@ -64,18 +67,24 @@ def figure(spectra: Mapping[tuple[str, str], Whole]) -> plotly.graph_objects.Fig
     )
     found.update_annotations(font_size=13, xanchor="left", align="left")
     for note in found.layout.annotations:
-        note.x = 0
+        note.x = found.layout.xaxis2.domain[0] if note.x > 0.5 else 0
     return found
 
 
-def bars(found: Any, row: int, one: Whole) -> None:
+def map_title(ref: str, label: str, one: Whole) -> str:
+    """Nothing where there is no map."""
+    return f"{label}: pairs of frequencies<br>{ref}" if len(one.spectrum.grid.axes) == 2 else ""
+
+
+def bars(found: Any, row: int, one: Whole, rest: str) -> None:
+    """``rest``: what the legend calls bars that are not of key frequencies."""
     bands = one.spectrum.bands(one.by)
     labels = [str(label) for label in bands.labels]
     shares = (100 * bands.share).tolist()
     drawn = {trace.name for trace in found.data}
     for key in (False, True):
         chosen = [place for place, label in enumerate(bands.labels) if (label in one.keys) == key]
-        name = "key frequency" if key else "other"
+        name = "key frequency" if key else rest
         if chosen:
             found.add_trace(
                 {

@@ -41,8 +41,10 @@ if (plots.length) {
   const OPTIONS = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["sendChartToCloud"] };
   const draw = () => plots.forEach((plot, index) => {
     const { data, layout } = JSON.parse(dark.matches ? shade(sources[index]) : sources[index]);
+    // What a trace says of itself in the dark: text on a colour of the scale, which is another one there.
+    const traces = data.map((trace) => (dark.matches ? { ...trace, ...trace.meta?.dark } : trace));
     const themed = { ...layout, template: templates[dark.matches ? "dark" : "light"] };
-    Plotly.react(plot, data, themed, OPTIONS);
+    Plotly.react(plot, traces, themed, OPTIONS);
   });
   draw();
   dark.addEventListener("change", draw);

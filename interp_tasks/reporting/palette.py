@@ -29,6 +29,37 @@ def diverging(scheme: Scheme) -> list[list[float | str]]:
     return [[0.0, blue], [0.5, "#f2f2f2" if scheme == "light" else "#23272d"], [1.0, orange]]
 
 
+def mixed(scheme: Scheme, share: float) -> str:
+    """The colour of a signed value on :func:`diverging`, as ``#rrggbb``; ``share`` of the largest: -1 to 1."""
+    stops = [str(colour) for _, colour in diverging(scheme)]
+    end, part = (stops[2] if share > 0 else stops[0]), min(abs(share), 1.0)
+    pairs = zip(_channels(stops[1]), _channels(end), strict=True)
+    return "#" + "".join(f"{round(middle + part * (far - middle)):02x}" for middle, far in pairs)
+
+
+def readable_on(colour: str) -> str:
+    """Black or white, whichever has more contrast with a ground: at least 4.5:1 with any (WCAG 1.4.3)."""
+    return "#000000" if contrast(colour, "#000000") > contrast(colour, "#ffffff") else "#ffffff"
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of two colours, 1 to 21 (WCAG 2)."""
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    linear = (
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+        for c in (channel / 255 for channel in _channels(colour))
+    )
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def _channels(colour: str) -> list[int]:
+    return [int(colour[start : start + 2], 16) for start in (1, 3, 5)]
+
+
 def template(scheme: Scheme) -> dict[str, Any]:
     """A plotly layout template for one colour scheme."""
     axis = {

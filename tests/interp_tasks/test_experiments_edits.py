@@ -6,6 +6,7 @@ import statistics
 
 import pytest
 import torch
+from plotly.colors import sample_colorscale
 
 import tasks
 from circuits import CircuitsError, ablate, run
@@ -34,6 +35,8 @@ from interp_tasks.experiments.specifications import (
     check_layers,
     check_site,
 )
+from interp_tasks.reporting import signed
+from interp_tasks.reporting.palette import contrast, diverging
 from tasks import Batch
 
 N, SEED = 24, 3
@@ -400,9 +403,33 @@ def test_a_map_shows_the_effect_of_each_head(folders):
         .abs()[lambda effects: result.frame["head"].notna() & (result.frame["variant"] != "one")]
         .max()
     )
-    points = [trace for trace in figure.data if trace.type == "scatter"]
+    points = [trace for trace in figure.data if trace.type == "scatter" and trace.mode != "text"]
     assert {tuple(trace.x) for trace in points} == {("layer 0", "layer 1", "all", "one")}
     assert "Maps:" in result.caption()
+    assert result.heading() == "Effect of each head alone, and of heads together"
+    page = result.page().html()
+    assert f">{result.heading()}</h2>" in page
+    assert ">Values<" not in page
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_numbers_of_a_map_can_be_read_on_their_cells(folders, scheme):
+    figure = heads(folders[0], samples=N).plot()
+    cells = [trace for trace in figure.data if trace.type == "heatmap"]
+    texts = [trace for trace in figure.data if trace.type == "scatter" and trace.mode == "text"]
+    assert len(cells) == len(texts) == 3
+    for cell, text in zip(cells, texts, strict=True):
+        assert (cell.xaxis, cell.yaxis) == (text.xaxis, text.yaxis)
+        effects = {
+            (y, x): z for y, row in zip(cell.y, cell.z, strict=True) for x, z in zip(cell.x, row, strict=True)
+        }
+        assert list(text.text) == [signed(effects[place]) for place in zip(text.y, text.x, strict=True)]
+        font = text.textfont if scheme == "light" else text.meta["dark"]["textfont"]
+        scale = diverging(scheme)
+        for colour, place in zip(font["color"], zip(text.y, text.x, strict=True), strict=True):
+            share = (effects[place] + cell.zmax) / (2 * cell.zmax)
+            (ground,) = sample_colorscale(scale, [share], colortype="tuple")
+            assert contrast("#" + "".join(f"{round(255 * c):02x}" for c in ground), colour) > 4.4
 
 
 def test_single_draws_stand_beside_the_row_that_pools_them(folders):

@@ -211,11 +211,31 @@ def test_figure(folders, periodic):
     assert list(flat.y) == pytest.approx([20.0] * 5)
     neurons = result.spectra[periodic[1], "mlp_post.0"].spectrum
     np.testing.assert_allclose(np.array(figure.data[6].z, dtype=float), 100 * neurons.share)
+    assert (key.name, other.name) == ("key frequency", "not key")
     titles = [note.text for note in figure.layout.annotations]
     assert titles[0] == f"W_E<br>{periodic[1]}"
+    # Each map has a title of its own, which begins where the map does.
+    placed = {note.text: note.x for note in figure.layout.annotations}
+    starts = [placed[title] for title in titles if "pairs of frequencies" in title]
+    assert starts == [figure.layout.xaxis2.domain[0]] * 4
+    assert placed[titles[0]] == 0
+    assert f"mlp_post.0: pairs of frequencies<br>{periodic[1]}" in titles
+    assert result.heading() == "Share of variance by frequency"
     assert "W_pos" in " ".join(titles)
     assert figure.layout.xaxis.title.text == "frequency"
     assert figure.layout.xaxis5.title.text == "frequencies (row, column)"
+
+
+def test_the_legend_of_a_figure_without_key_frequencies_says_so(folders):
+    figure = experiments.fourier(folders[0], samples=5, rule="of-largest=0.9").plot()
+    with_keys = {trace.name for trace in figure.data if trace.showlegend}
+    assert with_keys == {"key frequency", "not key", "white noise"}
+    result = experiments.fourier(folders[0], samples=5, rule="noise=1e-9")
+    assert not any(one.keys for one in result.spectra.values())
+    assert [trace.name for trace in result.plot().data if trace.showlegend] == [
+        "share (no frequency is key)",
+        "white noise",
+    ]
 
 
 def test_rules_are_those_of_the_library():
