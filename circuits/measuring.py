@@ -162,9 +162,9 @@ def _run_fast(
     for lane, found in engine.run(tokens, rows, lanes, references, kept, width):
         variant = group.variants[lane.index]
         if lane.changed:
-            edited = _checked(_spread(found, tokens, engine), question, variant.title)
             # Before the metric has it, which may work in place.
-            near = _near(edited, clean)
+            near = _near(found, output)
+            edited = _checked(_spread(found, tokens, engine), question, variant.title)
             part = _measure(question, edited, clean, rows, variant.title)
             part = settled.part(variant, part, base, near)
         else:
@@ -213,7 +213,7 @@ class _Settled:
 
 
 def _near(edited: Tensor, clean: Tensor) -> np.ndarray:
-    """In which examples two outputs are equal up to rounding; NaN is what is not read."""
+    """In which examples two outputs are equal up to rounding."""
     apart = (edited - clean).abs().flatten(1).nan_to_num(nan=0.0).amax(1)
     largest = clean.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().max()
     near: np.ndarray = (apart <= TOLERANCE[clean.dtype] * largest).cpu().numpy()
