@@ -17,6 +17,7 @@ import logging
 import statistics
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 with warnings.catch_warnings():
@@ -190,11 +193,66 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def counted(peer: Callable[[], Any]) -> float:
-    """GFLOP of matrix products, as torch counts them."""
-    with FlopCounterMode(display=False) as counter:
-        peer()
-    return counter.get_total_flops() / 1e9
+class Memory(TorchDispatchMode):
+    """The most bytes that tensors made inside have held at one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        for one in tree_leaves(found):
+            if isinstance(one, Tensor):
+                storage = one.untyped_storage()
+                # A view has the storage of what it is a view of; one that was there before is not counted.
+                if storage.data_ptr() and id(storage) not in self._known and not _is_view(function):
+                    self._add(storage)
+        return found
+
+    def _add(self, storage: Any) -> None:
+        size, key = storage.nbytes(), id(storage)
+        self._known.add(key)
+        self.held += size
+        self.peak = max(self.peak, self.held)
+        weakref.finalize(storage, self._gone, key, size)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.held -= size
+
+
+def _is_view(function: Any) -> bool:
+    schema = getattr(function, "_schema", None)
+    return schema is not None and any(value.alias_info is not None for value in schema.returns)
+
+
+@dataclass(frozen=True)
+class Counts:
+    gflop: float  # of matrix products, as torch counts them
+    megabytes: float
+    forwards: int  # of the model itself; the replay of the fast engine is none
+
+
+def counted(peer: Callable[[], Any]) -> Counts:
+    calls = []
+    plain = HookedTransformer.forward
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return plain(*args, **kwargs)
+
+    HookedTransformer.forward = counting
+    try:
+        with FlopCounterMode(display=False) as counter:
+            peer()
+        forwards = len(calls)
+        with Memory() as memory:
+            peer()
+    finally:
+        HookedTransformer.forward = plain
+    return Counts(counter.get_total_flops() / 1e9, memory.peak / 1e6, forwards)
 
 
 def settings(only: str | None, device: str) -> Iterator[Setting]:
@@ -249,11 +307,13 @@ def compare(setting: Setting, repeats: int, device: str, checkpoints: int) -> No
             assert apart < 1e-3, f"{name} differs by {apart:.1e}"
         times = timed(peers, repeats, device)
         for name, taken in times.items():
+            counts = counted(peers[name])
             ratios = [theirs / own for theirs, own in zip(taken, times["fast"], strict=True)]
             print(
                 f"{setting.case.name:16} batch {len(setting.tokens):5}  {kind:10} {name:9}"
                 f" {statistics.median(taken) * 1e3:9.1f} ms ({min(taken) * 1e3:.1f}-{max(taken) * 1e3:.1f})"
-                f"  {counted(peers[name]):9.2f} GFLOP  x{statistics.median(ratios):.2f} the fast engine's time",
+                f" {counts.gflop:8.2f} GFLOP {counts.megabytes:7.1f} MB {counts.forwards:5} forwards"
+                f"  x{statistics.median(ratios):.2f} the fast engine's time",
                 flush=True,
             )
 
