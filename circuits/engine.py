@@ -7,7 +7,7 @@ forward, replayed from the weights, and is compared with it before use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from circuits.calls import Call, replacement_for
-from circuits.interventions import Swap, Write
+from circuits.lanes import AFTER_ATTENTION, AT_Z, BEFORE, BETWEEN, Lane, Stack, heads_at_z, lane_value
 from circuits.recording import recording
 from circuits.references import References
-from circuits.replacements import Uniform
 from circuits.replaying import NotReplayed, Replay
 from circuits.sites import KINDS
 from circuits.snapshots import Positions, select_positions
@@ -29,47 +28,8 @@ from circuits.surface import Surface
 #: What the replay may differ from the model by, relative to the largest entry.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
 
-# Where a lane joins within a layer: before attention, between z and W_O, between attention and MLP.
-BEFORE, AT_Z, BETWEEN = 0, 1, 2
-_JOINS = {
-    "resid_pre": BEFORE,
-    "q": BEFORE,
-    "k": BEFORE,
-    "v": BEFORE,
-    "scores": BEFORE,
-    "pattern": BEFORE,
-    "attn_out": BEFORE,
-    "z": AT_Z,
-    "resid_mid": BETWEEN,
-    "mlp_pre": BETWEEN,
-    "mlp_post": BETWEEN,
-    "mlp_out": BETWEEN,
-}
-_AFTER_ATTENTION = ("resid_mid", "mlp_pre", "mlp_post", "mlp_out", "resid_post")
 # Logits of a stack are computed in pieces of at most this many entries.
 _LOGITS = 2**25
-
-Start = tuple[int, int]
-Place = tuple[str, int | None]
-
-
-@dataclass
-class Lane:
-    """One variant: what it writes where, and where in the forward pass it leaves the clean run."""
-
-    index: int
-    writes: dict[Place, list[Write]]
-    start: Start
-    changed: bool = False
-    call: Call | None = None
-
-    def at(self, site: str, layer: int | None) -> list[Write]:
-        return self.writes.get((site, layer), [])
-
-    def writes_scores(self, layer: int) -> bool:
-        """Whether the attention of this layer depends on edited scores or patterns."""
-        edited = [w for w in self.at("pattern", layer) if not isinstance(w.replacement, Uniform)]
-        return bool(edited or self.at("scores", layer))
 
 
 @dataclass
@@ -85,33 +45,6 @@ class Clean:
     def nbytes(self) -> int:
         held = [tensor for part in (self.before, self.between, self.z, self.v) for tensor in part.values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
-
-
-def lane_of(index: int, plan: Iterable[Write | Swap], n_layers: int) -> Lane:
-    """Raises `NotReplayed` for a variant that is not for this engine."""
-    writes: dict[Place, list[Write]] = {}
-    for step in plan:
-        if isinstance(step, Swap):
-            raise NotReplayed("it edits weights")
-        site = step.kind.name
-        if site not in KINDS:
-            raise NotReplayed(f"{step.hook} is not replayed")
-        if step.replacement.reads(step) and not isinstance(step.replacement, Uniform):
-            raise NotReplayed("it reads other activations of the same pass")
-        writes.setdefault((site, step.layer), []).append(step)
-    lane = Lane(index, writes, (n_layers, BEFORE))
-    lane.start = min(_start(lane, site, layer) for site, layer in writes)
-    return lane
-
-
-def _start(lane: Lane, site: str, layer: int | None) -> Start:
-    if layer is None:
-        return (-1, BEFORE)
-    if site == "resid_post":
-        return (layer + 1, BEFORE)
-    if site == "pattern" and not lane.writes_scores(layer):
-        return (layer, AT_Z)
-    return (layer, _JOINS[site])
 
 
 class Engine:
@@ -217,11 +150,11 @@ class Engine:
                 state = State(rows=rows, total=self.total)
                 lane.call, lane.changed = Call(self.surface, references, state), False
                 lane.call.begin([w for writes in lane.writes.values() for w in writes], (tokens,), {})
-            yield from self._run_stack(_Stack(stack, len(tokens)), tokens, clean)
+            yield from self._run_stack(Stack(stack, len(tokens)), tokens, clean)
             for lane in stack:
                 lane.call = None
 
-    def _run_stack(self, stack: _Stack, tokens: Tensor, clean: Clean) -> Iterator[tuple[Lane, Tensor]]:
+    def _run_stack(self, stack: Stack, tokens: Tensor, clean: Clean) -> Iterator[tuple[Lane, Tensor]]:
         replay, last = self.replay, self.replay.n_layers - 1
         x: Tensor | None = None
         if stack.joining((-1, BEFORE)):
@@ -234,7 +167,7 @@ class Engine:
             read = self.read if layer == last else None
             edited = {site for lane in stack.lanes for site, at in lane.writes if at == layer}
             x = self._joined_before(layer, x, stack, clean)
-            sliced = read is not None and not edited & set(_AFTER_ATTENTION)
+            sliced = read is not None and not edited & set(AFTER_ATTENTION)
             if x is not None:
                 x = stack.tap("resid_pre", layer, x)
                 queries = read if sliced and not edited - {"resid_pre", "k", "v"} else None
@@ -260,7 +193,7 @@ class Engine:
         outputs = (part for piece in x.split(size) for part in replay.output(piece).split(stack.size))
         yield from zip(stack.members, outputs, strict=True)
 
-    def _joined_before(self, layer: int, x: Tensor | None, stack: _Stack, clean: Clean) -> Tensor | None:
+    def _joined_before(self, layer: int, x: Tensor | None, stack: Stack, clean: Clean) -> Tensor | None:
         joining = stack.joining((layer, BEFORE))
         if not joining:
             return x
@@ -271,7 +204,7 @@ class Engine:
         return _together(x, start)
 
     def _joined_at_z(
-        self, layer: int, x: Tensor | None, stack: _Stack, clean: Clean, read: Tensor | None
+        self, layer: int, x: Tensor | None, stack: Stack, clean: Clean, read: Tensor | None
     ) -> Tensor | None:
         joining = stack.join((layer, AT_Z))
         if not joining:
@@ -282,7 +215,7 @@ class Engine:
             new = self._mixed_lane(lane, layer, z, clean.v[layer]) if lane.at("pattern", layer) else z
             new = lane_value(lane, "z", layer, new)
             moved = _at(new - z, read)
-            heads = _heads(lane, layer)
+            heads = heads_at_z(lane, layer)
             if heads is None:
                 change = moved.flatten(-2) @ out.flatten(0, 1)
             else:
@@ -290,7 +223,7 @@ class Engine:
             streams.append(_at(clean.between[layer], read) + change)
         return _together(x, torch.cat(streams))
 
-    def _mixed(self, stack: _Stack, layer: int, z: Tensor, v: Tensor) -> Tensor:
+    def _mixed(self, stack: Stack, layer: int, z: Tensor, v: Tensor) -> Tensor:
         parts = zip(stack.members, z.split(stack.size), v.split(stack.size), strict=True)
         return torch.cat([self._mixed_lane(lane, layer, one, values) for lane, one, values in parts])
 
@@ -321,68 +254,6 @@ class Engine:
     def _note(self, x: Tensor | None, clean: Clean) -> None:
         stack = 0 if x is None else x.numel() * x.element_size()
         self.bytes_held = max(self.bytes_held, clean.nbytes + stack)
-
-
-class _Stack:
-    """Lanes in the order in which they join, and those that have, whose rows lie one after the other."""
-
-    def __init__(self, lanes: Sequence[Lane], size: int) -> None:
-        self.lanes, self.size = list(lanes), size
-        self.members: list[Lane] = []
-
-    def joining(self, start: Start) -> list[Lane]:
-        return [lane for lane in self.lanes if lane.start == start]
-
-    def join(self, start: Start) -> list[Lane]:
-        joined = self.joining(start)
-        self.members += joined
-        return joined
-
-    def tap(self, site: str, layer: int | None, x: Tensor) -> Tensor:
-        return self.tap_of(self.members, site, layer, x)
-
-    def tap_of(self, lanes: list[Lane], site: str, layer: int | None, x: Tensor) -> Tensor:
-        if not any(lane.at(site, layer) for lane in lanes):
-            if site == "scores":
-                # For uniform attention in a layer that is computed in full.
-                for lane, scores in zip(lanes, x.split(self.size), strict=True):
-                    _show_scores(lane, layer, scores)
-            return x
-        parts = []
-        for lane, part in zip(lanes, x.split(self.size), strict=True):
-            parts.append(lane_value(lane, site, layer, part))
-            if site == "scores":
-                _show_scores(lane, layer, parts[-1])
-        return torch.cat(parts)
-
-
-def lane_value(lane: Lane, site: str, layer: int | None, current: Tensor) -> Tensor:
-    """The activation after all that the lane writes there."""
-    for write in lane.at(site, layer):
-        assert lane.call is not None
-        # A user's function may call view on it, as on what the model computes.
-        new, selected = replacement_for(write, lane.call, current.contiguous())
-        new = torch.where(selected, new, current)
-        lane.changed |= bool((new != current).any())
-        current = new
-    return current
-
-
-def _show_scores(lane: Lane, layer: int | None, scores: Tensor) -> None:
-    for write in lane.at("pattern", layer):
-        assert lane.call is not None
-        if write.replacement.reads(write):
-            lane.call.reads(write)["scores"] = scores
-
-
-def _heads(lane: Lane, layer: int) -> list[int] | None:
-    """The heads that a lane may change at z; None: all."""
-    found: set[int] = set()
-    for write in (*lane.at("pattern", layer), *lane.at("z", layer)):
-        if write.heads is None:
-            return None
-        found |= set(write.heads)
-    return sorted(found)
 
 
 def _copies(x: Tensor, count: int) -> Tensor:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from circuits.applying import Plan, attached, fetch
-from circuits.engine import TOLERANCE, Engine, Lane, lane_of
+from circuits.engine import TOLERANCE, Engine
 from circuits.errors import CircuitsError
 from circuits.interventions import Intervention
+from circuits.lanes import Lane, lane_of
 from circuits.metrics import PerExample, metric_name, read_values, unedited_metrics
 from circuits.modes import evaluating
 from circuits.references import References

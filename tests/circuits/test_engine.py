@@ -19,7 +19,8 @@ from circuits import (
     transplant,
 )
 from circuits.applying import planned
-from circuits.engine import Engine, lane_of
+from circuits.engine import Engine
+from circuits.lanes import lane_of
 from circuits.surface import Surface
 
 ENGINES = ("auto", "naive")
