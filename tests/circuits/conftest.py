@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jaxtyping
@@ -264,6 +265,15 @@ def tokens() -> Tensor:
 @pytest.fixture(scope="session")
 def other_tokens() -> Tensor:
     return torch.randint(0, 11, (8, 6), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(params=["auto", "naive"])
+def each_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the test's module calls `sweep` runs on this engine."""
+    from circuits import sweep
+
+    monkeypatch.setattr(request.module, "sweep", partial(sweep, engine=request.param))
+    return request.param
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,8 @@ from transformer_lens import patching
 
 from circuits import ablate, cache, edit, intervene, lens, patch, run, sweep, transplant
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 WEIGHT = torch.randn(4, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
 
 

@@ -1,20 +1,15 @@
-import sys
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 
-import circuits
 from circuits import CircuitsError, ablate, cache, edit, heads, intervene, patch, run, sweep
 from circuits.statistics import summarise
 
 
-@pytest.fixture(autouse=True, params=["auto", "naive"])
-def engine(request, monkeypatch):
+@pytest.fixture(autouse=True)
+def engine(each_engine):
     """All of this holds for both engines."""
-    monkeypatch.setattr(sys.modules[__name__], "sweep", partial(circuits.sweep, engine=request.param))
-    return request.param
+    return each_engine
 
 
 class Batch:
