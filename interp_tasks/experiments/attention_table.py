@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-def head_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
+def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """One row per checkpoint and head, with a column (value, low, high) for each movement."""
     moving = frame["metric"].str.startswith(MOVED)
     templates = frame[~moving]
@@ -33,7 +33,7 @@ def head_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     return rows.reset_index(drop=True)
 
 
-def head_columns(rows: pandas.DataFrame) -> list[Column]:
+def view_columns(rows: pandas.DataFrame) -> list[Column]:
     columns = [
         Column("head", "variant"),
         Column("class", "intervention"),

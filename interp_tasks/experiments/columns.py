@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.reporting import Column, number, p_value, signed, with_interval
@@ -81,18 +83,10 @@ def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """What people see of the table: of several draws the row that pools them, with their spread beside it."""
-    if set(frame["experiment"]) == {"attention"}:
-        from interp_tasks.experiments.attention_table import head_rows
-
-        return head_rows(frame)
-    if set(frame["experiment"]) == {"fourier"}:
-        from interp_tasks.experiments.spectral_table import frequency_rows
-
-        return frequency_rows(frame)
-    if set(frame["experiment"]) == {"probe"}:
-        from interp_tasks.experiments.probe_table import probe_rows
-
-        return probe_rows(frame)
+    own = view_of(frame)
+    if own is not None:
+        rows: pandas.DataFrame = own.view_rows(frame)
+        return rows
     found = spread(frame)
     if found.empty:
         return frame
@@ -105,32 +99,39 @@ def spread_text(row: Mapping[str, Any]) -> str:
 
 def shown_columns(frame: pandas.DataFrame) -> list[Column]:
     """How people see ``shown_rows``; the intervention only where it is needed to tell rows apart."""
-    if set(frame["experiment"]) == {"attention"}:
-        from interp_tasks.experiments.attention_table import head_columns
-
-        return head_columns(frame)
-    if set(frame["experiment"]) == {"fourier"}:
-        from interp_tasks.experiments.spectral_table import frequency_columns
-
-        return frequency_columns(frame)
-    if set(frame["experiment"]) == {"probe"}:
-        from interp_tasks.experiments.probe_table import probe_columns
-
-        return probe_columns(frame)
+    own = view_of(frame)
+    if own is not None:
+        columns: list[Column] = own.view_columns(frame)
+        return columns
     columns = [Column("variant", "variant")]
     if frame.duplicated(["ref", "variant", "metric", "draw"]).any():
         columns.append(Column("intervention", "intervention"))
-    columns += [
-        Column("metric", "metric"),
-        Column("baseline", "baseline"),
-        Column("value [95% CI]", "value", value_text),
-    ]
+    columns.append(Column("metric", "metric"))
+    compared = frame["baseline"].notna().any()
+    if compared:
+        columns.append(Column("baseline", "baseline"))
+    columns.append(Column("value [95% CI]", "value", value_text))
     if "sd" in frame:
         # One variant, as a rule, and what it is stands in the notes: the room goes to the spread.
         columns = columns[1:] if frame["variant"].nunique() == 1 else columns
         columns.append(Column("sd of draws [range]", "sd", spread_text))
-    return [
-        *columns,
-        Column("effect [95% CI]", "effect", effect_text),
-        Column("p adj.", "p_adjusted", lambda row: p_value(read_p(row))),
-    ]
+    if compared:
+        columns.append(Column("effect [95% CI]", "effect", effect_text))
+    if frame["p_value"].notna().any():
+        columns.append(Column("p adj.", "p_adjusted", lambda row: p_value(read_p(row))))
+    return columns
+
+
+#: Experiments whose rows people see in another form: the module, which has ``view_rows(frame)`` and
+#: ``view_columns(rows)``.
+VIEWS: Mapping[str, str] = {
+    "attention": "attention_table",
+    "fourier": "spectral_table",
+    "probe": "probe_table",
+}
+
+
+def view_of(frame: pandas.DataFrame) -> ModuleType | None:
+    experiments = set(frame["experiment"])
+    module = VIEWS.get(experiments.pop()) if len(experiments) == 1 else None
+    return None if module is None else import_module(f"interp_tasks.experiments.{module}")

@@ -18,7 +18,7 @@ AGAINST_SHUFFLED, AGAINST_UNTRAINED = "against shuffled targets", "against the u
 NOT_SHOWN = ("mse", "cosine")
 
 
-def probe_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
+def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Rows against shuffled targets, the other row's control in a column ``untrained``."""
     frame = frame[~frame["metric"].str.split(" ").str[0].isin(NOT_SHOWN)]
     other = frame["intervention"].str.endswith(AGAINST_UNTRAINED)
@@ -27,8 +27,8 @@ def probe_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     return frame[~other].merge(beside, how="left", on=keys)
 
 
-def probe_columns(frame: pandas.DataFrame) -> list[Column]:
-    """How people see ``probe_rows``."""
+def view_columns(frame: pandas.DataFrame) -> list[Column]:
+    """How people see ``view_rows``."""
     untrained = [Column("untrained", "untrained")] if frame["untrained"].notna().any() else []
     return [
         Column("variant", "variant"),

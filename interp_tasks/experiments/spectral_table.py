@@ -16,7 +16,7 @@ SHARE, KEYS, NEURONS = "share of variance", "key frequencies", "neurons"
 SPECTRUM, KEY, OTHER, REST = "spectrum of ", "key frequency of ", "frequency of ", "frequencies of "
 
 
-def frequency_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
+def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """The metrics of a frequency become columns; ``key`` says which are key, and of all together how many."""
     import pandas
 
@@ -40,8 +40,8 @@ def frequency_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     return pandas.DataFrame(list(rows.values()))
 
 
-def frequency_columns(frame: pandas.DataFrame) -> list[Column]:
-    """Of ``frequency_rows``."""
+def view_columns(frame: pandas.DataFrame) -> list[Column]:
+    """Of ``view_rows``."""
     return [
         Column("tensor", "tensor"),
         Column("frequency", "variant"),

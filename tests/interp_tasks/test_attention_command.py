@@ -150,10 +150,10 @@ def test_the_table_has_a_line_per_head(call, folders, monkeypatch, columns):
 
 
 def test_the_line_of_a_head_is_about_its_own_template(folders):
-    from interp_tasks.experiments.attention_table import head_columns, head_rows
+    from interp_tasks.experiments.attention_table import view_columns, view_rows
 
     result = attention(folders, samples=N, seed=SEED, threshold=0.02)
-    rows = head_rows(result.frame)
+    rows = view_rows(result.frame)
     assert list(rows["variant"]) == ["0.0", "0.1", "1.0", "1.1"] * 2
     for row in rows.to_dict("records"):
         mine = result.frame[(result.frame["ref"] == row["ref"]) & (result.frame["variant"] == row["variant"])]
@@ -165,7 +165,7 @@ def test_the_line_of_a_head_is_about_its_own_template(folders):
             assert row["metric"] == of_templates["metric"][corrected.idxmax()]
         moved = mine[mine["metric"] == f"{MOVED}mask"].iloc[0]
         assert row[f"{MOVED}mask"] == (moved["value"], moved["ci_low"], moved["ci_high"])
-    headers = [column.header for column in head_columns(rows)]
+    headers = [column.header for column in view_columns(rows)]
     assert headers == [
         "head",
         "class",
