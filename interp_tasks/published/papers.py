@@ -1,0 +1,273 @@
+"""A paper as a TOML file: its rows, the studies that repeat them, the claims they decide, the runs they need."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from interp_tasks.errors import UserError
+from tasks.messages import one_line
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PRESETS = ("cpu", "reference", "paper")
+Preset = Literal["cpu", "reference", "paper"]
+#: What a row of a table is picked by: a column and its value, or several values.
+Filter = dict[str, Any]
+
+
+class Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Row(Entry):
+    """An experiment of the paper.
+
+    Attributes:
+        where: its section, table or figure.
+        note: why nothing of it can be decided, where no claim is made of it.
+    """
+
+    number: int = Field(ge=1)
+    title: str
+    where: str = ""
+    note: str = ""
+
+
+class TrainingRun(Entry):
+    """A run that studies read.
+
+    Attributes:
+        name: ``zoo:NAME`` where it is shipped, else a folder of that name.
+        role: what studies call it; several runs may play one role.
+        preset: the scale of ``reproduce`` at which it is used.
+        task, train_preset, settings: as ``interp-run train TASK --preset ... --set ...`` takes them.
+        seeds: ``"0:8"``, a run each, in ``NAME/seed-0``, ...
+        hours: estimated training time, on two cores or (preset paper) on one large GPU.
+    """
+
+    name: str
+    role: str
+    preset: Preset
+    task: str
+    train_preset: str = "cpu"
+    settings: dict[str, Any] = Field(default_factory=dict)
+    seeds: str | None = None
+    hours: float = Field(gt=0)
+
+    def command(self, folder: str) -> str:
+        """What trains it."""
+        given = "".join(f" --set {key}={plain(value)}" for key, value in self.settings.items())
+        seeds = f" --seeds {self.seeds}" if self.seeds else ""
+        return f"interp-run train {self.task} --preset {self.train_preset}{given}{seeds} --out {folder}/{self.name}"
+
+
+def plain(value: Any) -> str:
+    """A setting as one types it."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(plain, value))
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class Study(Entry):
+    """One call of an experiment per run, or one for all runs of a role.
+
+    Attributes:
+        experiment: a function of ``interp_tasks.experiments``.
+        role: the runs it is called on.
+        at: marks or steps; REFs are ``RUN@mark``. Empty: the run itself.
+        together: all runs of the role in one call.
+        settings: keyword arguments; ``{run}`` in a text stands for the run.
+    """
+
+    id: str
+    rows: tuple[int, ...]
+    experiment: str
+    role: str = "core"
+    at: tuple[str, ...] = ()
+    together: bool = False
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class Bounds(Entry):
+    """The rule: the number lies strictly above the one and strictly below the other."""
+
+    above: float | None = None
+    below: float | None = None
+
+    @model_validator(mode="after")
+    def _bounds_something(self) -> Bounds:
+        if self.above is None and self.below is None:
+            raise ValueError("a rule needs above, below, or both")
+        if self.above is not None and self.below is not None and self.above >= self.below:
+            raise ValueError(f"nothing lies above {self.above:g} and below {self.below:g}")
+        return self
+
+    def hold(self, value: float) -> bool:
+        return (self.above is None or value > self.above) and (self.below is None or value < self.below)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{word} {bound:g}"
+            for word, bound in (("above", self.above), ("below", self.below))
+            if bound is not None
+        ]
+        return " and ".join(parts)
+
+
+class Claim(Entry):
+    """A published statement, the number of ours that it is about, and the rule that decides it.
+
+    Attributes:
+        row: of the paper.
+        source: section, table or figure.
+        says: the statement, in our words.
+        published: the published numbers, for display.
+        where: picks rows of the study's table; ``ref`` is compared with what stands after the ``@``, ``run`` with the
+            end of the run's name; ``draw`` is empty unless asked for.
+        reduce: ``one``: a single row must be left; or what to make of several.
+        column: which number of the row.
+        per: divide by the row's ``baseline``, by the ``variance`` of an entry of the task, or by the same column of
+            another row.
+        holds: the rule, written before the first run on a trained model.
+        scale: preset -> why the claim cannot be tested there.
+        departures: what of our setting differs from theirs and matters here.
+    """
+
+    id: str
+    row: int
+    study: str
+    source: str
+    says: str
+    published: str = ""
+    where: Filter
+    reduce: Literal["one", "mean", "min", "max", "sum", "count"] = "one"
+    column: Literal["value", "effect", "baseline"] = "value"
+    per: Literal["baseline", "variance"] | Filter | None = None
+    holds: Bounds
+    scale: dict[Preset, str] = Field(default_factory=dict)
+    departures: str = ""
+
+    @field_validator("scale", mode="before")
+    @classmethod
+    def _a_reason_alone_is_of_every_preset_but_the_papers(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            return dict.fromkeys(("cpu", "reference"), given) if given else {}
+        return given
+
+    @field_validator("departures", mode="before")
+    @classmethod
+    def _several_departures(cls, given: Any) -> Any:
+        return "; ".join(given) if isinstance(given, list) else given
+
+    @property
+    def rule(self) -> str:
+        """The rule with what it is about, in words."""
+        about = self.column if self.reduce == "one" else f"{self.reduce} of {self.column}"
+        if isinstance(self.per, dict):
+            about += f" / {self.column} of {said(self.per)}"
+        elif self.per is not None:
+            about += {"baseline": " / baseline", "variance": " / variance of an entry"}[self.per]
+        return f"{about} of {said(self.where)} is {self.holds}"
+
+
+def said(where: Filter) -> str:
+    """A filter in words."""
+    return ", ".join(
+        f"@{value}" if key == "ref" else f"{value}" if key == "metric" else f"{key} {value}"
+        for key, value in where.items()
+    )
+
+
+class Paper(Entry):
+    """A paper.
+
+    Attributes:
+        name: as ``interp-run reproduce NAME``.
+        departures: how all our models differ from theirs.
+    """
+
+    name: str
+    title: str
+    citation: str
+    departures: tuple[str, ...] = ()
+    row: tuple[Row, ...]
+    study: tuple[Study, ...] = ()
+    claim: tuple[Claim, ...] = ()
+    run: tuple[TrainingRun, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Paper:
+        unique("row", (row.number for row in self.row))
+        unique("study", (study.id for study in self.study))
+        unique("claim", (claim.id for claim in self.claim))
+        unique("run", (f"{run.name} ({run.role}, {run.preset})" for run in self.run))
+        rows, roles = {row.number for row in self.row}, {run.role for run in self.run}
+        studies = {study.id: study for study in self.study}
+        for study in self.study:
+            if missing := set(study.rows) - rows:
+                raise ValueError(f"study {study.id!r} is of row {min(missing)}, which is not in the paper")
+            if study.role not in roles:
+                raise ValueError(f"study {study.id!r}: no run plays {study.role!r}")
+        for claim in self.claim:
+            if claim.study not in studies:
+                raise ValueError(f"claim {claim.id!r}: no study {claim.study!r}")
+            if claim.row not in studies[claim.study].rows:
+                raise ValueError(f"claim {claim.id!r} is of row {claim.row}, its study is not")
+        return self
+
+    def runs(self, role: str, preset: str) -> list[TrainingRun]:
+        """The runs that play a role at a scale."""
+        return [run for run in self.run if run.role == role and run.preset == preset]
+
+
+def unique(what: str, names: Iterable[Any]) -> None:
+    seen = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"two entries of {what} are called {name}")
+        seen.add(name)
+
+
+def papers() -> list[str]:
+    """The papers there are, by name."""
+    folder = resources.files("interp_tasks.published")
+    return sorted(
+        entry.name.removesuffix(".toml").replace("_", "-")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".toml")
+    )
+
+
+def read_paper(name: str) -> Paper:
+    """A paper by name.
+
+    Raises:
+        UserError: if there is none of that name.
+    """
+    if name not in papers():
+        raise UserError(f"no paper {name!r}: choose {', '.join(papers())}")
+    file = resources.files("interp_tasks.published").joinpath(f"{name.replace('-', '_')}.toml")
+    return parse_paper(tomllib.loads(file.read_text(encoding="utf-8")), file.name)
+
+
+def parse_paper(content: Mapping[str, Any], source: str) -> Paper:
+    """A paper from the content of its file.
+
+    Raises:
+        UserError: one line naming what is wrong in it.
+    """
+    head = dict(content.get("paper", {}))
+    try:
+        return Paper(**head, **{key: value for key, value in content.items() if key != "paper"})
+    except ValidationError as error:
+        raise UserError(f"{source}: {one_line(error, 'paper', Paper.model_fields)}") from None
