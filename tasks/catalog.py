@@ -19,25 +19,38 @@ Preset = Mapping[str, Mapping[str, Any]]
 #: Built-in task name -> the package that registers it when imported, and holds its presets.toml.
 BUILT_IN = {
     "matrix-completion": "tasks.matrix_completion",
+    "matrix-completion-autoregressive": "tasks.matrix_completion",
+    "matrix-completion-sizes": "tasks.matrix_completion",
     "miiii": "tasks.modular_arithmetic",
     "modular-addition": "tasks.modular_arithmetic",
     "modular-multiplication": "tasks.modular_arithmetic",
 }
+_MATRICES = (
+    *("n", "m", "rank", "law", "distribution", "scale"),
+    *("p_mask", "mask", "grid_max", "grid_step", "off_grid"),
+)
 _ONE_MODULUS = ("p", "train_fraction", "validation_size", "split_seed", "equals_class")
 #: Task settings of each built-in task, as its class declares them (a test holds the two together).
 TASK_KEYS = {
-    "matrix-completion": (
-        *("n", "m", "rank", "law", "distribution", "scale"),
-        *("p_mask", "mask", "grid_max", "grid_step", "off_grid"),
-    ),
+    "matrix-completion": _MATRICES,
+    "matrix-completion-autoregressive": (*_MATRICES, "loss_on"),
+    "matrix-completion-sizes": (*_MATRICES, "sizes"),
     "miiii": ("p", "train_fraction", "validation_size", "split_seed", "primes", "digits", "variant"),
     "modular-addition": _ONE_MODULUS,
     "modular-multiplication": _ONE_MODULUS,
 }
 #: Model settings that a built-in task has beyond those shared by all (``tasks.settings.ModelSettings``).
-EXTRA_MODEL_KEYS = {"matrix-completion": ("mask_embedding",)}
+EXTRA_MODEL_KEYS = {
+    "matrix-completion": ("mask_embedding",),
+    "matrix-completion-sizes": ("mask_embedding",),
+}
 #: Task and model settings of built-in tasks that are lists.
-LIST_KEYS = {"matrix-completion": ("task.mask",), "miiii": ("task.primes",)}
+LIST_KEYS = {
+    "matrix-completion": ("task.mask",),
+    "matrix-completion-autoregressive": ("task.mask",),
+    "matrix-completion-sizes": ("task.mask", "task.sizes"),
+    "miiii": ("task.primes",),
+}
 
 #: Names registered by code that ran in this process.
 registered: set[str] = set()

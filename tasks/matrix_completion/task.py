@@ -1,8 +1,4 @@
-"""Fill in the hidden entries of a low-rank matrix, given as a sequence of value tokens.
-
-Source of every default: Gopalani, Lubana, Hu 2024 (arXiv 2410.22244) and its workshop form; the core model's
-data is 7×7, rank 2, 30% hidden, value grid [-10, 10] in steps of 0.01 (section 2 and appendix).
-"""
+"""Fill in the hidden entries of a low-rank matrix, given as a sequence of value tokens (Gopalani, Lubana, Hu 2024)."""
 
 from __future__ import annotations
 
@@ -10,24 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
-from pydantic import Field, model_validator
+from jaxtyping import Bool, Float
+from pydantic import Field
 from torch import Tensor
 
-from tasks.base import (
-    Batch,
-    DropMetric,
-    GridAxis,
-    Metric,
-    ProbeTargets,
-    Split,
-    Task,
-    TaskError,
-    check_sample_size,
-    derive_seed,
-    generator,
-)
+from tasks.base import Batch, DropMetric, Metric, ProbeTargets, TaskError, derive_seed, generator
 from tasks.catalog import built_in_presets
+from tasks.matrix_completion.matrices import MASK_ID, Matrices
 from tasks.matrix_completion.probing import matrix_targets
 from tasks.matrix_completion.templates import attention_templates
 from tasks.registry import register
@@ -35,8 +20,6 @@ from tasks.settings import ModelSettings
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
-
-MASK_ID = 0
 
 
 class MatrixModelSettings(ModelSettings):
@@ -55,66 +38,14 @@ class MatrixModelSettings(ModelSettings):
 
 
 @register("matrix-completion")
-class MatrixCompletion(Task):
-    """Predict every entry of a matrix from its observed ones; position of entry (i, j) is m·i + j.
-
-    Attributes:
-        n, m: rows and columns (``m = None``: square).
-        rank: r. With ``law = "factors"`` X = U Vᵀ, and the entries of U (n×r) and V (m×r) are drawn;
-            with ``"entries"`` those of X are (almost surely of full rank; ``rank`` is then unused).
-        distribution, scale: uniform on [-scale, scale], Gaussian of s.d. scale, Laplace of diversity scale.
-        p_mask: probability that an entry is hidden, each on its own.
-        mask: rows of ``.`` (observed) and ``#`` (hidden) for one fixed mask instead of random ones.
-        grid_max, grid_step: values are rounded (half to even) to multiples of grid_step, up to ±grid_max
-            (itself such a multiple); the rounded matrix is both the source of the tokens and the target, so
-            copying can be exact.
-        off_grid: what to do with values beyond ±grid_max: ``"clamp"`` them or ``"refuse"`` the sample.
-    """
+class MatrixCompletion(Matrices):
+    """Predict every entry of a matrix from its observed ones; position of entry (i, j) is m·i + j."""
 
     Model: ClassVar[type[ModelSettings]] = MatrixModelSettings
     presets = built_in_presets("matrix-completion")
     published_steps: ClassVar[tuple[int, ...]] = (1000, 4000, 10000, 14000, 16000, 20000, 50000)
     drop_metric: ClassVar[DropMetric] = DropMetric("mse_masked", "down")
     published_marks: ClassVar[Mapping[str, int]] = {"pre": 4000}
-
-    n: int = Field(7, ge=1)
-    m: int | None = Field(None, ge=1)
-    rank: int = Field(2, ge=1)
-    law: Literal["factors", "entries"] = "factors"
-    distribution: Literal["uniform", "gaussian", "laplace"] = "uniform"
-    scale: float = Field(1.0, gt=0)
-    p_mask: float = Field(0.3, ge=0, le=1)
-    mask: tuple[str, ...] | None = None
-    grid_max: float = Field(10.0, gt=0)
-    grid_step: float = Field(0.01, gt=0)
-    off_grid: Literal["clamp", "refuse"] = "clamp"
-
-    @model_validator(mode="after")
-    def _consistent(self) -> MatrixCompletion:
-        if self.rank > min(self.n, self.columns):
-            raise ValueError(f"rank {self.rank} exceeds the sides of a {self.n}×{self.columns} matrix")
-        if self.grid_step > self.grid_max:
-            raise ValueError(f"grid_step {self.grid_step} is larger than grid_max {self.grid_max}")
-        if abs(self.grid_max / self.grid_step - self.grid_half) > 1e-6:
-            nearest = self.grid_half * self.grid_step
-            raise ValueError(
-                f"grid_max {self.grid_max:g} is not a multiple of grid_step {self.grid_step:g}; "
-                f"{nearest:g} is the nearest"
-            )
-        if self.mask is not None:
-            sizes_fit = len(self.mask) == self.n and {len(row) for row in self.mask} == {self.columns}
-            if not sizes_fit or set("".join(self.mask)) - set(".#"):
-                raise ValueError(f"mask must be {self.n} rows of {self.columns} characters, each '.' or '#'")
-        return self
-
-    @property
-    def columns(self) -> int:
-        return self.n if self.m is None else self.m
-
-    @property
-    def grid_half(self) -> int:
-        """Number of grid values above zero."""
-        return round(self.grid_max / self.grid_step)
 
     @property
     def sequence_length(self) -> int:
@@ -128,52 +59,10 @@ class MatrixCompletion(Task):
     def d_vocab_out(self) -> int:
         return 1
 
-    def sample(self, n: int | None, seed: int = 0, split: Split = "test") -> Batch:
-        """``n`` fresh matrices. Extras: ``hidden [batch pos]``."""
-        if n is None:
-            raise TaskError(f"task {self.name!r} draws fresh matrices: say how many (it has no whole split)")
-        check_sample_size(n)
-        random_stream = generator(seed, self.name, split)
-        if self.law == "factors":
-            left = self._draw((n, self.n, self.rank), random_stream)
-            right = self._draw((n, self.columns, self.rank), random_stream)
-            matrices = left @ right.mT
-        else:
-            matrices = self._draw((n, self.n, self.columns), random_stream)
-        if self.mask is None:
-            hidden = torch.rand(n, self.sequence_length, generator=random_stream) < self.p_mask
-        else:
-            picture = torch.tensor([character == "#" for row in self.mask for character in row])
-            hidden = picture.expand(n, -1)
-        return self.batch(matrices.flatten(1), hidden)
-
     def batch(self, values: Float[Tensor, "batch pos"], hidden: Bool[Tensor, "batch pos"]) -> Batch:
         """A batch from matrices of your own (row-major) and a mask: values are rounded to the grid first."""
         ids = self.encode(values)
         return Batch(ids.masked_fill(hidden, MASK_ID), self.decode(ids), {"hidden": hidden})
-
-    def encode(self, values: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """Token ids of values: 1 + round(v / step) + round(max / step), in integers.
-
-        Raises:
-            TaskError: for values that round to beyond the grid, if ``off_grid`` is ``"refuse"``; for NaN.
-        """
-        if values.isnan().any():
-            raise TaskError("matrix values must be numbers, got NaN")
-        half = self.grid_half
-        index = (values.double() / self.grid_step).round().clamp(-half - 1, half + 1).long()
-        if self.off_grid == "refuse" and (index.abs() > half).any():
-            worst = values.flatten()[values.abs().argmax()].item()
-            raise TaskError(
-                f"value {worst:.4g} lies off the grid ±{self.grid_max:g}: "
-                "widen task.grid_max, lower task.scale, or set task.off_grid=clamp"
-            )
-        return index.clamp(-half, half) + half + 1
-
-    def decode(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Values of token ids (float32); MASK has none and gives NaN."""
-        values = ((ids - self.grid_half - 1).double() * self.grid_step).float()
-        return values.masked_fill(ids == MASK_ID, float("nan"))
 
     def loss(self, output: Float[Tensor, "batch pos 1"], batch: Batch) -> Float[Tensor, ""]:
         """Mean squared error over all entries, hidden and observed."""
@@ -193,6 +82,29 @@ class MatrixCompletion(Task):
             "mse_observed": (error.masked_fill(hidden, 0).sum(1), (~hidden).sum(1)),
         }
 
+    def accuracies(self, output: Float[Tensor, "batch pos 1"], batch: Batch) -> dict[str, Metric]:
+        """``accuracy_masked``, ``accuracy_observed``: entries whose output rounds to their own grid value, as pairs."""
+        # Half to even, as the values themselves were rounded.
+        nearest = (output.squeeze(-1).double() / self.grid_step).round()
+        right = nearest == (batch.targets.double() / self.grid_step).round()
+        hidden = batch.extras["hidden"]
+        return {
+            "accuracy_masked": ((right & hidden).sum(1), hidden.sum(1)),
+            "accuracy_observed": ((right & ~hidden).sum(1), (~hidden).sum(1)),
+        }
+
+    def plateau_levels(self) -> dict[str, float]:
+        """Observed entries are copied, hidden ones are guessed at their mean, 0 (section 3.1)."""
+        hidden = self.loss_weights()["mse_masked"]
+        return {"mse_all": hidden * self.variance, "mse_masked": self.variance, "mse_observed": 0.0}
+
+    def loss_weights(self) -> dict[str, float]:
+        """The shares of hidden and of observed entries."""
+        hidden = self.p_mask
+        if self.mask is not None:
+            hidden = "".join(self.mask).count("#") / (self.n * self.columns)
+        return {"mse_masked": hidden, "mse_observed": 1 - hidden}
+
     def build_model(self, seed: int = 0, settings: ModelSettings | None = None) -> HookedTransformer:
         """A fresh model; with ``mask_embedding = "zero"`` (the default) see :func:`freeze_mask_embedding`."""
         settings = settings or self.Model()
@@ -201,9 +113,11 @@ class MatrixCompletion(Task):
             freeze_mask_embedding(model)
         return model
 
-    def grid_axes(self) -> tuple[GridAxis, ...]:
-        """Rows and columns: position m·i + j is entry (i, j)."""
-        return GridAxis("row", tuple(range(self.n))), GridAxis("column", tuple(range(self.columns)))
+    def constrain(self, model: HookedTransformer, settings: ModelSettings) -> None:
+        """Set the MASK row to zero again where ``mask_embedding = "zero"``."""
+        if isinstance(settings, MatrixModelSettings) and settings.mask_embedding == "zero":
+            with torch.no_grad():
+                model.embed.W_E[MASK_ID] = 0.0
 
     def probe_targets(self, batch: Batch) -> ProbeTargets:
         """Entries, rows and singular vectors; see :func:`matrix_targets`."""
@@ -232,16 +146,6 @@ class MatrixCompletion(Task):
         mask = torch.rand(hidden.shape, generator=random_stream).to(hidden.device) < self.p_mask
         others = self.sample(len(batch), derive_seed(seed, self.name, "other matrices")).to(hidden.device)
         return {"mask": self.batch(batch.targets, mask), "values": self.batch(others.targets, hidden)}
-
-    def _draw(self, shape: tuple[int, ...], random_stream: torch.Generator) -> Tensor:
-        if self.distribution == "gaussian":
-            return self.scale * torch.randn(shape, generator=random_stream)
-        uniform = 2 * torch.rand(shape, generator=random_stream) - 1
-        if self.distribution == "uniform":
-            return self.scale * uniform
-        # Laplace by the inverse of its distribution function. The draw can be exactly -1 (once in 2²⁴), where
-        # that is infinite; the number next to it is not.
-        return -self.scale * uniform.sign() * torch.log1p(-uniform.abs().clamp(max=1 - 2**-24))
 
 
 def freeze_mask_embedding(model: HookedTransformer) -> None:

@@ -12,8 +12,11 @@ from torch import Tensor
 
 from tasks.base import Batch
 
+#: By name, keys ``[query key]``, or a function of a batch: ``[batch query key]``.
+Templates = dict[str, Tensor | Callable[[Batch], Tensor]]
 
-def attention_templates(n: int, m: int) -> dict[str, Tensor | Callable[[Batch], Tensor]]:
+
+def attention_templates(n: int, m: int) -> Templates:
     """By name; `row` and `column` are without the query's own entry, so that a head on it is not taken for theirs.
 
     The maps that Gopalani, Lubana, Hu 2024 show (figures 4 and 5, appendix M) are of row, column and identity heads,
@@ -36,6 +39,38 @@ def attention_templates(n: int, m: int) -> dict[str, Tensor | Callable[[Batch], 
         "row_observed": lambda batch: observed(batch) & row.to(batch.tokens.device),
         "column_observed": lambda batch: observed(batch) & column.to(batch.tokens.device),
         "longest_column": lambda batch: seen_by_all(longest_column(~batch.extras["hidden"], n, m)),
+    }
+
+
+def autoregressive_templates(n: int, m: int) -> Templates:
+    """By name, for [k masked entries, SEP, full entries]; queries are those from SEP on, which predict the entries.
+
+    ``separator``: SEP. ``matching``: in the masked half the entry that the query predicts; ``last``: the one that it
+    holds. ``row``, ``column``: of the entry that it predicts, in the masked half without that entry. ``observed``,
+    ``hidden``: of the masked half. ``answered``: the full entries so far, itself included.
+
+    Appendix G shows layer-2 heads on SEP first, and later layer-1 heads near the identity to the matching input.
+    """
+    k = n * m
+    positions = torch.arange(2 * k)
+    query, key = positions[:, None] - k, positions
+    predicting, masked = query >= 0, key < k
+    matching = predicting & masked & (key == query)
+
+    def of_mask(batch: Batch, wanted: bool) -> Bool[Tensor, "batch query key"]:
+        keys = torch.zeros_like(batch.tokens, dtype=torch.bool)
+        keys[:, :k] = batch.extras["hidden"] == wanted
+        return seen_by_all(keys) & predicting.to(keys.device)
+
+    return {
+        "separator": predicting & (key == k),
+        "matching": matching,
+        "last": predicting & masked & (key == query - 1),
+        "row": predicting & masked & (key // m == query // m) & ~matching,
+        "column": predicting & masked & (key % m == query % m) & ~matching,
+        "observed": lambda batch: of_mask(batch, False),
+        "hidden": lambda batch: of_mask(batch, True),
+        "answered": predicting & (key > k) & (key <= positions[:, None]),
     }
 
 

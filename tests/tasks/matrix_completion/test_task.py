@@ -16,7 +16,7 @@ from torch import Tensor
 import tasks
 from tasks import Batch, TaskError, pool
 from tasks.matrix_completion import MatrixCompletion, MatrixModelSettings, hide_columns, hide_rows
-from tasks.matrix_completion.task import MASK_ID
+from tasks.matrix_completion.matrices import MASK_ID
 
 MeanCheck = Callable[[Tensor, float], None]
 SMALL = MatrixModelSettings(n_layers=1, n_heads=2, d_model=16, init_std=0.2)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tasks.matrix_completion import MatrixCompletion
-from tasks.matrix_completion.task import MASK_ID
+from tasks.matrix_completion.matrices import MASK_ID
 from tasks.matrix_completion.templates import longest_column
 
 PICTURES = {

@@ -1,0 +1,174 @@
+"""Matrix completion as a language model does it: the masked matrix, SEP, then the full one, token by token.
+
+Gopalani, Lubana, Hu 2024, section 3.8 and appendix G. There the drop is learning to copy the observed entries, and
+hidden entries are not solved.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from pydantic import Field
+from torch import Tensor
+
+from tasks.base import Batch, DropMetric, Metric, ProbeTarget, ProbeTargets, derive_seed, generator
+from tasks.catalog import built_in_presets
+from tasks.matrix_completion.decoding import greedy
+from tasks.matrix_completion.matrices import MASK_ID, Matrices
+from tasks.matrix_completion.templates import Templates, autoregressive_templates
+from tasks.registry import register
+from tasks.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedTransformer
+
+#: Ids between the last value and SEP that nothing uses: at the published grid [-2, 2] SEP is 404, as in the code.
+UNUSED_IDS = 2
+
+
+class AutoregressiveModelSettings(ModelSettings):
+    """Defaults are the pre-LN decoder of the paper: 2 layers, 2 heads, width 256."""
+
+    n_layers: int = Field(2, ge=1)
+    n_heads: int = Field(2, ge=1)
+    d_model: int = Field(256, ge=1)
+
+
+@register("matrix-completion-autoregressive")
+class AutoregressiveCompletion(Matrices):
+    """Predict the next token of [masked entries, SEP, full entries]; the last entry is predicted, never an input.
+
+    With k = n·m entries, position k holds SEP and predicts full entry 0; position k + e predicts entry e.
+
+    Attributes:
+        loss_on: ``"sequence"``: cross-entropy of every next token, the masked half, which cannot be predicted,
+            included (published); ``"answer"``: of the full entries alone.
+    """
+
+    Model: ClassVar[type[ModelSettings]] = AutoregressiveModelSettings
+    presets = built_in_presets("matrix-completion-autoregressive")
+    published_steps: ClassVar[tuple[int, ...]] = (200, 600)
+    drop_metric: ClassVar[DropMetric] = DropMetric("accuracy_observed", "up")
+
+    grid_max: float = Field(2.0, gt=0)
+    loss_on: Literal["sequence", "answer"] = "sequence"
+
+    @property
+    def entries(self) -> int:
+        return self.n * self.columns
+
+    @property
+    def sequence_length(self) -> int:
+        return 2 * self.entries
+
+    @property
+    def separator_id(self) -> int:
+        return 2 * self.grid_half + 2 + UNUSED_IDS
+
+    @property
+    def d_vocab(self) -> int:
+        return self.separator_id + 1
+
+    @property
+    def read_positions(self) -> tuple[int, ...]:
+        """What the loss reads: all positions, or SEP and after."""
+        return tuple(range(0 if self.loss_on == "sequence" else self.entries, self.sequence_length))
+
+    def batch(self, values: Float[Tensor, "batch entry"], hidden: Bool[Tensor, "batch entry"]) -> Batch:
+        """A batch from matrices of your own (row-major) and a mask: values are rounded to the grid first.
+
+        Targets: the next token at every position. Extras: ``hidden [batch entry]``.
+        """
+        ids = self.encode(values)
+        separator = torch.full_like(ids[:, :1], self.separator_id)
+        sequence = torch.cat([ids.masked_fill(hidden, MASK_ID), separator, ids], 1)
+        return Batch(sequence[:, :-1], sequence[:, 1:], {"hidden": hidden})
+
+    def decode(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Values of token ids (float32); MASK, SEP and unused ids have none and give NaN."""
+        return super().decode(ids).masked_fill(ids > 2 * self.grid_half + 1, float("nan"))
+
+    def loss(self, output: Float[Tensor, "batch _ vocab"], batch: Batch) -> Float[Tensor, ""]:
+        """Mean cross-entropy of the next token over the positions that ``loss_on`` names, nats."""
+        targets = batch.targets[:, list(self.read_positions)]
+        return F.cross_entropy(self.read(output).flatten(0, 1), targets.flatten())
+
+    def metrics(self, output: Float[Tensor, "batch _ vocab"], batch: Batch) -> dict[str, Metric]:
+        """Of the full entries, each predicted from the true ones before it (teacher forcing).
+
+        ``loss_answer [batch]``: cross-entropy. ``accuracy_observed``, ``accuracy_hidden``: exact tokens, as (sum,
+        count) pairs over entries. ``mse_masked``, ``mse_observed``: pairs, of the mean of the predicted
+        distribution over values, to be compared with matrix completion's.
+        """
+        logits = output[:, -self.entries :]
+        targets = batch.targets[:, -self.entries :]
+        wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+        values = torch.arange(1, 2 * self.grid_half + 2, device=logits.device)
+        mean = wide[..., values].softmax(-1) @ self.decode(values).to(wide.dtype)
+        return {
+            "loss_answer": F.cross_entropy(wide.mT, targets, reduction="none").mean(1),
+            **self._by_entry(logits.argmax(-1), batch),
+            **self._errors(mean, batch),
+        }
+
+    def decoded(self, model: HookedTransformer, batch: Batch) -> dict[str, Metric]:
+        """``accuracy_observed`` and ``accuracy_hidden``, ``mse_masked`` and ``mse_observed`` of greedy decoding.
+
+        Each entry is predicted from the model's own answers before it; a token that is no value counts as 0.
+        """
+        answers = greedy(model, batch.tokens[:, : self.entries + 1], self.entries)
+        return {**self._by_entry(answers, batch), **self._errors(self.decode(answers).nan_to_num(0.0), batch)}
+
+    def probe_targets(self, batch: Batch) -> ProbeTargets:
+        """``next_element``: the entry that each position from SEP on predicts; splits ``hidden``, ``observed``."""
+        answer = torch.zeros_like(batch.tokens, dtype=torch.bool)
+        hidden, values = answer.clone(), torch.zeros(answer.shape, device=answer.device)
+        hidden[:, -self.entries :] = batch.extras["hidden"]
+        answer[:, -self.entries :] = True
+        values[:, -self.entries :] = self.decode(batch.targets[:, -self.entries :])
+        return ProbeTargets(
+            {"next_element": ProbeTarget(values, "regression")},
+            {"hidden": hidden, "observed": answer & ~hidden},
+            tuple(range(self.entries, self.sequence_length)),
+        )
+
+    def patch_sources(self, batch: Batch) -> dict[str, Batch]:
+        """Named examples to patch from, row by row: ``negated`` is −X under the same mask."""
+        return {"negated": self.batch(-self._matrices(batch), batch.extras["hidden"])}
+
+    def attention_templates(self) -> Templates:
+        """What a head may attend to; see :func:`autoregressive_templates`."""
+        return autoregressive_templates(self.n, self.columns)
+
+    def attention_moves(self, batch: Batch, seed: int) -> dict[str, Batch]:
+        """The examples with one thing changed, row by row: ``mask`` hides other entries, ``values`` has other
+        matrices.
+        """
+        hidden = batch.extras["hidden"]
+        random_stream = generator(seed, self.name, "another mask")
+        mask = torch.rand(hidden.shape, generator=random_stream).to(hidden.device) < self.p_mask
+        others = self.sample(len(batch), derive_seed(seed, self.name, "other matrices")).to(hidden.device)
+        return {
+            "mask": self.batch(self._matrices(batch), mask),
+            "values": self.batch(self._matrices(others), hidden),
+        }
+
+    def _matrices(self, batch: Batch) -> Float[Tensor, "batch entry"]:
+        return self.decode(batch.targets[:, -self.entries :])
+
+    def _by_entry(self, ids: Int[Tensor, "batch entry"], batch: Batch) -> dict[str, Metric]:
+        right, hidden = ids == batch.targets[:, -self.entries :], batch.extras["hidden"]
+        return {
+            "accuracy_observed": ((right & ~hidden).sum(1), (~hidden).sum(1)),
+            "accuracy_hidden": ((right & hidden).sum(1), hidden.sum(1)),
+        }
+
+    def _errors(self, values: Float[Tensor, "batch entry"], batch: Batch) -> dict[str, Metric]:
+        error, hidden = (values - self._matrices(batch)).square(), batch.extras["hidden"]
+        return {
+            "mse_masked": (error.masked_fill(~hidden, 0).sum(1), hidden.sum(1)),
+            "mse_observed": (error.masked_fill(hidden, 0).sum(1), (~hidden).sum(1)),
+        }

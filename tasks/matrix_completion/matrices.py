@@ -1,0 +1,145 @@
+"""Random low-rank matrices with hidden entries, rounded to a grid of values with a token each.
+
+Source of every default: Gopalani, Lubana, Hu 2024 (arXiv 2410.22244) and its workshop form; the core model's
+data is 7×7, rank 2, 30% hidden, value grid [-10, 10] in steps of 0.01 (section 2 and appendix).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from tasks.base import Batch, GridAxis, Split, Task, TaskError, check_sample_size, generator
+
+MASK_ID = 0
+
+
+class Matrices(Task):
+    """What tasks about matrices share: their law, the mask, and the tokens of their values.
+
+    Attributes:
+        n, m: rows and columns (``m = None``: square).
+        rank: r. With ``law = "factors"`` X = U Vᵀ, and the entries of U (n×r) and V (m×r) are drawn;
+            with ``"entries"`` those of X are (almost surely of full rank; ``rank`` is then unused).
+        distribution, scale: uniform on [-scale, scale], Gaussian of s.d. scale, Laplace of diversity scale.
+        p_mask: probability that an entry is hidden, each on its own.
+        mask: rows of ``.`` (observed) and ``#`` (hidden) for one fixed mask instead of random ones.
+        grid_max, grid_step: values are rounded (half to even) to multiples of grid_step, up to ±grid_max
+            (itself such a multiple); the rounded matrix is both the source of the tokens and the target, so
+            copying can be exact.
+        off_grid: what to do with values beyond ±grid_max: ``"clamp"`` them or ``"refuse"`` the sample.
+    """
+
+    n: int = Field(7, ge=1)
+    m: int | None = Field(None, ge=1)
+    rank: int = Field(2, ge=1)
+    law: Literal["factors", "entries"] = "factors"
+    distribution: Literal["uniform", "gaussian", "laplace"] = "uniform"
+    scale: float = Field(1.0, gt=0)
+    p_mask: float = Field(0.3, ge=0, le=1)
+    mask: tuple[str, ...] | None = None
+    grid_max: float = Field(10.0, gt=0)
+    grid_step: float = Field(0.01, gt=0)
+    off_grid: Literal["clamp", "refuse"] = "clamp"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Matrices:
+        if self.rank > min(self.n, self.columns):
+            raise ValueError(f"rank {self.rank} exceeds the sides of a {self.n}×{self.columns} matrix")
+        if self.grid_step > self.grid_max:
+            raise ValueError(f"grid_step {self.grid_step} is larger than grid_max {self.grid_max}")
+        if abs(self.grid_max / self.grid_step - self.grid_half) > 1e-6:
+            nearest = self.grid_half * self.grid_step
+            raise ValueError(
+                f"grid_max {self.grid_max:g} is not a multiple of grid_step {self.grid_step:g}; "
+                f"{nearest:g} is the nearest"
+            )
+        if self.mask is not None:
+            sizes_fit = len(self.mask) == self.n and {len(row) for row in self.mask} == {self.columns}
+            if not sizes_fit or set("".join(self.mask)) - set(".#"):
+                raise ValueError(f"mask must be {self.n} rows of {self.columns} characters, each '.' or '#'")
+        return self
+
+    @property
+    def columns(self) -> int:
+        return self.n if self.m is None else self.m
+
+    @property
+    def grid_half(self) -> int:
+        """Number of grid values above zero."""
+        return round(self.grid_max / self.grid_step)
+
+    @property
+    def variance(self) -> float:
+        """Var X_ij, whose mean is 0: r·s⁴ of factors of variance s², s² of entries; before rounding and clamping.
+
+        For uniform factors r·scale⁴/9.
+        """
+        unit = {"uniform": 1 / 3, "gaussian": 1.0, "laplace": 2.0}[self.distribution]
+        drawn = unit * self.scale**2
+        return self.rank * drawn**2 if self.law == "factors" else drawn
+
+    def sample(self, n: int | None, seed: int = 0, split: Split = "test") -> Batch:
+        """``n`` fresh matrices. Extras: ``hidden [batch entry]``."""
+        if n is None:
+            raise TaskError(f"task {self.name!r} draws fresh matrices: say how many (it has no whole split)")
+        check_sample_size(n)
+        random_stream = generator(seed, self.name, split)
+        if self.law == "factors":
+            left = self._draw((n, self.n, self.rank), random_stream)
+            right = self._draw((n, self.columns, self.rank), random_stream)
+            matrices = left @ right.mT
+        else:
+            matrices = self._draw((n, self.n, self.columns), random_stream)
+        if self.mask is None:
+            hidden = torch.rand(n, self.n * self.columns, generator=random_stream) < self.p_mask
+        else:
+            picture = torch.tensor([character == "#" for row in self.mask for character in row])
+            hidden = picture.expand(n, -1)
+        return self.batch(matrices.flatten(1), hidden)
+
+    @abstractmethod
+    def batch(self, values: Float[Tensor, "batch entry"], hidden: Bool[Tensor, "batch entry"]) -> Batch:
+        """A batch from matrices of your own (row-major) and a mask: values are rounded to the grid first."""
+
+    def encode(self, values: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """Token ids of values: 1 + round(v / step) + round(max / step), in integers.
+
+        Raises:
+            TaskError: for values that round to beyond the grid, if ``off_grid`` is ``"refuse"``; for NaN.
+        """
+        if values.isnan().any():
+            raise TaskError("matrix values must be numbers, got NaN")
+        half = self.grid_half
+        index = (values.double() / self.grid_step).round().clamp(-half - 1, half + 1).long()
+        if self.off_grid == "refuse" and (index.abs() > half).any():
+            worst = values.flatten()[values.abs().argmax()].item()
+            raise TaskError(
+                f"value {worst:.4g} lies off the grid ±{self.grid_max:g}: "
+                "widen task.grid_max, lower task.scale, or set task.off_grid=clamp"
+            )
+        return index.clamp(-half, half) + half + 1
+
+    def decode(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Values of token ids (float32); MASK has none and gives NaN."""
+        values = ((ids - self.grid_half - 1).double() * self.grid_step).float()
+        return values.masked_fill(ids == MASK_ID, float("nan"))
+
+    def grid_axes(self) -> tuple[GridAxis, ...]:
+        """Rows and columns: position m·i + j is entry (i, j)."""
+        return GridAxis("row", tuple(range(self.n))), GridAxis("column", tuple(range(self.columns)))
+
+    def _draw(self, shape: tuple[int, ...], random_stream: torch.Generator) -> Tensor:
+        if self.distribution == "gaussian":
+            return self.scale * torch.randn(shape, generator=random_stream)
+        uniform = 2 * torch.rand(shape, generator=random_stream) - 1
+        if self.distribution == "uniform":
+            return self.scale * uniform
+        # Laplace by the inverse of its distribution function. The draw can be exactly -1 (once in 2²⁴), where
+        # that is infinite; the number next to it is not.
+        return -self.scale * uniform.sign() * torch.log1p(-uniform.abs().clamp(max=1 - 2**-24))
