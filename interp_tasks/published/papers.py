@@ -10,7 +10,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from interp_tasks.errors import UserError
-from tasks.messages import one_line
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -74,7 +73,7 @@ def plain(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ",".join(map(plain, value))
     if isinstance(value, bool) or value is None:
-        return str(value).lower()
+        return str(value).lower()  # none, true, false
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -270,4 +269,7 @@ def parse_paper(content: Mapping[str, Any], source: str) -> Paper:
     try:
         return Paper(**head, **{key: value for key, value in content.items() if key != "paper"})
     except ValidationError as error:
-        raise UserError(f"{source}: {one_line(error, 'paper', Paper.model_fields)}") from None
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        said = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{source}: {where + ': ' if where else ''}{said}") from None

@@ -8,6 +8,7 @@ from interp_tasks.cli.commands.listing import Checkpoints, Tasks
 from interp_tasks.cli.commands.patching import Patch
 from interp_tasks.cli.commands.permuting import Permute
 from interp_tasks.cli.commands.probing import Probe
+from interp_tasks.cli.commands.reproducing import Reproduce
 from interp_tasks.cli.commands.scanning import Heads
 from interp_tasks.cli.commands.spectral import Fourier
 from interp_tasks.cli.commands.training import Train
@@ -28,4 +29,5 @@ COMMANDS: dict[str, type[Command]] = {
     "attention": Attention,
     "fourier": Fourier,
     "demo": Demo,
+    "reproduce": Reproduce,
 }

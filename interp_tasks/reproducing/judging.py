@@ -1,0 +1,137 @@
+"""From a study's table to a verdict on a claim."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from interp_tasks.published import Claim
+from interp_tasks.reproducing.locating import config_of
+
+if TYPE_CHECKING:
+    import pandas
+
+Verdict = Literal["held", "failed", "not testable at this scale", "not run", "error"]
+#: The interval that goes with a column.
+INTERVALS: Mapping[str, tuple[str, str]] = {
+    "value": ("ci_low", "ci_high"),
+    "effect": ("effect_ci_low", "effect_ci_high"),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one claim on one run, or on the runs of one role.
+
+    Attributes:
+        n_runs: how many training runs the number rests on; 0 where there is none.
+        value, low, high: our number with its 95% interval (over examples, or runs where there are several); an
+            interval of a ratio takes the divisor as given.
+        verdict: what the rule says of ``value`` alone.
+        reason: why there is no verdict, or what to know about it.
+        command, hours: what would have to be trained, for a claim that was not run.
+    """
+
+    claim: Claim
+    run: str
+    n_runs: int
+    verdict: Verdict
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str = ""
+    command: str = ""
+    hours: float | None = None
+
+
+class Unmeasured(Exception):
+    """A claim's number is not in the table; the message says what is."""
+
+
+def judge(claim: Claim, frame: pandas.DataFrame, run: str) -> Outcome:
+    """The verdict on a claim from its study's table."""
+    try:
+        value, low, high, n_runs = measured(claim, frame)
+    except Unmeasured as unmeasured:
+        return Outcome(claim, run, 0, "error", reason=str(unmeasured))
+    if math.isnan(value):
+        return Outcome(claim, run, n_runs, "failed", reason="there is no such number: its row is empty")
+    holds = claim.holds.hold(value)
+    ends = [end for end in (low, high) if end is not None]
+    crosses = any(claim.holds.hold(end) != holds for end in ends)
+    reason = "the interval reaches across the rule's bound" if crosses else ""
+    return Outcome(claim, run, n_runs, "held" if holds else "failed", value, low, high, reason)
+
+
+def measured(claim: Claim, frame: pandas.DataFrame) -> tuple[float, float | None, float | None, int]:
+    """A claim's number, its interval, and how many training runs it rests on."""
+    rows = picked(frame, claim.where)
+    n_runs = max(rows["run"].nunique(), int(rows["n_runs"].max()) if rows["n_runs"].notna().any() else 1)
+    if claim.reduce == "count":
+        return float(len(rows)), None, None, n_runs
+    if rows.empty:
+        raise Unmeasured(f"no row has {claim.where}")
+    column = rows[claim.column].astype(float)
+    if claim.reduce != "one":
+        if isinstance(claim.per, dict):
+            raise Unmeasured("a ratio to another row is of one row")
+        scaled = column / divisors(claim, rows)
+        return float(scaled.agg(claim.reduce)), None, None, n_runs
+    if len(rows) > 1:
+        raise Unmeasured(f"{len(rows)} rows have {claim.where}")
+    divisor = float(divisors(claim, rows, frame).iloc[0])
+    ends: list[float | None] = [None, None]
+    if claim.column in INTERVALS:
+        found = [float(rows[name].iloc[0]) / divisor for name in INTERVALS[claim.column]]
+        ends = [None if math.isnan(end) else end for end in sorted(found)]
+    return float(column.iloc[0]) / divisor, ends[0], ends[1], n_runs
+
+
+def divisors(claim: Claim, rows: pandas.DataFrame, frame: pandas.DataFrame | None = None) -> pandas.Series:
+    """What each row's number is divided by."""
+    import pandas
+
+    if claim.per == "baseline":
+        return rows["baseline"].astype(float)
+    if claim.per == "variance":
+        return rows["run"].map(variance)
+    if claim.per is None or frame is None:
+        return pandas.Series(1.0, index=rows.index)
+    other = picked(frame, claim.per)
+    if len(other) != 1:
+        raise Unmeasured(f"{len(other)} rows have {claim.per}")
+    return pandas.Series(float(other[claim.column].iloc[0]), index=rows.index)
+
+
+def picked(frame: pandas.DataFrame, where: Mapping[str, Any]) -> pandas.DataFrame:
+    """The rows that a filter leaves."""
+    chosen = frame["draw"].isna() if "draw" not in where else frame["draw"].notna()
+    for column, wanted in where.items():
+        if column not in frame:
+            raise Unmeasured(f"the table has no column {column!r}")
+        values = frame[column]
+        if column == "ref":
+            values = values.str.rpartition("@")[2]
+        if column == "run":
+            chosen &= values.str.endswith(str(wanted))
+        elif isinstance(wanted, list):
+            chosen &= values.isin(wanted)
+        else:
+            chosen &= (values == wanted).fillna(False).astype(bool)
+    return frame[chosen]
+
+
+@cache
+def variance(run: str) -> float:
+    """Var X of the task that a run learned."""
+    from tasks import get
+
+    name, config = config_of(run)
+    task = get(name, **config)
+    found = getattr(task, "entry_variance", None)
+    if found is None:
+        raise Unmeasured(f"task {name!r} says no variance of an entry")
+    return float(found)

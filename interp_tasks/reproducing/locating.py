@@ -1,0 +1,85 @@
+"""Where the runs are that a paper's studies read: shipped, in the user's folder, or nowhere yet. Knows no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from interp_tasks.checkpoints.refs import ZOO, find_run, natural_key, zoo_folder
+from interp_tasks.checkpoints.run_files import is_run, read_run
+from interp_tasks.errors import UserError
+from interp_tasks.published import Paper, TrainingRun
+from interp_tasks.training.config import resolve_config
+
+
+@dataclass(frozen=True)
+class Located:
+    """A run of a paper and where it is.
+
+    Attributes:
+        base: what REFs of it begin with (of several seeds a glob); ``None`` where it has not been trained.
+        count: how many training runs it is.
+    """
+
+    run: TrainingRun
+    base: str | None
+    count: int = 0
+
+
+def locate(run: TrainingRun, folder: Path) -> Located:
+    """A run of the user's own comes before a shipped one of the same name.
+
+    Raises:
+        UserError: if the run of that name was trained with other settings than the paper's file says.
+    """
+    for prefix, place in ((folder.as_posix() + "/", folder / run.name), (ZOO, zoo_folder() / run.name)):
+        found = [place] if is_run(place) else []
+        if run.seeds is not None:
+            found = sorted(filter(is_run, place.glob("seed-*")), key=lambda path: natural_key(path.name))
+        if found:
+            for each in found:
+                check_settings(run, each)
+            base = f"{prefix}{run.name}"
+            return Located(run, base if run.seeds is None else f"{base}/seed-*", len(found))
+    return Located(run, None)
+
+
+def check_settings(run: TrainingRun, path: Path) -> None:
+    """Refuse a folder that holds another run: a claim would be decided on the wrong model."""
+    config = read_run(path).get("config", {})
+    wanted = resolve_config(
+        run.task, run.train_preset, {key: as_text(value) for key, value in run.settings.items()}
+    )
+    sections = {"task": wanted.task, "model": wanted.model, "train": wanted.train.model_dump(mode="json")}
+    for key in ("steps", "learning_rate", "batch_size", "optimizer"):
+        compare(run, path, f"train.{key}", sections["train"].get(key), config.get("train", {}).get(key))
+    for section in ("task", "model"):
+        for key, value in sections[section].items():
+            compare(run, path, f"{section}.{key}", value, config.get(section, {}).get(key))
+
+
+def compare(run: TrainingRun, path: Path, key: str, wanted: Any, there: Any) -> None:
+    listed = [list(value) if isinstance(value, tuple) else value for value in (wanted, there)]
+    if listed[0] != listed[1]:
+        raise UserError(
+            f"{path} is not the run {run.name!r} of the paper: its {key} is {there}, not {wanted}; "
+            "give another folder with --runs"
+        )
+
+
+def as_text(value: Any) -> str:
+    from interp_tasks.published.papers import plain
+
+    return plain(value)
+
+
+def locate_all(paper: Paper, preset: str, folder: Path) -> list[Located]:
+    """Every run of a scale, in the paper's order."""
+    return [locate(run, folder) for run in paper.run if run.preset == preset]
+
+
+def config_of(run_label: str) -> tuple[str, dict[str, Any]]:
+    """Name and settings of the task of a run, as a table's column ``run`` names it."""
+    described = dict(read_run(find_run(run_label))["config"]["task"])
+    return described.pop("name"), described

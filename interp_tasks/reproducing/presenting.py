@@ -1,0 +1,158 @@
+"""A reproduction for people: one page, and the lines that the terminal prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.published import Row
+from interp_tasks.reporting import Column, Figure, Page, Section, Table, Text, number, with_interval
+
+if TYPE_CHECKING:
+    import pandas
+
+    from interp_tasks.reproducing.judging import Outcome
+    from interp_tasks.reproducing.reproduction import Reproduction
+
+VERDICTS = ("held", "failed", "not testable at this scale", "not run", "error")
+
+
+def ours(row: Mapping[str, Any]) -> str:
+    """Our number with its interval; never a number where nothing was run."""
+    if row["value"] is None or row["value"] != row["value"]:
+        return "–"
+    return with_interval(number(row["value"]), row["ci_low"], row["ci_high"])
+
+
+def runs_text(row: Mapping[str, Any]) -> str:
+    return str(row["run"])
+
+
+def summary(found: Reproduction) -> str:
+    """How many verdicts of each kind."""
+    counts = found.counts()
+    parts = [f"{counts[name]} {name}" for name in VERDICTS if counts.get(name)]
+    claims = len({outcome.claim.id for outcome in found.outcomes})
+    return f"{claims} claims, {len(found.outcomes)} verdicts: {', '.join(parts) or 'none'}."
+
+
+def tally(outcomes: Sequence[Outcome]) -> str:
+    """``held on 2 of 3 runs`` for one claim."""
+    decided = [each for each in outcomes if each.verdict in ("held", "failed")]
+    if not decided:
+        return outcomes[0].verdict
+    held = sum(each.verdict == "held" for each in decided)
+    if len(decided) == 1:
+        return decided[0].verdict
+    return f"held on {held} of {len(decided)}"
+
+
+SHOWN = (
+    Column("row", "row"),
+    Column("claim", "says"),
+    Column("published", "published"),
+    Column("run", "run"),
+    Column("runs", "n_runs"),
+    Column("ours [95% CI]", "value", ours),
+    Column("verdict", "verdict"),
+    Column("note", "reason"),
+)
+
+
+def page(found: Reproduction) -> Page:
+    """What was found, experiment by experiment, with every table's rule and every figure."""
+    frame = found.frame()
+    sections: list[Section] = [
+        Text(introduction(found)),
+        Table(
+            frame,
+            "Claims",
+            "A verdict is what the rule says of our number; the rule of each claim stands below, with its experiment. "
+            "Intervals: 95%, over examples, or over training runs where there are several in one number.",
+            SHOWN,
+            name=f"{found.paper.name}-claims",
+        ),
+    ]
+    if found.missing:
+        sections.append(missing_table(found))
+    for row in found.paper.row:
+        if not found.rows or row.number in found.rows:
+            sections += of_row(found, row)
+    config = {
+        "paper": found.paper.name,
+        "preset": found.preset,
+        "runs": {each.run.name: each.base for each in found.located},
+    }
+    return Page(f"{found.paper.title}: published and ours", sections, config, found.versions)
+
+
+def introduction(found: Reproduction) -> str:
+    there = [each for each in found.located if each.base is not None]
+    departures = "\n".join(f"- {line}" for line in found.paper.departures)
+    return (
+        f"{found.paper.citation}, repeated at the scale {found.preset}. {summary(found)}\n\n"
+        f"Measured on {sum(each.count for each in there)} training runs; {len(found.missing)} more are described but "
+        "not trained. Our models differ from theirs:\n\n"
+        f"{departures}"
+    )
+
+
+def missing_table(found: Reproduction) -> Table:
+    import pandas
+
+    rows = [
+        {
+            "run": each.run.name,
+            "role": each.run.role,
+            "hours": each.run.hours,
+            "command": each.run.command(found.folder),
+        }
+        for each in found.missing
+    ]
+    return Table(
+        pandas.DataFrame(rows),
+        "Not trained",
+        "Estimated hours are of the machine that the scale is meant for.",
+        name="not-trained",
+    )
+
+
+def of_row(found: Reproduction, row: Row) -> list[Section]:
+    """An experiment of the paper: its claims with their rules, then a figure for each study and run."""
+    outcomes = [each for each in found.outcomes if each.claim.row == row.number]
+    lines = []
+    for claim in dict.fromkeys(each.claim for each in outcomes if each is not None):
+        mine = [each for each in outcomes if each.claim == claim]
+        departures = f" Departs: {claim.departures}." if claim.departures else ""
+        lines.append(
+            f"- {claim.says} ({claim.source}) Rule: {claim.rule}. {tally(mine).capitalize()}.{departures}"
+        )
+    where = f" ({row.where})" if row.where else ""
+    body = "\n".join(lines) or (row.note or "Nothing of it is decided here.")
+    sections: list[Section] = [Text(body, f"{row.number}. {row.title}{where}")]
+    for done in found.done:
+        # A study that several rows read is drawn with the first of them.
+        if done.result is None or done.job.study.rows[0] != row.number:
+            continue
+        figure = done.result.plot()
+        height = figure.layout.height
+        sections.append(
+            Figure(
+                figure,
+                caption=f"{done.job.study.id}, {done.job.name}. {done.result.caption()}",
+                alt=f"{row.title}, {done.job.name}",
+                height=int(height) if height else 420,
+            )
+        )
+    return sections
+
+
+def shown_frame(found: Reproduction) -> pandas.DataFrame:
+    """The claims for a terminal: what is said only once for all runs of a claim."""
+    frame = found.frame()
+    repeated = frame["claim"].duplicated()
+    return frame.assign(
+        row=frame["row"].astype(str).mask(repeated, ""),
+        says=frame["says"].mask(repeated, ""),
+        published=frame["published"].mask(repeated, ""),
+    )

@@ -1,0 +1,113 @@
+"""Papers as files: what they must hold, and what is refused in them."""
+
+import pytest
+
+from interp_tasks import experiments
+from interp_tasks.errors import UserError
+from interp_tasks.published import papers, read_paper
+from interp_tasks.published.papers import parse_paper
+from interp_tasks.reproducing.locating import as_text
+from interp_tasks.training.config import resolve_config
+
+#: Experiments of the two papers on matrix completion, as our fact sheet counts them.
+MATRIX_ROWS = 31
+
+
+def paper(**changes):
+    """A small paper's content, with entries replaced."""
+    return {
+        "paper": {"name": "small", "title": "Small", "citation": "Nobody 2020"},
+        "row": [{"number": 1, "title": "First"}],
+        "run": [{"name": "a", "role": "core", "preset": "cpu", "task": "modular-addition", "hours": 0.1}],
+        "study": [{"id": "s", "rows": [1], "experiment": "ablation", "at": ["post"]}],
+        "claim": [
+            {
+                "id": "c",
+                "row": 1,
+                "study": "s",
+                "source": "section 1",
+                "says": "It falls.",
+                "where": {"metric": "accuracy"},
+                "holds": {"below": 0.5},
+            }
+        ],
+    } | changes
+
+
+def entry(kind, **changes):
+    return {kind: [paper()[kind][0] | changes]}
+
+
+@pytest.mark.parametrize("name", papers())
+def test_every_paper_reads_and_names_what_there_is(name):
+    found = read_paper(name)
+    for study in found.study:
+        assert callable(getattr(experiments, study.experiment)), study.id
+    for run in found.run:
+        settings = {key: as_text(value) for key, value in run.settings.items()}
+        resolve_config(run.task, run.train_preset, settings)
+    for claim in found.claim:
+        assert claim.says.endswith("."), claim.id
+        assert set(claim.where) <= set(experiments.COLUMNS), claim.id
+        if isinstance(claim.per, dict):
+            assert set(claim.per) <= set(experiments.COLUMNS), claim.id
+
+
+def test_no_experiment_of_the_matrix_completion_papers_is_left_out():
+    found = read_paper("matrix-completion")
+    assert [row.number for row in found.row] == list(range(1, MATRIX_ROWS + 1))
+    decided = {claim.row for claim in found.claim} | {row.number for row in found.row if row.note}
+    assert decided == set(range(1, MATRIX_ROWS + 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (entry("claim", row=2), "is of row 2"),
+        (entry("claim", study="t"), "no study 't'"),
+        (entry("study", rows=[3]), "row 3, which is not in the paper"),
+        (entry("study", role="other"), "no run plays 'other'"),
+        (entry("claim", holds={}), "a rule needs above, below, or both"),
+        (entry("claim", holds={"above": 1, "below": 0}), "nothing lies above 1 and below 0"),
+        (entry("claim", verdict="held"), "claim.0.verdict"),
+        ({"claim": paper()["claim"] * 2}, "two entries of claim are called c"),
+    ],
+)
+def test_a_paper_that_contradicts_itself_is_refused_in_one_line(changes, said):
+    with pytest.raises(UserError, match="small.toml") as raised:
+        parse_paper(paper(**changes), "small.toml")
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unknown_paper_is_refused():
+    with pytest.raises(UserError, match="no paper 'other': choose"):
+        read_paper("other")
+
+
+def test_a_reason_alone_is_of_every_scale_but_the_papers():
+    (claim,) = parse_paper(paper(**entry("claim", scale="too shallow")), "x").claim
+    assert claim.scale == {"cpu": "too shallow", "reference": "too shallow"}
+    (claim,) = parse_paper(paper(**entry("claim", scale={"cpu": "too shallow"})), "x").claim
+    assert claim.scale == {"cpu": "too shallow"}
+
+
+def test_the_command_of_a_run_gives_its_settings(tmp_path):
+    settings = {"train.steps": 10, "train.betas": [0.9, 0.99], "model.normalization": None, "task.p": 7}
+    (run,) = parse_paper(paper(**entry("run", settings=settings, seeds="0:2")), "x").run
+    command = run.command("runs")
+    assert command == (
+        "interp-run train modular-addition --preset cpu --set train.steps=10 --set train.betas=0.9,0.99 "
+        "--set model.normalization=none --set task.p=7 --seeds 0:2 --out runs/a"
+    )
+    given = dict(part.strip().split("=", 1) for part in command.partition(" --seeds")[0].split("--set ")[1:])
+    assert resolve_config("modular-addition", "cpu", given).model["normalization"] is None
+
+
+def test_a_rule_says_what_it_is_about():
+    where = {"ref": "pre", "metric": "mse_masked", "head": 1}
+    changes = entry(
+        "claim", where=where, column="effect", per="baseline", holds={"above": -0.05, "below": 0.05}
+    )
+    (claim,) = parse_paper(paper(**changes), "x").claim
+    assert claim.rule == "effect / baseline of @pre, mse_masked, head 1 is above -0.05 and below 0.05"
