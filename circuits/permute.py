@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 
 from circuits import drawing
-from circuits.arguments import read_seed
+from circuits.arguments import read_indices, read_seed
 from circuits.calls import Call, unusual
 from circuits.errors import CircuitsError
 from circuits.interventions import Firing, Replacement, Write
@@ -19,7 +21,7 @@ from circuits.sites import Site
 from circuits.snapshots import plain
 from circuits.surface import Surface
 
-__all__ = ["draws", "positions"]
+__all__ = ["draws", "positions", "slices", "within"]
 
 VERB = "permute.positions"
 
@@ -102,6 +104,53 @@ def positions(permutation_or_seed: Any) -> PermutedPositions:
 def draws(count: int, seed: int = 0) -> drawing.Draws:
     """`count` random permutations as one variant of a sweep, which then gives each draw, their mean and spread."""
     return drawing.draws(positions, count, seed)
+
+
+def slices(shape: Any, axis: int, seed: int = 0) -> PermutedPositions:
+    """Whole slices of a grid of positions change places: of a matrix its rows (axis 0) or its columns (axis 1).
+
+    shape: of the grid, whose last axis varies fastest over positions; later positions keep their rows. axis: along
+    which the slices are counted. seed: draws one permutation of them, uniform among all (the identity included).
+
+    Where rows of the data may change places without making it more or less likely, and every position sees every
+    other, this is the same as giving the model another example of the data: its expected error stays what it is.
+    """
+    places, axis = _grid(shape, axis, "permute.slices")
+    order = random_order(places.shape[axis], read_seed(seed, "permute.slices"))
+    return _permuted(Permuted(None, tuple(np.take(places, order, axis).flatten().tolist())))
+
+
+def within(shape: Any, axis: int, seed: int = 0, at: Any = None) -> PermutedPositions:
+    """Inside each slice of a grid of positions its entries change places: of a matrix inside each row (axis 0).
+
+    shape, axis, seed: as in `slices`; each slice has a permutation of its own. at: only inside these slices.
+    """
+    verb = "permute.within"
+    places, axis = _grid(shape, axis, verb)
+    seed, chosen = read_seed(seed, verb), read_indices(at, verb, "at")
+    if chosen is not None and max(chosen) >= places.shape[axis]:
+        raise CircuitsError(f"{verb}: no slice {max(chosen)}: axis {axis} has 0-{places.shape[axis] - 1}")
+    generator = torch.Generator().manual_seed(seed)
+    lines = np.moveaxis(places, axis, 0).copy()
+    for index in range(len(lines)):
+        order = torch.randperm(lines[index].size, generator=generator).numpy()
+        if chosen is None or index in chosen:
+            lines[index] = lines[index].flatten()[order].reshape(lines[index].shape)
+    return _permuted(Permuted(None, tuple(np.moveaxis(lines, 0, axis).flatten().tolist())))
+
+
+def _grid(shape: Any, axis: Any, verb: str) -> tuple[np.ndarray, int]:
+    """The positions of a grid, in its shape; and the axis."""
+    sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
+    if not sizes or not all(_is_whole(size) and size > 0 for size in sizes):
+        raise CircuitsError(f"{verb}: shape is that of a grid of positions, such as (4, 4); got {shape!r}")
+    if not _is_whole(axis) or not 0 <= axis < len(sizes):
+        raise CircuitsError(f"{verb}: axis={axis!r}; the grid has axes 0-{len(sizes) - 1}")
+    return np.arange(math.prod(sizes)).reshape(sizes), int(axis)
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, int | np.integer) and not isinstance(number, bool)
 
 
 def random_order(length: int, seed: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "heads": {"mode": None, "keys": None, "queries": "all"},
     "transplant": {"source": None, "components": None, "layers": None},
     "patch": {"source": None, "site": None, "heads": None, "queries": "all"},
-    "permute": {"draws": None},
+    "permute": {"draws": None, "what": ["all"]},
     "probe": {
         "method": None,
         "sites": ["resid_post"],

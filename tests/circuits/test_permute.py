@@ -230,3 +230,78 @@ def test_a_table_of_positions_that_is_not_used(make_model, hooked_only, tokens):
         run(model, tokens, permute.positions(3))
     with pytest.raises(CircuitsError, match=r"no site pos_embed in this model; it has embed, resid_pre"):
         run(model, tokens, ablate.zero("pos_embed"))
+
+
+GRID = np.arange(12).reshape(3, 4)
+
+
+def given(intervention):
+    """The permutation of the 12 positions of a grid [3 4], as a grid."""
+    found = intervention.replacement.order
+    assert sorted(found) == list(range(12))
+    return np.array(found).reshape(3, 4)
+
+
+def test_slices_are_moved_as_a_whole():
+    for seed in range(20):
+        rows, columns = given(permute.slices((3, 4), 0, seed)), given(permute.slices([3, 4], 1, seed))
+        assert (rows % 4 == GRID % 4).all(), "an entry left its column"
+        assert (rows // 4 == rows[:, :1] // 4).all(), "a row was torn apart"
+        assert (columns // 4 == GRID // 4).all(), "an entry left its row"
+        assert (columns % 4 == columns[:1] % 4).all(), "a column was torn apart"
+        assert (rows[:, 0] // 4 == random_order(3, seed)).all()
+    assert len({str(given(permute.slices((3, 4), 0, seed))) for seed in range(60)}) == 6, (
+        "not all permutations"
+    )
+
+
+def test_within_slices_nothing_leaves_its_slice():
+    found = [given(permute.within((3, 4), 0, seed)) for seed in range(200)]
+    assert all((grid // 4 == GRID // 4).all() for grid in found)
+    assert len({str(grid[0]) for grid in found}) == 24, "not all permutations of a row"
+    assert any((grid[0] != grid[1] % 4).any() for grid in found), "all rows have one permutation"
+    columns = [given(permute.within((3, 4), 1, seed)) for seed in range(20)]
+    assert all((grid % 4 == GRID % 4).all() for grid in columns)
+    assert len({str(grid) for grid in columns}) > 1
+
+
+def test_within_one_slice_the_others_stay():
+    for seed in range(20):
+        whole, one = given(permute.within((3, 4), 0, seed)), given(permute.within((3, 4), 0, seed, at=1))
+        assert (one[[0, 2]] == GRID[[0, 2]]).all()
+        assert (one[1] == whole[1]).all()
+    both = given(permute.within((3, 4), 0, 5, at=[0, 1]))
+    assert (both[2] == GRID[2]).all()
+    assert (both[:2] != GRID[:2]).any()
+
+
+def test_a_grid_of_three_axes():
+    found = np.array(permute.slices((2, 3, 2), 1, 4).replacement.order).reshape(2, 3, 2)
+    grid = np.arange(12).reshape(2, 3, 2)
+    assert (found == grid[:, list(random_order(3, 4))]).all()
+
+
+def test_moving_whole_rows_of_positions_is_moving_rows_of_the_input(hooked_only, make_model, tokens):
+    """In a model where every position sees every other: the output moves with the rows, and is the same."""
+    model = make_model(attention_dir="bidirectional")
+    grid = tokens[:, :6].reshape(-1, 3, 2)
+    order = list(random_order(3, 2))
+    moved = torch.empty_like(grid)
+    moved[:, order] = grid
+    permuted = run(model, grid.flatten(1), permute.slices((3, 2), 0, 2))
+    expected = run(model, moved.flatten(1)).unflatten(1, (3, 2))[:, order].flatten(1, 2)
+    torch.testing.assert_close(permuted, expected)
+    assert order != [0, 1, 2]
+    assert not torch.allclose(permuted, run(model, grid.flatten(1)))
+
+
+def test_grids_that_do_not_fit():
+    for shape in ((), "34", (3, 0), (3, 1.5), 12):
+        with pytest.raises(CircuitsError, match="shape is that of a grid of positions"):
+            permute.slices(shape, 0)
+    with pytest.raises(CircuitsError, match=r"permute.within: axis=2; the grid has axes 0-1"):
+        permute.within((3, 4), 2)
+    with pytest.raises(CircuitsError, match=r"permute.within: no slice 3: axis 0 has 0-2"):
+        permute.within((3, 4), 0, at=3)
+    with pytest.raises(CircuitsError, match="a seed is an integer"):
+        permute.slices((3, 4), 0, seed=-1)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 import typer
 
 from interp_tasks.cli.options import ExperimentCommand
 from interp_tasks.experiments import Result, permute
+from interp_tasks.experiments.permuting import ALL, check_what
 from interp_tasks.experiments.specifications import check_draws
 from interp_tasks.experiments.subjects import Progress
 
@@ -22,11 +23,20 @@ class Permute(ExperimentCommand):
 
     name: ClassVar[str] = "permute"
 
+    what: Annotated[
+        list[str],
+        typer.Option(
+            "--what",
+            metavar="NAME",
+            help="all; of a grid of positions rows, within-rows, middle-row, columns, ... Repeat for rows.",
+        ),
+    ] = field(default_factory=lambda: [ALL])
     draws: Annotated[int, typer.Option("--draws", metavar="N", help="Random permutations.")] = 20
 
     def check(self) -> None:
+        check_what(self.what)
         check_draws(self.draws)
         super().check()
 
     def measure(self, progress: Progress | None) -> Result:
-        return permute(self.ckpt, self.draws, **self.common(progress))
+        return permute(self.ckpt, self.draws, self.what, **self.common(progress))

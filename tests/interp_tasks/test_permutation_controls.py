@@ -1,0 +1,131 @@
+"""``interp-run permute --what``: groups of positions by the task's grid, against tables permuted by hand."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import tasks
+from interp_tasks.cli import main
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import permute
+from tasks.base import GridAxis
+
+N, SEED = 24, 3
+WHAT = ["all", "rows", "columns", "within-rows", "within-columns", "middle-row", "middle-column"]
+GRID = np.arange(9).reshape(3, 3)
+
+
+def orders(result, variant):
+    (done,) = result.config["done"]
+    return [np.array(draw["permutation"]).reshape(3, 3) for draw in done["interventions"][variant]]
+
+
+@pytest.fixture(scope="module")
+def found(folders):
+    return permute(folders[0], 3, WHAT, samples=N, seed=SEED)
+
+
+def test_each_group_leaves_alone_what_it_should(found):
+    for order in orders(found, "rows"):
+        assert (order % 3 == GRID % 3).all()
+        assert (order // 3 == order[:, :1] // 3).all()
+    for order in orders(found, "columns"):
+        assert (order // 3 == GRID // 3).all()
+        assert (order % 3 == order[:1] % 3).all()
+    for order in orders(found, "within-rows"):
+        assert (order // 3 == GRID // 3).all()
+    for order in orders(found, "within-columns"):
+        assert (order % 3 == GRID % 3).all()
+    for order in orders(found, "middle-row"):
+        assert (order[[0, 2]] == GRID[[0, 2]]).all()
+        assert (order[1] // 3 == 1).all()
+    for order in orders(found, "middle-column"):
+        assert (order[:, [0, 2]] == GRID[:, [0, 2]]).all()
+        assert (order[:, 1] % 3 == 1).all()
+    assert any((order != GRID).any() for order in orders(found, "middle-row"))
+    assert list(dict.fromkeys(found.frame["variant"])) == ["positions", *WHAT[1:]]
+    assert set(found.frame["intervention"]) == {
+        f"{name}(draws=3)" for name in found.frame["variant"].unique()
+    }
+    assert found.config["what"] == WHAT
+
+
+def test_every_draw_is_what_a_permuted_table_computes(found, task, models, pooled):
+    batch = task.sample(N, seed=SEED)
+    for variant in ("rows", "within-rows", "middle-row"):
+        rows = found.frame[(found.frame["variant"] == variant) & (found.frame["metric"] == "mse_masked")]
+        for draw, order in enumerate(orders(found, variant)):
+            edited = copy.deepcopy(models[0])
+            edited.pos_embed.W_pos.data = models[0].pos_embed.W_pos.data[torch.from_numpy(order.flatten())]
+            value = rows.loc[rows["draw"] == draw, "value"].item()
+            assert value == pytest.approx(pooled(edited(batch.tokens), batch)["mse_masked"], rel=1e-6)
+
+
+def test_whole_rows_are_a_symmetry_of_the_data(found, task, models, pooled):
+    """The edited model does on the matrices what the unedited one does on matrices whose rows have moved."""
+    batch = task.sample(N, seed=SEED)
+    for order, draw in zip(orders(found, "rows"), range(3), strict=True):
+        flat = torch.from_numpy(order.flatten())
+        values, hidden = torch.empty_like(batch.targets), torch.empty_like(batch.extras["hidden"])
+        values[:, flat], hidden[:, flat] = batch.targets, batch.extras["hidden"]
+        moved = task.batch(values, hidden)
+        expected = pooled(models[0](moved.tokens), moved)
+        rows = found.frame[(found.frame["variant"] == "rows") & (found.frame["draw"] == draw)]
+        assert dict(zip(rows["metric"], rows["value"], strict=True)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_grid_with_an_even_number_of_rows_has_two_in_the_middle():
+    result = permute("zoo:matrix-completion-4x4@pre", 2, "middle-row", samples=4)
+    grid = np.arange(16).reshape(4, 4)
+    (done,) = result.config["done"]
+    found = [np.array(draw["permutation"]).reshape(4, 4) for draw in done["interventions"]["middle-row"]]
+    for order in found:
+        assert (order[[0, 3]] == grid[[0, 3]]).all()
+        assert (order // 4 == grid // 4).all()
+    assert any((order[1] != grid[1]).any() and (order[2] != grid[2]).any() for order in found)
+
+
+def test_a_task_of_ones_own_names_its_axes(folders):
+    base = tasks.get("matrix-completion", n=3, rank=1, grid_max=1.2, grid_step=0.1)
+
+    class Own(type(base)):
+        name = "own"
+
+        def grid_axes(self):
+            return GridAxis("block", (0,)), GridAxis("line", (0, 1, 2)), GridAxis("place", (0, 1, 2))
+
+    own = Own(**base.model_dump())
+    frame = permute(folders[0], 2, ["lines", "within-blocks"], task=own, samples=8).frame
+    assert list(dict.fromkeys(frame["variant"])) == ["lines", "within-blocks"]
+    with pytest.raises(UserError, match="the grid has blocks, within-blocks, middle-block, lines, "):
+        permute(folders[0], 2, "rows", task=own, samples=8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--what", "rows!"], ["'rows!'", "within-rows"]),
+        (["--what", "diagonals"], ["diagonals", "rows, within-rows, middle-row, columns"]),
+    ],
+)
+def test_what_does_not_fit_is_one_line(folders, capsys, arguments, words):
+    assert main(["permute", "--ckpt", folders[0], "--samples", "4", "--quiet", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.strip().splitlines()) == 1
+    assert all(word in captured.err for word in words)
+
+
+def test_a_task_without_a_grid_of_positions():
+    with pytest.raises(UserError, match="its task declares no grid of positions; write all"):
+        permute("zoo:modular-addition-113@post", 2, "rows", samples=4)
+
+
+def test_the_table_has_a_row_for_each_group(folders, capsys):
+    arguments = ["--what", "rows", "--what", "within-rows", "--draws", "2", "--samples", "4", "--quiet"]
+    assert main(["permute", "--ckpt", folders[0], *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "what rows, within-rows" in out
+    assert "sd of draws" in out
