@@ -189,6 +189,25 @@ class Task(BaseModel, ABC):
         """
         return ()
 
+    def parts(self) -> Mapping[str, Task]:
+        """Of a mixture, whose every batch is of one kind, a task for each kind, by name; else nothing.
+
+        Such a task is evaluated on each of them. Their inputs may differ in length.
+        """
+        return {}
+
+    def plateau_levels(self) -> Mapping[str, float]:
+        """What metrics are on the plateau before the drop, by theory; nothing where there is none."""
+        return {}
+
+    def loss_weights(self) -> Mapping[str, float]:
+        """The metrics whose weighted sum is the loss, with their weights; nothing where the loss is of one piece."""
+        return {}
+
+    def accuracies(self, output: Float[Tensor, "batch _ d_out"], batch: Batch) -> dict[str, Metric]:
+        """Shares of exactly right answers, as :meth:`metrics` gives them, for a task with a read-out in real numbers."""
+        return {}
+
     @abstractmethod
     def sample(self, n: int | None, seed: int = 0, split: Split = "test") -> Batch:
         """``n`` examples of a split; for a finite task, without replacement and at most the whole split.
@@ -224,6 +243,9 @@ class Task(BaseModel, ABC):
 
         return build_hooked_transformer(self, settings or self.Model(), seed)
 
+    def constrain(self, model: HookedTransformer, settings: ModelSettings) -> None:
+        """Put back what the settings hold fixed, after weights were copied in from elsewhere."""
+
     def check_model(self, model: HookedTransformer) -> None:
         """Refuse, in one line, a model that cannot take this task's inputs."""
         sizes = model.cfg
@@ -256,3 +278,24 @@ def pool(metrics: Mapping[str, Metric]) -> dict[str, float | None]:
         else:
             pooled[name] = metric.double().mean().item()
     return pooled
+
+
+def pool_parts(found: Mapping[str, Mapping[str, Metric]]) -> dict[str, float | None]:
+    """Each metric over the examples of all parts together, and of every named part as ``metric (part)``."""
+    whole: dict[str, Metric] = {}
+    for name in next(iter(found.values())):
+        each = [metrics[name] for metrics in found.values()]
+        pairs = [one for one in each if isinstance(one, tuple)]
+        values = [one for one in each if not isinstance(one, tuple)]
+        whole[name] = (
+            (torch.cat([one[0] for one in pairs]), torch.cat([one[1] for one in pairs]))
+            if pairs
+            else torch.cat(values)
+        )
+    of_parts = {
+        f"{name} ({part})": metric
+        for part, metrics in found.items()
+        if part
+        for name, metric in metrics.items()
+    }
+    return pool(whole | of_parts)

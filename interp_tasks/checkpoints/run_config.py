@@ -29,7 +29,7 @@ def run_json(run: Path, config: Mapping[str, Any], info: Mapping[str, Any]) -> d
     if existing.get("format") != FORMAT or not isinstance(existing.get("config"), dict):
         raise UserError(f"{run / RUN_FILE} is not a run of this version (format {existing.get('format')!r})")
     differing = {
-        key: pair for key, pair in differences(existing["config"], config).items() if not _extends(key, *pair)
+        key: pair for key, pair in differences(existing["config"], config).items() if not _goes_on(key, *pair)
     }
     if differing:
         listed = "; ".join(
@@ -52,5 +52,8 @@ def differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]
     return {} if old == new and type(old) is type(new) else {key: (old, new)}
 
 
-def _extends(key: str, old: Any, new: Any) -> bool:
+def _goes_on(key: str, old: Any, new: Any) -> bool:
+    # A setting that is newer than the run was off when it began.
+    if old == _MISSING and not new:
+        return True
     return key == "train.steps" and type(old) is int and type(new) is int and new > old

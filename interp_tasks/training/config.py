@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -15,6 +15,9 @@ from tasks.messages import one_line, unknown_key
 from tasks.settings import list_fields
 
 SECTIONS = ("task", "model", "train")
+#: The parts of a model, see :mod:`interp_tasks.training.parts`.
+Part = Literal["attn", "mlp", "embed", "pos_embed", "unembed"]
+PARTS: tuple[Part, ...] = get_args(Part)
 
 
 class TrainConfig(BaseModel):
@@ -23,7 +26,8 @@ class TrainConfig(BaseModel):
     Attributes:
         steps: parameter updates. A larger number extends a run that is there.
         batch_size: fresh examples per step; ``None``: the whole train split every step (finite tasks only).
-        optimizer: ``"adam"`` adds weight decay to the gradient, ``"adamw"`` decouples it.
+        optimizer: ``"adam"`` adds weight decay to the gradient, ``"adamw"`` decouples it, ``"sgd"`` takes no betas.
+        momentum: of ``"sgd"`` alone.
         warmup_steps: the learning rate rises linearly over so many updates, then stays.
         clip_norm: largest global gradient norm, applied after the Grokfast filter; ``None``: no clipping.
         grokfast: ``"ema"``: g ← g + λ h with h ← α h + (1 − α) g (Lee et al. 2024).
@@ -31,6 +35,10 @@ class TrainConfig(BaseModel):
         dropout: rate, applied to the residual stream after each addition to it (MIIII, code).
         dropout_masks: one mask for each sample, or one shared by the whole batch (MIIII, code).
         precision: ``"bf16"`` runs the forward and backward products in bfloat16 (autocast), weights stay float32.
+        start_from: a REF of one checkpoint to take weights from.
+        start_parts: the parts taken from there, the others are drawn from the seed; none named: those that do not
+            train, or all where all do.
+        train_parts: the parts that train, the others keep what they begin with; none named: all.
         seed: initialisation, batches and dropout; batch s is a function of (seed, "batch", s).
         log_every, eval_samples: every so many steps, metrics on a fixed validation sample and the step's batch
             (``eval_samples = None``: the whole validation split of a finite task).
@@ -47,7 +55,8 @@ class TrainConfig(BaseModel):
 
     steps: int = Field(1000, ge=0)
     batch_size: int | None = Field(None, ge=1)
-    optimizer: Literal["adam", "adamw"] = "adamw"
+    optimizer: Literal["adam", "adamw", "sgd"] = "adamw"
+    momentum: float = Field(0.0, ge=0, lt=1)
     learning_rate: float = Field(1e-3, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     betas: tuple[float, float] = (0.9, 0.98)
@@ -61,6 +70,9 @@ class TrainConfig(BaseModel):
     dropout: float = Field(0.0, ge=0, lt=1)
     dropout_masks: Literal["per-sample", "shared"] = "per-sample"
     precision: Literal["float32", "bf16"] = "float32"
+    start_from: str | None = Field(None, min_length=1)
+    start_parts: tuple[Part, ...] = ()
+    train_parts: tuple[Part, ...] = ()
     seed: int = Field(0, ge=0)
     log_every: int = Field(25, ge=1)
     eval_samples: int | None = Field(512, ge=1)
@@ -78,6 +90,22 @@ class TrainConfig(BaseModel):
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must lie in [0, 1), got {self.betas}")
         return self
+
+    @model_validator(mode="after")
+    def _what_goes_together(self) -> TrainConfig:
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"momentum belongs to optimizer sgd, {self.optimizer} has betas")
+        if self.start_parts and self.start_from is None:
+            raise ValueError("start_parts needs start_from, the checkpoint that they come from")
+        if self.start_from is not None and not self.parts_started():
+            raise ValueError("start_from would give nothing: every part trains; name start_parts")
+        return self
+
+    def parts_started(self) -> tuple[Part, ...]:
+        """The parts that come from ``start_from``."""
+        return self.start_parts or tuple(
+            part for part in PARTS if not self.train_parts or part not in self.train_parts
+        )
 
     def checkpoint_steps(self, published: tuple[int, ...] = ()) -> list[int]:
         """The steps whose weights are stored: log-spaced, then linear, always the published ones and the end."""

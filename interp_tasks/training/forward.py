@@ -56,7 +56,7 @@ class HookedForward:
         finally:
             for handle in handles:
                 handle.remove()
-        return output[:, self.read_positions]
+        return output[:, [position for position in self.read_positions if position < tokens.shape[1]]]
 
 
 def _dropping(dropout: Dropout, layer: int, place: Any) -> Callable[[Any, Any, Tensor], Tensor]:
@@ -93,7 +93,8 @@ class FusedForward:
         self, tokens: Int[Tensor, "batch pos"], dropout: Dropout | None = None
     ) -> Float[Tensor, "batch read d_out"]:
         n_pos = tokens.shape[1]
-        read = None if self.read_positions == tuple(range(n_pos)) else list(self.read_positions)
+        read = [position for position in self.read_positions if position < n_pos]
+        read = None if read == list(range(n_pos)) else read
         last = self.cfg.n_layers - 1
         look_up = 2 * self.cfg.d_vocab < len(tokens)
         resid = self._embed(tokens)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,21 +18,26 @@ if TYPE_CHECKING:
 GradientWatcher = Callable[[str, Mapping[str, Tensor]], None]
 
 
+def optimizer_of(parameters: Sequence[Tensor], config: TrainConfig) -> torch.optim.Optimizer:
+    """The optimiser that a config asks for."""
+    shared: dict[str, Any] = {
+        "lr": config.learning_rate,
+        "weight_decay": config.weight_decay,
+        "fused": True,
+    }
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(parameters, momentum=config.momentum, **shared)
+    adam = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    return adam(parameters, betas=config.betas, eps=config.eps, **shared)
+
+
 class Updater:
     """Grokfast filter, clipping, learning rate and optimiser over a model's trainable parameters."""
 
     def __init__(self, model: HookedTransformer, config: TrainConfig) -> None:
         self.config = config
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        optimizer = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
-        self.optimizer = optimizer(
-            self.parameters.values(),
-            lr=config.learning_rate,
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
+        self.optimizer = optimizer_of(list(self.parameters.values()), config)
         self.filter = (
             GrokfastEMA(config.grokfast_alpha, config.grokfast_lambda, config.grokfast_start)
             if config.grokfast
@@ -69,7 +74,9 @@ class Updater:
         tensors = {"random/torch": torch.get_rng_state()}
         for name, parameter in self.parameters.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"optimizer/{name}/{key}"] = value
+                # SGD without momentum keeps an empty place for one.
+                if value is not None:
+                    tensors[f"optimizer/{name}/{key}"] = value
         if self.filter is not None:
             tensors |= {f"grokfast/{name}": average for name, average in self.filter.averages.items()}
         return tensors

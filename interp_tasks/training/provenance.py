@@ -19,7 +19,8 @@ from tasks.base import Task
 
 def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -> dict[str, Any]:
     """Seeds, versions, hardware, git state, start time and command, as plain JSON."""
-    published = task.published_marks if is_published(task, preset) else {}
+    whole = config.start_from is None and not config.train_parts
+    published = task.published_marks if whole and is_published(task, preset) else {}
     return {
         "preset": preset,
         **({"published_drop": dict(published)} if published else {}),

@@ -21,8 +21,9 @@ from interp_tasks.training.dropout import Dropout
 from interp_tasks.training.forward import Forward, fastest_forward
 from interp_tasks.training.observers import Activations, GradientNorms, Observer
 from interp_tasks.training.optimisation import Updater
+from interp_tasks.training.parts import freeze_others, put_in, read_source
 from interp_tasks.training.provenance import run_info
-from tasks.base import Batch, Task, derive_seed, pool
+from tasks.base import Batch, Task, derive_seed, pool, pool_parts
 from tasks.messages import one_line
 from tasks.registry import get
 from tasks.settings import ModelSettings
@@ -62,8 +63,8 @@ def train(
         The run folder.
 
     Raises:
-        UserError: before any work, for a config that cannot be, a folder that holds another run, or one that is
-            being written; during training, if the weights are no longer finite.
+        UserError: before any work, for a config that cannot be, weights to start from that do not fit or have
+            changed, a folder that holds another run, or one that is being written; during training, if the weights are no longer finite.
         TaskError: if the model cannot take the task's inputs.
     """
     task, settings, config = _resolve(task, preset, settings, config)
@@ -73,6 +74,12 @@ def train(
     if model is None:
         model = task.build_model(config.seed, settings)
     task.check_model(model)
+    source = read_source(config)
+    if source is not None:
+        put_in(model, source, config)
+        if not own_model:
+            task.constrain(model, settings)
+    freeze_others(model, config)
     model = _placed(model, device)
     described = {
         "task": {"name": task.name, **task.model_dump(mode="json")},
@@ -80,6 +87,7 @@ def train(
         if own_model
         else settings.model_dump(mode="json"),
         "train": config.model_dump(mode="json"),
+        **({} if source is None else {"start": source.describe()}),
     }
     with _reproducible(config):
         loop = _Loop(task, model, config, device, observers, progress)
@@ -104,7 +112,11 @@ class _Loop:
         self.task, self.model, self.config = task, model, config
         self.device, self.progress = device, progress
         self.whole_split = None if config.batch_size else self._sample(None, "train", 0)
-        self.validation = self._sample(config.eval_samples, "validation", config.seed)
+        # Of a mixture each kind of examples, of any other task the one there is.
+        self.validation = {
+            name: (part, part.sample(config.eval_samples, seed=config.seed, split="validation").to(device))
+            for name, part in (task.parts() or {"": task}).items()
+        }
         self.forward: Forward
         self.forward, reason = fastest_forward(
             model, task.read_positions, self.batch(0).tokens[: 4 * task.d_vocab]
@@ -175,7 +187,12 @@ class _Loop:
         line = {
             "learning_rate": self.updater.learning_rate(max(step - 1, 0)),
             "train": pool(self.task.metrics(output, seen)),
-            "validation": pool(self.task.metrics(self.forward(self.validation.tokens), self.validation)),
+            "validation": pool_parts(
+                {
+                    name: part.metrics(self.forward(batch.tokens), batch)
+                    for name, (part, batch) in self.validation.items()
+                }
+            ),
             "train_loss": self.task.loss(output, seen).item(),
         }
         if not all(parameter.isfinite().all() for parameter in self.updater.parameters.values()):
