@@ -121,8 +121,8 @@ def of_row(found: Reproduction, row: Row) -> list[Section]:
     """An experiment of the paper: its claims with their rules, then a figure for each study and run."""
     outcomes = [each for each in found.outcomes if each.claim.row == row.number]
     lines = []
-    for claim in dict.fromkeys(each.claim for each in outcomes if each is not None):
-        mine = [each for each in outcomes if each.claim == claim]
+    for claim in {each.claim.id: each.claim for each in outcomes}.values():
+        mine = [each for each in outcomes if each.claim.id == claim.id]
         departures = f" Departs: {claim.departures}." if claim.departures else ""
         lines.append(
             f"- {claim.says} ({claim.source}) Rule: {claim.rule}. {tally(mine).capitalize()}.{departures}"
