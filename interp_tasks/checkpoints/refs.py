@@ -13,7 +13,9 @@ from __future__ import annotations
 import difflib
 import glob
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib.resources import files
 from pathlib import Path
 
@@ -79,9 +81,18 @@ def zoo_folder() -> Path:
 
 
 def zoo_names() -> list[str]:
-    """The shipped runs, as ``zoo:NAME`` takes them."""
+    """The shipped runs, as ``zoo:NAME`` takes them; those in a folder of several as ``FOLDER/NAME``."""
     folder = zoo_folder()
-    return sorted(entry.name for entry in folder.iterdir() if is_run(entry)) if folder.is_dir() else []
+    names = [run.relative_to(folder).as_posix() for run in _runs_below(folder)] if folder.is_dir() else []
+    return sorted(names, key=natural_key)
+
+
+def _runs_below(folder: Path) -> Iterator[Path]:
+    for entry in folder.iterdir():
+        if is_run(entry):
+            yield entry
+        elif entry.is_dir():
+            yield from _runs_below(entry)
 
 
 def _split(text: str) -> tuple[list[str], list[str] | None]:
@@ -95,7 +106,11 @@ def _split(text: str) -> tuple[list[str], list[str] | None]:
             _check_selector(selector, text)
     if not run:
         raise UserError(f"{text!r} names no run before the @: it is RUN@STEP")
-    if run.startswith(ZOO) or not glob.has_magic(run) or Path(run).is_dir():
+    if run.startswith(ZOO):
+        shipped = run.removeprefix(ZOO)
+        # Without a match the name itself is refused, by a message that lists those there are.
+        return [ZOO + name for name in zoo_names() if fnmatchcase(name, shipped)] or [run], selectors
+    if not glob.has_magic(run) or Path(run).is_dir():
         return [run], selectors
     matches = [match for match in glob.glob(run, recursive=True) if _is_either(Path(match))]
     if not matches:

@@ -64,7 +64,8 @@ def train(
 
     Raises:
         UserError: before any work, for a config that cannot be, weights to start from that do not fit or have
-            changed, a folder that holds another run, or one that is being written; during training, if the weights are no longer finite.
+            changed, a folder that holds another run, or one that is being written; during training, if the
+            weights are no longer finite.
         TaskError: if the model cannot take the task's inputs.
     """
     task, settings, config = _resolve(task, preset, settings, config)

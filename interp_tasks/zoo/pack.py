@@ -1,9 +1,11 @@
-"""Make a shipped model from a run: a few of its checkpoints, halved but for the last, metrics recomputed.
+"""Make shipped models from runs: a few of their checkpoints, halved but for the last, metrics recomputed.
 
     python -m interp_tasks.zoo.pack runs/matrix-completion-4x4 --steps 0,500,1000,20000
+    python -m interp_tasks.zoo.pack width-16=runs/wide/16 runs/seeds/seed-* --into matrix-completion-sweeps --final
 
-writes ``interp_tasks/zoo/matrix-completion-4x4``. The metrics in each meta.json are those of the weights as they
-are stored, after rounding to float16, over the test split.
+write ``interp_tasks/zoo/matrix-completion-4x4``, and ``interp_tasks/zoo/matrix-completion-sweeps/width-16`` and so on.
+``--final`` ships the last step alone, halved. The metrics in each meta.json are those of the weights as they are
+stored, after rounding to float16, over the test split.
 """
 
 from __future__ import annotations
@@ -12,15 +14,17 @@ import argparse
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from interp_tasks.checkpoints import load_checkpoint, read_run, save_checkpoint
+from interp_tasks.checkpoints import load_checkpoint, read_run, resolve, save_checkpoint
 from interp_tasks.checkpoints.refs import zoo_folder
 from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, checkpoint_folder
-from tasks.base import Task, pool
+from interp_tasks.errors import UserError
+from tasks.base import Task, pool_parts
 
 #: Test examples behind the stored metrics; finite tasks have fewer and use them all.
 SAMPLES = 10_000
@@ -28,18 +32,30 @@ SAMPLES = 10_000
 
 @torch.no_grad()
 def stored_metrics(task: Task, model: Any, samples: int = SAMPLES, seed: int = 0) -> dict[str, float | None]:
-    """Pooled metrics over test examples."""
-    batch = task.sample(samples, seed=seed, split="test")
-    outputs = [model(tokens) for tokens in batch.tokens.split(500)]
-    return pool(task.metrics(torch.cat(outputs), batch))
+    """Pooled metrics over test examples; of a mixture over as many of each kind."""
+    found = {}
+    for name, part in (task.parts() or {"": task}).items():
+        batch = part.sample(samples, seed=seed, split="test")
+        outputs = [model(tokens) for tokens in batch.tokens.split(500)]
+        found[name] = part.metrics(torch.cat(outputs), batch)
+    return pool_parts(found)
 
 
-def pack(run: Path, steps: list[int], destination: Path) -> None:
+def pack(run: Path, steps: list[int], destination: Path, *, final: bool = False) -> None:
     """Copy run.json, the metrics log and the given checkpoints; the last keeps float32.
 
+    Args:
+        final: ship the last stored step alone, in float16.
+
     Raises:
-        UserError: for a step that the run has not stored, or a destination that is there.
+        UserError: for a step that the run has not stored, or a destination that is there or would be lost.
     """
+    if "." in destination.name:
+        raise UserError(f"{destination.name}: a name with a dot is left out of wheels; write 5e-1 for 0.5")
+    if destination.exists():
+        raise UserError(f"{destination.name} is there already: remove it, or choose another name")
+    if final:
+        steps = [resolve(f"{run}@last")[0].step]
     (destination / "checkpoints").mkdir(parents=True)
     task = load_checkpoint(f"{run}@{steps[-1]}").require_task()
     drop = {"name": task.drop_metric.name, "direction": task.drop_metric.direction}
@@ -48,7 +64,7 @@ def pack(run: Path, steps: list[int], destination: Path) -> None:
     shutil.copy(run / METRICS_FILE, destination)
     for step in steps:
         checkpoint = load_checkpoint(f"{run}@{step}")
-        dtype = None if step == steps[-1] else "float16"
+        dtype = "float16" if final or step != steps[-1] else None
         with tempfile.TemporaryDirectory() as scratch:
             stored = save_checkpoint(
                 Path(scratch) / "stored", checkpoint.model, task, step, weights_dtype=dtype
@@ -65,16 +81,22 @@ def pack(run: Path, steps: list[int], destination: Path) -> None:
         print(step, metrics)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("run", type=Path)
     parser.add_argument(
-        "--steps", required=True, help="stored steps to ship, comma-separated, the last in float32"
+        "runs", nargs="+", metavar="RUN", help="a run folder, or NAME=RUN for another name in the zoo"
     )
-    parser.add_argument("--name", help="name in the zoo; the run folder's own by default")
-    options = parser.parse_args()
-    steps = sorted(int(step) for step in options.steps.split(","))
-    pack(options.run, steps, zoo_folder() / (options.name or options.run.name))
+    parser.add_argument("--steps", help="stored steps to ship, comma-separated, the last in float32")
+    parser.add_argument("--final", action="store_true", help="ship the last step alone, in float16")
+    parser.add_argument("--into", default="", help="folder of the zoo to put the runs into")
+    options = parser.parse_args(arguments)
+    if bool(options.steps) == options.final:
+        parser.error("say which: --steps 0,100 or --final")
+    steps = sorted(int(step) for step in options.steps.split(",")) if options.steps else []
+    for given in options.runs:
+        name, _, run = given.rpartition("=")
+        destination = zoo_folder() / options.into / (name or Path(run).name)
+        pack(Path(run), steps, destination, final=options.final)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,14 @@ from interp_tasks.training.config import PARTS, train_config
 from interp_tasks.training.parts import part_of
 
 TINY = {"d_model": 8, "n_heads": 2, "n_layers": 2}
-CONFIG = {"steps": 4, "batch_size": 8, "eval_samples": 8, "checkpoint_every": 2, "learning_rate": 0.01, "threads": 1}
+CONFIG = {
+    "steps": 4,
+    "batch_size": 8,
+    "eval_samples": 8,
+    "checkpoint_every": 2,
+    "learning_rate": 0.01,
+    "threads": 1,
+}
 #: Which parameters are of which part, written out by hand.
 NAMES = {
     "attn": {
@@ -62,14 +69,19 @@ def started(source: Path, out: Path, matrices, **config):
 def test_the_parts_share_out_all_parameters(matrices):
     names = {name for name, _ in matrices.build_model(0, matrices.Model(**TINY)).named_parameters()}
     assert {part: {name for name in names if part_of(name) == part} for part in PARTS} == NAMES
-    with pytest.raises(UserError, match=r"parameter blocks\.0\.attn2\.W belongs to none of the parts attn, mlp"):
+    with pytest.raises(
+        UserError, match=r"parameter blocks\.0\.attn2\.W belongs to none of the parts attn, mlp"
+    ):
         part_of("blocks.0.attn2.W")
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_only_a_part_trains_and_it_begins_afresh(source, matrices, tmp_path, part):
     run = started(source, tmp_path / "run", matrices, train_parts=[part])
-    given, fresh = weights(source, 4), dict(matrices.build_model(1, matrices.Model(**TINY)).named_parameters())
+    given, fresh = (
+        weights(source, 4),
+        dict(matrices.build_model(1, matrices.Model(**TINY)).named_parameters()),
+    )
     first, last = weights(run, 0), weights(run, 4)
     for name in given:
         if name in NAMES[part]:
@@ -84,7 +96,10 @@ def test_only_a_part_trains_and_it_begins_afresh(source, matrices, tmp_path, par
 
 def test_weights_given_to_a_fresh_model_train_on(source, matrices, tmp_path):
     run = started(source, tmp_path / "run", matrices, start_parts=["embed", "pos_embed"])
-    given, fresh = weights(source, 4), dict(matrices.build_model(1, matrices.Model(**TINY)).named_parameters())
+    given, fresh = (
+        weights(source, 4),
+        dict(matrices.build_model(1, matrices.Model(**TINY)).named_parameters()),
+    )
     first, last = weights(run, 0), weights(run, 4)
     for name in given:
         expected = given[name] if part_of(name) in ("embed", "pos_embed") else fresh[name]
@@ -127,7 +142,9 @@ def test_a_source_that_has_changed_is_refused(matrices, tmp_path):
         file.unlink()
     where.rmdir()
     save_checkpoint(where, matrices.build_model(6, matrices.Model(**TINY)), matrices)
-    with pytest.raises(UserError, match=r"^.* was made by another config \(start\.sha256: '\w+' there, '\w+' asked"):
+    with pytest.raises(
+        UserError, match=r"^.* was made by another config \(start\.sha256: '\w+' there, '\w+' asked"
+    ):
         train(matrices, out=run, settings=TINY, config={**config, "steps": 8})
     assert read_metrics(run)[-1]["step"] == 4
 
@@ -205,9 +222,13 @@ def test_sgd_with_momentum_is_its_recurrence_and_resumes(matrices, tmp_path):
 
 def test_a_run_older_than_a_setting_goes_on_where_it_is_off(tmp_path):
     old = {"task": {"name": "x"}, "train": {"steps": 1}}
-    (tmp_path / "run.json").write_text('{"format": 1, "config": {"task": {"name": "x"}, "train": {"steps": 1}}}')
+    (tmp_path / "run.json").write_text(
+        '{"format": 1, "config": {"task": {"name": "x"}, "train": {"steps": 1}}}'
+    )
     new = {**old, "train": {**train_config({"steps": 2}).model_dump(mode="json"), "steps": 2}}
-    newer = {key: new["train"][key] for key in ("steps", "momentum", "start_from", "start_parts", "train_parts")}
+    newer = {
+        key: new["train"][key] for key in ("steps", "momentum", "start_from", "start_parts", "train_parts")
+    }
     found = run_json(tmp_path, {**old, "train": newer}, {})
     assert found["config"]["train"] == newer
     with pytest.raises(UserError, match=r"train\.momentum: '\(not set\)' there, 0\.5 asked for"):

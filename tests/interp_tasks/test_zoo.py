@@ -5,12 +5,23 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import torch
 
-from interp_tasks import load_checkpoint
-from interp_tasks.checkpoints import find_marks, read_run, resolve, stored_steps, zoo_names
+import tasks
+from interp_tasks import UserError, load_checkpoint, train
+from interp_tasks.checkpoints import (
+    find_marks,
+    read_metrics,
+    read_run,
+    refs,
+    resolve,
+    stored_steps,
+    zoo_names,
+)
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import zoo_folder
-from interp_tasks.training.config import resolve_config
+from interp_tasks.training.config import resolve_config, train_config
+from interp_tasks.zoo import pack as packing
 from interp_tasks.zoo.pack import stored_metrics
 
 SHIPPED = {
@@ -22,10 +33,26 @@ SHIPPED = {
 }
 
 
+#: Runs of sweeps: their last step alone.
+FINAL = [name for name in zoo_names() if "/" in name]
+
+
 def test_what_is_shipped():
-    assert set(zoo_names()) == set(SHIPPED)
+    assert set(zoo_names()) - set(FINAL) == set(SHIPPED)
     size = sum(file.stat().st_size for file in zoo_folder().rglob("*") if file.is_file())
-    assert size < 25e6
+    assert size < 90e6
+
+
+@pytest.mark.parametrize("name", FINAL)
+def test_runs_of_sweeps_ship_their_last_step_halved(name):
+    [step] = stored_steps(zoo_folder() / name)
+    [found] = resolve(f"zoo:{name}@last")
+    assert read_meta(found.path)["weights"]["dtype"] == "float16"
+    assert (
+        read_metrics(found.run_path)[-1]["step"]
+        == step
+        == read_run(found.run_path)["config"]["train"]["steps"]
+    )
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -55,7 +82,7 @@ def test_the_stored_command_gives_the_config_that_trained_it(name):
     assert words[:5] == ["interp-run", "train", task_name, "--preset", preset]
     overrides = dict(word.split("=", 1) for flag, word in pairwise(words) if flag == "--set")
     resolved = resolve_config(task_name, preset, overrides)
-    assert run["config"]["train"] == resolved.train.model_dump(mode="json")
+    assert train_config(run["config"]["train"]) == resolved.train
     stored = {**run["config"]["task"], **run["config"]["model"]}
     wanted = {**resolved.task, **resolved.model}
     assert {key: stored[key] for key in wanted} == wanted
@@ -70,3 +97,66 @@ def test_the_marks_stand_before_and_after_a_drop(name):
         load_checkpoint(f"zoo:{name}@{mark}").meta["metrics"][metric] for mark in ("pre", "post")
     )
     assert abs(after - before) > 0.5 * max(after, before)
+
+
+def small_run(path):
+    task = tasks.get("matrix-completion-sizes", sizes=(2, 3), grid_max=1, grid_step=0.1)
+    config = {"steps": 2, "batch_size": 4, "eval_samples": 4}
+    return train(task, out=path, settings={"d_model": 8, "n_heads": 2}, config=config)
+
+
+@pytest.fixture
+def own_zoo(tmp_path, monkeypatch):
+    monkeypatch.setattr(refs, "zoo_folder", lambda: tmp_path / "zoo")
+    monkeypatch.setattr(packing, "zoo_folder", lambda: tmp_path / "zoo")
+    return tmp_path / "zoo"
+
+
+def test_last_steps_are_packed_into_a_folder_and_named_by_refs(own_zoo, tmp_path, capsys):
+    first, second = small_run(tmp_path / "a"), small_run(tmp_path / "seed-10")
+    packing.main([f"seed-2={first}", str(second), "--into", "sweeps", "--final"])
+    assert sorted(path.relative_to(own_zoo).as_posix() for path in own_zoo.rglob("*") if path.is_file()) == [
+        f"sweeps/{run}/{file}"
+        for run in ("seed-10", "seed-2")
+        for file in (
+            "checkpoints/00000002/meta.json",
+            "checkpoints/00000002/model.safetensors",
+            "metrics.jsonl",
+            "run.json",
+        )
+    ]
+    assert refs.zoo_names() == ["sweeps/seed-2", "sweeps/seed-10"]
+    assert [each.ref for each in resolve("zoo:sweeps/seed-*@last")] == [
+        "zoo:sweeps/seed-2@2",
+        "zoo:sweeps/seed-10@2",
+    ]
+    packed = load_checkpoint("zoo:sweeps/seed-2@last")
+    assert packed.meta["weights"]["dtype"] == "float16"
+    for size in (2, 3):
+        part = packed.require_task().parts()[f"n={size}"]
+        batch = part.sample(packing.SAMPLES, seed=0)
+        with torch.no_grad():
+            expected = tasks.pool(part.metrics(packed.model(batch.tokens), batch))
+        for metric, value in expected.items():
+            assert packed.meta["metrics"][f"{metric} (n={size})"] == pytest.approx(value, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["RUN", "--into", "sweeps"], "say which: --steps 0,100 or --final"),
+        (["init-0.02=RUN", "--final"], "init-0.02: a name with a dot is left out of wheels"),
+        (["a=RUN", "a=RUN", "--final"], "a is there already"),
+    ],
+)
+def test_what_cannot_be_packed(own_zoo, tmp_path, arguments, message, capsys):
+    run = small_run(tmp_path / "run")
+    with pytest.raises((UserError, SystemExit)) as refused:
+        packing.main([each.replace("RUN", str(run)) for each in arguments])
+    assert message in str(refused.value) + capsys.readouterr().err
+
+
+def test_a_glob_of_shipped_runs_that_matches_nothing(own_zoo, tmp_path):
+    packing.main([f"seed-2={small_run(tmp_path / 'run')}", "--final"])
+    with pytest.raises(UserError, match=r"^no zoo:other-\*: shipped runs are zoo:seed-2$"):
+        resolve("zoo:other-*@last")
