@@ -239,6 +239,7 @@ def test_training_what_is_missing_gives_what_the_command_gives(runs, tmp_path):
     # Seed 0 is the run that was trained for the other tests.
     weights = "checkpoints/00000004/model.safetensors"
     assert (folders[0] / weights).read_bytes() == (runs / "a" / weights).read_bytes()
+    assert (folders[1] / weights).read_bytes() != (folders[0] / weights).read_bytes()
     assert train_missing(paper, runs=tmp_path) == []
     found = reproduce(
         parse_paper(given | {"claim": [claim(id="u", row=2, study="t", reduce="mean").model_dump()]}, "x"),
