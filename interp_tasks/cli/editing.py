@@ -11,7 +11,7 @@ from interp_tasks.cli.options import ExperimentCommand
 from interp_tasks.experiments.head_edits import HeadEdit
 from interp_tasks.experiments.specifications import MODES
 
-HEADS_HELP = "all, each (a row per head), or heads such as 0.1+2.3-5. Repeat for rows."
+HEADS_HELP = "all, each (a row per head), each-layer, or heads such as 0.1+2.3-5. Repeat for rows."
 Queries = Annotated[
     str,
     typer.Option(

@@ -26,7 +26,8 @@ def ablation(
 
     Args:
         refs: one or several REFs; all see the same examples.
-        heads: ``"all"``, ``"each"`` (a row per head) or a spec such as ``"0.1+2.3-5"``; a list: a row each.
+        heads: ``"all"``, ``"each"`` (a row per head), ``"each-layer"`` or a spec such as ``"0.1+2.3-5"``; a list: a
+            row each.
         mode: ``uniform`` attention, the ``mean_pattern``, or the heads' output ``zero``, its ``mean``, or
             that of another example (``resample``). Means and resamples are over the examples evaluated.
         keys: with ``uniform``, attend uniformly to these positions only.

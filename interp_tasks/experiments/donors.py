@@ -1,9 +1,10 @@
-"""A second checkpoint that lends weights or activations: exactly one, of the architecture of those examined."""
+"""Checkpoints that lend weights or activations, of the architecture of those examined."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints import ResolvedCheckpoint, resolve
@@ -54,23 +55,54 @@ def check_donor(source: str, refs: str | Sequence[str], examples: Examples) -> D
     Raises:
         UserError: where it names none or several, or one whose architecture is not that of every REF.
     """
-    if not source.strip():
-        raise UserError("no source: give --source, such as zoo:matrix-completion-4x4@post or RUN@last")
-    found = resolve(source)
+    found = resolve_source(source)
     if len(found) > 1:
         raise UserError(
             f"--source {source} names {len(found)} checkpoints, from {found[0].ref} to {found[-1].ref}: name one"
         )
-    theirs = read_meta(found[0].path)["model"]
-    for named in check_refs(refs, examples):
-        ours = read_meta(named.resolved.path)["model"]
-        for field in sorted({*ours, *theirs} - NOT_ARCHITECTURE):
-            if ours.get(field) != theirs.get(field):
-                raise UserError(
-                    f"--source {source} is of another architecture than {named.label}: its {field} is "
-                    f"{shown(theirs, field)}, not {shown(ours, field)}"
-                )
+    check_architecture(source, found, refs, examples)
     return Donor(source, found[0])
+
+
+def check_donors(source: str | Sequence[str], refs: str | Sequence[str], examples: Examples) -> list[Donor]:
+    """All checkpoints that ``--source`` names, each once, labelled as those of ``--ckpt`` are.
+
+    Raises:
+        UserError: where it names none, or one whose architecture is not that of every REF.
+    """
+    given = [source] if isinstance(source, str) else list(source)
+    donors: dict[Path, Donor] = {}
+    for each in given or [""]:
+        found = resolve_source(each)
+        check_architecture(each, found, refs, examples)
+        for checkpoint in found:
+            label = each if len(found) == 1 else checkpoint.ref
+            donors.setdefault(checkpoint.path, Donor(label, checkpoint))
+    return list(donors.values())
+
+
+def resolve_source(source: str) -> list[ResolvedCheckpoint]:
+    if not source.strip():
+        raise UserError("no source: give --source, such as zoo:matrix-completion-4x4@post or RUN@last")
+    return resolve(source)
+
+
+def check_architecture(
+    source: str, found: Sequence[ResolvedCheckpoint], refs: str | Sequence[str], examples: Examples
+) -> None:
+    """Refuse lenders that are not of the architecture of every REF."""
+    receivers = [
+        (named.label, read_meta(named.resolved.path)["model"]) for named in check_refs(refs, examples)
+    ]
+    for lender in found:
+        theirs = read_meta(lender.path)["model"]
+        for label, ours in receivers:
+            for field in sorted({*ours, *theirs} - NOT_ARCHITECTURE):
+                if ours.get(field) != theirs.get(field):
+                    raise UserError(
+                        f"--source {source} is of another architecture than {label}: its {field} is "
+                        f"{shown(theirs, field)}, not {shown(ours, field)}"
+                    )
 
 
 def shown(model: dict[str, Any], field: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.specifications import (
     EACH,
+    EACH_LAYER,
     MODES,
     called,
     check_choice,
@@ -83,7 +84,7 @@ def read_specs(heads: str | Sequence[Any]) -> list[Any]:
     """
     specs = [heads] if isinstance(heads, str) or is_pairs(heads) else list(heads)
     if not specs:
-        raise UserError("--heads: no heads given; write all, each, or heads such as 0.1")
+        raise UserError("--heads: no heads given; write all, each, each-layer, or heads such as 0.1")
     return [check_heads(spec) if isinstance(spec, str) else spec for spec in specs]
 
 
@@ -96,7 +97,9 @@ def is_pairs(heads: Any) -> bool:
 
 
 def choices(specs: Sequence[Any], model: Any, layer: int | None = None) -> dict[str, tuple[Head, ...]]:
-    """Row label -> heads, in the order asked for; ``all`` and ``each`` within ``layer`` where that is given."""
+    """Row label -> heads, in the order asked for; ``all``, ``each`` and ``each-layer`` within ``layer`` where that is
+    given.
+    """
     from circuits import heads
 
     every = [head for head in heads("all", model) if layer is None or head.layer == layer]
@@ -106,12 +109,20 @@ def choices(specs: Sequence[Any], model: Any, layer: int | None = None) -> dict[
     for spec in specs:
         if spec == EACH:
             found |= {str(head): (head,) for head in every}
+        elif spec == EACH_LAYER:
+            found |= by_layer(every)
         elif spec == "all":
             found[spec] = tuple(every)
         else:
             label = spec if isinstance(spec, str) else "+".join(f"{layer}.{head}" for layer, head in spec)
             found[label] = heads(spec, model)
     return found
+
+
+def by_layer(every: Sequence[Head]) -> dict[str, tuple[Head, ...]]:
+    """``layer 0`` -> its heads, and so on."""
+    layers = dict.fromkeys(head.layer for head in every)
+    return {f"layer {layer}": tuple(head for head in every if head.layer == layer) for layer in layers}
 
 
 def positions(subject: Subject, queries: str | tuple[int, ...] | None) -> Any:

@@ -42,7 +42,8 @@ def patch(
             ``"resample"`` (those on another example of the batch, by one derangement); or a name that the task
             declares in ``patch_sources(batch)``, such as ``"negated"`` (those on that input).
         site: ``"z"`` (every layer at once), ``"z.1"``, ``"resid_pre.1"``, ...; a list: rows for each.
-        heads: at sites that have heads, ``"all"`` (the default), ``"each"`` or a spec; a list: a row each.
+        heads: at sites that have heads, ``"all"`` (the default), ``"each"``, ``"each-layer"`` or a spec; a list: a row
+            each.
         queries: patch only here: positions, or a boolean mask of the task's examples by name.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
@@ -98,11 +99,9 @@ def maker(subject: Subject, name: str) -> Callable[[int], PermutedPositions]:
     for index, axis in enumerate(axes):
         middle = sorted({(shape[index] - 1) // 2, shape[index] // 2})
         known |= {
-            f"{axis}s": lambda seed, index=index: permutations.slices(shape, index, seed),
-            f"within-{axis}s": lambda seed, index=index: permutations.within(shape, index, seed),
-            f"middle-{axis}": lambda seed, index=index, middle=middle: permutations.within(
-                shape, index, seed, at=middle
-            ),
+            f"{axis}s": partial(permutations.slices, shape, index),
+            f"within-{axis}s": partial(permutations.within, shape, index),
+            f"middle-{axis}": partial(permutations.within, shape, index, at=middle),
         }
     if name not in known:
         has = f"the grid has {', '.join(known)}" if known else "its task declares no grid of positions"

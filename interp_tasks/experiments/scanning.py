@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from interp_tasks.experiments.head_edits import HeadEdit
+from interp_tasks.experiments.head_edits import HeadEdit, by_layer
 from interp_tasks.experiments.measuring import Found, measure, swept
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.specifications import check_groups
@@ -46,8 +46,7 @@ def heads(
 
         every = select("all", subject.model)
         chosen: dict[str, tuple[Head, ...]] = {str(head): (head,) for head in every}
-        for layer in dict.fromkeys(head.layer for head in every):
-            chosen[f"layer {layer}"] = tuple(head for head in every if head.layer == layer)
+        chosen |= by_layer(every)
         chosen["all"] = every
         chosen |= {name: select(spec, subject.model) for name, spec in named.items()}
         return swept(subject, edit.on(subject, chosen), edit.name)

@@ -16,6 +16,8 @@ SEED_END = 2**63
 MOST = 2**40
 #: The word for one row per head.
 EACH = "each"
+#: The word for one row per layer, of all its heads.
+EACH_LAYER = "each-layer"
 
 # What follows says what circuits says, which cannot be asked without importing torch; tests compare the two.
 COMPONENTS = (
@@ -41,7 +43,7 @@ def check_choice(option: str, value: str, choices: Sequence[str]) -> str:
     return value
 
 
-def check_heads(spec: str, option: str = "--heads", words: Sequence[str] = ("all", EACH)) -> str:
+def check_heads(spec: str, option: str = "--heads", words: Sequence[str] = ("all", EACH, EACH_LAYER)) -> str:
     """A head spec, or one of ``words``, normalised: no blanks, ``+`` between its parts.
 
     Raises:
@@ -78,12 +80,14 @@ def check_groups(groups: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
 
 
 def check_components(spec: str) -> str:
-    """Components of a model, normalised: no blanks, ``+`` between them."""
+    """Components of a model, normalised: no blanks, ``+`` between them; or ``each``."""
+    if spec.strip().lower() == EACH:
+        return EACH
     parts = united(spec)
     for part in parts:
         if part not in COMPONENTS:
             raise UserError(
-                f"--components {spec!r}: no component {part!r}; choose from {', '.join(COMPONENTS)}"
+                f"--components {spec!r}: no component {part!r}; choose from {', '.join(COMPONENTS)}, or {EACH}"
             )
     return "+".join(dict.fromkeys(parts))
 

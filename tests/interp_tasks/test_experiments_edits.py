@@ -379,9 +379,8 @@ def test_a_source_of_several_checkpoints_is_refused(task, models, tmp_path):
     for step in (0, 10):
         save_checkpoint(tmp_path / f"run/checkpoints/{step:08d}", models[0], task, step=step)
     (tmp_path / "run/run.json").write_text(json.dumps({"format": 1, "config": {}}))
-    for experiment in (transplant, patch):
-        with pytest.raises(UserError, match=r"names 2 checkpoints, from .*@0 to .*@10: name one"):
-            experiment(f"{tmp_path}/run@10", f"{tmp_path}/run@all")
+    with pytest.raises(UserError, match=r"names 2 checkpoints, from .*@0 to .*@10: name one"):
+        patch(f"{tmp_path}/run@10", f"{tmp_path}/run@all")
 
 
 def test_a_map_shows_the_effect_of_each_head(folders):

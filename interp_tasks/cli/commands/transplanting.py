@@ -9,7 +9,7 @@ import typer
 
 from interp_tasks.cli.options import ExperimentCommand
 from interp_tasks.experiments import Result, transplant
-from interp_tasks.experiments.donors import check_donor
+from interp_tasks.experiments.donors import check_donors
 from interp_tasks.experiments.specifications import COMPONENTS, check_components, check_layers
 from interp_tasks.experiments.subjects import Progress
 
@@ -18,19 +18,22 @@ from interp_tasks.experiments.subjects import Progress
 class Transplant(ExperimentCommand):
     """Give a model some weights of another checkpoint, and see which metrics move.
 
-    Weights go from --source to each --ckpt, with their biases; every parameter that moved is listed in the
-    configuration that --out and --plot write.
+    Weights go from each --source to each --ckpt, with their biases; every parameter that moved is listed in the
+    configuration that --out and --plot write. With several sources the figure is a map per component.
     """
 
     name: ClassVar[str] = "transplant"
 
     source: Annotated[
-        str, typer.Option("--source", metavar="REF", help="The one checkpoint that lends its weights.")
-    ] = ""
+        list[str],
+        typer.Option(
+            "--source", metavar="REF", help="The checkpoint that lends its weights. Repeat for several."
+        ),
+    ] = field(default_factory=list)
     components: Annotated[
         list[str],
         typer.Option(
-            "--components", metavar="SPEC", help=f"{', '.join(COMPONENTS)}; qkv+mlp. Repeat for rows."
+            "--components", metavar="SPEC", help=f"{', '.join(COMPONENTS)}; qkv+mlp; each. Repeat for rows."
         ),
     ] = field(default_factory=lambda: ["qkv"])
     layers: Annotated[
@@ -40,7 +43,7 @@ class Transplant(ExperimentCommand):
     def check(self) -> None:
         check_layers(self.layers, [check_components(spec) for spec in self.components])
         super().check()
-        check_donor(self.source, self.ckpt, self.examples())
+        check_donors(self.source, self.ckpt, self.examples())
 
     def measure(self, progress: Progress | None) -> Result:
         return transplant(self.ckpt, self.source, self.components, self.layers, **self.common(progress))
