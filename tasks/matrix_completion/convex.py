@@ -1,0 +1,132 @@
+"""The same problems as ``nuclear_norm`` solves, by CVXPY: one at a time, slower, and independent of it."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from tasks.base import TaskError
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+    from tasks.matrix_completion.nuclear_norm import Completion
+
+#: Matrices that a process is given at a time.
+PIECE = 8
+
+
+def solve_by_cvxpy(
+    values: Float[Tensor, "batch rows columns"],
+    hidden: Bool[Tensor, "batch rows columns"],
+    penalty: float | None = None,
+    *,
+    solver: str = "CLARABEL",
+    processes: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Completion:
+    """:func:`least_nuclear_norm` by CVXPY (Diamond, Boyd 2016): one problem, compiled once, whose parameters change.
+
+    Args:
+        solver: ``"CLARABEL"`` or ``"SCS"`` (what CVXPY takes by itself for a nuclear norm).
+        processes: worker processes, each with a compiled problem of its own.
+        progress: called as progress(done, total).
+
+    Returns:
+        The completions; ``bound`` is the objective that the solver reports, no certificate.
+
+    Raises:
+        TaskError: for a penalty that is not positive; for a matrix that the solver does not solve.
+    """
+    import torch
+
+    from tasks.matrix_completion.nuclear_norm import Completion, check_problem, objective
+
+    observed = check_problem(values, hidden, penalty)
+    known = (~hidden).double().cpu().numpy()
+    jobs = list(zip(observed.cpu().numpy(), known, strict=True))
+    problem = (observed.shape[1], observed.shape[2], penalty, solver)
+    found: list[tuple[Any, float]] = []
+    for solved in _results(jobs, problem, processes):
+        found.append(solved)
+        if progress is not None:
+            progress(len(found), len(jobs))
+    matrices = torch.stack([torch.from_numpy(matrix) for matrix, _ in found])
+    if penalty is None:
+        matrices = torch.where(hidden.cpu(), matrices, observed.cpu())
+    return Completion(
+        matrices,
+        objective(matrices, observed.cpu(), hidden.cpu(), penalty),
+        torch.tensor([value for _, value in found], dtype=torch.float64),
+    )
+
+
+def _results(
+    jobs: list[tuple[Any, Any]], problem: tuple[int, int, float | None, str], processes: int
+) -> Iterator[tuple[Any, float]]:
+    if processes < 2:
+        _compile(*problem)
+        yield from map(_solve, jobs)
+        return
+    # Not "fork", which would copy torch's threads half-way through whatever they do. A fork server imports once for
+    # all processes, and only in the first call.
+    served = "forkserver" in multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if served else "spawn")
+    if served:
+        context.set_forkserver_preload([__name__, "cvxpy"])
+    with context.Pool(processes, _compile, problem) as pool:
+        yield from pool.imap(_solve, jobs, chunksize=PIECE)
+
+
+#: The compiled problem of this process.
+_COMPILED: dict[str, Any] = {}
+
+
+def _compile(rows: int, columns: int, penalty: float | None, solver: str) -> None:
+    """Each mask and matrix is a value of the parameters, so that CVXPY compiles once (disciplined parametrised
+    programming, Agrawal et al. 2019).
+    """
+    import cvxpy
+
+    completion = cvxpy.Variable((rows, columns))
+    weight = cvxpy.Parameter((rows, columns), nonneg=True)
+    target = cvxpy.Parameter((rows, columns))
+    norm = cvxpy.normNuc(completion)
+    difference = cvxpy.multiply(weight, completion) - target
+    if penalty is None:
+        problem = cvxpy.Problem(cvxpy.Minimize(norm), [difference == 0])
+    else:
+        problem = cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares(difference) + penalty * norm))
+    if not problem.is_dcp(dpp=True):
+        raise AssertionError("the problem would be compiled again for every matrix")
+    _COMPILED.update(
+        problem=problem,
+        completion=completion,
+        weight=weight,
+        target=target,
+        penalised=penalty is not None,
+        options=_OPTIONS[solver] | {"solver": solver},
+    )
+
+
+#: Tolerances that leave an objective right to well below 1e-4.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "CLARABEL": {},
+    "SCS": {"eps_abs": 1e-7, "eps_rel": 1e-7, "max_iters": 100_000},
+}
+SOLVERS = tuple(_OPTIONS)
+
+
+def _solve(job: tuple[Any, Any]) -> tuple[Any, float]:
+    """(completion, the solver's objective) of one matrix, 0 where hidden, and its mask of observed entries."""
+    observed, known = job
+    weight = known / max(known.sum(), 1.0) ** 0.5 if _COMPILED["penalised"] else known
+    _COMPILED["weight"].value = weight
+    _COMPILED["target"].value = weight * observed
+    problem = _COMPILED["problem"]
+    problem.solve(**_COMPILED["options"])
+    if problem.status not in ("optimal", "optimal_inaccurate"):
+        raise TaskError(f"{_COMPILED['options']['solver']} gives up on a matrix: {problem.status}")
+    return _COMPILED["completion"].value, float(problem.value)
