@@ -110,7 +110,10 @@ class Examples:
 
 @dataclass(frozen=True)
 class Subject:
-    """One checkpoint with its examples; ``task`` and ``batch`` are ``None`` where it runs on bare tokens."""
+    """One checkpoint with its examples; ``task`` and ``batch`` are ``None`` where it runs on bare tokens.
+
+    A checkpoint of a mixture is a subject for each of the task's ``parts()``, with that part as its task.
+    """
 
     checkpoint: Checkpoint
     task: Task | None
@@ -192,12 +195,14 @@ def subjects(
             check_tokens_fit(own_tokens, checkpoint)
             yield Subject(checkpoint, None, None, own_tokens.to(device), {**labels, "split": None})
             continue
-        task = own_task or checkpoint.require_task()
-        task.check_model(checkpoint.model)
-        if task not in batches:
-            batches[task] = sample(task, examples).to(device)
-        batch = batches[task]
-        yield Subject(checkpoint, task, batch, batch.tokens, {**labels, "split": examples.split})
+        whole = own_task or checkpoint.require_task()
+        whole.check_model(checkpoint.model)
+        for part, task in (whole.parts() or {"": whole}).items():
+            if task not in batches:
+                batches[task] = sample(task, examples).to(device)
+            batch = batches[task]
+            ref = f"{each.label} ({part})" if part else each.label
+            yield Subject(checkpoint, task, batch, batch.tokens, {**labels, "ref": ref, "split": examples.split})
 
 
 def sample(task: Task, examples: Examples) -> Batch:

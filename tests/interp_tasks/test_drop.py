@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from interp_tasks.checkpoints import Drop, detect_drop, find_marks, zoo_names
+from interp_tasks.checkpoints.drop import plateau_steps
 from interp_tasks.checkpoints.refs import find_run
 
 Curve = Callable[[NDArray[np.float64]], NDArray[np.float64]]
@@ -139,7 +140,7 @@ def test_a_slow_tail_after_the_drop_does_not_hide_it(middle: int) -> None:
 
 def test_a_step_between_two_logged_values() -> None:
     values = [0.0] * 20 + [1.0] * 20
-    assert detect_drop(range(0, 400, 10), values, "up") == Drop(190, 200, 0.0, 1.0)
+    assert detect_drop(range(0, 400, 10), values, "up") == Drop(190, 200, 0.0, 1.0, 200, (190, 200))
 
 
 def test_missing_values_are_skipped() -> None:
@@ -204,11 +205,29 @@ def test_a_real_matrix_completion() -> None:
 def test_a_real_modular_addition() -> None:
     drop = detect_drop(list(MODULAR_ADDITION_113), list(MODULAR_ADDITION_113.values()), "up")
     assert drop is not None
-    assert drop == Drop(900, 1400, drop.plateau, 1.0)
+    assert (drop.onset, drop.end, drop.final) == (900, 1400, 1.0)
     assert drop.plateau < 0.03
 
 
 def test_every_shipped_run_has_its_marks() -> None:
-    for name in zoo_names():
+    # Runs of sweeps, in a folder of their own, may have no drop, and ship their last step alone.
+    for name in (name for name in zoo_names() if "/" not in name):
         marks = find_marks(find_run(f"zoo:{name}"), name)
         assert 0 < marks["pre"] < marks["onset"] < marks["end"] <= marks["post"], name
+
+
+@pytest.mark.parametrize("power", [6, 12, 24])
+@pytest.mark.parametrize("scale", [1, 7])
+def test_sharpness_is_the_slope_over_the_logarithm_of_the_step(power: int, scale: int) -> None:
+    """1 / (1 + (s/c)^k) passes 0.7 and 0.3 at c (3/7)^(1/k) and c (7/3)^(1/k); longer runs and slower clocks agree."""
+    exact = 0.4 / ((7 / 3) ** (1 / power) - (3 / 7) ** (1 / power))
+    assert exact == pytest.approx(power / 4, rel=0.2)
+    for length in (4000, 16000):
+        steps = range(0, length * scale + 1, 5 * scale)
+        drop = detect_drop(steps, [1 / (1 + (step / (1000 * scale)) ** power) for step in steps], "down")
+        assert drop is not None
+        assert drop.crossing == pytest.approx(1000 * scale, abs=5 * scale)
+        # Each of the two steps is one of the log, and the median of five or more around it.
+        assert drop.sharpness == pytest.approx(exact, rel=0.3)
+        plateau = plateau_steps(list(steps), drop)
+        assert (plateau[0], plateau[-1]) == pytest.approx((100 * scale, 500 * scale), abs=5 * scale)
