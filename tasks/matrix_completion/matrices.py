@@ -75,7 +75,7 @@ class Matrices(Task):
         return round(self.grid_max / self.grid_step)
 
     @property
-    def variance(self) -> float:
+    def entry_variance(self) -> float:
         """Var X_ij, whose mean is 0: r·s⁴ of factors of variance s², s² of entries; before rounding and clamping.
 
         For uniform factors r·scale⁴/9.
@@ -129,6 +129,19 @@ class Matrices(Task):
         """Values of token ids (float32); MASK has none and gives NaN."""
         values = ((ids - self.grid_half - 1).double() * self.grid_step).float()
         return values.masked_fill(ids == MASK_ID, float("nan"))
+
+    def token_values(self) -> dict[int, float]:
+        """The values of the grid that an entry can have: |X| ≤ r·scale² of uniform factors, scale of uniform entries.
+
+        Other ids never occur, so that without weight decay their embeddings stay as they were drawn.
+        """
+        largest = self.grid_max
+        if self.distribution == "uniform":
+            largest = self.rank * self.scale**2 if self.law == "factors" else self.scale
+        half = self.grid_half
+        most = min(half, round(largest / self.grid_step))
+        ids = torch.arange(half + 1 - most, half + most + 2)
+        return dict(zip(ids.tolist(), self.decode(ids).tolist(), strict=True))
 
     def grid_axes(self) -> tuple[GridAxis, ...]:
         """Rows and columns: position m·i + j is entry (i, j)."""
