@@ -24,10 +24,6 @@ def ours(row: Mapping[str, Any]) -> str:
     return with_interval(number(row["value"]), row["ci_low"], row["ci_high"])
 
 
-def runs_text(row: Mapping[str, Any]) -> str:
-    return str(row["run"])
-
-
 def summary(found: Reproduction) -> str:
     """How many verdicts of each kind."""
     counts = found.counts()
@@ -145,6 +141,52 @@ def of_row(found: Reproduction, row: Row) -> list[Section]:
             )
         )
     return sections
+
+
+def markdown(found: Reproduction) -> str:
+    """The claims as Markdown, experiment by experiment, each with its rule."""
+    lines = [f"{summary(found)}", ""]
+    for row in found.paper.row:
+        outcomes = [each for each in found.outcomes if each.claim.row == row.number]
+        if not outcomes and not (row.note and not found.rows):
+            continue
+        where = f" ({row.where})" if row.where else ""
+        lines += [f"## {row.number}. {row.title}{where}", ""]
+        if not outcomes:
+            lines += [row.note, ""]
+            continue
+        for claim in {each.claim.id: each.claim for each in outcomes}.values():
+            departs = f" Departs: {claim.departures}." if claim.departures else ""
+            lines += [f"**{claim.says}** ({claim.source}) Rule: {claim.rule}.{departs}", ""]
+            lines += ["| run | published | ours [95% CI] | verdict |", "|---|---|---|---|"]
+            lines += [
+                f"| {line(each)} | {cell(claim.published)} | {ours(numbers(each))} | {verdict(each)} |"
+                for each in outcomes
+                if each.claim.id == claim.id
+            ]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def line(outcome: Outcome) -> str:
+    return f"{outcome.run} ({outcome.n_runs} runs)" if outcome.n_runs > 1 else outcome.run
+
+
+def numbers(outcome: Outcome) -> dict[str, Any]:
+    return {"value": outcome.value, "ci_low": outcome.low, "ci_high": outcome.high}
+
+
+def verdict(outcome: Outcome) -> str:
+    """The verdict with its reason, or what would have to be trained."""
+    said = f"**{outcome.verdict}**" if outcome.verdict in ("held", "failed") else outcome.verdict
+    if outcome.command:
+        return f"{said}, {outcome.hours:g} h: `{cell(outcome.command)}`"
+    return f"{said}: {cell(outcome.reason)}" if outcome.reason else said
+
+
+def cell(text: str) -> str:
+    """Text that does not end a cell of a table."""
+    return text.replace("|", "\\|")
 
 
 def shown_frame(found: Reproduction) -> pandas.DataFrame:

@@ -119,13 +119,19 @@ class Reproduction:
         text: str = self.frame().to_csv(index=False, lineterminator="\n")
         return text
 
+    def markdown(self) -> str:
+        """The claims with their rules and verdicts, experiment by experiment."""
+        from interp_tasks.reproducing.presenting import markdown
+
+        return markdown(self)
+
     def page(self) -> Page:
         from interp_tasks.reproducing.presenting import page
 
         return page(self)
 
     def write(self, folder: str | Path) -> list[Path]:
-        """``claims.csv``, ``claims.json``, the tables of every study under ``studies``, and one page, ``index.html``.
+        """``claims.csv``, ``.json`` and ``.md``, every study's tables under ``studies``, and a page, ``index.html``.
 
         Raises:
             UserError: if the file system refuses.
@@ -134,6 +140,7 @@ class Reproduction:
         written = [
             write_atomically(folder / "claims.csv", self.to_csv()),
             write_atomically(folder / "claims.json", self.to_json()),
+            write_atomically(folder / "claims.md", self.markdown()),
         ]
         for done in self.done:
             if done.result is not None:

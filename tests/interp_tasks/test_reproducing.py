@@ -187,7 +187,7 @@ def test_fresh_processes_give_the_same(runs):
 
 def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
     given = content(
-        claim(says="It <b>stays</b>.").model_dump(),
+        claim(says="It <b>stays</b>.", published="r/9 | 0.1").model_dump(),
         claim(id="u", row=2, study="t", holds={"above": 1e9}).model_dump(),
     )
     paper = parse_paper(given, "small.toml")
@@ -198,6 +198,10 @@ def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
     assert rows[1]["value"] is None
     assert pandas.read_csv(tmp_path / "out/claims.csv")["rule"].notna().all()
     assert (tmp_path / "out/studies/s/a/ablation.parquet").is_file()
+    text = (tmp_path / "out/claims.md").read_text(encoding="utf-8")
+    assert "| a | r/9 \\| 0.1 | " in text
+    assert f"not run, 0.5 h: `{paper.run[1].command(str(runs))}`" in text
+    assert text.count("**failed**") == text.count("**held**") == 1
     page = (tmp_path / "out/index.html").read_text(encoding="utf-8")
     assert page.count('class="plot"') == 2
     assert "It &lt;b&gt;stays" in page
