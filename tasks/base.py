@@ -205,7 +205,11 @@ class Task(BaseModel, ABC):
         return {}
 
     def accuracies(self, output: Float[Tensor, "batch _ d_out"], batch: Batch) -> dict[str, Metric]:
-        """Shares of exactly right answers, as :meth:`metrics` gives them, for a task with a read-out in real numbers."""
+        """Shares of exactly right answers, in the form of :meth:`metrics`, where those do not say it already."""
+        return {}
+
+    def token_values(self) -> Mapping[int, float]:
+        """The numbers that token ids stand for, of those ids only that examples can hold; none, unless it says so."""
         return {}
 
     @abstractmethod

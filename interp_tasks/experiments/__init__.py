@@ -6,7 +6,10 @@ Importing this package imports neither torch nor pandas; running an experiment d
 from interp_tasks.experiments.ablating import ablation
 from interp_tasks.experiments.attending import AttentionResult, attention
 from interp_tasks.experiments.columns import COLUMNS
+from interp_tasks.experiments.curving import CurveResult, curve
 from interp_tasks.experiments.demonstrating import demo
+from interp_tasks.experiments.dropping import DropsResult, drops
+from interp_tasks.experiments.embedding import EmbeddingsResult, embeddings
 from interp_tasks.experiments.lensing import lens
 from interp_tasks.experiments.patching import patch
 from interp_tasks.experiments.permuting import permute
@@ -20,6 +23,9 @@ from interp_tasks.experiments.transplanting import transplant
 __all__ = [
     "COLUMNS",
     "AttentionResult",
+    "EmbeddingsResult",
+    "CurveResult",
+    "DropsResult",
     "Examples",
     "FourierResult",
     "Options",
@@ -28,7 +34,10 @@ __all__ = [
     "Subject",
     "ablation",
     "attention",
+    "curve",
     "demo",
+    "drops",
+    "embeddings",
     "fourier",
     "heads",
     "lens",

@@ -24,6 +24,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "shuffles": 1,
     },
     "attention": {"templates": "all", "queries": "read", "threshold": 0.5},
+    "embeddings": {"largest": None},
+    "drops": {"metric": None},
     "fourier": {"rule": None, "threshold": 0.85},
 }
 #: Settings whose option has another name.

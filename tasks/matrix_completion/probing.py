@@ -14,6 +14,7 @@ def matrix_targets(values: Float[Tensor, "batch n m"], hidden: Bool[Tensor, "bat
 
     ``true_element``: the entry itself. ``masked_row``: the entry's row of X with hidden entries 0. ``left_vector``,
     ``right_vector``: the first singular vectors of X, with the sign that the solver gives them, as published.
+    ``left_vector_fixed``, ``right_vector_fixed``: with the sign that makes the sum of their entries positive.
     ``left_projector``, ``right_projector``: u uᵀ and v vᵀ, which say the same without a sign.
     """
     left, _, right = torch.linalg.svd(values.double(), full_matrices=False)
@@ -24,6 +25,8 @@ def matrix_targets(values: Float[Tensor, "batch n m"], hidden: Bool[Tensor, "bat
         "masked_row": rows,
         "left_vector": u[:, None],
         "right_vector": v[:, None],
+        "left_vector_fixed": sign_fixed(u)[:, None],
+        "right_vector_fixed": sign_fixed(v)[:, None],
         "left_projector": (u[:, :, None] * u[:, None]).flatten(1)[:, None],
         "right_projector": (v[:, :, None] * v[:, None]).flatten(1)[:, None],
     }
@@ -32,3 +35,8 @@ def matrix_targets(values: Float[Tensor, "batch n m"], hidden: Bool[Tensor, "bat
         {name: ProbeTarget(target, "regression") for name, target in found.items()},
         {"hidden": flat, "observed": ~flat},
     )
+
+
+def sign_fixed(vectors: Float[Tensor, "batch entry"]) -> Float[Tensor, "batch entry"]:
+    """Each vector, or its negative: the one whose entries have a positive sum."""
+    return torch.where(vectors.sum(1, keepdim=True) < 0, -vectors, vectors)

@@ -135,6 +135,10 @@ class ModularTask(Task):
         """The two operands, as they stand in the tokens, each a cycle of length p."""
         return tuple(GridAxis(name, tuple(range(self.p)), place) for place, name in enumerate("ab"))
 
+    def token_values(self) -> dict[int, float]:
+        """The digits; '=' is none."""
+        return {digit: float(digit) for digit in range(self.p)}
+
     def probe_targets(self, batch: Batch) -> ProbeTargets:
         """Classes at '=': both operands by the names of ``grid_axes``, their ``sum`` mod p, and the answers."""
         operands = batch.extras["operands"]

@@ -2,7 +2,10 @@
 
 from interp_tasks.cli.commands.ablating import Ablation
 from interp_tasks.cli.commands.attending import Attention
+from interp_tasks.cli.commands.curving import Curve
 from interp_tasks.cli.commands.demonstrating import Demo
+from interp_tasks.cli.commands.dropping import Drops
+from interp_tasks.cli.commands.embedding import Embeddings
 from interp_tasks.cli.commands.lensing import Lens
 from interp_tasks.cli.commands.listing import Checkpoints, Tasks
 from interp_tasks.cli.commands.patching import Patch
@@ -19,6 +22,8 @@ COMMANDS: dict[str, type[Command]] = {
     "train": Train,
     "tasks": Tasks,
     "checkpoints": Checkpoints,
+    "curve": Curve,
+    "drops": Drops,
     "ablation": Ablation,
     "heads": Heads,
     "transplant": Transplant,
@@ -28,6 +33,7 @@ COMMANDS: dict[str, type[Command]] = {
     "probe": Probe,
     "attention": Attention,
     "fourier": Fourier,
+    "embeddings": Embeddings,
     "demo": Demo,
     "reproduce": Reproduce,
 }
