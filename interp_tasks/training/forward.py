@@ -93,8 +93,8 @@ class FusedForward:
         self, tokens: Int[Tensor, "batch pos"], dropout: Dropout | None = None
     ) -> Float[Tensor, "batch read d_out"]:
         n_pos = tokens.shape[1]
-        read = [position for position in self.read_positions if position < n_pos]
-        read = None if read == list(range(n_pos)) else read
+        positions = [position for position in self.read_positions if position < n_pos]
+        read = None if positions == list(range(n_pos)) else positions
         last = self.cfg.n_layers - 1
         look_up = 2 * self.cfg.d_vocab < len(tokens)
         resid = self._embed(tokens)

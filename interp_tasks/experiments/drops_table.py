@@ -1,0 +1,73 @@
+"""How people see the rows of ``drops``: a line per curve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.reporting import Column, number, with_interval
+
+if TYPE_CHECKING:
+    import pandas
+
+STEPS = ("onset", "crossing", "end")
+LEVELS = ("sharpness", "plateau", "final")
+CORRELATION = "rank correlation of "
+
+
+def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """One row per run and metric; what concerns several runs stands below them."""
+    import pandas
+
+    rows: list[dict[str, Any]] = []
+    for (run, _), part in frame.groupby(["run", "variant"], sort=False):
+        values = dict(zip(part["metric"], part["value"], strict=True))
+        first: dict[str, Any] = part.to_dict("records")[0]
+        again = part["metric"].iloc[0].startswith(CORRELATION)
+        shown = {name: values.get(f"{CORRELATION}{name}" if again else name) for name in (*STEPS, *LEVELS)}
+        ranges = {
+            f"{name} range": (values.get(f"{name}, smallest"), values.get(f"{name}, largest"))
+            for name in shown
+        }
+        several = any(f"{name}, smallest" in values for name in shown)
+        kind = "rank correlation" if again else "median" if several else ""
+        drop = values.get(f"{CORRELATION}drop" if again else "drop")
+        rows.append({**first, **shown, **ranges, "drop": said(drop, kind), "kind": kind})
+    shown_frame = pandas.DataFrame(rows)
+    # One block for all runs: they are compared.
+    steps = " to ".join(str(step) for step in dict.fromkeys([frame["step"].min(), frame["step"].max()]))
+    seeds = frame["seed"].dropna()
+    every = (
+        " to ".join(str(seed) for seed in dict.fromkeys([seeds.min(), seeds.max()])) if len(seeds) else "–"
+    )
+    runs = frame.loc[frame["n_runs"].eq(1) & frame["seed"].notna(), "run"].nunique()
+    return shown_frame.assign(ref=f"{runs} run{'s' if runs != 1 else ''}", step=steps, seed=every)
+
+
+def said(drop: float | None, kind: str) -> str:
+    if drop is None or drop != drop:
+        return ""
+    if kind == "median":
+        return f"{drop:.0%} of runs"
+    return number(drop) if kind else ("yes" if drop else "no")
+
+
+def view_columns(rows: pandas.DataFrame) -> list[Column]:
+    columns = [Column("run", "run")]
+    if rows["variant"].nunique() > 1:
+        columns.append(Column("metric", "variant"))
+    columns.append(Column("drop", "drop"))
+    return [*columns, *(Column(name, name, _cell(name)) for name in (*STEPS, *LEVELS))]
+
+
+def _cell(name: str) -> Callable[[Mapping[str, Any]], str]:
+    def text(row: Mapping[str, Any]) -> str:
+        value = row[name]
+        if value is None or value != value:
+            return "–"
+        low, high = row[f"{name} range"]
+        if name not in STEPS or row["kind"] == "rank correlation":
+            return with_interval(number(value), low, high)
+        return f"{value:.0f}" + (f" [{low:.0f}, {high:.0f}]" if row["kind"] == "median" else "")
+
+    return text

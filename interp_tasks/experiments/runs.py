@@ -1,0 +1,150 @@
+"""Runs as wholes: which are meant, what they logged, and where they drop. Knows no torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from interp_tasks.checkpoints import Drop, detect_drop, read_metrics, read_run, resolve
+from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE
+from interp_tasks.errors import UserError
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A logged metric: its finite values at ascending steps, and its drop, ``None`` where there is none."""
+
+    metric: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    drop: Drop | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run with its log.
+
+    Attributes:
+        name: as one types it: a folder, or ``zoo:NAME``.
+        config: of ``run.json``.
+        drop_metric: the metric whose drop is the task's, and its direction.
+        lines: of ``metrics.jsonl``.
+    """
+
+    name: str
+    path: Path
+    config: Mapping[str, Any]
+    drop_metric: str
+    direction: str
+    lines: Sequence[Mapping[str, Any]]
+
+    def logged(self, split: str = "validation") -> tuple[str, ...]:
+        """The metrics that it logs of a split."""
+        return tuple(dict.fromkeys(name for line in self.lines for name in line.get(split) or {}))
+
+    def points(self, metric: str, split: str = "validation") -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Steps and finite values of a metric."""
+        found = [(line["step"], (line.get(split) or {}).get(metric)) for line in self.lines]
+        kept = [
+            (step, float(value))
+            for step, value in found
+            if isinstance(value, (int, float)) and math.isfinite(value)
+        ]
+        return tuple(step for step, _ in kept), tuple(value for _, value in kept)
+
+    def curve(self, metric: str) -> Curve:
+        """A metric with its drop; accuracies go up, all else moves as the task's own metric does.
+
+        Raises:
+            UserError: if the run does not log it, or has logged nothing of it.
+        """
+        steps, values = self.points(metric)
+        if not values:
+            raise UserError(
+                f"{self.name} logs no validation {metric!r}: it has {', '.join(self.logged()) or 'nothing'}"
+            )
+        falls = self.direction == "down" if metric.startswith(self.drop_metric) else "accuracy" not in metric
+        return Curve(metric, steps, values, detect_drop(steps, values, "down" if falls else "up"))
+
+    def own_metrics(self) -> tuple[str, ...]:
+        """The task's drop metric and, of a mixture, that of each part."""
+        return tuple(
+            name
+            for name in self.logged()
+            if name == self.drop_metric or name.startswith(f"{self.drop_metric} (")
+        ) or (self.drop_metric,)
+
+    def labels(self) -> dict[str, Any]:
+        """What its rows have in common."""
+        train = self.config.get("train", {})
+        return {
+            "run": self.name,
+            "ref": self.name,
+            "step": self.lines[-1]["step"] if self.lines else None,
+            "seed": train.get("seed"),
+            "split": "validation",
+            "n": train.get("eval_samples"),
+            "n_runs": 1,
+        }
+
+
+def find_runs(given: str | Sequence[str]) -> dict[str, Path]:
+    """Folders, globs and ``zoo:`` names as runs: name -> folder, in order, each once.
+
+    Raises:
+        UserError: for none, for a checkpoint, for what does not exist, for a folder without ``run.json``.
+    """
+    runs: dict[str, Path] = {}
+    names = [given] if isinstance(given, str) else [str(name) for name in given]
+    if not names:
+        raise UserError("no run: name a run folder, a glob of some, or zoo:NAME")
+    for name in names:
+        if "@" in name:
+            raise UserError(f"{name!r}: name the run alone, {name.rpartition('@')[0]}")
+        for found in resolve(f"{name}@last"):
+            if found.run_path is None or found.run_name is None:
+                raise UserError(f"{name!r} is a checkpoint: name its run")
+            for file in (RUN_FILE, METRICS_FILE):
+                if not (found.run_path / file).is_file():
+                    raise UserError(f"{found.run_name} has no {file}: only runs of the trainer have curves")
+            runs.setdefault(found.run_name, found.run_path)
+    return runs
+
+
+def read_runs(given: str | Sequence[str]) -> list[Run]:
+    """The runs named, with their logs.
+
+    Raises:
+        UserError: see :func:`find_runs`; for a run that declares no drop metric.
+    """
+    return [read_one(name, path) for name, path in find_runs(given).items()]
+
+
+def read_one(name: str, path: Path) -> Run:
+    described = read_run(path)
+    metric, config = described.get("drop_metric"), described.get("config")
+    if (
+        not isinstance(metric, dict)
+        or not {"name", "direction"} <= set(metric)
+        or not isinstance(config, dict)
+    ):
+        raise UserError(f"{path / RUN_FILE} declares no drop_metric or no config: its curve cannot be read")
+    return Run(name, path, config, metric["name"], metric["direction"], read_metrics(path))
+
+
+def setting(config: Mapping[str, Any], key: str) -> Any:
+    """A setting of a config by its dotted key, ``model.d_model``; ``None`` where there is none."""
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def family(name: str) -> str | None:
+    """``RUN/seed-*`` for ``RUN/seed-3``; ``None`` for other names."""
+    match = re.fullmatch(r"(.*[/:])seed-\d+", name)
+    return f"{match[1]}seed-*" if match else None
