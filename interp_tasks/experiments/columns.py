@@ -126,6 +126,8 @@ def shown_columns(frame: pandas.DataFrame) -> list[Column]:
 #: ``view_columns(rows)``.
 VIEWS: Mapping[str, str] = {
     "attention": "attention_table",
+    "curve": "curve_table",
+    "drops": "drops_table",
     "fourier": "spectral_table",
     "probe": "probe_table",
 }

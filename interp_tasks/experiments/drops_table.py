@@ -20,9 +20,9 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     import pandas
 
     rows: list[dict[str, Any]] = []
-    for (run, _), part in frame.groupby(["run", "variant"], sort=False):
+    for _, part in frame.groupby(["run", "variant"], sort=False):
         values = dict(zip(part["metric"], part["value"], strict=True))
-        first: dict[str, Any] = part.to_dict("records")[0]
+        first: dict[Any, Any] = part.to_dict("records")[0]
         again = part["metric"].iloc[0].startswith(CORRELATION)
         shown = {name: values.get(f"{CORRELATION}{name}" if again else name) for name in (*STEPS, *LEVELS)}
         ranges = {
