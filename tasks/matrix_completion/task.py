@@ -10,11 +10,18 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from tasks.base import Batch, DropMetric, Metric, ProbeTargets, TaskError, derive_seed, generator
+from tasks.base import Batch, DropMetric, Metric, ProbeTargets, Split, Task, TaskError, derive_seed, generator
 from tasks.catalog import built_in_presets
 from tasks.matrix_completion.matrices import MASK_ID, Matrices
 from tasks.matrix_completion.probing import matrix_targets
+from tasks.matrix_completion.reference_outputs import (
+    candidate_methods,
+    convex_baselines,
+    kinds_of_hidden_entries,
+    nuclear_norms,
+)
 from tasks.matrix_completion.templates import attention_templates
+from tasks.matrix_completion.variations import copying_inputs, variations
 from tasks.registry import register
 from tasks.settings import ModelSettings
 
@@ -136,6 +143,30 @@ class MatrixCompletion(Matrices):
         Gopalani, Lubana, Hu 2024, section 3.2.2 and appendix F.
         """
         return {"negated": self.batch(-batch.targets, batch.extras["hidden"])}
+
+    def baselines(self) -> dict[str, Callable[[Batch], Tensor]]:
+        """Completions of least nuclear norm, by name: from a batch to an output ``[batch pos 1]``."""
+        return convex_baselines(self.n, self.columns)
+
+    def methods(self) -> dict[str, Callable[[Batch], Tensor]]:
+        """Ways to fill in hidden entries that a model may have learnt, in the form of :meth:`baselines`."""
+        return candidate_methods(self.n, self.columns, self.rank)
+
+    def entry_groups(self, batch: Batch) -> dict[str, Tensor]:
+        """Kinds of hidden entries, by name: boolean ``[batch pos]``."""
+        return kinds_of_hidden_entries(batch, self.n, self.columns, self.rank)
+
+    def properties(self, output: Float[Tensor, "batch pos 1"]) -> dict[str, Metric]:
+        """What an output is like, whatever is right: its ``nuclear_norm`` as a matrix."""
+        return {"nuclear_norm": nuclear_norms(output, self.n, self.columns)}
+
+    def variations(self) -> dict[str, dict[str, Task]]:
+        """Other data to try a model on: by what varies, then by name; see :func:`variations`."""
+        return variations(self)
+
+    def copying_inputs(self, n: int, seed: int, split: Split) -> dict[str, tuple[Batch, Batch]]:
+        """Inputs with another token at hidden entries; see :func:`copying_inputs`."""
+        return copying_inputs(self, n, seed, split)
 
     def attention_templates(self) -> dict[str, Tensor | Callable[[Batch], Tensor]]:
         """What a head may attend to: keys ``[query key]``, or a function of a batch: ``[batch query key]``."""

@@ -1,0 +1,67 @@
+"""Pairs of results on the same examples as rows of the table: values, baselines, differences, with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy
+
+DRAWS, LEVEL = 1000, 0.95
+
+
+def paired(
+    metrics: Mapping[str, Any], baselines: Mapping[str, Any] | None, seed: int
+) -> list[dict[str, Any]]:
+    """A row per metric; ``metrics`` and ``baselines`` hold per-example values or (sum, count) pairs, as a task gives.
+
+    The value is pooled over examples, Σsum / Σcount; ``effect`` is value − baseline, ``ratio`` value / baseline.
+    Intervals: 95%, bootstrap over examples, the same resamples for both.
+    """
+    import numpy as np
+
+    from circuits.statistics import bootstrap, interval, ratio
+
+    rows = []
+    for name, metric in metrics.items():
+        series = [read(metric)] if baselines is None else [read(metric), read(baselines[name])]
+        sums, counts = (np.stack(part) for part in zip(*series, strict=True))
+        pooled = ratio(sums.sum(1), counts.sum(1))
+        drawn = bootstrap(sums, counts, seed, DRAWS)
+        low, high = interval(drawn, LEVEL)
+        row: dict[str, Any] = {"metric": name, "n": sums.shape[1], "value": pooled[0]}
+        row |= {"ci_low": low[0], "ci_high": high[0]}
+        if baselines is not None:
+            row |= {"baseline": pooled[1]} | beside(pooled, drawn)
+        rows.append(row if sums.shape[1] > 1 else without_intervals(row))
+    return rows
+
+
+def beside(pooled: numpy.ndarray, drawn: numpy.ndarray) -> dict[str, Any]:
+    """The columns that compare series 0 with series 1; ``drawn`` [draws series] are resamples."""
+    from circuits.statistics import interval, ratio
+
+    low, high = interval(drawn[:, :1] - drawn[:, 1:], LEVEL)
+    share_low, share_high = interval(ratio(drawn[:, :1], drawn[:, 1:]), LEVEL)
+    return {
+        "effect": pooled[0] - pooled[1],
+        "effect_ci_low": low[0],
+        "effect_ci_high": high[0],
+        "ratio": float(ratio(pooled[:1], pooled[1:])[0]),
+        "ratio_ci_low": share_low[0],
+        "ratio_ci_high": share_high[0],
+    }
+
+
+def read(metric: Any) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """(sums, counts) of the examples, in double precision."""
+    import torch
+
+    total, count = metric if isinstance(metric, tuple) else (metric, torch.ones_like(metric))
+    return total.double().cpu().numpy(), count.double().cpu().numpy()
+
+
+def without_intervals(row: dict[str, Any]) -> dict[str, Any]:
+    """One example says nothing of how examples differ."""
+    return {name: float("nan") if "ci_" in name else value for name, value in row.items()}

@@ -1,0 +1,104 @@
+"""Ways to fill in hidden entries that a model may have learnt; each takes values and mask, and keeps observed entries.
+
+Hidden values are never read. All of them are equivariant: exchanging rows or columns exchanges those of the result.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+Values = Float[Tensor, "batch rows columns"]
+Mask = Bool[Tensor, "batch rows columns"]
+#: Added to the diagonal of least squares: what is undetermined becomes 0.
+RIDGE = 1e-9
+
+
+def zeros(values: Values, hidden: Mask) -> Values:
+    """0: the mean of the prior."""
+    return values.masked_fill(hidden, 0)
+
+
+def anchor_ratio(values: Values, hidden: Mask) -> Values:
+    """The mean over anchors (k, l) of x_il · x_kj / x_kl, all three observed and x_kl ≠ 0; without an anchor 0.
+
+    Exact where the rank is 1.
+    """
+    seen = values.masked_fill(hidden, 0)
+    usable = (seen != 0).to(values.dtype)
+    known = (~hidden).to(values.dtype)
+    inverse = torch.where(seen != 0, 1 / seen, 0)
+    # A hidden (i, j) is no anchor of its own row or column: its zero in `known` rules k = i and l = j out.
+    total, anchors = seen @ inverse.mT @ seen, known @ usable.mT @ known
+    return torch.where(hidden, total / anchors.clamp(min=1), values)
+
+
+def has_anchor(values: Values, hidden: Mask) -> Mask:
+    """Entries that :func:`anchor_ratio` has an anchor for."""
+    usable = ((values != 0) & ~hidden).to(values.dtype)
+    known = (~hidden).to(values.dtype)
+    return known @ usable.mT @ known > 0
+
+
+def row_regression(values: Values, hidden: Mask) -> Values:
+    """The mean over rows k, observed at column j, of the prediction w_ik · x_kj.
+
+    w_ik is the least-squares slope, without intercept, of row i on row k over the columns where both are observed.
+    Exact where the rank is 1; one predictor at a time is not enough for more.
+    """
+    seen = values.masked_fill(hidden, 0)
+    known = (~hidden).to(values.dtype)
+    power = known @ seen.square().mT
+    slope = torch.where(power > 0, (seen @ seen.mT) / power, 0)
+    predictors = (power > 0).to(values.dtype) @ known
+    return torch.where(hidden, slope @ seen / predictors.clamp(min=1), values)
+
+
+def column_regression(values: Values, hidden: Mask) -> Values:
+    """:func:`row_regression` of the transposed matrix."""
+    return row_regression(values.mT, hidden.mT).mT
+
+
+def alternating_least_squares(values: Values, hidden: Mask, rank: int, steps: int) -> Values:
+    """Factors U, V of the given rank, each in turn fitted to the observed entries with the other held fixed.
+
+    A step fits U and then V. From the first singular vectors of the matrix with hidden entries 0. What least squares
+    leaves undetermined is 0.
+    """
+    seen, left, right = _spectral_start(values, hidden, rank)
+    for _ in range(steps):
+        left = _fitted(seen, hidden, right)
+        right = _fitted(seen.mT, hidden.mT, left)
+    return torch.where(hidden, left @ right.mT, values)
+
+
+def gradient_descent(values: Values, hidden: Mask, rank: int, steps: int) -> Values:
+    """Factors U, V of the given rank after so many steps on ½ Σ over observed entries of (U Vᵀ − X)².
+
+    From the first singular vectors of the matrix with hidden entries 0; the step size is half of one over its
+    largest singular value.
+    """
+    seen, left, right = _spectral_start(values, hidden, rank)
+    size = 0.5 / torch.linalg.matrix_norm(seen, 2).clamp(min=1e-12)[:, None, None]
+    for _ in range(steps):
+        error = (left @ right.mT - seen).masked_fill(hidden, 0)
+        left, right = left - size * error @ right, right - size * error.mT @ left
+    return torch.where(hidden, left @ right.mT, values)
+
+
+def _spectral_start(values: Values, hidden: Mask, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The matrix with hidden entries 0, and factors of its best approximation of that rank."""
+    seen = values.masked_fill(hidden, 0)
+    left, singular, right = torch.linalg.svd(seen, full_matrices=False)
+    root = singular[:, None, :rank].sqrt()
+    return seen, left[:, :, :rank] * root, right.mT[:, :, :rank] * root
+
+
+def _fitted(seen: Tensor, hidden: Tensor, other: Tensor) -> Tensor:
+    """The factor of the rows that fits the observed entries best: [batch rows rank]."""
+    known = (~hidden).to(seen.dtype)
+    # [batch rows rank rank]: a normal equation for each row, over the columns it is observed in.
+    gram = torch.einsum("bij,bjr,bjs->birs", known, other, other)
+    gram = gram + RIDGE * torch.eye(other.shape[2], dtype=seen.dtype, device=seen.device)
+    return torch.linalg.solve(gram, (seen @ other)[..., None])[..., 0]

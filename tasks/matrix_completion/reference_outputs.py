@@ -1,0 +1,96 @@
+"""What a model of matrix completion is compared with: outputs of known methods, on the examples of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from tasks.base import Batch
+from tasks.matrix_completion import filling
+from tasks.matrix_completion.nuclear_norm import least_nuclear_norm
+from tasks.matrix_completion.recoverability import unrecoverable
+
+#: The regularised problems of the paper (appendix B), and the two λ that only its code lists.
+PENALTIES = (0.0005, 0.001, 0.0015, 0.00175, 0.002, 0.005, 0.01)
+NUCLEAR_NORM = "nuclear norm"
+
+#: From a batch to an output in the shape of a model's: [batch pos 1].
+Method = Callable[[Batch], Tensor]
+Filling = Callable[[Tensor, Tensor], Tensor]
+
+
+def on_batches(fill: Filling, rows: int, columns: int) -> Method:
+    """A way to fill in matrices, as a method on batches; it computes in float64."""
+
+    def output(batch: Batch) -> Tensor:
+        values, hidden = as_matrices(batch, rows, columns)
+        return fill(values, hidden).flatten(1)[..., None]
+
+    return output
+
+
+def as_matrices(batch: Batch, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """(values in float64, hidden), both [batch rows columns]; hidden values are NaN: nobody may read them."""
+    hidden = batch.extras["hidden"].unflatten(1, (rows, columns))
+    values = batch.targets.double().unflatten(1, (rows, columns))
+    return values.masked_fill(hidden, float("nan")), hidden
+
+
+def convex_baselines(rows: int, columns: int) -> dict[str, Method]:
+    """Least nuclear norm, with equality and with each published penalty."""
+    solvers: dict[str, Filling] = {NUCLEAR_NORM: _nuclear_norm}
+    for penalty in PENALTIES:
+        solvers[f"{NUCLEAR_NORM}, lambda {penalty:g}"] = partial(_nuclear_norm, penalty=penalty)
+    return {name: on_batches(fill, rows, columns) for name, fill in solvers.items()}
+
+
+def candidate_methods(rows: int, columns: int, rank: int) -> dict[str, Method]:
+    """What may fill the blanks: from nothing at all to methods that are exact at the true rank."""
+    als, descent = filling.alternating_least_squares, filling.gradient_descent
+    fillings: dict[str, Filling] = {
+        "zero": filling.zeros,
+        "nuclear norm": _nuclear_norm,
+        "rank-1 ratio": filling.anchor_ratio,
+        "row regression": filling.row_regression,
+        "column regression": filling.column_regression,
+        **{f"ALS, {steps} steps": partial(als, rank=rank, steps=steps) for steps in (1, 2, 5, 100)},
+        **{
+            f"gradient descent, {steps} steps": partial(descent, rank=rank, steps=steps)
+            for steps in (1, 10, 100)
+        },
+    }
+    return {name: on_batches(fill, rows, columns) for name, fill in fillings.items()}
+
+
+def kinds_of_hidden_entries(batch: Batch, rows: int, columns: int, rank: int) -> dict[str, Tensor]:
+    """Boolean ``[batch pos]`` by name. At rank 1: the entries that the observed ones determine, and the others.
+
+    Of the determined ones ``one anchor`` are those that three observed entries give (x_il · x_kj / x_kl), ``longer
+    path`` those that take more.
+    """
+    hidden = batch.extras["hidden"]
+    if rank > 1:
+        return {"hidden": hidden}
+    values, matrices = as_matrices(batch, rows, columns)
+    lost = unrecoverable(matrices).flatten(1)
+    found = hidden & ~lost
+    near = filling.has_anchor(values.nan_to_num(), matrices).flatten(1)
+    return {
+        "recoverable": found,
+        "one anchor": found & near,
+        "longer path": found & ~near,
+        "unrecoverable": lost,
+    }
+
+
+def nuclear_norms(output: Tensor, rows: int, columns: int) -> Tensor:
+    """‖output‖_* of each example, as a matrix."""
+    matrices = output.squeeze(-1).unflatten(1, (rows, columns))
+    return torch.linalg.svdvals(matrices.float() if matrices.dtype.itemsize < 4 else matrices).sum(1)
+
+
+def _nuclear_norm(values: Tensor, hidden: Tensor, penalty: float | None = None) -> Tensor:
+    return least_nuclear_norm(values, hidden, penalty).matrices
