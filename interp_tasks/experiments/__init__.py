@@ -4,8 +4,12 @@ Importing this package imports neither torch nor pandas; running an experiment d
 """
 
 from interp_tasks.experiments.ablating import ablation
+from interp_tasks.experiments.agreeing import AlgorithmResult, algorithm
 from interp_tasks.experiments.attending import AttentionResult, attention
+from interp_tasks.experiments.baselining import baseline
 from interp_tasks.experiments.columns import COLUMNS
+from interp_tasks.experiments.comparing import ComparisonResult
+from interp_tasks.experiments.copying_inputs import copying
 from interp_tasks.experiments.curving import CurveResult, curve
 from interp_tasks.experiments.demonstrating import demo
 from interp_tasks.experiments.dropping import DropsResult, drops
@@ -16,16 +20,19 @@ from interp_tasks.experiments.permuting import permute
 from interp_tasks.experiments.probing import ProbeResult, probe
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.scanning import heads
+from interp_tasks.experiments.shifting import ood
 from interp_tasks.experiments.spectral import FourierResult, fourier
 from interp_tasks.experiments.subjects import Examples, Options, Subject, subjects
 from interp_tasks.experiments.transplanting import transplant
 
 __all__ = [
     "COLUMNS",
+    "AlgorithmResult",
     "AttentionResult",
-    "EmbeddingsResult",
+    "ComparisonResult",
     "CurveResult",
     "DropsResult",
+    "EmbeddingsResult",
     "Examples",
     "FourierResult",
     "Options",
@@ -33,7 +40,10 @@ __all__ = [
     "Result",
     "Subject",
     "ablation",
+    "algorithm",
     "attention",
+    "baseline",
+    "copying",
     "curve",
     "demo",
     "drops",
@@ -41,6 +51,7 @@ __all__ = [
     "fourier",
     "heads",
     "lens",
+    "ood",
     "patch",
     "permute",
     "probe",

@@ -125,6 +125,7 @@ def shown_columns(frame: pandas.DataFrame) -> list[Column]:
 #: Experiments whose rows people see in another form: the module, which has ``view_rows(frame)`` and
 #: ``view_columns(rows)``.
 VIEWS: Mapping[str, str] = {
+    "algorithm": "agreement_table",
     "attention": "attention_table",
     "curve": "curve_table",
     "drops": "drops_table",
