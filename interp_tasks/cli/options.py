@@ -78,7 +78,8 @@ class ExperimentCommand(Command):
         if self.import_path is not None and not self.import_path.is_file():
             raise UserError(f"--import {self.import_path}: no such file")
         check_targets(self.name, self.out, self.plot)
-        check_refs(self.ckpt, examples)
+        if self.reads_checkpoints:
+            check_refs(self.ckpt, examples)
 
     def execute(self) -> None:
         if self.import_path is not None:
@@ -86,6 +87,10 @@ class ExperimentCommand(Command):
         with progress_line(self.quiet) as progress:
             result = self.measure(progress)
         emit(result, self.format, self.out, self.plot, self.quiet)
+
+    @property
+    def reads_checkpoints(self) -> bool:
+        return True
 
     @abstractmethod
     def measure(self, progress: Progress | None) -> Result:

@@ -1,7 +1,10 @@
 """Every command of ``interp-run``, by name. A new one is a file here and a line below."""
 
 from interp_tasks.cli.commands.ablating import Ablation
+from interp_tasks.cli.commands.agreeing import Algorithm
 from interp_tasks.cli.commands.attending import Attention
+from interp_tasks.cli.commands.baselining import Baseline, Ood
+from interp_tasks.cli.commands.copying_inputs import Copying
 from interp_tasks.cli.commands.curving import Curve
 from interp_tasks.cli.commands.demonstrating import Demo
 from interp_tasks.cli.commands.dropping import Drops
@@ -34,6 +37,10 @@ COMMANDS: dict[str, type[Command]] = {
     "attention": Attention,
     "fourier": Fourier,
     "embeddings": Embeddings,
+    "copying": Copying,
+    "baseline": Baseline,
+    "ood": Ood,
+    "algorithm": Algorithm,
     "demo": Demo,
     "reproduce": Reproduce,
 }
