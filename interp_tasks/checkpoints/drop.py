@@ -148,6 +148,13 @@ def _first_crossing(curve: Array, level: float, window: int) -> int | None:
     return int(below.argmax()) if below.any() else None
 
 
+def first_lasting(values: Sequence[float], level: float) -> int | None:
+    """The first index at which finite values are below a level lastingly, as a drop's steps are."""
+    curve = np.asarray(values, dtype=np.float64)
+    below = np.flatnonzero((curve < level) & (_medians(curve, 0, _window(len(curve)) - 1) < level))
+    return int(below[0]) if len(below) else None
+
+
 def _last_before(curve: Array, crossing: int, level: float, window: int) -> int:
     """The last index before the crossing at which the smoothed curve is above a level."""
     above = np.flatnonzero(_medians(curve, -(window // 2), window // 2)[:crossing] > level)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.checkpoints.drop import final_level
+from interp_tasks.checkpoints.drop import final_level, first_lasting
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.columns import tidy
 from interp_tasks.experiments.results import Result
@@ -66,7 +66,8 @@ def drops(
         A :class:`DropsResult`. The ``variant`` is the metric whose curve it is, the ``metric`` what is said of it:
         ``drop`` (1 or 0; of several runs the share), ``onset``, ``crossing``, ``end``, ``length`` (steps),
         ``sharpness`` (see :class:`~interp_tasks.checkpoints.Drop`), ``plateau``, ``final``. A run without a drop has
-        no values but ``drop`` and ``final``. ``baseline`` of the levels is the plateau by theory, where the task
+        no values but ``drop`` and ``final``. Where the task knows the plateau by theory, ``plateau until`` is the first
+        step lastingly below nine tenths of it, the last step of a run that never is. ``baseline`` of the levels is the plateau by theory, where the task
         knows one. Rows of several runs have the median, ``ONSET, smallest`` and ``ONSET, largest``, and intervals by
         bootstrap over runs.
 
@@ -139,12 +140,22 @@ def rows_of(run: Run, curves: Mapping[tuple[str, str], Curve]) -> Iterator[dict[
         if name != run.name:
             continue
         level = theory.get(metric.partition(" (")[0], math.nan)
-        for quantity, value in measures(curve).items():
+        until = {"plateau until": float(plateau_until(curve.steps, curve.values, level))} if level > 0 else {}
+        for quantity, value in (measures(curve) | until).items():
             row = {"experiment": "drops", **run.labels(), "variant": metric, "intervention": "none"}
             row |= {"metric": quantity, "value": value}
             if quantity in ("plateau", "final"):
                 row |= {"baseline": level, "effect": value - level}
             yield row
+
+
+def plateau_until(steps: Sequence[int], values: Sequence[float], level: float) -> int:
+    """The first step from which a metric is lastingly below nine tenths of a level; the last one if it never is.
+
+    Unlike an onset it is there without a drop: early where there is no plateau, and late where it lasts.
+    """
+    index = first_lasting(values, 0.9 * level)
+    return steps[-1 if index is None else index]
 
 
 def plateau_levels(run: Run) -> Mapping[str, float]:
