@@ -1,4 +1,5 @@
-"""What attention heads attend to: mean maps, scores against templates, classes, and how far attention moves.
+"""What attention heads attend to: mean maps, scores against templates, classes, how far attention moves, and whether it
+follows.
 
     maps = patterns.attention(model, tokens)                          # maps.mean [layer head query key]
     templates = {"row": patterns.row(7, 7, itself=False), "identity": patterns.identity(49)}
@@ -6,6 +7,7 @@
     classes = patterns.classify(scores)
     ablate.uniform(classes.groups["row"])
     patterns.movement(model, tokens, other_tokens).frame              # between two inputs, row by row
+    patterns.follow(model, tokens, other_tokens, column, here, there)  # does attention go along from here to there?
 
 A template says which keys of a query count: bool [query key] or [batch query key], or a function of the batch. Here are
 the usual ones; `&`, `|` and `~` make others. All of it runs in eval mode without gradients, chunk by chunk, on any
@@ -14,12 +16,14 @@ model that `circuits` serves, and sees the edits of open `intervene` blocks.
 
 from circuits.averaging import Maps, attention
 from circuits.classifying import Classes, classify
+from circuits.following import Following, follow
 from circuits.matching import Scores, bits, scores
 from circuits.moving import Movement, movement
 from circuits.templates import column, constant, identity, marked, previous, row
 
 __all__ = [
     "Classes",
+    "Following",
     "Maps",
     "Movement",
     "Scores",
@@ -28,6 +32,7 @@ __all__ = [
     "classify",
     "column",
     "constant",
+    "follow",
     "identity",
     "marked",
     "movement",

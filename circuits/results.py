@@ -16,8 +16,8 @@ from circuits.tabulating import LEVEL, Row
 # fmt: off
 COLUMNS = (
     "variant", "draw", "checkpoint", "intervention", "site", "layer", "head", "position", "metric", "value",
-    "ci_low", "ci_high", "n", "baseline", "effect", "effect_ci_low", "effect_ci_high", "p_value", "p_adjusted",
-    "engine", "null_effect",
+    "ci_low", "ci_high", "n", "baseline", "effect", "effect_ci_low", "effect_ci_high", "ratio", "ratio_ci_low",
+    "ratio_ci_high", "p_value", "p_adjusted", "engine", "null_effect",
 )
 BASELINE_COLUMNS = ("checkpoint", "metric", "value", "ci_low", "ci_high", "n")
 # fmt: on
@@ -29,9 +29,9 @@ class SweepResult:
     """What a sweep found.
 
     frame: one row per variant, metric and checkpoint. `value` with its interval is the edited model's, `baseline`
-        the unedited model's on the same examples, `effect` = value − baseline with a paired interval; `p_value`
-        is a paired sign-flip test, `p_adjusted` Holm's adjustment over all rows; `n` is the number of
-        examples. `layer`, `head` and `position` are filled in where the variant is about exactly one. A variant of
+        the unedited model's on the same examples, `effect` = value − baseline and `ratio` = value /
+        baseline with paired intervals; `p_value` is a paired sign-flip test, `p_adjusted` Holm's adjustment over all
+        rows; `n` is the number of examples. `layer`, `head` and `position` are filled in where the variant is about exactly one. A variant of
         several draws has a row for their mean, `draw` empty, and then one for each draw, untested.
         `null_effect` marks an edit that was made and which changed not one example. A value without any entry
         (ΣC = 0) is NaN.

@@ -17,7 +17,7 @@ _BLOCK = 8_000_000
 
 @dataclass(frozen=True)
 class Summary:
-    """Arrays [series]; series 0 is the unedited model, and its effects are zero."""
+    """Arrays [series]; series 0 is the unedited model, its effects are zero and its ratios one."""
 
     value: np.ndarray
     low: np.ndarray
@@ -25,16 +25,19 @@ class Summary:
     effect: np.ndarray
     effect_low: np.ndarray
     effect_high: np.ndarray
+    ratio: np.ndarray
+    ratio_low: np.ndarray
+    ratio_high: np.ndarray
     p_value: np.ndarray
 
 
 def summarise(
     sums: np.ndarray, counts: np.ndarray, seed: int, draws: int, flips: int, level: float
 ) -> Summary:
-    """Value, interval, paired effect and p-value of each series. `sums` and `counts` are [series examples].
+    """Value, interval, paired effect and ratio, p-value of each series. `sums` and `counts` are [series examples].
 
-    Intervals are percentile bootstrap over examples. One resample serves all series, so that effects are
-    paired; a resample that holds no entry at all (ΣC = 0) is left out. With fewer than two examples there
+    Intervals are percentile bootstrap over examples. One resample serves all series, so that effects and
+    ratios are paired; a resample that holds no entry at all (ΣC = 0) is left out. With fewer than two examples there
     is no interval.
     """
     value = ratio(sums.sum(1), counts.sum(1))
@@ -42,10 +45,12 @@ def summarise(
     resampled = bootstrap(sums, counts, seed, draws)
     low, high = interval(resampled, level)
     effect_low, effect_high = interval(resampled - resampled[:, :1], level)
+    share_low, share_high = interval(ratio(resampled, resampled[:, :1]), level)
+    bounds = [low, high, effect_low, effect_high, share_low, share_high]
     if sums.shape[1] < 2:
-        low, high, effect_low, effect_high = (np.full_like(value, np.nan) for _ in range(4))
+        bounds = [np.full_like(value, np.nan) for _ in bounds]
     p_value = sign_flip(sums, counts, seed, flips)
-    return Summary(value, low, high, effect, effect_low, effect_high, p_value)
+    return Summary(value, *bounds[:2], effect, *bounds[2:4], ratio(value, value[:1]), *bounds[4:], p_value)
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:

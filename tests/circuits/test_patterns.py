@@ -371,6 +371,130 @@ def test_the_lead_is_paired_by_example(grid, tokens):
     np.testing.assert_allclose(classes.frame[["lead_ci_low", "lead_ci_high"]], [lead] * 8, atol=1e-9)
 
 
+def half(pattern, where, otherwise):
+    """One pattern [query key] at some queries, another at the others."""
+    return torch.where(where[:, None], pattern, otherwise)
+
+
+def test_a_class_of_what_a_head_does_at_some_queries_only(grid, tokens):
+    """Own position in the first row; in the second: the same, uniform, or half way."""
+    first = torch.arange(LENGTH) < 3
+    own, flat = spread(TEMPLATES["identity"]), torch.full((LENGTH, LENGTH), 1 / LENGTH, dtype=torch.float64)
+    keys = patterns.identity(LENGTH)
+    named = {"identity": keys, "here": keys & first[:, None], "there": keys & ~first[:, None]}
+    edits = [
+        attending(own, "0.0-3"),
+        attending(half(own, first, flat), "1.0-1"),
+        attending(half(own, first, 0.5 * own + 0.5 * flat), "1.2-3"),
+    ]
+    with intervene(grid, *edits):
+        found = patterns.scores(grid, tokens, named)
+    only = patterns.classify(found, unless={"here": "there"})
+    assert only.groups == {
+        # Half way to one's own position is enough for the template on the right, and for identity with it.
+        "identity": heads("0.0-3, 1.2-3", grid),
+        "here": heads("1.0-1", grid),
+    }
+    assert "here: only where there does not fit." in only.rule
+    # The template on the right is no class, whatever fits it.
+    there = patterns.classify(found, unless={"identity": "there"})
+    assert "there" not in there.groups
+    assert there[0, 0] == "here"
+    assert patterns.classify(found, 0.6, unless={"here": "there"})[1, 2] == "here"
+
+
+def test_what_must_not_fit_must_surely_not(grid, tokens):
+    """Of eight examples half attend to the other template: 0.5 on average, with an interval around it."""
+    share = torch.tensor([1.0, 1, 1, 1, 0, 0, 0, 0], dtype=torch.float64)[:, None, None, None]
+    first = torch.arange(LENGTH) < 3
+    own, flat = spread(TEMPLATES["identity"]), torch.full((LENGTH, LENGTH), 1 / LENGTH, dtype=torch.float64)
+    mixed = share * own + (1 - share) * half(own, first, flat)
+    keys = patterns.identity(LENGTH)
+    named = {"here": keys & first[:, None], "there": keys & ~first[:, None]}
+    with intervene(grid, edit("pattern", lambda current: mixed.expand_as(current).to(current))):
+        found = patterns.scores(grid, tokens, named)
+    assert set(patterns.classify(found, 0.55, unless={"here": "there"}).groups) == {"unclear"}
+    assert set(patterns.classify(found, 0.95, unless={"here": "there"}).groups) == {"here"}
+    assert set(patterns.classify(found, 0.45, unless={"here": "there"}).groups) == {"other"}
+
+
+def test_a_template_without_a_query_rules_nothing_out(grid, tokens):
+    never = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
+    with intervene(grid, attending(spread(TEMPLATES["row"]))):
+        found = patterns.scores(grid, tokens, {"row": TEMPLATES["row"], "never": never})
+    assert set(patterns.classify(found, unless={"row": "never"}).groups) == {"row"}
+
+
+def test_a_class_among_some_heads(grid, tokens):
+    with intervene(grid, attending(spread(TEMPLATES["row"]))):
+        found = patterns.scores(grid, tokens, {"row": TEMPLATES["row"], "own": TEMPLATES["identity"]})
+    classes = patterns.classify(found, among={"row": heads("0.1, 1.0", grid)})
+    assert classes.groups["row"] == heads("0.1, 1.0", grid)
+    assert len(classes.groups["other"]) == 6
+
+
+GROUPS = torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+def test_what_follows_is_counted_by_loops(model, tokens, other_tokens, mask, seen):
+    before_by, after_by = seen(model, tokens), seen(model, other_tokens)
+
+    def attended(pattern):
+        """The group of keys with most attention, [batch head query]."""
+        return np.stack([pattern[..., (group == GROUPS).numpy()].sum(-1) for group in range(3)], -1).argmax(
+            -1
+        )
+
+    before = torch.from_numpy(attended(before_by[0])[:, 0, 5])
+    after = torch.from_numpy(attended(after_by[0])[:, 0, 5])
+    after = torch.where(after == before, (after + 1) % 3, after)
+    found = patterns.follow(model, tokens, other_tokens, GROUPS, before, after, queries=mask, seed=2).frame
+    order = derangement(8, 2)
+    for row in found.itertuples():
+        here, there = attended(before_by[row.layer])[:, row.head], attended(after_by[row.layer])[:, row.head]
+        for column, pairs in (("share", range(8)), ("unpaired", order.tolist())):
+            hits = [
+                here[example, query] == before[pair] and there[example, query] == after[pair]
+                for example, pair in enumerate(pairs)
+                for query in range(LENGTH)
+                if mask[example, query]
+            ]
+            assert getattr(row, column) == pytest.approx(np.mean(hits))
+        assert row.effect == pytest.approx(row.share - row.unpaired)
+        assert row.ci_low <= row.share <= row.ci_high
+    assert found["share"].max() > 0
+
+
+def test_a_head_that_follows_and_those_that_do_not(grid, tokens):
+    """Attention is on the token 10, whose group changes."""
+    here = torch.arange(8) % 3
+    there = (here + 1 + torch.arange(8) % 2) % 3
+    base = tokens.clamp(max=9)
+    first, second = (base.clone() for _ in range(2))
+    for example in range(8):
+        first[example, here[example]] = 10
+        second[example, 3 + there[example]] = 10
+    inputs = []
+
+    def on_ten(current):
+        keys = (inputs[-1] == 10).to(current)
+        return keys[:, None, None, :].expand_as(current).clone()
+
+    handle = grid.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+    try:
+        with intervene(grid, edit("pattern", on_ten, "1.2"), attending(spread(TEMPLATES["row"]), "0.1")):
+            found = patterns.follow(grid, first, second, GROUPS, here, there)
+            chunked = patterns.follow(grid, first, second, GROUPS, here, there, chunk=12)
+    finally:
+        handle.remove()
+    assert found.heads() == (Head(1, 2),)
+    rows = found.frame.set_index(["layer", "head"])
+    assert rows.loc[(1, 2), "share"] == 1
+    assert rows.loc[(0, 1), "share"] == 0, "a head that ignores the input cannot follow"
+    assert rows["n"].unique().tolist() == [8]
+    np.testing.assert_allclose(chunked.frame, found.frame)
+
+
 def test_mean_maps_are_the_means_of_a_forward_by_hand(model, tokens, mask, seen):
     expected = seen(model, tokens)
     everywhere = patterns.attention(model, tokens)
@@ -557,3 +681,25 @@ def test_other_refusals(grid, tokens):
         patterns.movement(grid, tokens[:1], tokens[:1])
     with pytest.raises(CircuitsError, match=r"\[8, 6\] and \[8, 5\]"):
         patterns.movement(grid, tokens, tokens[:, :5])
+    with pytest.raises(CircuitsError, match="no template 'x'; there are a"):
+        patterns.classify(patterns.scores(grid, tokens, {"a": patterns.identity(LENGTH)}), unless={"a": "x"})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"other": torch.zeros(8, 5, dtype=torch.long)}, "at least 2 rows; got"),
+        (
+            {"groups": torch.zeros(5, dtype=torch.long)},
+            r"groups are 6 whole numbers from 0; got \[5\] of int64",
+        ),
+        ({"before": torch.zeros(8)}, "before are 8 whole numbers from 0; got .* of float32"),
+        ({"after": -torch.ones(8, dtype=torch.long)}, "after are 8 whole numbers from 0"),
+        ({"after": torch.zeros(8, dtype=torch.long)}, "in 8 pairs nothing moves: before equals after"),
+    ],
+)
+def test_refusals_of_follow(grid, tokens, given, message):
+    usual = {"groups": GROUPS, "before": torch.zeros(8, dtype=torch.long), "other": tokens}
+    usual["after"] = usual["before"] + 1
+    with pytest.raises(CircuitsError, match=message):
+        patterns.follow(grid, tokens, **(usual | given))

@@ -49,6 +49,26 @@ def test_intervals_are_percentiles_and_effects_are_paired(data):
     assert paired.high[1] - paired.low[1] > 0.1
 
 
+def test_ratios_are_paired(data):
+    sums, counts = data
+    found = summarise(sums, counts, seed=3, draws=500, flips=100, level=0.9)
+    draws = bootstrap(sums, counts, seed=3, draws=500)
+    np.testing.assert_allclose(found.ratio, found.value / found.value[0])
+    np.testing.assert_allclose(found.ratio_low, np.quantile(draws / draws[:, :1], 0.05, axis=0))
+    np.testing.assert_allclose(found.ratio_high, np.quantile(draws / draws[:, :1], 0.95, axis=0))
+    # An edit that doubles every entry has a ratio without spread.
+    paired = summarise(
+        np.stack([sums[0], 2 * sums[0]]), counts[[0, 0]], seed=3, draws=500, flips=1, level=0.9
+    )
+    np.testing.assert_allclose([paired.ratio[1], paired.ratio_low[1], paired.ratio_high[1]], 2)
+    # Nothing can be said in multiples of an error of zero, nor of one example.
+    none = summarise(np.array([[0.0, 0], [1, 2]]), np.ones((2, 2)), seed=0, draws=9, flips=1, level=0.9)
+    assert np.isnan([none.ratio[1], none.ratio_low[1], none.ratio_high[1]]).all()
+    one = summarise(np.array([[1.0], [3.0]]), np.ones((2, 1)), seed=0, draws=9, flips=1, level=0.9)
+    assert one.ratio[1] == 3
+    assert np.isnan([one.ratio_low[1], one.ratio_high[1]]).all()
+
+
 def test_interval_covers_the_mean_about_as_often_as_it_says():
     rng = np.random.default_rng(1)
     hits = 0
