@@ -125,6 +125,26 @@ class GridAxis:
 
 
 @dataclass(frozen=True)
+class Influences:
+    """Changes of an input at one position at a time, and the outputs that they may move.
+
+    Attributes:
+        tokens: ``[batch pos]``: the token that a position holds when it is changed.
+        changed: boolean ``[batch pos]``: which positions are changed, one at a time.
+        read: boolean ``[batch pos]``: at which positions the output, one number, is looked at.
+        kinds: name -> boolean ``[batch changed read]``: pairs of positions to be pooled.
+        references: name -> ``[batch changed read]``: by how much another way to the answer would move; NaN where it
+            gives none.
+    """
+
+    tokens: Int[Tensor, "batch pos"]
+    changed: Tensor
+    read: Tensor
+    kinds: Mapping[str, Tensor]
+    references: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class DropMetric:
     """The metric whose sudden change is the task's drop, and which way it moves."""
 
@@ -211,6 +231,14 @@ class Task(BaseModel, ABC):
     def token_values(self) -> Mapping[int, float]:
         """The numbers that token ids stand for, of those ids only that examples can hold; none, unless it says so."""
         return {}
+
+    def influences(self, batch: Batch, shift: float | None, seed: int) -> Influences | None:
+        """What may be changed in the inputs, one position at a time; ``None`` unless a task says so.
+
+        Args:
+            shift: how far a value moves, up or down by chance; ``None``: to one drawn anew.
+        """
+        return None
 
     @abstractmethod
     def sample(self, n: int | None, seed: int = 0, split: Split = "test") -> Batch:

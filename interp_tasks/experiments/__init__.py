@@ -14,6 +14,7 @@ from interp_tasks.experiments.curving import CurveResult, curve
 from interp_tasks.experiments.demonstrating import demo
 from interp_tasks.experiments.dropping import DropsResult, drops
 from interp_tasks.experiments.embedding import EmbeddingsResult, embeddings
+from interp_tasks.experiments.influencing import InfluenceResult, influence
 from interp_tasks.experiments.lensing import lens
 from interp_tasks.experiments.patching import patch
 from interp_tasks.experiments.permuting import permute
@@ -34,6 +35,7 @@ __all__ = [
     "DropsResult",
     "EmbeddingsResult",
     "Examples",
+    "InfluenceResult",
     "FourierResult",
     "Options",
     "ProbeResult",
@@ -50,6 +52,7 @@ __all__ = [
     "embeddings",
     "fourier",
     "heads",
+    "influence",
     "lens",
     "ood",
     "patch",

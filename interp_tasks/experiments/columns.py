@@ -130,6 +130,7 @@ VIEWS: Mapping[str, str] = {
     "curve": "curve_table",
     "drops": "drops_table",
     "fourier": "spectral_table",
+    "influence": "influence_plots",
     "probe": "probe_table",
 }
 

@@ -29,6 +29,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "attention": {"templates": "all", "queries": "read", "threshold": 0.5},
     "embeddings": {"largest": None},
     "drops": {"metric": None},
+    "influence": {"shift": None, "redraw": False},
     "fourier": {"rule": None, "threshold": 0.85},
 }
 #: Settings whose option has another name.

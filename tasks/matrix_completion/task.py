@@ -10,8 +10,20 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from tasks.base import Batch, DropMetric, Metric, ProbeTargets, Split, Task, TaskError, derive_seed, generator
+from tasks.base import (
+    Batch,
+    DropMetric,
+    Influences,
+    Metric,
+    ProbeTargets,
+    Split,
+    Task,
+    TaskError,
+    derive_seed,
+    generator,
+)
 from tasks.catalog import built_in_presets
+from tasks.matrix_completion.influence import pairs_of_entries
 from tasks.matrix_completion.matrices import MASK_ID, Matrices
 from tasks.matrix_completion.probing import matrix_targets
 from tasks.matrix_completion.reference_outputs import (
@@ -167,6 +179,25 @@ class MatrixCompletion(Matrices):
     def copying_inputs(self, n: int, seed: int, split: Split) -> dict[str, tuple[Batch, Batch]]:
         """Inputs with another token at hidden entries; see :func:`copying_inputs`."""
         return copying_inputs(self, n, seed, split)
+
+    def influences(self, batch: Batch, shift: float | None, seed: int) -> Influences:
+        """Observed entries given another value; kinds and the reference: see :func:`pairs_of_entries`."""
+        values = batch.targets
+        if shift is None:
+            moved = self.sample(len(batch), derive_seed(seed, self.name, "new values")).targets.to(
+                values.device
+            )
+        else:
+            steps = max(1, round(shift / self.grid_step)) * self.grid_step
+            up = torch.rand(values.shape, generator=generator(seed, self.name, "shift")) < 0.5
+            moved = self.decode(self.encode(values + steps * (2 * up.to(values.device) - 1)))
+        hidden = batch.extras["hidden"]
+        cells = (x.unflatten(1, (self.n, self.columns)) for x in (values, hidden))
+        kinds, derivative = pairs_of_entries(*cells)
+        references = {}
+        if self.law == "factors" and self.rank == 1:
+            references["rank-1 ratio"] = derivative * (moved - values)[:, :, None]
+        return Influences(self.encode(moved), ~hidden, hidden, kinds, references)
 
     def attention_templates(self) -> dict[str, Tensor | Callable[[Batch], Tensor]]:
         """What a head may attend to: keys ``[query key]``, or a function of a batch: ``[batch query key]``."""

@@ -167,8 +167,8 @@ def test_the_table(shipped):
     assert "1,536" not in " ".join(shipped.notes)
     assert "fitted on 300 examples, scored on 100 others" in shipped.notes[0]
     people = shown_rows(frame)
-    assert len(people) == 3 * 3 * (1 + 5 * 2), (
-        "entries, and five targets of several numbers, in three splits and layers"
+    assert len(people) == 3 * 3 * (1 + 7 * 2), (
+        "entries, and seven targets of several numbers, in three splits and layers"
     )
     merged = people.set_index(["variant", "metric"])["untrained"]
     other = rows(frame, "untrained model").set_index(["variant", "metric"])["baseline"]

@@ -9,6 +9,7 @@ from interp_tasks.cli.commands.curving import Curve
 from interp_tasks.cli.commands.demonstrating import Demo
 from interp_tasks.cli.commands.dropping import Drops
 from interp_tasks.cli.commands.embedding import Embeddings
+from interp_tasks.cli.commands.influencing import Influence
 from interp_tasks.cli.commands.lensing import Lens
 from interp_tasks.cli.commands.listing import Checkpoints, Tasks
 from interp_tasks.cli.commands.patching import Patch
@@ -37,6 +38,7 @@ COMMANDS: dict[str, type[Command]] = {
     "attention": Attention,
     "fourier": Fourier,
     "embeddings": Embeddings,
+    "influence": Influence,
     "copying": Copying,
     "baseline": Baseline,
     "ood": Ood,
