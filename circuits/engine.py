@@ -7,16 +7,28 @@ forward, replayed from the weights, and is compared with it before use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from circuits.calls import Call, replacement_for
-from circuits.lanes import AFTER_ATTENTION, AT_Z, BEFORE, BETWEEN, Lane, Stack, heads_at_z, lane_value
+from circuits.lanes import (
+    AFTER_ATTENTION,
+    AT_Z,
+    BEFORE,
+    BETWEEN,
+    Lane,
+    Stack,
+    heads_at_z,
+    lane_value,
+    runs_nothing,
+)
 from circuits.recording import recording
 from circuits.references import References
 from circuits.replaying import NotReplayed, Replay
@@ -27,9 +39,17 @@ from circuits.surface import Surface
 
 #: What the replay may differ from the model by, relative to the largest entry.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
+# Beyond that, in single precision, so many times what the replay itself loses to rounding, which is what it differs by
+# from the same in double precision: it grows with depth and with the size of the weights, and what the model loses is
+# of that size, its sums being taken in another order.
+_MANY = 4
+
+_OUTPUT = "the output"
 
 # Logits of a stack are computed in pieces of at most this many entries.
 _LOGITS = 2**25
+# Weights of checkpoints that are stacked, in bytes.
+_WEIGHTS = 2**26
 
 
 @dataclass
@@ -51,13 +71,9 @@ class Engine:
     """For one model with the weights it has now. Raises `NotReplayed` where it cannot be used at all."""
 
     def __init__(self, surface: Surface, tokens: Tensor, read: Positions | None) -> None:
-        _refuse_hooks(surface.model)
         if tokens.is_floating_point() or tokens.ndim != 2:
             raise NotReplayed("inputs that are vectors are not replayed")
-        if torch.is_autocast_enabled(surface.device.type):
-            raise NotReplayed("autocast is on")
         self.surface = surface
-        self.replay = Replay.of(surface)
         self.total = len(tokens)
         self.read: Tensor | None = None
         if read is not None:
@@ -65,37 +81,49 @@ class Engine:
             self.read = chosen.to(surface.device) if len(chosen) < tokens.shape[1] else None
         #: Largest number of bytes that the clean pass of a chunk and a stack have held.
         self.bytes_held = 0
-        # With other weights as well: what a model adds to its forward may be zero before training.
-        self._check(tokens[:1].to(surface.device))
+        # Two, as what a model does may depend on its tokens.
+        self._examples = tokens[:: max(1, len(tokens) - 1)].to(surface.device)
+        seen = self.observed()
+        self.replay = Replay.of(surface)
+        #: What outputs differ by through rounding, relative to the largest entry.
+        self.tolerance = _compared(seen, self.replay, self._examples)
 
-    def _check(self, tokens: Tensor) -> None:
-        """Replay one example and compare every layer with the model itself."""
-        last = self.surface.n_layers - 1
-        names = [KINDS[name].hook.format(layer) for layer in range(last + 1) for name in ("z", "resid_post")]
+    def observed(self) -> dict[str, Tensor]:
+        """The first and the last example through the model itself: its layers' z and residual streams, and output.
+
+        With every checkpoint: what a model adds to its forward may be zero before training.
+        """
+        _refuse_hooks(self.surface.model)
+        if torch.is_autocast_enabled(self.surface.device.type):
+            raise NotReplayed("autocast is on")
+        layers = range(self.surface.n_layers)
+        names = [KINDS[name].hook.format(layer) for layer in layers for name in ("z", "resid_post")]
         with recording(self.surface, names) as seen:
-            output = self.surface.model(tokens)
+            output = self.surface.model(self._examples)
         if not isinstance(output, Tensor) or any(name not in seen for name in names):
             raise NotReplayed("its output is no tensor, or some of its layers do not run")
-        ours: dict[str, Tensor] = {}
+        return {**{name: seen[name] for name in names}, _OUTPUT: output}
 
-        def keep(site: str, layer: int | None, x: Tensor) -> Tensor:
-            ours[KINDS[site].hook.format(layer)] = x
-            return x
+    def room(self, tokens: Tensor, lanes: Sequence[Lane], chunk: int) -> int:
+        """How many checkpoints of this shape, `chunk` tokens of all their lanes together, can be stacked."""
+        if not all(map(runs_nothing, lanes)):
+            return 1
+        rows = len(tokens) * len(lanes)
+        outputs = rows * (tokens.shape[1] if self.read is None else len(self.read))
+        limits = (
+            chunk // (rows * tokens.shape[1]),
+            _WEIGHTS // self.replay.nbytes,
+            _LOGITS // (outputs * self.replay.unembed.shape[-1]),
+        )
+        return max(1, min(limits))
 
-        x = self.replay.embedded(tokens, keep)
-        for layer in range(last + 1):
-            x = keep("resid_post", layer, self.replay.mlp(layer, self.replay.block(layer, x, keep), keep))
-        for name, own, found in [(name, seen[name], ours[name]) for name in names] + [
-            ("the output", output, self.replay.output(x))
-        ]:
-            if own.shape != found.shape or own.dtype != found.dtype:
-                raise NotReplayed(f"the replay differs from the model at {name} in shape or dtype")
-            apart = float((own - found).abs().max() / own.abs().max().clamp(min=torch.finfo(own.dtype).tiny))
-            # Written so that NaN is apart too.
-            if not apart <= TOLERANCE[own.dtype]:
-                raise NotReplayed(
-                    f"the replay of one example differs from the model at {name} by {apart:.1e}"
-                )
+    def of(self, weights: Mapping[str, Tensor], observed: Sequence[Mapping[str, Tensor]]) -> Engine:
+        """The same for the stacked weights of several checkpoints, with what the model itself does with each."""
+        other = copy(self)
+        other.replay, other.bytes_held = Replay.of(self.surface, weights), 0
+        seen = {name: torch.cat([one[name] for one in observed]) for name in observed[0]}
+        other.tolerance = _compared(seen, other.replay, self._examples)
+        return other
 
     def clean(self, tokens: Tensor, lanes: Sequence[Lane]) -> tuple[Tensor, Clean]:
         """The unedited output at the positions that are read, and what `lanes` start from."""
@@ -114,7 +142,7 @@ class Engine:
                 (kept.z if site == "z" else kept.v)[layer] = x if site == "z" else x.clone()
             return x
 
-        x = replay.embedded(tokens, keep)
+        x = replay.embedded(tokens.repeat(replay.copies, 1), keep)
         for layer in range(replay.n_layers):
             if (layer, BEFORE) in starts:
                 kept.before[layer] = x
@@ -134,32 +162,34 @@ class Engine:
         tokens: Tensor,
         rows: slice,
         lanes: Sequence[Lane],
-        references: References,
+        references: Sequence[References],
         clean: Clean,
         width: int,
-    ) -> Iterator[tuple[Lane, Tensor]]:
-        """(lane, output at the positions that are read) of every lane, `width` of them in a stack.
+    ) -> Iterator[tuple[int, Lane, Tensor]]:
+        """(checkpoint, lane, output at the positions that are read) of every lane, `width` of them in a stack.
 
-        A lane whose edits left every activation as it was is not `changed`; its output is the clean one, up to
-        rounding.
+        references: of each checkpoint. A lane whose edits left every activation as it was is not `changed`; its
+        output is the clean one, up to rounding.
         """
         ordered = sorted(lanes, key=lambda lane: lane.start)
         for first in range(0, len(ordered), width):
             stack = ordered[first : first + width]
             for lane in stack:
-                state = State(rows=rows, total=self.total)
-                lane.call, lane.changed = Call(self.surface, references, state), False
-                lane.call.begin([w for writes in lane.writes.values() for w in writes], (tokens,), {})
-            yield from self._run_stack(Stack(stack, len(tokens)), tokens, clean)
+                states = [State(rows=rows, total=self.total) for _ in references]
+                lane.calls = [Call(self.surface, *each) for each in zip(references, states, strict=True)]
+                lane.changed = [False] * len(references)
+                for call in lane.calls:
+                    call.begin([w for writes in lane.writes.values() for w in writes], (tokens,), {})
+            yield from self._run_stack(Stack(stack, len(tokens), self.replay.copies), tokens, clean)
             for lane in stack:
-                lane.call = None
+                lane.calls = []
 
-    def _run_stack(self, stack: Stack, tokens: Tensor, clean: Clean) -> Iterator[tuple[Lane, Tensor]]:
+    def _run_stack(self, stack: Stack, tokens: Tensor, clean: Clean) -> Iterator[tuple[int, Lane, Tensor]]:
         replay, last = self.replay, self.replay.n_layers - 1
         x: Tensor | None = None
         if stack.joining((-1, BEFORE)):
             lanes = stack.join((-1, BEFORE))
-            x = replay.embedded(tokens.repeat(len(lanes), 1), stack.tap)
+            x = replay.embedded(tokens.repeat(stack.copies * len(lanes), 1), stack.tap)
         for layer in range(min(lane.start[0] for lane in stack.lanes), last + 1):
             if layer < 0:
                 continue
@@ -177,7 +207,8 @@ class Engine:
                 x = x[:, read] if sliced and queries is None else x
             x = self._joined_at_z(layer, x, stack, clean, read if sliced else None)
             if joining := stack.join((layer, BETWEEN)):
-                x = _together(x, _copies(_at(clean.between[layer], read if sliced else None), len(joining)))
+                between = _at(clean.between[layer], read if sliced else None)
+                x = stack.together(x, stack.start(between, len(joining)))
             if x is not None:
                 x = stack.tap("resid_mid", layer, x)
                 x = stack.tap("resid_post", layer, replay.mlp(layer, x, stack.tap))
@@ -187,21 +218,23 @@ class Engine:
         if late:
             joined = self._joined_before(last + 1, None, stack, clean)
             assert joined is not None
-            x = _together(x, self._at_read(joined))
+            x = stack.together(x, self._at_read(joined))
         assert x is not None
-        size = stack.size * (_LOGITS // max(1, stack.size * x.shape[1] * replay.unembed.shape[1]) or 1)
-        outputs = (part for piece in x.split(size) for part in replay.output(piece).split(stack.size))
-        yield from zip(stack.members, outputs, strict=True)
+        apart = x.unflatten(0, (stack.copies, len(stack.members), stack.size))
+        several = _LOGITS // max(1, len(tokens) * stack.copies * x.shape[1] * replay.unembed.shape[-1]) or 1
+        for first in range(0, len(stack.members), several):
+            piece = apart[:, first : first + several].flatten(0, 2)
+            yield from stack.parts(stack.members[first : first + several], replay.output(piece))
 
     def _joined_before(self, layer: int, x: Tensor | None, stack: Stack, clean: Clean) -> Tensor | None:
         joining = stack.joining((layer, BEFORE))
         if not joining:
             return x
-        start = _copies(clean.before[layer], len(joining))
+        start = stack.start(clean.before[layer], len(joining))
         # A lane that begins with an edit of the stream between two layers may name it from either side.
         start = stack.tap_of(joining, "resid_post", layer - 1, start)
         stack.join((layer, BEFORE))
-        return _together(x, start)
+        return stack.together(x, start)
 
     def _joined_at_z(
         self, layer: int, x: Tensor | None, stack: Stack, clean: Clean, read: Tensor | None
@@ -210,40 +243,43 @@ class Engine:
         if not joining:
             return x
         z, out = clean.z[layer], self.replay.blocks[layer].out
-        streams = []
+        between, streams = _at(clean.between[layer], read), []
         for lane in joining:
-            new = self._mixed_lane(lane, layer, z, clean.v[layer]) if lane.at("pattern", layer) else z
-            new = lane_value(lane, "z", layer, new)
-            moved = _at(new - z, read)
-            heads = heads_at_z(lane, layer)
-            if heads is None:
-                change = moved.flatten(-2) @ out.flatten(0, 1)
-            else:
-                change = moved[:, :, heads].flatten(-2) @ out[heads].flatten(0, 1)
-            streams.append(_at(clean.between[layer], read) + change)
-        return _together(x, torch.cat(streams))
+            new = z
+            if lane.at("pattern", layer):
+                parts = zip(z.split(stack.size), clean.v[layer].split(stack.size), strict=True)
+                new = _cat([self._mixed_lane(lane, k, layer, *part) for k, part in enumerate(parts)])
+            new = _cat(
+                [lane_value(lane, k, "z", layer, part) for k, part in enumerate(new.split(stack.size))]
+            )
+            moved, heads = _at(new - z, read), heads_at_z(lane, layer)
+            if heads is not None:
+                moved = moved[:, :, heads]
+            weight = (out if heads is None else out[..., heads, :, :]).flatten(-3, -2)
+            streams.append(_moved_by(between, moved.flatten(-2), weight))
+        return stack.together(x, stack.side_by_side(streams))
 
     def _mixed(self, stack: Stack, layer: int, z: Tensor, v: Tensor) -> Tensor:
-        parts = zip(stack.members, z.split(stack.size), v.split(stack.size), strict=True)
-        return torch.cat([self._mixed_lane(lane, layer, one, values) for lane, one, values in parts])
+        parts = zip(stack.parts(stack.members, z), v.split(stack.size), strict=True)
+        mixed = [self._mixed_lane(lane, copy, layer, one, values) for (copy, lane, one), values in parts]
+        return torch.cat(mixed)
 
-    def _mixed_lane(self, lane: Lane, layer: int, z: Tensor, v: Tensor) -> Tensor:
+    def _mixed_lane(self, lane: Lane, copy: int, layer: int, z: Tensor, v: Tensor) -> Tensor:
         """z where some heads attend to all keys alike: which keys those are does not depend on the example."""
         for write in lane.at("pattern", layer):
-            assert lane.call is not None
             length = z.shape[1]
             visible = self.replay.visible(length, z.device)
             scores = torch.zeros(1, 1, length, length, dtype=z.dtype, device=z.device)
             scores = scores.masked_fill(~visible, -torch.inf)
             shape = (len(z), z.shape[2], length, length)
-            lane.call.reads(write)["scores"] = scores
-            pattern, selected = replacement_for(write, lane.call, scores.expand(shape), scores)
+            lane.calls[copy].reads(write)["scores"] = scores
+            pattern, selected = replacement_for(write, lane.calls[copy], scores.expand(shape), scores)
             heads = list(range(z.shape[2])) if write.heads is None else list(write.heads)
             new = torch.einsum("qk,bkhe->bqhe", pattern[0, 0], v[:, :, heads])
             # [batch head query 1] -> [batch query head 1]
             chosen = selected.expand(-1, z.shape[2], length, -1).transpose(1, 2)[:, :, heads]
             new = torch.where(chosen, new, z[:, :, heads])
-            lane.changed |= bool((new != z[:, :, heads]).any())
+            lane.changed[copy] = lane.changed[copy] or not torch.equal(new, z[:, :, heads])
             z = z.clone()
             z[:, :, heads] = new
         return z
@@ -253,15 +289,65 @@ class Engine:
 
     def _note(self, x: Tensor | None, clean: Clean) -> None:
         stack = 0 if x is None else x.numel() * x.element_size()
-        self.bytes_held = max(self.bytes_held, clean.nbytes + stack)
+        # Of stacked checkpoints the weights are held twice, here and to be put back into the model.
+        weights = 2 * self.replay.nbytes if self.replay.copies > 1 else 0
+        self.bytes_held = max(self.bytes_held, clean.nbytes + stack + weights)
 
 
-def _copies(x: Tensor, count: int) -> Tensor:
-    return x.repeat(count, 1, 1)
+def _replayed(replay: Replay, tokens: Tensor) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+
+    def keep(site: str, layer: int | None, x: Tensor) -> Tensor:
+        found[KINDS[site].hook.format(layer)] = x
+        return x
+
+    x = replay.embedded(tokens.repeat(replay.copies, 1), keep)
+    for layer in range(replay.n_layers):
+        x = keep("resid_post", layer, replay.mlp(layer, replay.block(layer, x, keep), keep))
+    return {**found, _OUTPUT: replay.output(x)}
 
 
-def _together(x: Tensor | None, more: Tensor) -> Tensor:
-    return more if x is None else torch.cat([x, more])
+def _compared(seen: Mapping[str, Tensor], replay: Replay, tokens: Tensor) -> float:
+    """Refuse a replay that is not what the model computes, as far as rounding can tell; gives the tolerance."""
+    found, precise = _replayed(replay, tokens), None
+    used = TOLERANCE[replay.embed.dtype]
+    for name, own in seen.items():
+        if own.shape != found[name].shape or own.dtype != found[name].dtype:
+            raise NotReplayed(f"the replay differs from the model at {name} in shape or dtype")
+        # Of each checkpoint by itself.
+        theirs, ours = (x.reshape(replay.copies, -1) for x in (own, found[name]))
+        largest = theirs.abs().amax(1).clamp(min=torch.finfo(own.dtype).tiny)
+        apart = (theirs - ours).abs().amax(1) / largest
+        # Written so that NaN is apart too.
+        if bool((apart <= TOLERANCE[own.dtype]).all()):
+            continue
+        rounding = torch.zeros_like(apart)
+        if own.dtype == torch.float32:
+            precise = _replayed(replay.double(), tokens) if precise is None else precise
+            exact = precise[name].reshape(replay.copies, -1)
+            rounding = (ours - exact).abs().amax(1) / largest
+        if not bool((apart <= torch.clamp(_MANY * rounding, min=TOLERANCE[own.dtype])).all()):
+            raise NotReplayed(
+                f"the replay of two examples differs from the model at {name} by {float(apart.max()):.1e}"
+            )
+        used = max(used, _MANY * float(rounding.max()))
+    return used
+
+
+def _cat(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _moved_by(stream: Tensor, change: Tensor, weight: Tensor) -> Tensor:
+    """stream + change @ weight, of each checkpoint."""
+    if weight.ndim > 2:
+        rows = (len(weight), -1)
+        found = torch.baddbmm(
+            stream.reshape(*rows, stream.shape[-1]), change.reshape(*rows, change.shape[-1]), weight
+        )
+    else:
+        found = torch.addmm(stream.flatten(0, 1), change.flatten(0, 1), weight)
+    return found.reshape(stream.shape)
 
 
 def _at(x: Tensor, read: Tensor | None) -> Tensor:
@@ -277,8 +363,10 @@ def _refuse_hooks(model: nn.Module) -> None:
     if any(not str(getattr(hook, "__module__", "")).startswith("torch.utils.") for hook in everywhere):
         raise NotReplayed("there are hooks on all modules")
     wrapped = model.__dict__.get("original_model")
-    inner = list(wrapped.named_modules()) if isinstance(wrapped, nn.Module) else []
-    for name, module in [*model.named_modules(), *inner]:
+    inner = wrapped.named_modules() if isinstance(wrapped, nn.Module) else ()
+    for name, module in chain(model.named_modules(), inner):
+        if not module._forward_hooks and not module._forward_pre_hooks:
+            continue
         hooks: list[Callable[..., Any]] = [
             *module._forward_hooks.values(),
             *module._forward_pre_hooks.values(),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from circuits.calls import Call, replacement_for
-from circuits.interventions import Swap, Write
-from circuits.replacements import Uniform
+from circuits.interventions import Replacement, Swap, Write
+from circuits.replacements import Computed, Uniform
 from circuits.replaying import NotReplayed
 from circuits.sites import KINDS
 
@@ -38,13 +39,16 @@ Place = tuple[str, int | None]
 
 @dataclass
 class Lane:
-    """One variant: what it writes where, and where in the forward pass it leaves the clean run."""
+    """One variant: what it writes where, and where in the forward pass it leaves the clean run.
+
+    calls, changed: of each checkpoint, the run under way, and whether some activation is another than it was.
+    """
 
     index: int
     writes: dict[Place, list[Write]]
     start: Start
-    changed: bool = False
-    call: Call | None = None
+    calls: list[Call] = field(default_factory=list)
+    changed: list[bool] = field(default_factory=list)
 
     def at(self, site: str, layer: int | None) -> list[Write]:
         return self.writes.get((site, layer), [])
@@ -53,6 +57,14 @@ class Lane:
         """Whether the attention of this layer depends on edited scores or patterns."""
         edited = [w for w in self.at("pattern", layer) if not isinstance(w.replacement, Uniform)]
         return bool(edited or self.at("scores", layer))
+
+
+def runs_nothing(lane: Lane) -> bool:
+    """Whether its edits are sure not to run the model, which then need not have the weights of the lane."""
+    replacements = [write.replacement for writes in lane.writes.values() for write in writes]
+    return not any(
+        isinstance(one, Computed) or type(one).prepare is not Replacement.prepare for one in replacements
+    )
 
 
 def lane_of(index: int, plan: Iterable[Write | Swap], n_layers: int) -> Lane:
@@ -83,10 +95,12 @@ def _start(lane: Lane, site: str, layer: int | None) -> Start:
 
 
 class Stack:
-    """Lanes in the order in which they join, and those that have, whose rows lie one after the other."""
+    """Lanes in the order in which they join, and those that have, whose rows lie one after the other: those of the
+    first checkpoint in all lanes, then those of the second.
+    """
 
-    def __init__(self, lanes: Sequence[Lane], size: int) -> None:
-        self.lanes, self.size = list(lanes), size
+    def __init__(self, lanes: Sequence[Lane], size: int, copies: int) -> None:
+        self.lanes, self.size, self.copies = list(lanes), size, copies
         self.members: list[Lane] = []
 
     def joining(self, start: Start) -> list[Lane]:
@@ -104,34 +118,58 @@ class Stack:
         if not any(lane.at(site, layer) for lane in lanes):
             if site == "scores":
                 # For uniform attention in a layer that is computed in full.
-                for lane, scores in zip(lanes, x.split(self.size), strict=True):
-                    _show_scores(lane, layer, scores)
+                for copy, lane, scores in self.parts(lanes, x):
+                    _show_scores(lane, copy, layer, scores)
             return x
         parts = []
-        for lane, part in zip(lanes, x.split(self.size), strict=True):
-            parts.append(lane_value(lane, site, layer, part))
+        for copy, lane, part in self.parts(lanes, x):
+            parts.append(lane_value(lane, copy, site, layer, part))
             if site == "scores":
-                _show_scores(lane, layer, parts[-1])
+                _show_scores(lane, copy, layer, parts[-1])
         return torch.cat(parts)
 
+    def parts(self, lanes: list[Lane], x: Tensor) -> list[tuple[int, Lane, Tensor]]:
+        """(checkpoint, lane, its rows)."""
+        each = zip(product(range(self.copies), lanes), x.split(self.size), strict=True)
+        return [(copy, lane, part) for (copy, lane), part in each]
 
-def lane_value(lane: Lane, site: str, layer: int | None, current: Tensor) -> Tensor:
-    """The activation after all that the lane writes there."""
+    def start(self, clean: Tensor, count: int) -> Tensor:
+        """Of what the clean pass kept, rows for so many lanes that join."""
+        if self.copies == 1:
+            return clean.repeat(count, *(1,) * (clean.ndim - 1))
+        apart = clean.unflatten(0, (self.copies, 1, -1))
+        return apart.expand(-1, count, *apart.shape[2:]).flatten(0, 2)
+
+    def side_by_side(self, lanes: list[Tensor]) -> Tensor:
+        """The rows of lanes that were computed one by one."""
+        if self.copies == 1:
+            return torch.cat(lanes)
+        return torch.stack([lane.unflatten(0, (self.copies, -1)) for lane in lanes], 1).flatten(0, 2)
+
+    def together(self, x: Tensor | None, more: Tensor) -> Tensor:
+        """Rows of lanes that join, after those that have."""
+        if x is None:
+            return more
+        if self.copies == 1:
+            return torch.cat([x, more])
+        return torch.cat([part.unflatten(0, (self.copies, -1)) for part in (x, more)], 1).flatten(0, 1)
+
+
+def lane_value(lane: Lane, copy: int, site: str, layer: int | None, current: Tensor) -> Tensor:
+    """The activation, of one checkpoint, after all that the lane writes there."""
     for write in lane.at(site, layer):
-        assert lane.call is not None
         # A user's function may call view on it, as on what the model computes.
-        new, selected = replacement_for(write, lane.call, current.contiguous())
+        new, selected = replacement_for(write, lane.calls[copy], current.contiguous())
         new = torch.where(selected, new, current)
-        lane.changed |= bool((new != current).any())
+        lane.changed[copy] = lane.changed[copy] or not torch.equal(new, current)
         current = new
     return current
 
 
-def _show_scores(lane: Lane, layer: int | None, scores: Tensor) -> None:
+def _show_scores(lane: Lane, copy: int, layer: int | None, scores: Tensor) -> None:
     for write in lane.at("pattern", layer):
-        assert lane.call is not None
         if write.replacement.reads(write):
-            lane.call.reads(write)["scores"] = scores
+            lane.calls[copy].reads(write)["scores"] = scores
 
 
 def heads_at_z(lane: Lane, layer: int) -> list[int] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from circuits.applying import Plan, attached, fetch
-from circuits.engine import TOLERANCE, Engine
+from circuits.engine import Engine
 from circuits.errors import CircuitsError
 from circuits.interventions import Intervention
 from circuits.lanes import Lane, lane_of
@@ -54,6 +54,11 @@ class Question:
     step: int  # examples per forward
     chunk: int  # tokens per forward, of all variants in it
 
+    def pieces(self) -> Iterator[slice]:
+        """The examples of each forward."""
+        for start in range(0, len(self.tokens), self.step):
+            yield slice(start, min(start + self.step, len(self.tokens)))
+
 
 @dataclass
 class Group:
@@ -78,27 +83,86 @@ class Found:
     names: list[str]
     naive: dict[str, str]  # of each variant that did not run on the fast engine: why
     nbytes: int
+    stacked: int = 1  # of how many checkpoints the forwards were made of
 
 
-def measure_all(surface: Surface, variants: list[Variant], question: Question, engine: str) -> Found:
-    references = References(surface)
-    with evaluating(surface.model), torch.no_grad():
-        fast, naive, lanes = _sorted_out(surface, variants, question, engine)
+@dataclass
+class Job:
+    """All variants on one model, with the weights it has now."""
+
+    surface: Surface
+    question: Question
+    references: References
+    groups: list[Group]
+    names: list[str]
+    naive: dict[str, str]
+    engine: Engine | None
+    lanes: list[Lane]
+
+    @classmethod
+    def of(cls, surface: Surface, variants: list[Variant], question: Question, engine: str) -> Job:
+        with evaluating(surface.model), torch.no_grad():
+            fast, naive, lanes = _sorted_out(surface, variants, question, engine)
         groups = [
             Group(name, [one for one in variants if (one.name in naive) == (name == NAIVE)])
             for name in (FAST, NAIVE)
         ]
         groups = [group for group in groups if group.variants]
-        for start in range(0, len(question.tokens), question.step):
-            rows = slice(start, min(start + question.step, len(question.tokens)))
-            for group in groups:
-                if group.engine == NAIVE:
-                    _run_naive(surface, group, question, rows, references)
-                else:
-                    assert fast is not None
-                    _run_fast(surface, group, question, rows, references, fast, lanes)
-    names = list(dict.fromkeys(one.name for one in variants))
-    return Found(groups, names, naive, fast.bytes_held if fast is not None else 0)
+        names = list(dict.fromkeys(one.name for one in variants))
+        return cls(surface, question, References(surface), groups, names, naive, fast, lanes)
+
+    def run(self) -> Found:
+        with evaluating(self.surface.model), torch.no_grad():
+            for rows in self.question.pieces():
+                for group in self.groups:
+                    if group.engine == NAIVE:
+                        _run_naive(self, group, rows)
+                    else:
+                        _run_fast(self, group, rows)
+        return Found(self.groups, self.names, self.naive, self.engine.bytes_held if self.engine else 0)
+
+    def another(self) -> Job:
+        """The same, to be measured on other weights of the model."""
+        groups = [Group(group.engine, group.variants) for group in self.groups]
+        references = References(self.surface)
+        return Job(self.surface, self.question, references, groups, self.names, {}, self.engine, self.lanes)
+
+    def room(self) -> int:
+        """With how many checkpoints of its shape, itself included, it can be stacked."""
+        if self.engine is None or self.naive:
+            return 1
+        return self.engine.room(self.question.tokens, self.lanes, self.question.chunk)
+
+    def fetch(self) -> None:
+        for group in self.groups:
+            fetch([step for variant in group.variants for step in variant.plan], self.references)
+
+
+def measure_all(surface: Surface, variants: list[Variant], question: Question, engine: str) -> Found:
+    return Job.of(surface, variants, question, engine).run()
+
+
+def measure_stacked(engine: Engine, jobs: Sequence[Job], take_on: Callable[[int], None]) -> list[Found]:
+    """Several checkpoints of one model, whose passes are made together.
+
+    engine: that of all their weights. take_on: gives the model the weights of one, with which it is measured.
+    """
+    first, question = jobs[0], jobs[0].question
+    rows = slice(0, len(question.tokens))
+    tokens = question.tokens.to(first.surface.device)
+    with torch.no_grad():
+        output, kept = engine.clean(tokens, first.lanes)
+        references = [job.references for job in jobs]
+        edited: list[list[tuple[Lane, bool, Tensor]]] = [[] for _ in jobs]
+        for at, lane, found in engine.run(tokens, rows, first.lanes, references, kept, len(first.lanes)):
+            edited[at].append((lane, lane.changed[at], found))
+        with evaluating(first.surface.model):
+            for at, (job, clean) in enumerate(zip(jobs, output.split(len(tokens)), strict=True)):
+                take_on(at)
+                compared = _Compared(job, job.groups[0], rows, engine, clean)
+                for each in edited[at]:
+                    compared.add(*each)
+    return [Found(job.groups, job.names, {}, engine.bytes_held, len(jobs)) for job in jobs]
 
 
 def _sorted_out(
@@ -129,49 +193,66 @@ def _sorted_out(
     return fast, naive, lanes
 
 
-def _run_naive(
-    surface: Surface, group: Group, question: Question, rows: slice, references: References
-) -> None:
+def _run_naive(job: Job, group: Group, rows: slice) -> None:
     """One full forward per variant."""
+    surface, question = job.surface, job.question
     clean = _output(surface, question, rows, BASELINE)
     group.baseline.parts.append(_measure(question, clean, clean, rows, BASELINE))
     # Not before the metric has been tried; all at once, so that references on the same tokens share a pass.
-    fetch([step for variant in group.variants for step in variant.plan], references)
+    job.fetch()
     for variant, found in zip(group.variants, group.measured, strict=True):
-        output = _edited(surface, variant, question, rows, references)
+        output = _edited(surface, variant, question, rows, job.references)
         found.parts.append(_measure(question, output, clean, rows, variant.title))
 
 
-def _run_fast(
-    surface: Surface,
-    group: Group,
-    question: Question,
-    rows: slice,
-    references: References,
-    engine: Engine,
-    lanes: Sequence[Lane],
-) -> None:
-    tokens = question.tokens[rows].to(surface.device)
-    output, kept = engine.clean(tokens, lanes)
-    clean = _checked(_spread(output, tokens, engine), question, BASELINE)
-    # A metric may work in place, on a copy then: what lanes are compared with stays.
-    base = _measure(question, clean.clone(), clean, rows, BASELINE)
-    group.baseline.parts.append(base)
-    fetch([step for variant in group.variants for step in variant.plan], references)
-    width = max(1, question.chunk // tokens.numel())
-    settled = _Settled(surface, question, rows, references)
-    for lane, found in engine.run(tokens, rows, lanes, references, kept, width):
-        variant = group.variants[lane.index]
-        if lane.changed:
+def _run_fast(job: Job, group: Group, rows: slice) -> None:
+    engine = job.engine
+    assert engine is not None
+    tokens = job.question.tokens[rows].to(job.surface.device)
+    output, kept = engine.clean(tokens, job.lanes)
+    compared = _Compared(job, group, rows, engine, output)
+    job.fetch()
+    width = max(1, job.question.chunk // tokens.numel())
+    for _, lane, found in engine.run(tokens, rows, job.lanes, [job.references], kept, width):
+        compared.add(lane, lane.changed[0], found)
+
+
+class _Compared:
+    """What the fast engine has computed of some examples, measured and compared with the unedited output."""
+
+    def __init__(self, job: Job, group: Group, rows: slice, engine: Engine, output: Tensor) -> None:
+        self._question, self._group, self._rows, self._engine = job.question, group, rows, engine
+        self._output = output
+        self._clean = self._placed(output, BASELINE)
+        self._near = engine.tolerance * float(_finite(output).abs().max())
+        # A metric may work in place, on a copy then: what lanes are compared with stays.
+        self._base = _measure(self._question, self._clean.clone(), self._clean, rows, BASELINE)
+        group.baseline.parts.append(self._base)
+        self._settled = _Settled(job.surface, self._question, rows, job.references, engine.tolerance)
+
+    def add(self, lane: Lane, changed: bool, found: Tensor) -> None:
+        variant = self._group.variants[lane.index]
+        if changed:
             # Before the metric has it, which may work in place.
-            near = _near(found, output)
-            edited = _checked(_spread(found, tokens, engine), question, variant.title)
-            part = _measure(question, edited, clean, rows, variant.title)
-            part = settled.part(variant, part, base, near)
+            apart = (found - self._output).abs().flatten(1).nan_to_num(nan=0.0).amax(1)
+            near = (apart <= self._near).cpu().numpy()
+            edited = self._placed(found, variant.title)
+            part = _measure(self._question, edited, self._clean, self._rows, variant.title)
+            part = self._settled.part(variant, part, self._base, near)
         else:
             # Where no activation changed the output is the clean one, and not only up to rounding.
-            part = _measure(question, clean.clone(), clean, rows, variant.title)
-        group.measured[lane.index].parts.append(part)
+            part = _measure(self._question, self._clean.clone(), self._clean, self._rows, variant.title)
+        self._group.measured[lane.index].parts.append(part)
+
+    def _placed(self, output: Tensor, variant: str) -> Tensor:
+        """What was computed at the positions that are read, among all: NaN elsewhere."""
+        _refuse_nan(output, variant)
+        read = self._engine.read
+        if read is None:
+            return output
+        whole = output.new_full((len(output), self._question.tokens.shape[1], output.shape[-1]), torch.nan)
+        whole[:, read] = output
+        return whole
 
 
 class _Settled:
@@ -182,15 +263,17 @@ class _Settled:
     has the effect that the two say, which may be none.
     """
 
-    def __init__(self, surface: Surface, question: Question, rows: slice, references: References) -> None:
+    def __init__(
+        self, surface: Surface, question: Question, rows: slice, references: References, tolerance: float
+    ) -> None:
         self._surface, self._question, self._rows, self._references = surface, question, rows, references
+        self._tolerance = tolerance
         self._clean: tuple[Tensor, PerExample] | None = None
 
     def part(self, variant: Variant, part: PerExample, base: PerExample, near: np.ndarray) -> PerExample:
         """near: of which examples (boolean) the output is within rounding of the unedited one."""
-        dtype = next(self._surface.model.parameters()).dtype
         doubtful = {
-            name: near | _within_rounding(part[name][0], base[name][0], dtype)
+            name: near | _within_rounding(part[name][0], base[name][0], self._tolerance)
             for name in part
             if name in base
         }
@@ -213,12 +296,8 @@ class _Settled:
         }
 
 
-def _near(edited: Tensor, clean: Tensor) -> np.ndarray:
-    """In which examples two outputs are equal up to rounding."""
-    apart = (edited - clean).abs().flatten(1).nan_to_num(nan=0.0).amax(1)
-    largest = clean.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().max()
-    near: np.ndarray = (apart <= TOLERANCE[clean.dtype] * largest).cpu().numpy()
-    return near
+def _finite(output: Tensor) -> Tensor:
+    return output.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _moved(where: np.ndarray, *given: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -230,20 +309,11 @@ def _moved(where: np.ndarray, *given: tuple[np.ndarray, np.ndarray]) -> tuple[np
     return sums, counts
 
 
-def _within_rounding(edited: np.ndarray, base: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+def _within_rounding(edited: np.ndarray, base: np.ndarray, tolerance: float) -> np.ndarray:
     """In which examples a metric is; where it is equal, as one that counts may be, its outputs tell."""
     apart = np.abs(edited - base)
     most = max(np.abs(edited).max(), np.abs(base).max())
-    return (apart > 0) & (apart <= TOLERANCE[dtype] * (most + 1e-4))
-
-
-def _spread(output: Tensor, tokens: Tensor, engine: Engine) -> Tensor:
-    """An output at the positions that are read, in its place among all."""
-    if engine.read is None:
-        return output
-    whole = output.new_zeros((len(output), tokens.shape[1], output.shape[-1]))
-    whole[:, engine.read] = output
-    return whole
+    return (apart > 0) & (apart <= tolerance * (most + 1e-4))
 
 
 def _edited(
@@ -264,15 +334,19 @@ def _checked(output: Any, question: Question, variant: str) -> Tensor:
         raise CircuitsError(
             f"{variant}: the model's output is {type(output).__name__}, not a tensor of numbers"
         )
-    if question.read is not None:
-        outside = ~select_positions(question.read, output.shape[1], "sweep, positions").to(output.device)
-        output = output.clone()
-        output[:, outside] = 0
+    if question.read is None:
+        _refuse_nan(output, variant)
+        return output
+    inside = select_positions(question.read, output.shape[1], "sweep, positions").to(output.device)
+    _refuse_nan(output[:, inside], variant)
+    output = output.clone()
+    output[:, ~inside] = torch.nan
+    return output
+
+
+def _refuse_nan(output: Tensor, variant: str) -> None:
     if bool(output.isnan().any()):
         raise CircuitsError(f"{variant}: the output is not finite")
-    if question.read is not None:
-        output[:, outside] = float("nan")
-    return output
 
 
 def _measure(question: Question, output: Tensor, clean: Tensor, rows: slice, variant: str) -> PerExample:

@@ -1,12 +1,14 @@
 """The forward pass of a plain pre-norm transformer, from its weights: it can begin at any site of any layer.
 
 Which models it covers is told by `Replay.of`; whether it is the model's own forward is checked by whoever uses it.
+The weights of several checkpoints of one model may be stacked: then every weight has a first axis more, and of an
+activation the rows of the first checkpoint come first, then those of the second, and so on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -55,10 +57,13 @@ class Norm:
     def __call__(self, x: Tensor) -> Tensor:
         if self.kind is None:
             return x
+        stacked = self.weight is not None and self.weight.ndim > 1
         if self.kind == "LN":
-            return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+            weight, bias = (None, None) if stacked else (self.weight, self.bias)
+            x = F.layer_norm(x, x.shape[-1:], weight, bias, self.eps)
+            return _scaled(x, self.weight, self.bias) if stacked else x
         x = x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
-        return x if self.weight is None else x * self.weight
+        return _scaled(x, self.weight, None) if stacked else x if self.weight is None else x * self.weight
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,9 @@ class Block:
     """The weights of one layer; of matrices, the first axis is the input's."""
 
     ln1: Norm
-    qkv: Float[Tensor, "d_model qkv"]  # of all heads, q before k before v
+    qkv: Float[Tensor, "*stack d_model qkv"]  # of all heads, q before k before v
     qkv_bias: Tensor
-    out: Float[Tensor, "head d_head d_model"]
+    out: Float[Tensor, "*stack head d_head d_model"]
     out_bias: Tensor
     scale: float
     ln2: Norm | None  # None: attention only
@@ -94,8 +99,11 @@ class Replay:
     forgives: bool  # whether the model puts zeros in the place of every NaN in a pattern
 
     @classmethod
-    def of(cls, surface: Surface) -> Replay:
-        """Raises `NotReplayed`, with the reason, for a model that is not plain."""
+    def of(cls, surface: Surface, weights: Mapping[str, Tensor] | None = None) -> Replay:
+        """Raises `NotReplayed`, with the reason, for a model that is not plain.
+
+        weights: a state_dict, or several that are stacked. Default: the model's own.
+        """
         cfg: Any = surface.model.cfg
         for setting, values in _PLAIN.items():
             value = getattr(cfg, setting, values[0])
@@ -111,7 +119,8 @@ class Replay:
         if getattr(cfg, "act_fn", None) not in _ACTIVATIONS and not getattr(cfg, "attn_only", False):
             raise NotReplayed(f"act_fn={cfg.act_fn} is not replayed")
         try:
-            return _read(surface)
+            # Buffers too: the bridge of 4.x keeps the bias of the unembedding in one.
+            return _read(surface, surface.model.state_dict() if weights is None else weights)
         except KeyError as missing:
             raise NotReplayed(f"the model has no weight {missing.args[0]}") from missing
         except RuntimeError as error:
@@ -121,11 +130,31 @@ class Replay:
     def n_layers(self) -> int:
         return len(self.blocks)
 
+    @property
+    def copies(self) -> int:
+        """Of how many checkpoints these are the weights."""
+        return self.embed.shape[0] if self.embed.ndim > 2 else 1
+
+    @property
+    def nbytes(self) -> int:
+        return sum(weight.numel() * weight.element_size() for weight in _weights(self))
+
+    def double(self) -> Replay:
+        wide: Replay = _mapped(torch.Tensor.double, self)
+        return wide
+
     def embedded(self, tokens: Tensor, tap: Tap) -> Tensor:
         """tokens [row pos] -> the first residual stream."""
-        rows = tap("embed", None, self.embed[tokens])
-        table = self.positions[: tokens.shape[1]].expand(*tokens.shape, -1)
-        return rows + tap("pos_embed", None, table)
+        length, width = tokens.shape[1], self.embed.shape[-1]
+        if self.embed.ndim > 2:
+            copies, rows = self.copies, len(tokens) // self.copies
+            which = torch.arange(copies, device=tokens.device).repeat_interleave(rows)
+            embedded = self.embed[which[:, None], tokens]
+            table = self.positions[:, None, :length].expand(copies, rows, length, width).flatten(0, 1)
+        else:
+            embedded = self.embed[tokens]
+            table = self.positions[:length].expand(*tokens.shape, -1)
+        return tap("embed", None, embedded) + tap("pos_embed", None, table)
 
     def block(
         self,
@@ -142,15 +171,15 @@ class Replay:
         computed, for heads whose attention does not depend on scores. read: compute these positions only.
         """
         block = self.blocks[layer]
-        heads, d_head, _ = block.out.shape
+        heads, d_head, _ = block.out.shape[-3:]
         width = heads * d_head
         normed = block.ln1(x)
         if read is None:
             joint = _affine(normed, block.qkv, block.qkv_bias).unflatten(-1, (3, heads, d_head))
             q, k, v = joint.unbind(-3)
         else:
-            q = _affine(normed[:, read], block.qkv[:, :width], block.qkv_bias[:width])
-            joint = _affine(normed, block.qkv[:, width:], block.qkv_bias[width:])
+            q = _affine(normed[:, read], block.qkv[..., :width], block.qkv_bias[..., :width])
+            joint = _affine(normed, block.qkv[..., width:], block.qkv_bias[..., width:])
             q = q.unflatten(-1, (heads, d_head))
             k, v = joint.unflatten(-1, (2, heads, d_head)).unbind(-3)
             x = x[:, read]
@@ -177,7 +206,7 @@ class Replay:
             )
         z = z.transpose(-3, -2)
         z = tap("z", layer, z if mix is None else mix(layer, z, v))
-        return x + tap("attn_out", layer, _affine(z.flatten(-2), block.out.flatten(0, 1), block.out_bias))
+        return x + tap("attn_out", layer, _affine(z.flatten(-2), block.out.flatten(-3, -2), block.out_bias))
 
     def mlp(self, layer: int, x: Tensor, tap: Tap) -> Tensor:
         """resid_mid of a layer, which `tap` has seen, -> its resid_post."""
@@ -199,15 +228,45 @@ class Replay:
 
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    rows = x.reshape(-1, x.shape[-1])
-    found = rows @ weight if bias is None else torch.addmm(bias, rows, weight)
+    assert bias is not None
+    if weight.ndim > 2:
+        found = torch.baddbmm(bias[:, None], x.reshape(len(weight), -1, x.shape[-1]), weight)
+    else:
+        found = torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight)
     return found.reshape(*x.shape[:-1], weight.shape[-1])
 
 
-def _read(surface: Surface) -> Replay:
+def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """By the weight and bias of each checkpoint."""
+    assert weight is not None
+    found = x.reshape(len(weight), -1, x.shape[-1]) * weight[:, None]
+    return (found if bias is None else found.add_(bias[:, None])).reshape(x.shape)
+
+
+def _weights(part: Any) -> Iterator[Tensor]:
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, tuple):
+        for one in part:
+            yield from _weights(one)
+    elif isinstance(part, Replay | Block | Norm):
+        for one in fields(part):
+            yield from _weights(getattr(part, one.name))
+
+
+def _mapped(function: Callable[[Tensor], Tensor], part: Any) -> Any:
+    """The function of every weight, in the place of it."""
+    if isinstance(part, Tensor):
+        return function(part)
+    if isinstance(part, tuple):
+        return tuple(_mapped(function, one) for one in part)
+    if isinstance(part, Replay | Block | Norm):
+        return replace(part, **{one.name: _mapped(function, getattr(part, one.name)) for one in fields(part)})
+    return part
+
+
+def _read(surface: Surface, held: Mapping[str, Tensor]) -> Replay:
     cfg: Any = surface.model.cfg
-    # Buffers too: the bridge of 4.x keeps the bias of the unembedding in one.
-    held: Mapping[str, Tensor] = surface.model.state_dict()
     linear = "unembed.W_U" not in held
     heads, d_head = surface.n_heads, int(cfg.d_head)
     kind = getattr(cfg, "normalization_type", None)
@@ -221,9 +280,9 @@ def _read(surface: Surface) -> Replay:
     def projected(path: str, name: str) -> tuple[Tensor, Tensor]:
         """[d_model, head * d_head] and its bias."""
         if linear:
-            return held[f"{path}.{name}.weight"].T, held[f"{path}.{name}.bias"]
+            return held[f"{path}.{name}.weight"].mT, held[f"{path}.{name}.bias"]
         big = name.upper()
-        return held[f"{path}.W_{big}"].permute(1, 0, 2).flatten(1), held[f"{path}.b_{big}"].flatten()
+        return held[f"{path}.W_{big}"].transpose(-3, -2).flatten(-2), held[f"{path}.b_{big}"].flatten(-2)
 
     blocks = []
     for layer in range(surface.n_layers):
@@ -235,14 +294,14 @@ def _read(surface: Surface) -> Replay:
             scale = given if given > 0 else d_head**0.5
         parts = [projected(f"{path}.attn", name) for name in "qkv"]
         out = (
-            held[f"{path}.attn.o.weight"].T.unflatten(0, (heads, d_head))
+            held[f"{path}.attn.o.weight"].mT.unflatten(-2, (heads, d_head))
             if linear
             else held[f"{path}.attn.W_O"]
         )
         plain: dict[str, Any] = {
             "ln1": norm(f"{path}.ln1", norm_kind),
-            "qkv": torch.cat([weight for weight, _ in parts], 1),
-            "qkv_bias": torch.cat([bias for _, bias in parts]),
+            "qkv": torch.cat([weight for weight, _ in parts], -1),
+            "qkv_bias": torch.cat([bias for _, bias in parts], -1),
             "out": out.contiguous(),
             "out_bias": held[f"{path}.attn.o.bias" if linear else f"{path}.attn.b_O"],
             "scale": float(scale),
@@ -252,7 +311,7 @@ def _read(surface: Surface) -> Replay:
             plain["ln2"] = norm(f"{path}.ln2", norm_kind)
             inner = held[f"{path}.mlp.in.weight" if linear else f"{path}.mlp.W_in"]
             outer = held[f"{path}.mlp.out.weight" if linear else f"{path}.mlp.W_out"]
-            plain["mlp_in"], plain["mlp_out"] = (inner.T, outer.T) if linear else (inner, outer)
+            plain["mlp_in"], plain["mlp_out"] = (inner.mT, outer.mT) if linear else (inner, outer)
             plain["mlp_in_bias"] = held[f"{path}.mlp.in.bias" if linear else f"{path}.mlp.b_in"]
             plain["mlp_out_bias"] = held[f"{path}.mlp.out.bias" if linear else f"{path}.mlp.b_out"]
         blocks.append(Block(**plain))
@@ -263,7 +322,7 @@ def _read(surface: Surface) -> Replay:
         positions=held["pos_embed.weight" if linear else "pos_embed.W_pos"],
         blocks=tuple(blocks),
         last_norm=norm("ln_final", last_kind),
-        unembed=held["unembed.weight"].T if linear else held["unembed.W_U"],
+        unembed=held["unembed.weight"].mT if linear else held["unembed.W_U"],
         unembed_bias=held["unembed.bias" if linear else "unembed.b_U"],
         causal=cfg.attention_dir == "causal",
         activation=_ACTIVATIONS.get(str(cfg.act_fn), torch.relu_),

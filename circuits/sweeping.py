@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
-import numpy as np
 from jaxtyping import Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
 from circuits.applying import planned
-from circuits.arguments import read_batch, read_choice, read_run_tokens, read_seed
+from circuits.arguments import is_whole, read_batch, read_choice, read_run_tokens, read_seed
+from circuits.checkpoints import read_checkpoints
 from circuits.drawing import Draws
 from circuits.errors import CircuitsError
-from circuits.measuring import Found, Question, Variant, measure_all
+from circuits.measuring import Found, Question, Variant
 from circuits.metrics import UNTESTED, own_positions, read_metric
 from circuits.results import SweepResult, make_result
 from circuits.snapshots import Snapshot, parse_positions
-from circuits.state import holding, state_of
 from circuits.surface import Surface
 from circuits.tabulating import Row, adjust, tabulate
+from circuits.turns import measure_in_turn
 
 # Tokens per forward under chunk="auto". On two cores the time does not depend on it between 512 and 16384; what the
 # clean pass of the fast engine keeps does: at d_model 768, 75 MB per layer.
@@ -84,7 +84,7 @@ def sweep(
     question = Question(tokens, metric, batch, read, max(1, size // tokens[0].numel()), size)
     if metric is not None:
         read_metric(metric, batch is not None)
-    if not all(_is_whole(count) and 0 < count <= 10**7 for count in (draws, flips)):
+    if not all(is_whole(count) and 0 < count <= 10**7 for count in (draws, flips)):
         raise CircuitsError(
             f"sweep: draws and flips are positive numbers up to 10**7, got {draws} and {flips}"
         )
@@ -95,24 +95,21 @@ def sweep(
         "chunk": chunk,
         "n": len(tokens),
     }
-    settings |= {"positions": None if read is None else list(read), "engine": engine, "naive": {}, "bytes": 0}
+    settings |= {"positions": None if read is None else list(read), "engine": engine, "naive": {}}
+    settings |= {"bytes": 0, "stacked": 1}
     untested: Collection[str] = UNTESTED if metric is None else ()
 
     described = _described(_read_variants(variants, surface))
     rows: list[Row] = []
     unedited: list[Row] = []
-    seen: set[str | None] = set()
-    for label, subject in _checkpoints(checkpoints, surface):
-        if label in seen:
-            raise CircuitsError(f"sweep, checkpoints: two checkpoints are called {label!r}")
-        seen.add(label)
-        with subject as at:
-            found = measure_all(at, _read_variants(variants, at), question, engine)
+    read_them = partial(_read_variants, variants)
+    for label, found in measure_in_turn(read_checkpoints(checkpoints, surface), read_them, question, engine):
         more, clean = _rows(found, settings, untested, label)
         rows += more
         unedited += clean
         settings["naive"] |= found.naive
         settings["bytes"] = max(settings["bytes"], found.nbytes)
+        settings["stacked"] = max(settings["stacked"], found.stacked)
     if not rows:
         raise CircuitsError("sweep: no checkpoints; give a dict of labels and models or state_dicts")
     adjust(rows)
@@ -170,92 +167,8 @@ def _read_chunk(tokens: Tensor, batch: Any, chunk: int | str) -> int:
         raise CircuitsError(f"sweep: tokens have {len(tokens)} examples, batch has {len(batch)}")
     if isinstance(chunk, str) and chunk == "auto":
         chunk = AUTO_CHUNK
-    if not _is_whole(chunk) or int(chunk) < 1:
+    if not is_whole(chunk) or int(chunk) < 1:
         raise CircuitsError(
             f'sweep: chunk={chunk!r}; give "auto" or a number of tokens per forward, at least 1'
         )
     return int(chunk)
-
-
-def _is_whole(number: Any) -> bool:
-    return isinstance(number, int | np.integer) and not isinstance(number, bool)
-
-
-def _checkpoints(
-    given: Any, surface: Surface
-) -> Iterable[tuple[str | None, AbstractContextManager[Surface]]]:
-    """(label, what gives the surface to run on). Of a dict all are checked first; an iterator is read as it goes."""
-    if given is None:
-        return [(None, nullcontext(surface))]
-    if isinstance(given, Mapping):
-        return [_checkpoint(pair, surface) for pair in given.items()]
-    if isinstance(given, Iterable) and not isinstance(given, str):
-        return (_checkpoint(pair, surface) for pair in given)
-    raise CircuitsError(f"sweep, checkpoints: give a dict of labels and models or state_dicts, got {given!r}")
-
-
-def _checkpoint(pair: Any, surface: Surface) -> tuple[str | None, AbstractContextManager[Surface]]:
-    if not isinstance(pair, tuple) or len(pair) != 2:
-        raise CircuitsError(f"sweep, checkpoints: give pairs (label, model), got {type(pair).__name__}")
-    label, checkpoint = pair
-    if callable(checkpoint) and not isinstance(checkpoint, nn.Module):
-        return str(label), _loaded(label, checkpoint, surface)
-    if isinstance(checkpoint, nn.Module):
-        return str(label), nullcontext(Surface.of(checkpoint))
-    if not isinstance(checkpoint, Mapping):
-        raise CircuitsError(
-            f"sweep, checkpoint {label}: expected a model or a state_dict, got {type(checkpoint).__name__}"
-        )
-    return str(label), _holding_all(
-        surface, f"sweep, checkpoint {label}", _read_weights(checkpoint, surface, label)
-    )
-
-
-@contextmanager
-def _loaded(label: Any, load: Callable[[], Any], surface: Surface) -> Iterator[Surface]:
-    """What a function gives when the checkpoint's turn comes, so that one is in memory at a time."""
-    given = load()
-    if callable(given) and not isinstance(given, nn.Module):
-        raise CircuitsError(f"sweep, checkpoint {label}: the function must return a model or a state_dict")
-    with _checkpoint((label, given), surface)[1] as found:
-        yield found
-
-
-def _read_weights(
-    checkpoint: Mapping[str, Any], surface: Surface, label: Any
-) -> list[tuple[nn.Parameter, Tensor]]:
-    """Each parameter of the model with its value in a state_dict, which must be that of the same architecture."""
-    weights = surface.named_weights()
-    values: list[tuple[nn.Parameter, Tensor]] = []
-    held = surface.model.state_dict()
-    for name, mine in held.items():
-        value = checkpoint.get(name)
-        if name not in weights:
-            # Masks and the like may be left out; as they are not exchanged, they must not differ.
-            if value is not None and not (value.shape == mine.shape and bool((value.to(mine) == mine).all())):
-                raise CircuitsError(
-                    f"sweep, checkpoint {label}: {name} differs from the model's, and is no parameter"
-                )
-            continue
-        if not isinstance(value, Tensor) or value.shape != mine.shape:
-            got = list(value.shape) if isinstance(value, Tensor) else "none"
-            raise CircuitsError(
-                f"sweep, checkpoint {label}: the model has {name} {list(mine.shape)}, the state_dict has {got}"
-            )
-        values.append((weights[name], value.detach()))
-    unknown = [name for name in checkpoint if name not in held]
-    if unknown:
-        raise CircuitsError(f"sweep, checkpoint {label}: the state_dict has {unknown[0]}, the model has not")
-    return values
-
-
-@contextmanager
-def _holding_all(surface: Surface, what: str, values: list[tuple[nn.Parameter, Tensor]]) -> Iterator[Surface]:
-    """The model with other parameters, which its clean passes see too."""
-    if state_of(surface.model).originals:
-        raise CircuitsError(
-            f"{what}: a block around this sweep has replaced weights of the model, which a state_dict would undo; "
-            "put the transplant among the variants, or give models"
-        )
-    with holding(values):
-        yield surface
