@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
+from tasks.attention import ClassRule, Relocation
 from tasks.base import (
     Batch,
     DropMetric,
@@ -24,6 +25,7 @@ from tasks.base import (
 )
 from tasks.catalog import built_in_presets
 from tasks.matrix_completion.influence import pairs_of_entries
+from tasks.matrix_completion.masks import move_longest_column, read_mask
 from tasks.matrix_completion.matrices import MASK_ID, Matrices
 from tasks.matrix_completion.probing import matrix_targets
 from tasks.matrix_completion.reference_outputs import (
@@ -32,7 +34,7 @@ from tasks.matrix_completion.reference_outputs import (
     kinds_of_hidden_entries,
     nuclear_norms,
 )
-from tasks.matrix_completion.templates import attention_templates
+from tasks.matrix_completion.templates import ATTENTION_RULES, attention_templates
 from tasks.matrix_completion.variations import copying_inputs, variations
 from tasks.registry import register
 from tasks.settings import ModelSettings
@@ -212,6 +214,21 @@ class MatrixCompletion(Matrices):
         mask = torch.rand(hidden.shape, generator=random_stream).to(hidden.device) < self.p_mask
         others = self.sample(len(batch), derive_seed(seed, self.name, "other matrices")).to(hidden.device)
         return {"mask": self.batch(batch.targets, mask), "values": self.batch(others.targets, hidden)}
+
+    def attention_rules(self) -> dict[str, ClassRule]:
+        """When a template is a class of heads."""
+        return ATTENTION_RULES
+
+    def attention_relocations(self, batch: Batch, seed: int) -> dict[str, Relocation]:
+        """``longest_column``: the longest run of observed entries is in another column."""
+        stream = generator(seed, self.name, "another longest column")
+        found = move_longest_column(self.n, self.columns, batch, self.batch, stream)
+        return {} if found is None else {"longest_column": found}
+
+    def with_mask(self, batch: Batch, mask: str) -> Batch:
+        """The examples under one mask: ``rows``, ``columns`` (see :func:`named_masks`), or ``..#,..#,...``."""
+        hidden = read_mask(mask, self.n, self.columns).to(batch.targets.device)
+        return self.batch(batch.targets, hidden.expand(len(batch), -1))
 
 
 def freeze_mask_embedding(model: HookedTransformer) -> None:

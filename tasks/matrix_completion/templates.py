@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
+from tasks.attention import ClassRule
 from tasks.base import Batch
 
 #: By name, keys ``[query key]``, or a function of a batch: ``[batch query key]``.
@@ -20,26 +21,57 @@ def attention_templates(n: int, m: int) -> Templates:
     """By name; `row` and `column` are without the query's own entry, so that a head on it is not taken for theirs.
 
     The maps that Gopalani, Lubana, Hu 2024 show (figures 4 and 5, appendix M) are of row, column and identity heads,
-    and of heads that the mask directs: to observed entries only, to those of the row, to the longest column.
+    and of heads that the mask directs. A row is mostly hidden if it has at most one observed entry.
+
+    - ``mask_ignore``: the observed entries, ``longest_column`` those of the longest runs down a column;
+    - ``masked_row``: from hidden entries of a row with one observed entry, to that;
+    - ``observed_copy``: from observed entries, to themselves;
+    - ``input_processing``: the middle row (of an even number the two in the middle), from 5 rows on.
     """
     entries = torch.arange(n * m)
     itself = torch.eye(n * m, dtype=torch.bool)
     row = (entries[:, None] // m == entries // m) & ~itself
     column = (entries[:, None] % m == entries % m) & ~itself
+    middle = (entries // m == (n - 1) // 2) | (entries // m == n // 2)
 
     def observed(batch: Batch) -> Bool[Tensor, "batch query key"]:
         return seen_by_all(~batch.extras["hidden"])
 
-    return {
+    def in_row(batch: Batch) -> Bool[Tensor, "batch query key"]:
+        return observed(batch) & row.to(batch.tokens.device)
+
+    def only_from(queries: Bool[Tensor, "batch query"], keys: Tensor) -> Bool[Tensor, "batch query key"]:
+        return queries[:, :, None] & keys.to(queries.device)
+
+    def count(batch: Batch) -> Tensor:
+        return observed_in_row(batch, n, m)
+
+    found: Templates = {
         "identity": itself,
         "row": row,
         "column": column,
-        "observed": observed,
+        "mask_ignore": observed,
         "hidden": lambda batch: seen_by_all(batch.extras["hidden"]),
-        "row_observed": lambda batch: observed(batch) & row.to(batch.tokens.device),
+        "row_observed": in_row,
         "column_observed": lambda batch: observed(batch) & column.to(batch.tokens.device),
         "longest_column": lambda batch: seen_by_all(longest_column(~batch.extras["hidden"], n, m)),
+        "masked_row": lambda batch: only_from(batch.extras["hidden"] & (count(batch) == 1), in_row(batch)),
+        "row_observed_elsewhere": lambda batch: only_from(count(batch) > 1, in_row(batch)),
+        "observed_copy": lambda batch: only_from(~batch.extras["hidden"], itself),
+        "identity_in_hidden_rows": lambda batch: only_from(
+            batch.extras["hidden"] & (count(batch) <= 1), itself
+        ),
     }
+    return found | ({"input_processing": middle.expand(n * m, -1)} if n > 4 else {})
+
+
+#: Heads of a masked row do nothing of the kind elsewhere; a copy of what is observed leaves hidden rows; what processes
+#: the input is the same whatever is hidden.
+ATTENTION_RULES = {
+    "masked_row": ClassRule(unless="row_observed_elsewhere"),
+    "observed_copy": ClassRule(unless="identity_in_hidden_rows"),
+    "input_processing": ClassRule(static="mask"),
+}
 
 
 def autoregressive_templates(n: int, m: int) -> Templates:
@@ -72,6 +104,11 @@ def autoregressive_templates(n: int, m: int) -> Templates:
         "hidden": lambda batch: of_mask(batch, True),
         "answered": predicting & (key > k) & (key <= positions[:, None]),
     }
+
+
+def observed_in_row(batch: Batch, n: int, m: int) -> Int[Tensor, "batch pos"]:
+    """How many entries of each entry's row are observed."""
+    return (~batch.extras["hidden"]).unflatten(1, (n, m)).sum(2).repeat_interleave(m, 1)
 
 
 def seen_by_all(keys: Bool[Tensor, "batch key"]) -> Bool[Tensor, "batch query key"]:

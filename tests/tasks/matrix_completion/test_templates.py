@@ -32,7 +32,7 @@ def test_the_longest_column_of_a_picture(name: str) -> None:
 
 
 def test_templates_by_their_definitions() -> None:
-    task = MatrixCompletion(n=3, m=4, rank=1)
+    task = MatrixCompletion(n=3, m=4, rank=1, p_mask=0.6)
     batch = task.sample(5, seed=1)
     hidden = batch.extras["hidden"]
     found: dict[str, Tensor] = {}
@@ -46,19 +46,40 @@ def test_templates_by_their_definitions() -> None:
                 row = query // 4 == key // 4 and query != key
                 column = query % 4 == key % 4 and query != key
                 seen = not bool(hidden[example, key])
+                here = bool(hidden[example, query])
+                left = sum(not hidden[example, 4 * (query // 4) + j] for j in range(4))
                 expected = {
                     "identity": query == key,
                     "row": row,
                     "column": column,
-                    "observed": seen,
+                    "mask_ignore": seen,
                     "hidden": not seen,
                     "row_observed": row and seen,
                     "column_observed": column and seen,
+                    "masked_row": row and seen and here and left == 1,
+                    "row_observed_elsewhere": row and seen and left > 1,
+                    "observed_copy": query == key and not here,
+                    "identity_in_hidden_rows": query == key and here and left <= 1,
                 }
                 for name, on in expected.items():
                     assert bool(found[name][example, query, key]) is on, name
     assert bool((found["longest_column"] == found["longest_column"][:, :1]).all())
     assert set(found) == {*expected, "longest_column"}
+    assert all(keys.any() for keys in found.values()), "a template without any key here tests nothing"
+    rules = task.attention_rules()
+    assert set(rules) <= {*found, "input_processing"}
+    assert {rule.unless for rule in rules.values()} <= {*found, None}
+
+
+@pytest.mark.parametrize(("n", "rows"), [(4, None), (5, [2]), (6, [2, 3]), (7, [3])])
+def test_the_middle_row(n: int, rows: list[int] | None) -> None:
+    found = MatrixCompletion(n=n, rank=1).attention_templates().get("input_processing")
+    if rows is None:
+        assert found is None
+    else:
+        assert isinstance(found, Tensor)
+        expected = {n * i + j for i in rows for j in range(n)}
+        assert all(set(keys.nonzero().flatten().tolist()) == expected for keys in found)
 
 
 def test_moves_change_one_thing() -> None:
