@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.experiments.baselining import no_tokens
 from interp_tasks.experiments.comparing import chosen, declared
 from interp_tasks.experiments.measuring import Found, measure
-from interp_tasks.experiments.pairing import paired
+from interp_tasks.experiments.pairing import LEVEL, paired, resamples, without_intervals
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.subjects import Options, Subject
 
@@ -154,18 +154,16 @@ def correlation(
     others = [two] if beside is None else [two, beside]
     moments = np.stack([moments_of(one, other, where) for other in others])
     pooled = pearson(moments.sum(1))
-    weights = np.random.default_rng([seed, 1]).multinomial(
-        len(one), np.full(len(one), 1 / len(one)), size=1000
-    )
+    weights = resamples(seed, len(one))
     # [draws series]
     drawn = np.stack([pearson(weights @ series) for series in moments], axis=1)
-    low, high = interval(drawn, 0.95)
+    low, high = interval(drawn, LEVEL)
     row = {"value": pooled[0], "ci_low": low[0], "ci_high": high[0], "n": len(one)}
     if beside is not None:
-        bottom, top = interval(drawn[:, :1] - drawn[:, 1:], 0.95)
+        bottom, top = interval(drawn[:, :1] - drawn[:, 1:], LEVEL)
         row |= {"baseline": pooled[1], "effect": pooled[0] - pooled[1]}
         row |= {"effect_ci_low": bottom[0], "effect_ci_high": top[0]}
-    return row
+    return row if len(one) > 1 else without_intervals(row)
 
 
 def moments_of(one: Tensor, two: Tensor, where: Tensor) -> Any:

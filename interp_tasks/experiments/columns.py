@@ -126,6 +126,7 @@ def shown_columns(frame: pandas.DataFrame) -> list[Column]:
 #: ``view_columns(rows)``.
 VIEWS: Mapping[str, str] = {
     "algorithm": "agreement_table",
+    "ood": "comparison_table",
     "attention": "attention_table",
     "curve": "curve_table",
     "drops": "drops_table",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,14 +22,15 @@ def paired(
     """
     import numpy as np
 
-    from circuits.statistics import bootstrap, interval, ratio
+    from circuits.statistics import interval, ratio
 
     rows = []
     for name, metric in metrics.items():
         series = [read(metric)] if baselines is None else [read(metric), read(baselines[name])]
         sums, counts = (np.stack(part) for part in zip(*series, strict=True))
         pooled = ratio(sums.sum(1), counts.sum(1))
-        drawn = bootstrap(sums, counts, seed, DRAWS)
+        weights = resamples(seed, sums.shape[1])
+        drawn = ratio(weights @ sums.T, weights @ counts.T)
         low, high = interval(drawn, LEVEL)
         row: dict[str, Any] = {"metric": name, "n": sums.shape[1], "value": pooled[0]}
         row |= {"ci_low": low[0], "ci_high": high[0]}
@@ -36,6 +38,17 @@ def paired(
             row |= {"baseline": pooled[1]} | beside(pooled, drawn)
         rows.append(row if sums.shape[1] > 1 else without_intervals(row))
     return rows
+
+
+@lru_cache(maxsize=4)
+def resamples(seed: int, examples: int) -> numpy.ndarray:
+    """How often each example is in each resample: [draws examples]; the same for every row of a table."""
+    import numpy as np
+
+    drawn = np.random.default_rng([seed, 1]).multinomial(
+        examples, np.full(examples, 1 / examples), size=DRAWS
+    )
+    return drawn.astype(float)
 
 
 def beside(pooled: numpy.ndarray, drawn: numpy.ndarray) -> dict[str, Any]:

@@ -63,7 +63,8 @@ def ood(
                 new = max(0, task.sequence_length - subject.task.sequence_length)
                 wrong = misfit(task, subject.model)
                 count = {"metric": UNTRAINED, "value": float("nan") if wrong else float(new)}
-                rows.append({**about, **count, "intervention": "untrained positions"})
+                size = len(comparison.batch(task))
+                rows.append({**about, **count, "n": size, "intervention": "untrained positions"})
                 if wrong:
                     said[f"{name}: not measured at {subject.labels['ref']}; {wrong}."] = None
                     continue

@@ -60,16 +60,19 @@ def column_regression(values: Values, hidden: Mask) -> Values:
     return row_regression(values.mT, hidden.mT).mT
 
 
-def alternating_least_squares(values: Values, hidden: Mask, rank: int, steps: int) -> Values:
+def alternating_least_squares(
+    values: Values, hidden: Mask, rank: int, steps: int, ridge: float = RIDGE
+) -> Values:
     """Factors U, V of the given rank, each in turn fitted to the observed entries with the other held fixed.
 
     A step fits U and then V. From the first singular vectors of the matrix with hidden entries 0. What least squares
-    leaves undetermined is 0.
+    leaves undetermined is 0. A larger ``ridge`` (a penalty on ‖U‖² + ‖V‖²) keeps factors that are fitted to entries
+    near 0 from growing large.
     """
     seen, left, right = _spectral_start(values, hidden, rank)
     for _ in range(steps):
-        left = _fitted(seen, hidden, right)
-        right = _fitted(seen.mT, hidden.mT, left)
+        left = _fitted(seen, hidden, right, ridge)
+        right = _fitted(seen.mT, hidden.mT, left, ridge)
     return torch.where(hidden, left @ right.mT, values)
 
 
@@ -95,10 +98,10 @@ def _spectral_start(values: Values, hidden: Mask, rank: int) -> tuple[Tensor, Te
     return seen, left[:, :, :rank] * root, right.mT[:, :, :rank] * root
 
 
-def _fitted(seen: Tensor, hidden: Tensor, other: Tensor) -> Tensor:
+def _fitted(seen: Tensor, hidden: Tensor, other: Tensor, ridge: float) -> Tensor:
     """The factor of the rows that fits the observed entries best: [batch rows rank]."""
     known = (~hidden).to(seen.dtype)
     # [batch rows rank rank]: a normal equation for each row, over the columns it is observed in.
     gram = torch.einsum("bij,bjr,bjs->birs", known, other, other)
-    gram = gram + RIDGE * torch.eye(other.shape[2], dtype=seen.dtype, device=seen.device)
+    gram = gram + ridge * torch.eye(other.shape[2], dtype=seen.dtype, device=seen.device)
     return torch.linalg.solve(gram, (seen @ other)[..., None])[..., 0]

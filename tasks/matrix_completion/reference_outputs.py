@@ -56,13 +56,18 @@ def candidate_methods(rows: int, columns: int, rank: int) -> dict[str, Method]:
         "rank-1 ratio": filling.anchor_ratio,
         "row regression": filling.row_regression,
         "column regression": filling.column_regression,
-        **{f"ALS, {steps} steps": partial(als, rank=rank, steps=steps) for steps in (1, 2, 5, 100)},
+        **{f"ALS, {counted(steps)}": partial(als, rank=rank, steps=steps) for steps in (1, 2, 5, 100)},
+        "ALS, 100 steps, ridge 0.01": partial(als, rank=rank, steps=100, ridge=0.01),
         **{
-            f"gradient descent, {steps} steps": partial(descent, rank=rank, steps=steps)
+            f"gradient descent, {counted(steps)}": partial(descent, rank=rank, steps=steps)
             for steps in (1, 10, 100)
         },
     }
     return {name: on_batches(fill, rows, columns) for name, fill in fillings.items()}
+
+
+def counted(steps: int) -> str:
+    return "1 step" if steps == 1 else f"{steps} steps"
 
 
 def kinds_of_hidden_entries(batch: Batch, rows: int, columns: int, rank: int) -> dict[str, Tensor]:

@@ -1,0 +1,208 @@
+"""Ways to fill in entries, against loops and closed forms; what the task declares of them."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import tasks
+from tasks.matrix_completion import filling, unrecoverable
+from tasks.matrix_completion.reference_outputs import NUCLEAR_NORM, PENALTIES
+
+METHODS = {
+    "ratio": filling.anchor_ratio,
+    "rows": filling.row_regression,
+    "columns": filling.column_regression,
+    "als": lambda x, h: filling.alternating_least_squares(x, h, 1, 300),
+    "descent": lambda x, h: filling.gradient_descent(x, h, 1, 3000),
+}
+
+
+def rank_one(batch=20, rows=4, columns=5, seed=0, p_mask=0.3):
+    """Factors away from 0, where nothing is ill-conditioned."""
+    stream = torch.Generator().manual_seed(seed)
+
+    def factor(size):
+        sizes = 0.5 + torch.rand(batch, size, 1, generator=stream, dtype=torch.float64)
+        return sizes * (torch.rand(batch, size, 1, generator=stream) < 0.5).double().mul(2).sub(1)
+
+    hidden = torch.rand(batch, rows, columns, generator=stream) < p_mask
+    return factor(rows) @ factor(columns).mT, hidden
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_exact_at_rank_one_where_the_mask_lets_it(name):
+    values, hidden = rank_one()
+    unknown = values.masked_fill(hidden, float("nan"))
+    found = METHODS[name](unknown, hidden)
+    assert torch.equal(found[~hidden], values[~hidden])
+    known = hidden & ~unrecoverable(hidden)
+    if name in ("ratio", "rows", "columns"):
+        known &= filling.has_anchor(values, hidden)
+    assert known.sum() > 50
+    torch.testing.assert_close(found[known], values[known], rtol=0, atol=1e-6)
+    if name in ("ratio", "rows", "columns"):
+        assert (found[hidden & ~filling.has_anchor(values, hidden)] == 0).all()
+
+
+def loops(values, hidden, i, j):
+    """(ratios, slopes of row i on rows k times x_kj) of a hidden entry, by the definitions."""
+    rows, columns = values.shape
+    ratios, predictions = [], []
+    for k, l in itertools.product(range(rows), range(columns)):
+        if k != i and l != j and not (hidden[i, l] or hidden[k, j] or hidden[k, l]) and values[k, l]:
+            ratios.append(values[i, l] * values[k, j] / values[k, l])
+    for k in range(rows):
+        both = [l for l in range(columns) if not hidden[i, l] and not hidden[k, l]]
+        power = sum(values[k, l] ** 2 for l in both)
+        if not hidden[k, j] and power:
+            predictions.append(sum(values[i, l] * values[k, l] for l in both) / power * values[k, j])
+    return ratios, predictions
+
+
+def test_ratio_and_regressions_are_what_loops_give():
+    stream = torch.Generator().manual_seed(3)
+    # Not of rank 1, so that anchors and rows differ; with zeros, which are no anchors.
+    values = torch.randn(6, 4, 3, generator=stream, dtype=torch.float64)
+    values[:, 1, 1] = 0
+    hidden = torch.rand(6, 4, 3, generator=stream) < 0.4
+    ratio, rows, columns = (METHODS[name](values, hidden) for name in ("ratio", "rows", "columns"))
+    for b, i, j in hidden.nonzero().tolist():
+        x, h = values[b].numpy(), hidden[b].numpy()
+        ratios, by_row = loops(x, h, i, j)
+        _, by_column = loops(x.T, h.T, j, i)
+        for found, parts in ((ratio, ratios), (rows, by_row), (columns, by_column)):
+            assert found[b, i, j] == pytest.approx(np.mean(parts) if parts else 0, abs=1e-12)
+        assert bool(filling.has_anchor(values, hidden)[b, i, j]) == bool(ratios)
+
+
+def test_als_is_least_squares_row_by_row():
+    values, hidden = rank_one(batch=3, rows=5, columns=5, seed=5, p_mask=0.1)
+    values = values + 0.3 * torch.randn(values.shape, generator=torch.Generator().manual_seed(1)).double()
+    found = filling.alternating_least_squares(values, hidden, 2, 1)
+    for x, h, got in zip(values.numpy(), hidden.numpy(), found.numpy(), strict=True):
+        left, singular, right = np.linalg.svd(np.where(h, 0, x))
+        right = right.T[:, :2] * np.sqrt(singular[:2])
+        left = np.stack([np.linalg.lstsq(right[~h[i]], x[i, ~h[i]])[0] for i in range(5)])
+        right = np.stack([np.linalg.lstsq(left[~h[:, j]], x[~h[:, j], j])[0] for j in range(5)])
+        np.testing.assert_allclose(got[h], (left @ right.T)[h], rtol=1e-5, atol=1e-5)
+
+
+def test_gradient_descent_goes_down_the_gradient():
+    values, hidden = rank_one(batch=2, seed=7)
+    seen = values.masked_fill(hidden, 0)
+    left, singular, right = torch.linalg.svd(seen, full_matrices=False)
+    root = singular[:, None, :1].sqrt()
+    u, v = (left[..., :1] * root).requires_grad_(), (right.mT[..., :1] * root).requires_grad_()
+    loss = ((u @ v.mT - values).masked_fill(hidden, 0) ** 2).sum() / 2
+    of_u, of_v = torch.autograd.grad(loss, (u, v))
+    size = 0.5 / singular[:, :1, None]
+    expected = (u - size * of_u) @ (v - size * of_v).mT
+    found = filling.gradient_descent(values, hidden, 1, 1)
+    torch.testing.assert_close(found[hidden], expected[hidden].detach())
+
+
+def test_als_and_descent_take_the_given_rank():
+    stream = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(8, 6, 2, generator=stream, dtype=torch.float64) for _ in range(2))
+    values = left @ right.mT
+    hidden = torch.zeros(8, 6, 6, dtype=torch.bool)
+    hidden[:, 2, 3] = True
+    assert (filling.alternating_least_squares(values, hidden, 2, 500) - values).abs().max() < 1e-4
+    assert (filling.alternating_least_squares(values, hidden, 1, 500) - values).abs().max() > 0.1
+
+
+@pytest.fixture(scope="module")
+def task():
+    return tasks.get("matrix-completion", n=4, m=3, rank=1, grid_max=1.2, grid_step=0.05)
+
+
+def test_methods_of_the_task_never_read_hidden_entries(task):
+    batch = task.sample(50, seed=1)
+    hidden = batch.extras["hidden"]
+    other = type(batch)(batch.tokens, torch.where(hidden, -7.0, batch.targets), batch.extras)
+    for name, method in {**task.baselines(), **task.methods()}.items():
+        found = method(batch)
+        assert found.shape == (50, 12, 1), name
+        assert found.isfinite().all(), name
+        assert torch.equal(found, method(other)), name
+
+
+def test_baselines_of_the_task(task):
+    assert list(task.baselines()) == [
+        NUCLEAR_NORM,
+        *(f"{NUCLEAR_NORM}, lambda {penalty:g}" for penalty in PENALTIES),
+    ]
+    batch = task.sample(20, seed=1)
+    norms = [task.properties(method(batch))["nuclear_norm"] for method in task.baselines().values()]
+    assert (norms[0] <= task.properties(batch.targets[..., None])["nuclear_norm"] + 1e-4).all()
+    for larger, smaller in itertools.pairwise(norms):
+        assert larger.mean() > smaller.mean()
+
+
+def test_kinds_of_entries(task):
+    batch = task.sample(400, seed=2)
+    hidden = batch.extras["hidden"]
+    groups = task.entry_groups(batch)
+    assert list(groups) == ["recoverable", "one anchor", "longer path", "unrecoverable"]
+    assert torch.equal(groups["recoverable"] ^ groups["unrecoverable"], hidden)
+    assert torch.equal(groups["one anchor"] ^ groups["longer path"], groups["recoverable"])
+    assert groups["longer path"].any()
+    lost = unrecoverable(hidden.unflatten(1, (4, 3))).flatten(1)
+    assert torch.equal(groups["unrecoverable"], lost)
+    wide = tasks.get("matrix-completion", n=4, rank=2)
+    assert list(wide.entry_groups(wide.sample(3))) == ["hidden"]
+
+
+def test_variations_differ_in_one_thing(task):
+    groups = task.variations()
+    assert list(groups) == ["p_mask", "entries", "rank", "rows", "columns"]
+    assert [each.p_mask for each in groups["p_mask"].values()] == pytest.approx(
+        [0.10, 0.15, 0.20, 0.25, 0.30, 0.35, 0.40, 0.45, 0.50, 0.55, 0.60]
+    )
+    assert [each.rank for each in groups["rank"].values()] == [1, 2, 3]
+    assert [each.n for each in groups["rows"].values()] == [2, 3, 4, 5, 6]
+    assert [each.columns for each in groups["columns"].values()] == [1, 2, 3, 4, 5]
+    laws = [(each.distribution, each.scale) for each in groups["entries"].values()]
+    assert laws == [("uniform", 1.0), ("gaussian", 0.5), ("laplace", 0.25)]
+    own = task.model_dump() | {"m": 3}
+    allowed = {"p_mask": {"p_mask"}, "entries": {"distribution", "scale"}, "rank": {"rank"}}
+    for group, variants in groups.items():
+        for name, each in variants.items():
+            new = each.model_dump() | {"m": each.columns}
+            changed = {key for key in own if new[key] != own[key]}
+            assert changed <= allowed.get(group, {"n" if group == "rows" else "m"}), name
+
+
+def test_a_task_of_several_sizes_is_varied_as_its_largest():
+    several = tasks.get("matrix-completion-sizes", sizes=(3, 4), rank=1)
+    assert {each.n for each in several.variations()["rank"].values()} == {4}
+
+
+def test_copying_inputs(task):
+    found = task.copying_inputs(30, 5, "test")
+    assert list(found) == [
+        f"{kind}, {token}" for kind in ("rank 1", "full rank") for token in ("MASK", "0.45", "-0.25")
+    ]
+    plain = task.sample(30, seed=5, split="test")
+    for name, (copied, original) in found.items():
+        hidden = copied.extras["hidden"]
+        value = 0.0 if "MASK" in name else float(name.split(", ")[1])
+        assert torch.equal(copied.tokens, original.tokens)
+        torch.testing.assert_close(copied.targets[hidden], torch.full_like(copied.targets[hidden], value))
+        assert torch.equal(copied.targets[~hidden], original.targets[~hidden])
+        tokens = copied.tokens[hidden]
+        if value:
+            torch.testing.assert_close(task.decode(tokens), torch.full(tokens.shape, value))
+        else:
+            assert (tokens == 0).all()
+        assert torch.equal(task.decode(copied.tokens[~hidden]), original.targets[~hidden])
+        assert torch.equal(
+            hidden, found["full rank, MASK" if "full" in name else "rank 1, MASK"][0].extras["hidden"]
+        )
+        if name.startswith("rank"):
+            assert torch.equal(original.targets, plain.targets)
+        else:
+            ranks = torch.linalg.matrix_rank(original.targets.unflatten(1, (4, 3)))
+            assert (ranks == 3).all()
