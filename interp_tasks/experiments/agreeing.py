@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 DISTANCE, PREDICTIONS, ERRORS = "distance", "r_predictions", "r_errors"
 #: Whose rows compare the read-out with what is right.
 TRUTH = "truth"
+#: Numbers whose s.d. is below this count as constant; values of the tasks are of order 1.
+CONSTANT = 1e-6
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def pearson(moments: Any) -> Any:
     count, x, y, xx, yy, xy = (moments[..., part] for part in range(6))
     count = np.maximum(count, 1)
     spread_x, spread_y = xx - x * x / count, yy - y * y / count
-    # What rounding leaves of a constant is no spread.
-    real = (spread_x > 1e-12 * np.maximum(xx, 1e-30)) & (spread_y > 1e-12 * np.maximum(yy, 1e-30))
+    # What rounding and a solver's tolerance leave of a constant is no spread.
+    real = np.minimum(spread_x, spread_y) > count * CONSTANT**2
     product = np.where(real, spread_x * spread_y, 1.0)
     return np.where(real, (xy - x * y / count) / np.sqrt(product), np.nan)
