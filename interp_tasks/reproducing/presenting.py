@@ -83,7 +83,7 @@ def page(found: Reproduction) -> Page:
 
 
 def introduction(found: Reproduction) -> str:
-    there = [each for each in found.located if each.base is not None]
+    there = {each.run.name: each for each in found.located if each.base is not None}.values()
     departures = "\n".join(f"- {line}" for line in found.paper.departures)
     return (
         f"{found.paper.citation}, repeated at the scale {found.preset}. {summary(found)}\n\n"

@@ -48,7 +48,9 @@ class Reproduction:
 
     @property
     def missing(self) -> tuple[Located, ...]:
-        return tuple(each for each in self.located if each.base is None)
+        """Runs that studies lack, each once, whatever roles it plays."""
+        lacking = {each.run.name: each for done in self.done for each in done.job.missing}
+        return tuple(lacking.values())
 
     @property
     def crashed(self) -> tuple[str, ...]:

@@ -212,7 +212,7 @@ def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
     )
     captured = capsys.readouterr()
     assert "2 claims, 3 verdicts: 1 held, 1 failed, 1 not run." in captured.out
-    assert "not trained, 0.5 h: interp-run train matrix-completion" in captured.out
+    assert "Not trained: 1 run(s), 0.5 h in all; --train trains them.\n0.5 h: interp-run train" in captured.out
 
 
 def test_a_crash_is_told_after_everything_else_is_written(runs, tmp_path, monkeypatch, capsys):

@@ -138,7 +138,7 @@ def print_claims(found: Reproduction) -> None:
         ("row", {"no_wrap": True}),
         ("claim", {"ratio": 4}),
         ("published", {"ratio": 2}),
-        ("run", {"ratio": 2}),
+        ("run", {"ratio": 2, "overflow": "fold"}),
         ("ours [95% CI]", {"ratio": 2}),
         ("verdict", {"ratio": 1, "min_width": 8}),
     ):
@@ -150,5 +150,10 @@ def print_claims(found: Reproduction) -> None:
     out.print(table)
     out.print()
     out.print(Text(summary(found)))
+    if found.missing:
+        hours = sum(each.run.hours for each in found.missing)
+        out.print(
+            Text(f"Not trained: {len(found.missing)} run(s), {hours:.1f} h in all; --train trains them.")
+        )
     for each in found.missing:
-        out.print(Text(f"not trained, {each.run.hours:g} h: {each.run.command(found.folder)}", style="dim"))
+        out.print(Text(f"{each.run.hours:g} h: {each.run.command(found.folder)}", style="dim"))
