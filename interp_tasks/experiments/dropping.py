@@ -66,10 +66,10 @@ def drops(
         A :class:`DropsResult`. The ``variant`` is the metric whose curve it is, the ``metric`` what is said of it:
         ``drop`` (1 or 0; of several runs the share), ``onset``, ``crossing``, ``end``, ``length`` (steps),
         ``sharpness`` (see :class:`~interp_tasks.checkpoints.Drop`), ``plateau``, ``final``. A run without a drop has
-        no values but ``drop`` and ``final``. Where the task knows the plateau by theory, ``plateau until`` is the first
-        step lastingly below nine tenths of it, the last step of a run that never is. ``baseline`` of the levels is the plateau by theory, where the task
-        knows one. Rows of several runs have the median, ``ONSET, smallest`` and ``ONSET, largest``, and intervals by
-        bootstrap over runs.
+        no values but ``drop`` and ``final``. Where the task knows the plateau by theory, that is the ``baseline`` of
+        the levels, and ``plateau until`` is the first step lastingly below nine tenths of it, the last step of a run
+        that never is. Rows of several runs have the median, ``ONSET, smallest`` and ``ONSET, largest``, and intervals
+        by bootstrap over runs.
 
     Raises:
         UserError: in one line.
