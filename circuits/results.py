@@ -31,9 +31,9 @@ class SweepResult:
     frame: one row per variant, metric and checkpoint. `value` with its interval is the edited model's, `baseline`
         the unedited model's on the same examples, `effect` = value − baseline and `ratio` = value /
         baseline with paired intervals; `p_value` is a paired sign-flip test, `p_adjusted` Holm's adjustment over all
-        rows; `n` is the number of examples. `layer`, `head` and `position` are filled in where the variant is about exactly one. A variant of
-        several draws has a row for their mean, `draw` empty, and then one for each draw, untested.
-        `null_effect` marks an edit that was made and which changed not one example. A value without any entry
+        rows; `n` is the number of examples. `layer`, `head` and `position` are filled in where the variant is about
+        exactly one. A variant of several draws has a row for their mean, `draw` empty, and then one for each draw,
+        untested. `null_effect` marks an edit that was made and which changed not one example. A value without any entry
         (ΣC = 0) is NaN.
     baseline: the unedited model, one row per metric and checkpoint.
     interventions: what each variant did, as JSON-able data; for several draws, one after the other.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.head_edits import positions
+from interp_tasks.experiments.head_classes import READ, THRESHOLD, Roles, roles
 from interp_tasks.experiments.measuring import Found, measure
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.specifications import check_queries
@@ -17,16 +17,18 @@ from interp_tasks.reporting import Figure, Page
 if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
-    from torch import Tensor
     from typing_extensions import Unpack
 
-    from circuits.patterns import Classes, Maps, Movement, Scores
+    from circuits.patterns import Classes, Maps
 
-THRESHOLD = 0.5
-#: The word for the queries whose output the task reads.
-READ = "read"
-#: What metrics of movement begin with; the rest is what was changed.
-MOVED = "moved by "
+#: What metrics of movement and of following begin with; the rest is what was changed, or what moved.
+MOVED, FOLLOWS = "moved by ", "follows "
+#: What metrics that count heads begin with; the rest is their class, or what they follow.
+COUNTED, FOLLOWING = "heads: ", "heads that follow "
+#: Their variant: they are about no single head.
+ALL_HEADS = "all heads"
+#: From so many checkpoints on people see counts by class and scores over steps.
+MANY = 3
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,22 @@ class AttentionResult(Result):
         }
         return self.maps[ref].plot(titles=titles)
 
+    def over_steps(self) -> plotly.graph_objects.Figure:
+        """Scores of every head at the steps of its run: a panel per template and movement."""
+        from interp_tasks.experiments.attention_plots import over_steps
+
+        return over_steps(self.frame)
+
     def page(self, title: str | None = None) -> Page:
-        """The maps of every checkpoint, and the table."""
+        """The maps of every checkpoint, and the table; of many checkpoints scores over steps, and two of the maps."""
         page = super().page(title or "attention")
-        figures = []
-        for ref in self.maps:
+        figures, refs = [], list(self.maps)
+        if len(refs) >= MANY:
+            steps = self.over_steps()
+            said = "A line per head. Score: share of attention, corrected for chance."
+            figures.append(Figure(steps, "Scores over steps", said, height=int(steps.layout.height)))
+            refs = [refs[0], refs[-1]]
+        for ref in refs:
             figure = self.plot(ref)
             figures.append(
                 Figure(figure, f"Mean attention, {ref}", self.caption(), height=int(figure.layout.height))
@@ -72,6 +85,7 @@ def attention(
     templates: str | Sequence[str] = (),
     queries: str | Sequence[int] = READ,
     threshold: float = THRESHOLD,
+    mask: str | None = None,
     **options: Unpack[Options],
 ) -> AttentionResult:
     """Score every head's attention against templates, give each head a class, and see how far its attention moves.
@@ -83,14 +97,18 @@ def attention(
         queries: score these: ``"read"``, the positions whose output the task reads, ``"all"``, positions, or a
             boolean mask of the task's examples by name (``"hidden"``, ``"observed"``).
         threshold: of ``circuits.patterns.classify``.
+        mask: one mask for all examples, as the task's ``with_mask(batch, mask)`` reads it: of matrix completion
+            ``"rows"``, ``"columns"``, or rows of ``.`` and ``#`` divided by commas. Default: the examples' own.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
 
     Returns:
         An :class:`AttentionResult`. A row for each head (the ``variant``) and template (the ``metric``): ``value``
         is the share of attention on the template's keys, ``baseline`` that of uniform attention, ``effect`` their
-        difference, ``intervention`` the head's class. And a row for each head and each change that the task
-        declares in ``attention_moves(batch, seed)``: the share of attention that goes elsewhere; its ``baseline``
-        is that between unrelated examples.
+        difference, ``intervention`` the head's class. A row for each head and each change that the task declares in
+        ``attention_moves(batch, seed)``: the share of attention that goes elsewhere; its ``baseline`` is that between
+        unrelated examples. A row for each head and each move in ``attention_relocations(batch, seed)``: how often
+        attention follows; its ``baseline`` is that judged by another example's move. And, of all heads: how many are in
+        each class and how many follow, out of ``baseline``.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line.
@@ -104,51 +122,61 @@ def attention(
     def looked(subject: Subject) -> Found:
         from circuits import patterns
 
-        ref, chosen = str(subject.labels["ref"]), selected(subject, where)
-        scores = patterns.scores(
-            subject.model,
-            subject.tokens,
-            named(subject, asked),
-            batch=subject.batch,
-            queries=chosen,
-            seed=subject.seed,
-        )
+        subject = under(subject, mask)
+        found = roles(subject, asked, where, threshold)
+        ref = str(subject.labels["ref"])
         maps[ref] = patterns.attention(subject.model, subject.tokens)
-        classes[ref] = patterns.classify(scores, threshold)
-        moves = {
-            change: patterns.movement(
-                subject.model, subject.tokens, other.tokens, queries=chosen, seed=subject.seed
-            )
-            for change, other in moved(subject).items()
-        }
-        return Found(table(scores, classes[ref], moves, chosen), {})
+        classes[ref] = found.classes
+        return Found(table(found), {})
 
     result = measure(
         "attention",
         refs,
         options,
         looked,
-        config={"templates": asked or "all", "queries": where or "all", "threshold": threshold},
+        config={"templates": asked or "all", "queries": where or "all", "threshold": threshold, "mask": mask},
     )
     return AttentionResult(
         result.experiment,
         result.frame,
         result.config,
-        notes(classes, bool(result.frame["metric"].str.startswith(MOVED).any())),
+        notes(classes, result.frame["metric"]),
         result.versions,
         maps,
         classes,
     )
 
 
-def notes(classes: Mapping[str, Classes], moves: bool) -> tuple[str, ...]:
+def under(subject: Subject, mask: str | None) -> Subject:
+    """The same subject with its examples under one mask.
+
+    Raises:
+        UserError, TaskError: where the task has no masks, or none of that name.
+    """
+    if mask is None:
+        return subject
+    hide = getattr(subject.task, "with_mask", None)
+    if hide is None:
+        raise UserError(f"--mask {mask}: the examples of {subject.checkpoint.ref} are not hidden by a mask")
+    batch = hide(subject.batch, mask)
+    return replace(subject, batch=batch, tokens=batch.tokens)
+
+
+def notes(classes: Mapping[str, Classes], metrics: pandas.Series) -> tuple[str, ...]:
     """What a reader of the numbers needs; the rule of the classes is the same for all checkpoints."""
     rules = list(dict.fromkeys(found.rule for found in classes.values()))
+    moves = metrics.str.startswith(MOVED).any()
+    follows = metrics.str.startswith(FOLLOWS).any()
     return (
         "Score: share of attention on the template's keys. Chance: that of uniform attention to all keys that the "
         "query may see.",
         *rules,
         *(["Moved by: share of attention that goes to other keys where only this changes."] if moves else []),
+        *(
+            ["Follows: share of queries that attend most to where this is, before and after."]
+            if follows
+            else []
+        ),
         "Intervals: 95%, bootstrap over examples. The other templates: --format csv or json, --out.",
     )
 
@@ -158,66 +186,55 @@ def check_threshold(threshold: float) -> None:
         raise UserError(f"--threshold {threshold:g}: above 0 and at most 1")
 
 
-def named(subject: Subject, asked: Sequence[str]) -> dict[str, Tensor | Callable[[Any], Tensor]]:
-    """The templates asked for, by name."""
-    from circuits import patterns
-
-    length = subject.tokens.shape[1]
-    known: dict[str, Any] = {
-        "identity": patterns.identity(length),
-        "previous": patterns.previous(length),
-        "first": patterns.constant(length, 0),
-    }
-    declare = getattr(subject.task, "attention_templates", None)
-    declared: dict[str, Any] = known if declare is None else dict(declare())
-    known |= declared
-    for name in asked:
-        if name not in known:
-            raise UserError(
-                f"--template {name!r}: {subject.checkpoint.ref} has no such template; write {', '.join(known)}"
-            )
-    return {name: known[name] for name in dict.fromkeys(asked or declared)}
-
-
-def selected(subject: Subject, where: str | tuple[int, ...] | None) -> Any:
-    """The queries to score, as ``circuits`` takes them."""
-    if where != READ:
-        return positions(subject, where)
-    return None if subject.task is None else list(subject.task.read_positions)
-
-
-def moved(subject: Subject) -> dict[str, Any]:
-    """Examples paired with those of the run, by what is different in them."""
-    declare = getattr(subject.task, "attention_moves", None)
-    if declare is None or len(subject.tokens) < 2:
-        return {}
-    return dict(declare(subject.batch, subject.seed))
-
-
-def table(scores: Scores, classes: Classes, moves: Mapping[str, Movement], queries: Any) -> pandas.DataFrame:
-    """The rows of one checkpoint: head by head its templates, then its movements."""
+def table(found: Roles) -> pandas.DataFrame:
+    """The rows of one checkpoint: head by head its templates, movements and what it follows; then counts of heads."""
     import pandas
 
     shared = ["layer", "head", "effect", "effect_ci_low", "effect_ci_high", "ci_low", "ci_high", "n"]
-    of_templates = scores.frame[[*shared, "template", "score", "chance"]]
+    of_templates = found.scores.frame[[*shared, "template", "score", "chance"]]
     parts = [of_templates.rename(columns={"template": "metric", "score": "value", "chance": "baseline"})]
-    for change, movement in moves.items():
-        found = movement.frame[[*shared, "distance", "unpaired"]]
+    for change, movement in found.moves.items():
+        part = movement.frame[[*shared, "distance", "unpaired"]]
         parts.append(
-            found.rename(columns={"distance": "value", "unpaired": "baseline"}).assign(
+            part.rename(columns={"distance": "value", "unpaired": "baseline"}).assign(
                 metric=f"{MOVED}{change}"
             )
+        )
+    for name, following in found.followed.items():
+        part = following.frame[[*shared, "share", "unpaired"]]
+        parts.append(
+            part.rename(columns={"share": "value", "unpaired": "baseline"}).assign(metric=f"{FOLLOWS}{name}")
         )
     frame = pandas.concat(parts, ignore_index=True).sort_values(
         ["layer", "head"], kind="stable", ignore_index=True
     )
-    of_head = {(row["layer"], row["head"]): row["class"] for row in classes.frame.to_dict("records")}
+    of_head = {(row["layer"], row["head"]): row["class"] for row in found.classes.frame.to_dict("records")}
     heads = list(zip(frame["layer"], frame["head"], strict=True))
-    alone = isinstance(queries, (list, tuple)) and len(queries) == 1
-    return frame.assign(
+    alone = isinstance(found.queries, (list, tuple)) and len(found.queries) == 1
+    frame = frame.assign(
         variant=[f"{layer}.{head}" for layer, head in heads],
         intervention=[of_head[head] for head in heads],
-        site="pattern",
-        position=queries[0] if alone else None,
-        engine="naive",
+    )
+    return pandas.concat([frame, counts(found)], ignore_index=True).assign(
+        site="pattern", position=found.queries[0] if alone else None, engine="naive"
+    )
+
+
+def counts(found: Roles) -> pandas.DataFrame:
+    """How many heads are in each class, and how many surely follow at half of the queries or more."""
+    import pandas
+
+    from circuits.classifying import OTHER, UNCLEAR
+
+    classes = (*found.possible, UNCLEAR, OTHER)
+    numbers = {f"{COUNTED}{name}": len(found.classes.groups.get(name, ())) for name in classes}
+    numbers |= {f"{FOLLOWING}{name}": len(each.heads()) for name, each in found.followed.items()}
+    return pandas.DataFrame(
+        {
+            "variant": ALL_HEADS,
+            "metric": list(numbers),
+            "value": [float(number) for number in numbers.values()],
+            "baseline": float(len(found.scores.heads)),
+            "n": found.scores.mass.shape[-1],
+        }
     )

@@ -1,11 +1,13 @@
-"""How people see the rows of ``attention``: a line per head, its class, its template, its movements."""
+"""How people see the rows of ``attention``: a line per head, its class, its template, its movements; of many
+checkpoints a line each, with how many heads are in each class.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.attending import MOVED
+from interp_tasks.experiments.attending import ALL_HEADS, COUNTED, FOLLOWING, FOLLOWS, MANY, MOVED
 from interp_tasks.reporting import Column, number, with_interval
 
 if TYPE_CHECKING:
@@ -13,8 +15,11 @@ if TYPE_CHECKING:
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """One row per checkpoint and head, with a column (value, low, high) for each movement."""
-    moving = frame["metric"].str.startswith(MOVED)
+    """One row per checkpoint and head, with a column (value, low, high) for each movement; or per checkpoint."""
+    if frame["ref"].nunique() >= MANY:
+        return counted(frame)
+    frame = frame[frame["variant"] != ALL_HEADS]
+    moving = frame["metric"].str.startswith((MOVED, FOLLOWS))
     templates = frame[~moving]
     corrected = templates["effect"] / (1 - templates["baseline"])
     # Its own template where the class is one, else the one that comes closest to it.
@@ -33,7 +38,27 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     return rows.reset_index(drop=True)
 
 
+def counted(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """A row per checkpoint and a column per class that any of them has; all under one head."""
+    of_all = frame[frame["variant"] == ALL_HEADS]
+    rows = of_all.drop_duplicates("ref").reset_index(drop=True)
+    for metric in dict.fromkeys(of_all["metric"]):
+        values = of_all[of_all["metric"] == metric].set_index("ref")["value"]
+        if values.any():
+            rows[metric] = [int(values.get(ref, 0)) for ref in rows["ref"]]
+    steps = [str(step) for step in rows["step"]]
+    return rows.assign(
+        checkpoint=rows["ref"], ref=f"{len(rows)} checkpoints", step=f"{steps[0]} to {steps[-1]}"
+    )
+
+
 def view_columns(rows: pandas.DataFrame) -> list[Column]:
+    if "checkpoint" in rows:
+        names = [str(name) for name in rows.columns if str(name).startswith((COUNTED, FOLLOWING))]
+        short = {
+            name: name.removeprefix(COUNTED).removeprefix("heads that ").replace("_", " ") for name in names
+        }
+        return [Column("checkpoint", "checkpoint"), *(Column(short[name], name) for name in names)]
     columns = [
         Column("head", "variant"),
         Column("class", "intervention"),
@@ -41,8 +66,8 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
         Column("chance", "baseline"),
         Column("score [95% CI]", "value", _interval("value", "ci_low", "ci_high")),
     ]
-    moves = [name for name in rows.columns if str(name).startswith(MOVED)]
-    return [*columns, *(Column(str(name), str(name), _moved(str(name))) for name in moves)]
+    moves = [name for name in rows.columns if str(name).startswith((MOVED, FOLLOWS))]
+    return [*columns, *(Column(str(name).replace("_", " "), str(name), _moved(str(name))) for name in moves)]
 
 
 def _interval(value: str, low: str, high: str) -> Callable[[Mapping[str, Any]], str]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import pandas
 
 INTERVALS = "Intervals: 95%, bootstrap over examples; effects are paired with the unedited model."
+#: What the name of a ratio's metric ends with.
+RATIO = " ratio"
 HOLM = "p adj.: sign-flip test, Holm's adjustment over all rows of one command."
 
 
@@ -78,12 +80,14 @@ def swept(
     names: str | Mapping[str, str],
     metric: Callable[..., Any] | None = None,
     batch: Any = None,
+    ratios: bool = False,
 ) -> Found:
     """A sweep over variants of one checkpoint, judged by its task's metrics.
 
     Args:
         names: what the table calls the interventions, or each variant's.
         metric, batch: judge by this instead, as ``circuits.sweep`` takes them.
+        ratios: after each row one of value / baseline, paired; its metric is called ``NAME ratio``.
     """
     from circuits import sweep
 
@@ -100,4 +104,25 @@ def swept(
         seed=subject.seed,
     )
     called = names if isinstance(names, str) else result.frame["variant"].map(dict(names))
-    return Found(result.frame.assign(intervention=called), result.interventions)
+    frame = result.frame.assign(intervention=called)
+    return Found(with_ratios(frame) if ratios else frame, result.interventions)
+
+
+def with_ratios(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """After each row one whose value is that row's in multiples of its baseline, which is 1; not tested again."""
+    import pandas
+
+    low, high = frame["ratio_ci_low"], frame["ratio_ci_high"]
+    of_ratios = frame.assign(
+        metric=frame["metric"] + RATIO,
+        value=frame["ratio"],
+        ci_low=low,
+        ci_high=high,
+        baseline=1.0,
+        effect=frame["ratio"] - 1,
+        effect_ci_low=low - 1,
+        effect_ci_high=high - 1,
+        p_value=float("nan"),
+        p_adjusted=float("nan"),
+    )
+    return pandas.concat([frame, of_ratios]).sort_index(kind="stable").reset_index(drop=True)

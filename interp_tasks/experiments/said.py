@@ -9,7 +9,7 @@ from typing import Any
 #: where none does.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "ablation": {"mode": None, "keys": None, "queries": "all"},
-    "heads": {"mode": None, "keys": None, "queries": "all"},
+    "heads": {"mode": None, "keys": None, "queries": "all", "by_class": False},
     "transplant": {"source": None, "components": None, "layers": None},
     "patch": {"source": None, "site": None, "heads": None, "queries": "all"},
     "permute": {"draws": None, "what": ["all"]},
@@ -26,10 +26,11 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "baseline": {"methods": [], "vary": "p_mask", "variants": []},
     "ood": {"vary": ["entries", "rank", "rows", "columns"], "method": None},
     "algorithm": {"methods": [], "entries": []},
-    "attention": {"templates": "all", "queries": "read", "threshold": 0.5},
+    "attention": {"templates": "all", "queries": "read", "threshold": 0.5, "mask": None},
     "embeddings": {"largest": None},
     "drops": {"metric": None},
     "influence": {"shift": None, "redraw": False},
+    "order": {"start": "plateau"},
     "fourier": {"rule": None, "threshold": 0.85},
 }
 #: Settings whose option has another name.

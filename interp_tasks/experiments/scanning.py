@@ -1,10 +1,13 @@
-"""Which heads matter, alone and together: one edit of each head, each layer, all heads, and groups by name."""
+"""Which heads matter, alone and together: one edit of each head, each layer, all heads, and groups by name or class."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from interp_tasks.errors import UserError
+from interp_tasks.experiments.head_classes import roles_elsewhere
 from interp_tasks.experiments.head_edits import HeadEdit, by_layer
 from interp_tasks.experiments.measuring import Found, measure, swept
 from interp_tasks.experiments.results import Result
@@ -14,6 +17,8 @@ from interp_tasks.experiments.subjects import Options, Subject
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from circuits import Head
+
 
 def heads(
     refs: str | Sequence[str],
@@ -21,6 +26,7 @@ def heads(
     keys: str | Sequence[int] | None = None,
     queries: str | Sequence[int] = "all",
     groups: Mapping[str, str] | Sequence[str] = (),
+    by_class: bool = False,
     **options: Unpack[Options],
 ) -> Result:
     """Ablate every head alone, each layer's heads together, all heads, and groups of your own.
@@ -29,10 +35,14 @@ def heads(
         refs: one or several REFs; all see the same examples.
         mode, keys, queries: what is done to the heads, as in :func:`ablation`.
         groups: name -> heads (``{"copying": "0.1+2.3-5"}``), or texts ``"copying=0.1+2.3-5"``.
+        by_class: a table of groups instead: the heads of each class that :func:`attention` finds on as many other
+            examples, those without one together as ``"uninterpretable"``, all heads, and groups of your own. After each
+            metric, ``"mse_masked ratio"`` and so on: the metric with the edit over that without.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
 
     Returns:
-        A :class:`Result`; ``plot()`` shows effects as a map, layer by head, and groups as points.
+        A :class:`Result`; ``plot()`` shows effects as a map, layer by head, and groups as points. By class, the notes
+        say which heads each class has.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line.
@@ -40,22 +50,43 @@ def heads(
     edit = HeadEdit.read(mode, keys, queries)
     named = check_groups(groups)
 
+    classes: dict[str, Mapping[str, tuple[Head, ...]]] = {}
+
     def look(subject: Subject) -> Found:
-        from circuits import Head
         from circuits import heads as select
 
         every = select("all", subject.model)
-        chosen: dict[str, tuple[Head, ...]] = {str(head): (head,) for head in every}
-        chosen |= by_layer(every)
+        chosen: dict[str, tuple[Head, ...]] = {}
+        if by_class:
+            chosen |= roles_elsewhere(subject).groups()
+            classes[str(subject.labels["ref"])] = dict(chosen)
+            for name in named:
+                if name in chosen:
+                    raise UserError(f"--group {name}: there is a class of that name; choose another")
+        else:
+            chosen |= {str(head): (head,) for head in every} | by_layer(every)
         chosen["all"] = every
         chosen |= {name: select(spec, subject.model) for name, spec in named.items()}
-        return swept(subject, edit.on(subject, chosen), edit.name)
+        return swept(subject, edit.on(subject, chosen), edit.name, ratios=by_class)
 
-    return measure(
+    result = measure(
         "heads",
         refs,
         options,
         look,
-        config={**edit.describe(), "groups": named},
+        config={**edit.describe(), "groups": named, "by_class": by_class},
         notes=edit.notes,
+    )
+    if not by_class:
+        return result
+    said = [
+        f"Classes of {ref}, found on other examples: {listed(groups)}." for ref, groups in classes.items()
+    ]
+    return replace(result, notes=(*result.notes, "ratio: the metric with the edit over that without.", *said))
+
+
+def listed(groups: Mapping[str, tuple[Head, ...]]) -> str:
+    """``row 0.0+0.3, mask_ignore 1.2``."""
+    return ", ".join(
+        f"{name} {'+'.join(f'{head.layer}.{head.head}' for head in heads)}" for name, heads in groups.items()
     )

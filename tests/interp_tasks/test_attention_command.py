@@ -15,12 +15,30 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, AttentionResult, attention
-from interp_tasks.experiments.attending import MOVED
+from interp_tasks.experiments.attending import FOLLOWS, MOVED
 from tasks import Batch
 
 N, SEED = 24, 3
 TEMPLATES = [
-    *("identity", "row", "column", "observed", "hidden", "row_observed", "column_observed", "longest_column"),
+    *(
+        "identity",
+        "row",
+        "column",
+        "mask_ignore",
+        "hidden",
+        "row_observed",
+        "column_observed",
+        "longest_column",
+    ),
+    *("masked_row", "row_observed_elsewhere", "observed_copy", "identity_in_hidden_rows"),
+]
+#: Those that a loop over their definition does not decide here; tests of the task do.
+OF_THE_TASK = {"longest_column", *TEMPLATES[8:]}
+MOVES = [f"{MOVED}mask", f"{MOVED}values", f"{FOLLOWS}longest_column"]
+#: Rows about all heads: those in each class that there may be, and those that follow.
+COUNTS = [
+    *(f"heads: {name}" for name in [*TEMPLATES[:9], "observed_copy", "unclear", "other"]),
+    "heads that follow longest_column",
 ]
 PATTERNS = [f"blocks.{layer}.attn.hook_pattern" for layer in (0, 1)]
 
@@ -57,7 +75,7 @@ def in_template(name, hidden, query, key):
         "identity": query == key,
         "row": same_row and query != key,
         "column": same_column and query != key,
-        "observed": not hidden[key],
+        "mask_ignore": not hidden[key],
         "hidden": hidden[key],
         "row_observed": same_row and query != key and not hidden[key],
         "column_observed": same_column and query != key and not hidden[key],
@@ -71,9 +89,9 @@ def test_scores_are_what_loops_over_the_cache_give(task, models, folders, querie
     for step, model in enumerate(models):
         found = cached(model, task.sample(N, seed=SEED).tokens)
         frame = result.frame[result.frame["step"] == step]
-        assert list(dict.fromkeys(frame["metric"])) == [*TEMPLATES, f"{MOVED}mask", f"{MOVED}values"]
+        assert list(dict.fromkeys(frame["metric"])) == [*TEMPLATES, *MOVES, *COUNTS]
         for row in frame.itertuples():
-            if row.metric.startswith(MOVED) or row.metric == "longest_column":
+            if row.metric not in TEMPLATES or row.metric in OF_THE_TASK:
                 continue
             mass, chance, count = 0.0, 0.0, 0
             for example in range(N):
@@ -112,11 +130,17 @@ def test_the_class_of_a_head_is_that_of_its_scores(task, models, folders):
     scores = patterns.scores(
         models[0], batch.tokens, task.attention_templates(), batch=batch, seed=SEED, queries=range(9)
     )
-    classes = patterns.classify(scores, 0.02)
+    unless = {"masked_row": "row_observed_elsewhere", "observed_copy": "identity_in_hidden_rows"}
+    classes = patterns.classify(scores, 0.02, unless=unless)
     assert len(classes.groups) > 1, "all heads in one class test little"
-    for row in result.frame.itertuples():
+    for row in result.frame[result.frame["variant"] != "all heads"].itertuples():
         assert row.intervention == classes[row.layer, row.head]
-    of_templates = result.frame[~result.frame["metric"].str.startswith(MOVED)]
+    of_all = result.frame[result.frame["variant"] == "all heads"].set_index("metric")
+    assert set(of_all["baseline"]) == {4}
+    assert of_all["value"].sum() == 4
+    for name, group in classes.groups.items():
+        assert of_all.loc[f"heads: {name}", "value"] == len(group)
+    of_templates = result.frame[result.frame["metric"].isin(TEMPLATES)]
     np.testing.assert_allclose(
         of_templates["effect_ci_high"], scores.frame["effect_ci_high"], rtol=0, atol=1e-12
     )
@@ -129,7 +153,7 @@ def test_json_has_the_agreed_columns_and_every_template(call, folders):
     assert (code, err) == (0, "")
     rows = json.loads(out)
     assert {tuple(row) for row in rows} == {COLUMNS}
-    assert len(rows) == 4 * (len(TEMPLATES) + 2)
+    assert len(rows) == 4 * (len(TEMPLATES) + len(MOVES)) + len(COUNTS)
     assert {row["p_value"] for row in rows} == {None}
     assert {row["experiment"] for row in rows} == {"attention"}
 
@@ -157,7 +181,7 @@ def test_the_line_of_a_head_is_about_its_own_template(folders):
     assert list(rows["variant"]) == ["0.0", "0.1", "1.0", "1.1"] * 2
     for row in rows.to_dict("records"):
         mine = result.frame[(result.frame["ref"] == row["ref"]) & (result.frame["variant"] == row["variant"])]
-        of_templates = mine[~mine["metric"].str.startswith(MOVED)]
+        of_templates = mine[mine["metric"].isin(TEMPLATES)]
         if row["intervention"] in TEMPLATES:
             assert row["metric"] == row["intervention"]
         else:
@@ -174,13 +198,15 @@ def test_the_line_of_a_head_is_about_its_own_template(folders):
         "score [95% CI]",
         "moved by mask",
         "moved by values",
+        "follows longest column",
     ]
 
 
 def test_chosen_templates_in_their_order(folders):
     result = attention(folders[0], templates=["previous", "row", "previous"], samples=8)
     metrics = list(dict.fromkeys(result.frame["metric"]))
-    assert metrics == ["previous", "row", f"{MOVED}mask", f"{MOVED}values"]
+    counts = [f"heads: {name}" for name in ("previous", "row", "unclear", "other")]
+    assert metrics == ["previous", "row", *MOVES, *counts, COUNTS[-1]]
     assert result.config["templates"] == ["previous", "row", "previous"]
 
 
@@ -190,6 +216,9 @@ def test_a_checkpoint_without_a_task(call, models, bare):
     code, out, _ = call("attention", *options, "--format", "json", "--queries", "8")
     assert code == 0
     rows = json.loads(out)
+    counted = [row for row in rows if row["variant"] == "all heads"]
+    rows = [row for row in rows if row["variant"] != "all heads"]
+    assert len(counted) == 5
     assert list(dict.fromkeys(row["metric"] for row in rows)) == ["identity", "previous", "first"]
     found = cached(models[0], torch.arange(36).reshape(4, 9) % 20)
     for row in rows:
@@ -256,7 +285,7 @@ def test_heads_of_the_shipped_model_get_their_classes_with_the_drop(completion):
     before, after = completion.classes.values()
     assert set(before.groups) == {"other"}
     assert Head(0, 0) in after.groups["row"]
-    assert len(after.groups["observed"]) >= 4
+    assert len(after.groups["mask_ignore"]) >= 4
     frame = completion.frame[completion.frame["step"] == completion.frame["step"].max()]
     row = frame[(frame["variant"] == "0.0") & (frame["metric"] == f"{MOVED}mask")].iloc[0]
     assert row["ci_high"] < 0.1, "the row head of layer 0 does not look at the mask"
@@ -279,7 +308,7 @@ def test_groups_of_a_result_can_be_ablated(completion):
 
 def test_the_shipped_addition_model_looks_at_both_operands():
     result = attention("zoo:modular-addition-113@post", samples=64)
-    frame = result.frame
+    frame = result.frame[result.frame["variant"] != "all heads"]
     assert set(frame["metric"]) == {"operand_1", "operand_2", "operands", "equals"}
     assert set(result.classes["zoo:modular-addition-113@post"].groups) == {"operands"}
     of = frame.set_index(["variant", "metric"])["value"].unstack()
@@ -314,11 +343,17 @@ def test_templates_of_a_task_of_ones_own(call, models, folders, tmp_path):
 
     own = Own(**task.model_dump())
     result = attention(folders[0], task=own, samples=8)
-    assert list(dict.fromkeys(result.frame["metric"])) == ["corner", "first"]
+    metrics = list(dict.fromkeys(result.frame["metric"]))
+    assert metrics[:3] == ["corner", "first", MOVES[-1]]
     found = cached(models[0], own.sample(8).tokens)
     corner = result.frame[result.frame["metric"] == "corner"]
     for row in corner.itertuples():
         assert row.value == pytest.approx(found[row.layer][:, row.head, :, 8].mean(), abs=1e-6)
-    Own.attention_templates = None
+    Own.attention_templates = Own.attention_relocations = None
     result = attention(folders[0], task=own, samples=8)
-    assert list(dict.fromkeys(result.frame["metric"])) == ["identity", "previous", "first"]
+    assert list(dict.fromkeys(result.frame["metric"]))[:4] == [
+        "identity",
+        "previous",
+        "first",
+        "heads: identity",
+    ]

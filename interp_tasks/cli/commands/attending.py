@@ -9,7 +9,8 @@ import typer
 
 from interp_tasks.cli.options import ExperimentCommand
 from interp_tasks.experiments import Result, attention
-from interp_tasks.experiments.attending import READ, THRESHOLD, check_threshold
+from interp_tasks.experiments.attending import check_threshold
+from interp_tasks.experiments.head_classes import READ, THRESHOLD
 from interp_tasks.experiments.specifications import check_queries
 from interp_tasks.experiments.subjects import Progress
 
@@ -20,7 +21,8 @@ class Attention(ExperimentCommand):
 
     Templates are the task's (row, column, identity, ... of a matrix), or identity, previous and first. A score is
     the share of attention on the template's keys, beside that of uniform attention. Where the task says how, also
-    how far attention moves when only the mask changes, or only the values.
+    how far attention moves when only the mask changes, or only the values, and whether it follows a column that moves.
+    Of three checkpoints or more the table counts heads by class.
     """
 
     name: ClassVar[str] = "attention"
@@ -45,10 +47,19 @@ class Attention(ExperimentCommand):
         typer.Option("--threshold", help="A template fits from this score on, corrected for chance."),
     ] = THRESHOLD
 
+    mask: Annotated[
+        str | None,
+        typer.Option(
+            "--mask", metavar="MASK", help="One for all examples: rows, columns, or ..#.,#...,... ."
+        ),
+    ] = None
+
     def check(self) -> None:
         check_queries(self.queries)
         check_threshold(self.threshold)
         super().check()
 
     def measure(self, progress: Progress | None) -> Result:
-        return attention(self.ckpt, self.template, self.queries, self.threshold, **self.common(progress))
+        return attention(
+            self.ckpt, self.template, self.queries, self.threshold, self.mask, **self.common(progress)
+        )

@@ -8,7 +8,9 @@ from typing import Annotated, ClassVar
 import typer
 
 from interp_tasks.cli.editing import HeadCommand
+from interp_tasks.errors import UserError
 from interp_tasks.experiments import Result, heads
+from interp_tasks.experiments.head_classes import NO_CLASSES
 from interp_tasks.experiments.specifications import check_groups
 from interp_tasks.experiments.subjects import Progress
 
@@ -28,10 +30,26 @@ class Heads(HeadCommand):
             "--group", metavar="NAME=HEADS", help="Some heads together, as in copying=0.1+2.3-5. Repeat."
         ),
     ] = field(default_factory=list)
+    by_class: Annotated[
+        bool,
+        typer.Option(
+            "--by-class", help="Groups are classes by what heads attend to on other examples; with ratios."
+        ),
+    ] = False
 
     def check(self) -> None:
         check_groups(self.groups)
+        if self.by_class and self.tokens is not None:
+            raise UserError(NO_CLASSES)
         super().check()
 
     def measure(self, progress: Progress | None) -> Result:
-        return heads(self.ckpt, self.mode, self.keys, self.queries, self.groups, **self.common(progress))
+        return heads(
+            self.ckpt,
+            self.mode,
+            self.keys,
+            self.queries,
+            self.groups,
+            self.by_class,
+            **self.common(progress),
+        )
