@@ -134,4 +134,6 @@ def heading(parts: Sequence[str], width: int) -> str:
 def title(row: Any) -> list[str]:
     """``runs/x@4000``, ``step 4000``, ``256 test examples, seed 0``."""
     split = row["split"] if isinstance(row["split"], str) else "given"
+    if split == "weights":
+        return [str(row["ref"]), f"step {row['step']}", f"weights alone, seed {row['seed']}"]
     return [str(row["ref"]), f"step {row['step']}", f"{row['n']} {split} examples, seed {row['seed']}"]

@@ -14,8 +14,10 @@ from interp_tasks.experiments.curving import CurveResult, curve
 from interp_tasks.experiments.demonstrating import demo
 from interp_tasks.experiments.dropping import DropsResult, drops
 from interp_tasks.experiments.embedding import EmbeddingsResult, embeddings
+from interp_tasks.experiments.generating import decoding
 from interp_tasks.experiments.influencing import InfluenceResult, influence
 from interp_tasks.experiments.lensing import lens
+from interp_tasks.experiments.ordering import OrderResult, order
 from interp_tasks.experiments.patching import patch
 from interp_tasks.experiments.permuting import permute
 from interp_tasks.experiments.probing import ProbeResult, probe
@@ -35,9 +37,10 @@ __all__ = [
     "DropsResult",
     "EmbeddingsResult",
     "Examples",
-    "InfluenceResult",
     "FourierResult",
+    "InfluenceResult",
     "Options",
+    "OrderResult",
     "ProbeResult",
     "Result",
     "Subject",
@@ -47,6 +50,7 @@ __all__ = [
     "baseline",
     "copying",
     "curve",
+    "decoding",
     "demo",
     "drops",
     "embeddings",
@@ -55,6 +59,7 @@ __all__ = [
     "influence",
     "lens",
     "ood",
+    "order",
     "patch",
     "permute",
     "probe",

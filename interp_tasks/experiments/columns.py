@@ -132,6 +132,7 @@ VIEWS: Mapping[str, str] = {
     "drops": "drops_table",
     "fourier": "spectral_table",
     "influence": "influence_plots",
+    "order": "order_plots",
     "probe": "probe_table",
 }
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from interp_tasks.experiments.subjects import Named
 
 DRAWS, LEVEL = 1000, 0.95
+#: What stands in the column ``split`` where no example plays a part.
+WEIGHTS = "weights"
 ALIGNMENT = "alignment with the final embeddings"
 HALF_WAY = "half-way step of the alignment"
 
@@ -135,7 +137,7 @@ def embeddings(
         return Found(pandas.DataFrame(rows), {})
 
     result = measure("embeddings", refs, options, look, config={"largest": largest})
-    frame = result.frame.assign(split=None)
+    frame = result.frame.assign(split=WEIGHTS)
     return EmbeddingsResult(
         **{**vars(result), "frame": frame, "notes": (*notes(largest), *said)},
         tokens=tokens,
@@ -268,7 +270,10 @@ def half_way(subject: Subject, aligned: Mapping[int, Array]) -> list[dict[str, A
         return []
     steps = sorted(aligned)
     curves = np.stack([aligned[step] for step in steps], 1)
-    found = crossing(steps, curves, 0.5, curves[:, 0], curves[:, -1])
+    # The way begins at no alignment at all, whatever checkpoints were asked for.
+    found = crossing(steps, curves, 0.5, 0 * curves[:, 0], curves[:, -1])
+    if curves[0, 0] >= 0.5:
+        return []
     low, high = interval(found[1:])
     row: dict[str, Any] = {
         "variant": "tokens",

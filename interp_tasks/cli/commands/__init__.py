@@ -9,9 +9,11 @@ from interp_tasks.cli.commands.curving import Curve
 from interp_tasks.cli.commands.demonstrating import Demo
 from interp_tasks.cli.commands.dropping import Drops
 from interp_tasks.cli.commands.embedding import Embeddings
+from interp_tasks.cli.commands.generating import Decoding
 from interp_tasks.cli.commands.influencing import Influence
 from interp_tasks.cli.commands.lensing import Lens
 from interp_tasks.cli.commands.listing import Checkpoints, Tasks
+from interp_tasks.cli.commands.ordering import Order
 from interp_tasks.cli.commands.patching import Patch
 from interp_tasks.cli.commands.permuting import Permute
 from interp_tasks.cli.commands.probing import Probe
@@ -39,6 +41,8 @@ COMMANDS: dict[str, type[Command]] = {
     "fourier": Fourier,
     "embeddings": Embeddings,
     "influence": Influence,
+    "order": Order,
+    "decoding": Decoding,
     "copying": Copying,
     "baseline": Baseline,
     "ood": Ood,
