@@ -18,9 +18,13 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """One row per checkpoint and head, with a column (value, low, high) for each movement; or per checkpoint."""
     if frame["ref"].nunique() >= MANY:
         return counted(frame)
+    possible = [
+        str(name).removeprefix(COUNTED) for name in frame.loc[frame["variant"] == ALL_HEADS, "metric"]
+    ]
     frame = frame[frame["variant"] != ALL_HEADS]
     moving = frame["metric"].str.startswith((MOVED, FOLLOWS))
-    templates = frame[~moving]
+    # Templates that only keep others from being classes say little of a head, and have long names.
+    templates = frame[frame["metric"].isin(possible)]
     corrected = templates["effect"] / (1 - templates["baseline"])
     # Its own template where the class is one, else the one that comes closest to it.
     order = templates.assign(corrected=corrected, own=templates["metric"] == templates["intervention"])
@@ -61,8 +65,8 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
         return [Column("checkpoint", "checkpoint"), *(Column(short[name], name) for name in names)]
     columns = [
         Column("head", "variant"),
-        Column("class", "intervention"),
-        Column("template", "metric"),
+        Column("class", "intervention", _words("intervention")),
+        Column("template", "metric", _words("metric")),
         Column("chance", "baseline"),
         Column("score [95% CI]", "value", _interval("value", "ci_low", "ci_high")),
     ]
@@ -72,6 +76,11 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
 
 def _interval(value: str, low: str, high: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda row: with_interval(number(row[value]), row[low], row[high])
+
+
+def _words(key: str) -> Callable[[Mapping[str, Any]], str]:
+    """A name that can be broken into lines where room is short."""
+    return lambda row: str(row[key]).replace("_", " ")
 
 
 def _moved(name: str) -> Callable[[Mapping[str, Any]], str]:
