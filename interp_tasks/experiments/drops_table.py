@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.reporting import Column, number, with_interval
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 STEPS = ("onset", "crossing", "end")
 LEVELS = ("sharpness", "plateau", "final")
 CORRELATION = "rank correlation of "
+AGAINST = "against "
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -40,8 +41,23 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     every = (
         " to ".join(str(seed) for seed in dict.fromkeys([seeds.min(), seeds.max()])) if len(seeds) else "–"
     )
-    runs = frame.loc[frame["n_runs"].eq(1) & frame["seed"].notna(), "run"].nunique()
-    return shown_frame.assign(ref=f"{runs} run{'s' if runs != 1 else ''}", step=steps, seed=every)
+    names = [name for name in frame["run"].unique() if not str(name).startswith(AGAINST)]
+    runs = sum("*" not in name for name in names)
+    # What all names begin with is said once, above the table.
+    folder = shared_folder(names)
+    title = f"{runs} run{'s' if runs != 1 else ''}{' of ' + folder if folder else ''}"
+    short = shown_frame["run"].str.removeprefix(f"{folder}/") if folder else shown_frame["run"]
+    return shown_frame.assign(ref=title, step=steps, seed=every, run=short)
+
+
+def shared_folder(names: Sequence[str]) -> str:
+    """The folder that all names lie in; of paths and ``zoo:`` names alike."""
+    shared: list[str] = []
+    for level in zip(*(name.split("/")[:-1] for name in names), strict=False):
+        if len(set(level)) > 1:
+            break
+        shared.append(level[0])
+    return "/".join(shared)
 
 
 def said(drop: float | None, kind: str) -> str:

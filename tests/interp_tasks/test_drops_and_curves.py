@@ -17,6 +17,7 @@ from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, curve, drops
 from interp_tasks.experiments.curving import between_points
 from interp_tasks.experiments.dropping import plateau_until, spearman
+from interp_tasks.experiments.drops_table import view_rows
 
 STEPS = range(0, 4001, 50)
 TASK = {"name": "matrix-completion", "n": 4, "rank": 1, "grid_max": 1.2, "grid_step": 0.05}
@@ -115,6 +116,10 @@ def test_seeds_are_pooled_into_medians_and_ranges(tmp_path):
     assert min(each) <= row["ci_low"] < row["value"] < row["ci_high"] <= max(each)
     assert pooled.loc["crossing, smallest", "value"] == min(each)
     assert pooled.loc["crossing, largest", "value"] == max(each)
+    rows = view_rows(found.frame)
+    assert rows["run"].tolist() == [*(f"seed-{seed}" for seed in (0, 1, 2, 3, 9)), "seed-*"]
+    assert set(rows["ref"]) == {f"5 runs of {tmp_path}"}
+    assert rows["drop"].tolist() == ["yes"] * 4 + ["no", "80% of runs"]
     alone = drops([str(tmp_path / "seed-0"), write(tmp_path / "other", {"mse_masked": sigmoid(900)})])
     assert not alone.frame["run"].str.contains("*", regex=False).any()
 
