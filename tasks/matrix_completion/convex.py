@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tasks.base import TaskError
@@ -76,8 +77,9 @@ def _results(
     context = multiprocessing.get_context("forkserver" if served else "spawn")
     if served:
         context.set_forkserver_preload([__name__, "cvxpy"])
-    with context.Pool(processes, _compile, problem) as pool:
-        yield from pool.imap(_solve, jobs, chunksize=PIECE)
+    # An executor, as a pool would start a worker that cannot start again and again.
+    with ProcessPoolExecutor(processes, context, _compile, problem) as pool:
+        yield from pool.map(_solve, jobs, chunksize=PIECE)
 
 
 #: The compiled problem of this process.
@@ -107,16 +109,16 @@ def _compile(rows: int, columns: int, penalty: float | None, solver: str) -> Non
         weight=weight,
         target=target,
         penalised=penalty is not None,
-        options=_OPTIONS[solver] | {"solver": solver},
+        options=OPTIONS[solver] | {"solver": solver},
     )
 
 
 #: Tolerances that leave an objective right to well below 1e-4.
-_OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "CLARABEL": {},
     "SCS": {"eps_abs": 1e-7, "eps_rel": 1e-7, "max_iters": 100_000},
 }
-SOLVERS = tuple(_OPTIONS)
+SOLVERS = tuple(OPTIONS)
 
 
 def _solve(job: tuple[Any, Any]) -> tuple[Any, float]:
