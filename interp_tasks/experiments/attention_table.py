@@ -71,7 +71,13 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
         Column("score [95% CI]", "value", _interval("value", "ci_low", "ci_high")),
     ]
     moves = [name for name in rows.columns if str(name).startswith((MOVED, FOLLOWS))]
-    return [*columns, *(Column(str(name).replace("_", " "), str(name), _moved(str(name))) for name in moves)]
+    return [*columns, *(Column(_in_lines(str(name)), str(name), _moved(str(name))) for name in moves)]
+
+
+def _in_lines(name: str) -> str:
+    """``moved by`` above ``mask``: four columns of numbers have to fit beside each other."""
+    first = MOVED if name.startswith(MOVED) else FOLLOWS
+    return "\n".join([first.strip(), *name.removeprefix(first).split("_")])
 
 
 def _interval(value: str, low: str, high: str) -> Callable[[Mapping[str, Any]], str]:

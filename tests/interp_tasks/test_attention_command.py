@@ -196,9 +196,9 @@ def test_the_line_of_a_head_is_about_its_own_template(folders):
         "template",
         "chance",
         "score [95% CI]",
-        "moved by mask",
-        "moved by values",
-        "follows longest column",
+        "moved by\nmask",
+        "moved by\nvalues",
+        "follows\nlongest\ncolumn",
     ]
 
 
