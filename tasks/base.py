@@ -220,7 +220,7 @@ class Task(BaseModel, ABC):
         """What metrics are on the plateau before the drop, by theory; nothing where there is none."""
         return {}
 
-    def loss_weights(self) -> Mapping[str, float]:
+    def loss_shares(self) -> Mapping[str, float]:
         """The metrics whose weighted sum is the loss, with their weights; nothing where the loss is of one piece."""
         return {}
 

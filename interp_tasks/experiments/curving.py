@@ -169,7 +169,7 @@ def within(step: int, steps: Sequence[int], own: Curve, variant: str) -> bool:
 
 def losses(run: Run, split: str) -> dict[int, float]:
     """The loss by step: the weighted metrics that make it up, or the metric of that name."""
-    weights = loss_weights(run) or {"loss": 1.0}
+    weights = loss_shares(run) or {"loss": 1.0}
     parts = {name: dict(zip(*run.points(name, split), strict=True)) for name in weights}
     steps = set.intersection(*(set(part) for part in parts.values()))
     # Step 0 has no batch that was trained on.
@@ -180,12 +180,12 @@ def losses(run: Run, split: str) -> dict[int, float]:
     }
 
 
-def loss_weights(run: Run) -> Mapping[str, float]:
+def loss_shares(run: Run) -> Mapping[str, float]:
     import tasks
 
     config = dict(run.config.get("task", {}))
     name = config.pop("name", None)
-    return tasks.get(name, **config).loss_weights() if name in tasks.list() else {}
+    return tasks.get(name, **config).loss_shares() if name in tasks.list() else {}
 
 
 def fall(run: Run, own: Curve) -> Iterator[dict[str, Any]]:
@@ -194,7 +194,7 @@ def fall(run: Run, own: Curve) -> Iterator[dict[str, Any]]:
     for quantity, value in measures(own).items():
         if quantity not in ("plateau", "final"):
             yield {**shared, "metric": quantity, "value": value}
-    weights = loss_weights(run)
+    weights = loss_shares(run)
     parts = {}
     for name, weight in weights.items():
         steps, values = run.points(name)

@@ -116,14 +116,14 @@ class MatrixCompletion(Matrices):
 
     def plateau_levels(self) -> dict[str, float]:
         """Observed entries are copied, hidden ones are guessed at their mean, 0 (section 3.1)."""
-        hidden = self.loss_weights()["mse_masked"]
+        hidden = self.loss_shares()["mse_masked"]
         return {
             "mse_all": hidden * self.entry_variance,
             "mse_masked": self.entry_variance,
             "mse_observed": 0.0,
         }
 
-    def loss_weights(self) -> dict[str, float]:
+    def loss_shares(self) -> dict[str, float]:
         """The shares of hidden and of observed entries."""
         hidden = self.p_mask
         if self.mask is not None:

@@ -18,6 +18,7 @@ from interp_tasks.experiments import COLUMNS, curve, drops
 from interp_tasks.experiments.curving import between_points
 from interp_tasks.experiments.dropping import plateau_until, spearman
 from interp_tasks.experiments.drops_table import view_rows
+from interp_tasks.experiments.runs import read_runs
 
 STEPS = range(0, 4001, 50)
 TASK = {"name": "matrix-completion", "n": 4, "rank": 1, "grid_max": 1.2, "grid_step": 0.05}
@@ -223,7 +224,6 @@ def test_what_falls_in_the_drop_and_what_the_loss_is_above_fresh_examples(tmp_pa
 def by_rows(run):
     """What a log alone says, by variant and metric."""
     from interp_tasks.experiments.curving import fall, levels
-    from interp_tasks.experiments.runs import read_runs
 
     [read] = read_runs(run)
     own = read.curve("mse_masked")
@@ -297,3 +297,27 @@ def test_figures_draw_the_drop_bold_and_the_plateau_of_theory(tmp_path):
     assert dotted == pytest.approx(
         {"mse_all, plateau by theory": 0.3 / 9, "mse_masked, plateau by theory": 1 / 9}
     )
+
+
+def test_a_task_without_theory_has_a_curve_too():
+    """Modular addition memorises: on the plateau its training loss lies far below that of the validation split."""
+    run = "zoo:modular-addition-113"
+    found = curve(run, samples=16)
+    rows = {
+        (row["variant"], row["metric"]): row
+        for row in found.frame.to_dict("records")
+        if row["variant"] != "stored step"
+    }
+    [read] = read_runs(run)
+    plateau = [
+        line for line in read.lines if 122.5 <= line["step"] <= 612.5
+    ]  # a tenth to a half of the crossing, 1225
+    gap = np.mean([line["train"]["loss"] - line["validation"]["loss"] for line in plateau])
+    assert rows["drop", "crossing"]["value"] == 1225
+    assert rows["plateau", "loss, train minus fresh"]["value"] == pytest.approx(gap)
+    assert gap < -1
+    assert rows["plateau", "accuracy"]["value"] == pytest.approx(
+        np.median([line["validation"]["accuracy"] for line in plateau])
+    )
+    assert math.isnan(rows["plateau", "accuracy"]["baseline"])
+    assert not any("share of the fall" in metric for _, metric in rows)

@@ -98,7 +98,7 @@ def test_the_plateau_is_the_loss_of_predicting_zero_at_hidden_entries():
         output = batch.targets.masked_fill(batch.extras["hidden"], 0)[..., None]
         found = tasks.pool(task.metrics(output, batch))
         assert found == pytest.approx(task.plateau_levels(), rel=0.03)
-        weights = task.loss_weights()
+        weights = task.loss_shares()
         assert task.loss(output, batch).item() == pytest.approx(
             sum(weight * found[name] for name, weight in weights.items()), rel=0.02
         )
