@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
@@ -126,7 +127,7 @@ def embeddings(
                 drawn = of_tokens(asked, own, end, subject.seed)[ALIGNMENT][1]
                 aligned.setdefault(run_of(subject), {})[subject.checkpoint.step] = drawn
                 if subject.checkpoint.path == ends.last[run_of(subject)].resolved.path:
-                    found += half_way(subject, aligned[run_of(subject)])
+                    found += half_way(Path(run_of(subject)), aligned[run_of(subject)])
             rows += found
             tokens[ref] = table
         if asked.axes and own.positions is not None:
@@ -260,7 +261,7 @@ def run_of(subject: Subject) -> str:
     return str(subject.checkpoint.path.parent.parent)
 
 
-def half_way(subject: Subject, aligned: Mapping[int, Array]) -> list[dict[str, Any]]:
+def half_way(run: Path, aligned: Mapping[int, Array]) -> list[dict[str, Any]]:
     """A row of when the alignment has made half its way, beside the onset of the run's drop; from 3 checkpoints on."""
     import numpy as np
 
@@ -282,19 +283,18 @@ def half_way(subject: Subject, aligned: Mapping[int, Array]) -> list[dict[str, A
         "site": "embed",
     }
     row |= {"value": found[0], "ci_low": low, "ci_high": high, "engine": "exact"}
-    onset = onset_of(subject)
+    onset = onset_of(run)
     if onset is not None:
         row |= {"baseline": float(onset), "effect": found[0] - onset}
         row |= {"effect_ci_low": low - onset, "effect_ci_high": high - onset}
     return [row]
 
 
-def onset_of(subject: Subject) -> int | None:
-    """The onset of the drop that a checkpoint's run logged; ``None`` where there is none."""
+def onset_of(run: Path) -> int | None:
+    """The onset of the drop that a run logged; ``None`` where there is none."""
     from interp_tasks.checkpoints.marks import find_drop
     from interp_tasks.checkpoints.run_files import RUN_FILE, read_run
 
-    run = subject.checkpoint.path.parent.parent
     if not (run / RUN_FILE).is_file():
         return None
     try:

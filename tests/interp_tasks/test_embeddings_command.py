@@ -1,7 +1,5 @@
 """``interp-run embeddings``: its numbers against scikit-learn and closed forms, on embeddings made by hand."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -192,15 +190,14 @@ def test_alignment_is_measured_against_the_last_checkpoint_of_the_run(task, tmp_
 
 def test_half_of_the_way_is_between_stored_steps(tmp_path):
     """Alignments of a value and two resamples, at steps 0, 10 and 30; the folder is of no run, so there is no onset."""
-    subject = SimpleNamespace(checkpoint=SimpleNamespace(path=tmp_path / "checkpoints" / "30"))
     aligned = {0: np.array([0.1, 0.2, 0.0]), 30: np.ones(3), 10: np.array([0.4, 0.4, 0.5])}
-    (row,) = half_way(subject, aligned)
+    (row,) = half_way(tmp_path, aligned)
     assert row["metric"] == HALF_WAY
     assert row["value"] == pytest.approx(10 + 20 * 0.1 / 0.6)
     assert 10 <= row["ci_low"] < row["ci_high"] <= 10 + 20 * 0.1 / 0.6
     assert "baseline" not in row
-    assert half_way(subject, {0: np.full(3, 0.6), 10: np.ones(3), 30: np.ones(3)}) == []
-    assert half_way(subject, {0: np.zeros(3), 30: np.ones(3)}) == []
+    assert half_way(tmp_path, {0: np.full(3, 0.6), 10: np.ones(3), 30: np.ones(3)}) == []
+    assert half_way(tmp_path, {0: np.zeros(3), 30: np.ones(3)}) == []
 
 
 def test_a_plain_dot_product_not_centred_is_what_is_correlated(task, tmp_path):
