@@ -13,6 +13,7 @@ import tasks
 from interp_tasks import UserError, load_checkpoint, save_checkpoint, train
 from interp_tasks.checkpoints import read_metrics, read_run
 from interp_tasks.checkpoints.run_config import run_json
+from interp_tasks.cli import main
 from interp_tasks.training.config import PARTS, train_config
 from interp_tasks.training.parts import part_of
 
@@ -233,3 +234,12 @@ def test_a_run_older_than_a_setting_goes_on_where_it_is_off(tmp_path):
     assert found["config"]["train"] == newer
     with pytest.raises(UserError, match=r"train\.momentum: '\(not set\)' there, 0\.5 asked for"):
         run_json(tmp_path, {**old, "train": {**newer, "momentum": 0.5}}, {})
+
+
+def test_the_command_refuses_a_source_that_is_not_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "matrix-completion", "--set", "train.start_from=zoo:matrix-completion-4x4@77"]) == 2
+    err = capsys.readouterr().err
+    assert "has no checkpoint at step 77: the nearest are 64 and 256" in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())

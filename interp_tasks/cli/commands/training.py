@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from interp_tasks.checkpoints import resolve
 from interp_tasks.cli.declaring import Command
 from interp_tasks.cli.options import DEVICE
 from interp_tasks.cli.progress import note, progress_line
@@ -58,7 +59,9 @@ class Train(Command):
         if not DEVICE.fullmatch(self.device):
             raise UserError(f"--device {self.device!r}: write cpu, cuda, cuda:1 or mps")
         if self.import_path is None:
-            resolve_config(self.task, self.preset, settings)
+            start = resolve_config(self.task, self.preset, settings).train.start_from
+            if start is not None:
+                resolve(start)
         elif not self.import_path.is_file():
             raise UserError(f"--import {self.import_path}: no such file")
         check_writable_folder(self.folder())
