@@ -163,8 +163,11 @@ def test_other_examples_are_none_of_those_measured(monkeypatch):
         return roles(subject, **settings)
 
     monkeypatch.setattr(head_classes, "roles", looked)
-    for split in ("test", "validation"):
-        (subject,) = subjects(POST, Examples(samples=32, split=split))
+    for split in (
+        "test",
+        "validation",
+    ):  # as many as classes are found on: the same sample, but for the split
+        (subject,) = subjects(POST, Examples(samples=256, split=split))
         roles_elsewhere(subject)
         mine = {tuple(row) for row in subject.tokens.tolist()}
         assert not mine & {tuple(row) for row in seen[-1].tokens.tolist()}
