@@ -10,7 +10,7 @@ from interp_tasks.checkpoints.refs import ZOO, find_run, natural_key, zoo_folder
 from interp_tasks.checkpoints.run_files import is_run, read_run
 from interp_tasks.errors import UserError
 from interp_tasks.published import Paper, TrainingRun
-from interp_tasks.training.config import resolve_config
+from interp_tasks.training.config import TrainConfig, resolve_config
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,26 @@ def locate(run: TrainingRun, folder: Path) -> Located:
     return Located(run, None)
 
 
+#: Settings of training that leave the weights as they are.
+ONLY_RECORDED = {
+    *("log_every", "eval_samples", "checkpoint_every", "checkpoint_at", "gradient_norms_every"),
+    *("observe", "observe_every", "observe_samples", "threads", "deterministic"),
+}
+
+
 def check_settings(run: TrainingRun, path: Path) -> None:
     """Refuse a folder that holds another run: a claim would be decided on the wrong model."""
-    config = read_run(path).get("config", {})
-    wanted = resolve_config(
-        run.task, run.train_preset, {key: as_text(value) for key, value in run.settings.items()}
-    )
-    sections = {"task": wanted.task, "model": wanted.model, "train": wanted.train.model_dump(mode="json")}
-    for key in ("steps", "learning_rate", "batch_size", "optimizer"):
-        compare(run, path, f"train.{key}", sections["train"].get(key), config.get("train", {}).get(key))
-    for section in ("task", "model"):
-        for key, value in sections[section].items():
-            compare(run, path, f"{section}.{key}", value, config.get(section, {}).get(key))
+    there = read_run(path).get("config", {})
+    settings = {key: as_text(value) for key, value in run.settings.items()}
+    wanted = resolve_config(run.task, run.train_preset, settings)
+    for section, values in (("task", wanted.task), ("model", wanted.model)):
+        for key, value in values.items():
+            compare(run, path, f"{section}.{key}", value, there.get(section, {}).get(key))
+    # A run that was stored before a setting was invented has its default.
+    stored = {**TrainConfig().model_dump(mode="json"), **there.get("train", {})}
+    for key, value in wanted.train.model_dump(mode="json").items():
+        if key not in ONLY_RECORDED and not (key == "seed" and run.seeds is not None):
+            compare(run, path, f"train.{key}", value, stored[key])
 
 
 def compare(run: TrainingRun, path: Path, key: str, wanted: Any, there: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -229,6 +229,13 @@ def id_of(job: Job) -> tuple[str, str]:
     return job.study.id, job.name
 
 
+def about(claim: Claim, lacking: Sequence[Located]) -> bool:
+    """Whether a claim is about one of these runs by name."""
+    filters = [claim.where, *([claim.per] if isinstance(claim.per, dict) else [])]
+    names = [str(each["run"]) for each in filters if "run" in each]
+    return any(each.run.name.endswith(name) for each in lacking for name in names)
+
+
 def decide(claim: Claim, done: Sequence[Done], preset: str, folder: str) -> list[Outcome]:
     """A claim on every run that its study was to be done on."""
     mine = [one for one in done if one.job.study.id == claim.study]
@@ -240,19 +247,22 @@ def decide(claim: Claim, done: Sequence[Done], preset: str, folder: str) -> list
         return [Outcome(claim, preset, 0, "not run", reason=f"no run is planned at the scale {preset}")]
     outcomes = []
     for one in mine:
-        if one.result is not None:
-            outcomes.append(judge(claim, one.result.frame, one.job.name))
+        lacking = one.job.missing
+        if one.result is not None and not about(claim, lacking):
+            outcome = judge(claim, one.result.frame, one.job.name)
+            without = ", ".join(each.run.name.rpartition("/")[2] for each in lacking)
+            parts = [outcome.reason, f"without runs that are not trained: {without}" if lacking else ""]
+            outcomes.append(replace(outcome, reason="; ".join(filter(None, parts))))
         elif one.crashed:
             outcomes.append(Outcome(claim, one.job.name, 0, "error", reason=one.reason))
         else:
-            lacking = one.job.missing
             outcomes.append(
                 Outcome(
                     claim,
                     one.job.name,
                     0,
                     "not run",
-                    reason=one.reason,
+                    reason=one.reason or "not trained",
                     command="; ".join(each.run.command(folder) for each in lacking),
                     hours=sum(each.run.hours for each in lacking) or None,
                 )

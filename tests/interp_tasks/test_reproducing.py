@@ -154,9 +154,10 @@ def test_a_row_without_its_number_fails_and_shows_none(table):
 def test_a_paper_on_one_run_of_two(runs):
     scale = claim(id="scale", scale={"cpu": "too small"}).model_dump()
     together = claim(id="together", row=2, study="t").model_dump()
+    of_b = claim(id="of b", row=2, study="t", where={"run": "b", "metric": "mse_masked"}).model_dump()
     crash = {"id": "x", "rows": [1], "experiment": "ablation", "at": ["4"], "settings": {"colour": "red"}}
     of_crash = claim(id="crash", study="x").model_dump()
-    given = content(claim().model_dump(), scale, together, of_crash)
+    given = content(claim().model_dump(), scale, together, of_b, of_crash)
     paper = parse_paper(given | {"study": [*given["study"], crash]}, "small.toml")
     seen = []
     found = reproduce(paper, runs=runs, progress=lambda *state: seen.append(state))
@@ -173,10 +174,13 @@ def test_a_paper_on_one_run_of_two(runs):
     assert len(found.crashed) == 1
     # Together: what is there, and how many runs that is.
     assert (verdicts["together", "core"].verdict, verdicts["together", "core"].n_runs) == ("held", 1)
+    assert verdicts["together", "core"].reason == "without runs that are not trained: b"
+    # What is said of a run that is not there is not decided on those that are.
+    assert (verdicts["of b", "core"].verdict, verdicts["of b", "core"].hours) == ("not run", 0.5)
     assert [each.run.name for each in found.missing] == ["b"]
-    assert found.counts() == {"held": 2, "not run": 2, "not testable at this scale": 2, "error": 1}
+    assert found.counts() == {"held": 2, "not run": 3, "not testable at this scale": 2, "error": 1}
     only = reproduce(paper, runs=runs, rows=[2])
-    assert [each.claim.id for each in only.outcomes] == ["together"]
+    assert [each.claim.id for each in only.outcomes] == ["together", "of b"]
 
 
 def test_fresh_processes_give_the_same(runs):
@@ -212,7 +216,9 @@ def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
     )
     captured = capsys.readouterr()
     assert "2 claims, 3 verdicts: 1 held, 1 failed, 1 not run." in captured.out
-    assert "Not trained: 1 run(s), 0.5 h in all; --train trains them.\n0.5 h: interp-run train" in captured.out
+    assert (
+        "Not trained: 1 run(s), 0.5 h in all; --train trains them.\n0.5 h: interp-run train" in captured.out
+    )
 
 
 def test_a_crash_is_told_after_everything_else_is_written(runs, tmp_path, monkeypatch, capsys):
@@ -227,11 +233,27 @@ def test_a_crash_is_told_after_everything_else_is_written(runs, tmp_path, monkey
     assert "1 held" in captured.out
 
 
-def test_a_folder_with_another_run_is_refused(runs):
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model.d_model": 16}, "its model.d_model is 8, not 16"),
+        ({"train.weight_decay": 0.5}, "its train.weight_decay is 0.0, not 0.5"),
+        ({"train.seed": 3}, "its train.seed is 0, not 3"),
+        ({"train.train_parts": ["attn"]}, "its train.train_parts is [], not ['attn']"),
+    ],
+)
+def test_a_folder_with_another_run_is_refused(runs, changes, said):
     given = content(claim().model_dump())
-    given["run"][0]["settings"] = SETTINGS | {"model.d_model": 16}
-    with pytest.raises(UserError, match=r"is not the run 'a' of the paper: its model\.d_model is 8, not 16"):
+    given["run"][0]["settings"] = SETTINGS | changes
+    with pytest.raises(UserError, match="is not the run 'a' of the paper") as raised:
         reproduce(parse_paper(given, "x"), runs=runs)
+    assert said in str(raised.value)
+
+
+def test_what_only_recorded_a_run_may_differ(runs):
+    given = content(claim().model_dump())
+    given["run"][0]["settings"] = SETTINGS | {"train.log_every": 2, "train.checkpoint_every": 2}
+    assert reproduce(parse_paper(given, "x"), runs=runs).outcomes[0].verdict == "held"
 
 
 def test_training_what_is_missing_gives_what_the_command_gives(runs, tmp_path):
