@@ -132,8 +132,10 @@ def heading(parts: Sequence[str], width: int) -> str:
 
 
 def title(row: Any) -> list[str]:
-    """``runs/x@4000``, ``step 4000``, ``256 test examples, seed 0``."""
+    """``runs/x@4000``, ``step 4000``, ``256 test examples, seed 0``; no step where no checkpoint was read."""
+    import pandas
+
     split = row["split"] if isinstance(row["split"], str) else "given"
-    if split == "weights":
-        return [str(row["ref"]), f"step {row['step']}", f"weights alone, seed {row['seed']}"]
-    return [str(row["ref"]), f"step {row['step']}", f"{row['n']} {split} examples, seed {row['seed']}"]
+    step = [] if pandas.isna(row["step"]) else [f"step {row['step']}"]
+    about = "weights alone" if split == "weights" else f"{row['n']} {split} examples"
+    return [str(row["ref"]), *step, f"{about}, seed {row['seed']}"]
