@@ -46,11 +46,13 @@ def summarise(
     low, high = interval(resampled, level)
     effect_low, effect_high = interval(resampled - resampled[:, :1], level)
     share_low, share_high = interval(ratio(resampled, resampled[:, :1]), level)
-    bounds = [low, high, effect_low, effect_high, share_low, share_high]
     if sums.shape[1] < 2:
-        bounds = [np.full_like(value, np.nan) for _ in bounds]
+        low, high, effect_low, effect_high, share_low, share_high = (
+            np.full_like(value, np.nan) for _ in range(6)
+        )
+    share = ratio(value, value[:1])
     p_value = sign_flip(sums, counts, seed, flips)
-    return Summary(value, *bounds[:2], effect, *bounds[2:4], ratio(value, value[:1]), *bounds[4:], p_value)
+    return Summary(value, low, high, effect, effect_low, effect_high, share, share_low, share_high, p_value)
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
