@@ -135,8 +135,8 @@ class Claim(Entry):
             end of the run's name; ``draw`` is empty unless asked for.
         reduce: ``one``: a single row must be left; or what to make of several.
         column: which number of the row.
-        per: divide by the row's ``baseline``, by the ``variance`` of an entry of the task, or by the same column of
-            another row.
+        per: divide by the row's ``baseline``, by the ``variance`` of an entry of the task, or by another row: by the same
+            column of it, or by that which the filter's ``column`` names.
         holds: the rule, written before the first run on a trained model.
         scale: preset -> why the claim cannot be tested there.
         departures: what of our setting differs from theirs and matters here.
@@ -168,12 +168,18 @@ class Claim(Entry):
     def _several_departures(cls, given: Any) -> Any:
         return "; ".join(given) if isinstance(given, list) else given
 
+    def divisor(self) -> tuple[str, Filter]:
+        """Of a rule about a share of another row: the column of that row, and what picks it."""
+        assert isinstance(self.per, dict)
+        return self.per.get("column", self.column), {k: v for k, v in self.per.items() if k != "column"}
+
     @property
     def rule(self) -> str:
         """The rule with what it is about, in words."""
         about = self.column if self.reduce == "one" else f"{self.reduce} of {self.column}"
         if isinstance(self.per, dict):
-            about += f" / {self.column} of {said(self.per)}"
+            column, other = self.divisor()
+            about += f" / {column} of {said(other)}"
         elif self.per is not None:
             about += {"baseline": " / baseline", "variance": " / variance of an entry"}[self.per]
         return f"{about} of {said(self.where)} is {self.holds}"

@@ -100,10 +100,11 @@ def divisors(claim: Claim, rows: pandas.DataFrame, frame: pandas.DataFrame | Non
         return rows["run"].map(variance)
     if claim.per is None or frame is None:
         return pandas.Series(1.0, index=rows.index)
-    other = picked(frame, claim.per)
+    column, where = claim.divisor()
+    other = picked(frame, where)
     if len(other) != 1:
-        raise Unmeasured(f"{len(other)} rows have {claim.per}")
-    return pandas.Series(float(other[claim.column].iloc[0]), index=rows.index)
+        raise Unmeasured(f"{len(other)} rows have {where}")
+    return pandas.Series(float(other[column].iloc[0]), index=rows.index)
 
 
 def picked(frame: pandas.DataFrame, where: Mapping[str, Any]) -> pandas.DataFrame:

@@ -93,6 +93,8 @@ def test_a_number_is_the_tables_with_its_interval(table):
     other = row_of(table, "0")
     found = measured(claim(per={"ref": "0", "metric": "mse_masked"}), table)
     assert found[0] == pytest.approx(row["value"] / other["value"])
+    named = claim(per={"ref": "0", "metric": "mse_masked", "column": "baseline"})
+    assert measured(named, table)[0] == pytest.approx(row["value"] / other["baseline"])
 
 
 def test_several_rows_are_reduced_and_counted(table):
