@@ -100,8 +100,9 @@ class AutoregressiveCompletion(Matrices):
         """Of the full entries, each predicted from the true ones before it (teacher forcing).
 
         ``loss_answer [batch]``: cross-entropy. ``accuracy_observed``, ``accuracy_hidden``: exact tokens, as (sum,
-        count) pairs over entries. ``mse_masked``, ``mse_observed``: pairs, of the mean of the predicted
-        distribution over values, to be compared with matrix completion's.
+        count) pairs over entries. ``size_hidden``: right but for the sign; ``sign_hidden``: of those, other than 0,
+        with the right sign. ``mse_masked``, ``mse_observed``: pairs, of the mean of the predicted distribution over
+        values, to be compared with matrix completion's.
         """
         logits = output[:, -self.entries :]
         targets = batch.targets[:, -self.entries :]
@@ -115,7 +116,7 @@ class AutoregressiveCompletion(Matrices):
         }
 
     def decoded(self, model: HookedTransformer, batch: Batch) -> dict[str, Metric]:
-        """``accuracy_observed`` and ``accuracy_hidden``, ``mse_masked`` and ``mse_observed`` of greedy decoding.
+        """The metrics of tokens and values of greedy decoding.
 
         Each entry is predicted from the model's own answers before it; a token that is no value counts as 0.
         """
@@ -160,10 +161,16 @@ class AutoregressiveCompletion(Matrices):
         return self.decode(batch.targets[:, -self.entries :])
 
     def _by_entry(self, ids: Int[Tensor, "batch entry"], batch: Batch) -> dict[str, Metric]:
-        right, hidden = ids == batch.targets[:, -self.entries :], batch.extras["hidden"]
+        truth, hidden = batch.targets[:, -self.entries :], batch.extras["hidden"]
+        # The token of -v lies as far below that of 0 as the token of v lies above it.
+        zero = self.grid_half + 1
+        right, size = ids == truth, (ids - zero).abs() == (truth - zero).abs()
+        signed = hidden & size & (truth != zero)
         return {
             "accuracy_observed": ((right & ~hidden).sum(1), (~hidden).sum(1)),
             "accuracy_hidden": ((right & hidden).sum(1), hidden.sum(1)),
+            "size_hidden": ((size & hidden).sum(1), hidden.sum(1)),
+            "sign_hidden": ((right & signed).sum(1), signed.sum(1)),
         }
 
     def _errors(self, values: Float[Tensor, "batch entry"], batch: Batch) -> dict[str, Metric]:

@@ -108,6 +108,30 @@ def test_greedy_decoding_reads_its_own_answers(task: AutoregressiveCompletion) -
     assert pooled["accuracy_observed"] == pytest.approx(right[~hidden].double().mean().item())
 
 
+def test_size_and_sign_of_hidden_entries_are_told_apart(
+    task: AutoregressiveCompletion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the decoded values: turning signs keeps sizes and no sign; a wrong size has no sign to be right."""
+    from tasks.matrix_completion import autoregressive
+
+    batch = task.sample(32)
+    values, hidden = task._matrices(batch), batch.extras["hidden"]
+    answers = task.encode(-values)
+    answers[:, 1] = task.encode((values[:, 1].abs() < 0.5).float())  # 0 or 1: another size than the true one
+    monkeypatch.setattr(autoregressive, "greedy", lambda model, prompts, n: answers)
+    found = task.decoded(None, batch)  # type: ignore[arg-type]
+    wrong = torch.zeros_like(hidden)
+    wrong[:, 1] = values[:, 1].abs() != (values[:, 1].abs() < 0.5).float()
+    assert torch.equal(found["size_hidden"][0], (hidden & ~wrong).sum(1))
+    assert torch.equal(found["size_hidden"][1], hidden.sum(1))
+    turned = hidden & ~wrong & (values != 0)
+    total, count = found["sign_hidden"]
+    assert torch.equal(count, turned.sum(1))
+    agree = turned & (task.decode(answers) == values)
+    assert torch.equal(total, agree.sum(1))
+    assert int(total.sum()) < int(count.sum()) / 2
+
+
 def test_decoded_errors_are_of_the_answers_values(
     task: AutoregressiveCompletion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
