@@ -28,11 +28,20 @@ SHIPPED = {
     "matrix-completion-4x4": ("matrix-completion", "cpu"),
     "matrix-completion-4x4-small-init": ("matrix-completion", "cpu"),
     "matrix-completion-5x5": ("matrix-completion", "reference"),
+    "matrix-completion-autoregressive": ("matrix-completion-autoregressive", "cpu"),
+    "matrix-completion-autoregressive-answer": ("matrix-completion-autoregressive", "cpu"),
     "miiii-113-small": ("miiii", "cpu"),
     "modular-addition-113": ("modular-addition", "cpu"),
 }
 
 
+#: Checkpoints of each, where they are not ten.
+SHIPPED_STEPS = {
+    "matrix-completion-4x4-small-init": 5,
+    "matrix-completion-5x5": 5,
+    "matrix-completion-autoregressive": 4,
+    "matrix-completion-autoregressive-answer": 4,
+}
 #: Runs of sweeps: their last step alone.
 FINAL = [name for name in zoo_names() if "/" in name]
 
@@ -71,7 +80,7 @@ def test_the_last_is_exact_and_the_others_are_halved(name):
     folders = [resolve(f"zoo:{name}@{step}")[0].path for step in stored_steps(zoo_folder() / name)]
     dtypes = [read_meta(folder)["weights"]["dtype"] for folder in folders]
     assert dtypes == ["float16"] * (len(dtypes) - 1) + ["float32"]
-    assert len(dtypes) == (5 if name.endswith(("5x5", "small-init")) else 10)
+    assert len(dtypes) == SHIPPED_STEPS.get(name, 10)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
