@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
@@ -195,20 +195,16 @@ class Followed:
         return self._end
 
     def classes(self, subject: Subject) -> Mapping[str, Any]:
-        """Heads by class in the last checkpoint, those of no class left out."""
-        from circuits import patterns
-        from interp_tasks.experiments.attending import THRESHOLD
+        """Heads by class in the last checkpoint, as ``attention`` finds them; those of no class left out."""
+        from interp_tasks.experiments.head_classes import roles
 
         if self._classes is None:
-            declare = getattr(subject.task, "attention_templates", None)
             self._classes = {}
-            if declare is not None:
-                templates = declare()
-                scores = patterns.scores(
-                    self.end().model, subject.tokens, templates, batch=subject.batch, seed=subject.seed
-                )
-                groups = patterns.classify(scores, THRESHOLD).groups
-                self._classes = {name: heads for name, heads in groups.items() if name in templates}
+            if hasattr(subject.task, "attention_templates"):
+                found = roles(replace(subject, checkpoint=self.end()), where=None)
+                self._classes = {
+                    name: heads for name, heads in found.groups().items() if name in found.possible
+                }
         return self._classes
 
     def stacked(self, name: str) -> tuple[list[int], Array]:

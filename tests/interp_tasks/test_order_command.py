@@ -103,6 +103,27 @@ def test_attention_is_that_of_the_heads_that_end_in_a_class(task, refs, monkeypa
     assert curve(found, "attention of row_observed heads")[4] == pytest.approx(np.mean(shares), rel=1e-5)
 
 
+def test_classes_are_those_that_attention_finds(task, refs):
+    """A head on its own position everywhere also fits a template that is only there as another class's exception."""
+    from interp_tasks.experiments.head_classes import roles
+    from interp_tasks.experiments.ordering import Followed
+    from interp_tasks.experiments.subjects import Examples, subjects
+
+    (subject,) = subjects(refs[2], Examples(samples=64))
+    model, angle = subject.model, torch.arange(9) * 2 * torch.pi / 9
+    with torch.no_grad():
+        model.embed.W_E.zero_()
+        model.pos_embed.W_pos.zero_()
+        # Mean 0 and one length: LayerNorm leaves the circle a circle.
+        model.pos_embed.W_pos[:9, :4] = torch.stack([angle.cos(), angle.sin(), -angle.cos(), -angle.sin()], 1)
+        for weight in (model.blocks[0].attn.W_Q, model.blocks[0].attn.W_K):
+            weight[0].zero_()
+            weight[0, :2, :2] = 20 * torch.eye(2)
+    found = Followed((), "cpu", _end=subject.checkpoint).classes(subject)
+    assert [(head.layer, head.head) for head in found.get("identity", ())] == [(0, 0)]
+    assert set(found) <= set(roles(subject, where=None).possible)
+
+
 def test_the_way_from_the_plateau_is_shorter(run, refs, monkeypatch):
     from interp_tasks.checkpoints import marks
 
