@@ -69,7 +69,9 @@ def judge(claim: Claim, frame: pandas.DataFrame, run: str) -> Outcome:
 def measured(claim: Claim, frame: pandas.DataFrame) -> tuple[float, float | None, float | None, int]:
     """A claim's number, its interval, and how many training runs it rests on."""
     rows = picked(frame, claim.where)
-    n_runs = max(rows["run"].nunique(), int(rows["n_runs"].max()) if rows["n_runs"].notna().any() else 1)
+    counted = rows["n_runs"].fillna(1).astype(int)
+    # A method without a model has rows and no training run; medians over seeds are one row of several.
+    n_runs = max(rows["run"][counted > 0].nunique(), int(counted.max()) if len(counted) else 0)
     if claim.reduce == "count":
         return float(len(rows)), None, None, n_runs
     if rows.empty:

@@ -124,6 +124,12 @@ def test_a_number_that_is_not_one_is_an_error_and_no_verdict(table, where, said)
     assert (outcome.verdict, outcome.value) == ("error", None)
 
 
+def test_what_no_model_was_trained_for_rests_on_no_run(table):
+    assert measured(claim(), table)[3] == 1
+    assert measured(claim(), table.assign(n_runs=0))[3] == 0
+    assert measured(claim(), table.assign(n_runs=7))[3] == 7
+
+
 def test_draws_are_left_out_unless_asked_for(table):
     drawn = pandas.concat([table, table.assign(draw=0)], ignore_index=True).astype({"draw": "Int64"})
     assert measured(claim(), drawn) == measured(claim(), table)
