@@ -1,6 +1,7 @@
 """A sweep over every head, against the same sweep written as a loop.
 
     python benchmarks/sweep.py [--only 4L8H] [--batch 64] [--repeats 5] [--device cpu] [--checkpoints 100]
+        [--kind zero] [--peers hooks] [--times-only]
 
 Peers run in one process, with the same threads, the same model and tokens, without gradients, and read the same
 positions; repeats are interleaved, and a time is the median with its range. "hooks" is a loop of `run_with_hooks`, one
@@ -174,18 +175,22 @@ def sweeps(setting: Setting) -> dict[str, dict[str, Callable[[], list[float]]]]:
     }
 
 
-def timed(peers: dict[str, Callable[[], Any]], repeats: int, device: str) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {name: [] for name in peers}
+def timed(
+    peers: dict[str, Callable[[], list[float]]], repeats: int, device: str
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """What each finds, and the seconds it takes."""
+    found: dict[str, list[float]] = {}
+    taken: dict[str, list[float]] = {name: [] for name in peers}
     for turn in range(repeats + 1):
         for name, peer in peers.items():
             _wait(device)
             start = time.perf_counter()
-            peer()
+            found[name] = peer()
             _wait(device)
             # The first turn warms up.
             if turn:
-                found[name].append(time.perf_counter() - start)
-    return found
+                taken[name].append(time.perf_counter() - start)
+    return found, taken
 
 
 def _wait(device: str) -> None:
@@ -233,6 +238,9 @@ class Counts:
     gflop: float  # of matrix products, as torch counts them
     megabytes: float
     forwards: int  # of the model itself; the replay of the fast engine is none
+
+    def __str__(self) -> str:
+        return f"{self.gflop:8.2f} GFLOP {self.megabytes:7.1f} MB {self.forwards:5} forwards"
 
 
 def counted(peer: Callable[[], Any]) -> Counts:
@@ -293,27 +301,30 @@ def over_checkpoints(setting: Setting, count: int) -> dict[str, Callable[[], lis
     }
 
 
-def compare(setting: Setting, repeats: int, device: str, checkpoints: int) -> None:
+def compare(setting: Setting, given: argparse.Namespace) -> None:
     kinds = sweeps(setting)
-    if checkpoints:
-        kinds = {f"zero x {checkpoints}": over_checkpoints(setting, checkpoints)}
-    for kind, peers in kinds.items():
-        values = {name: peer() for name, peer in peers.items()}
+    if given.checkpoints:
+        kinds = {f"zero x {given.checkpoints}": over_checkpoints(setting, given.checkpoints)}
+    for kind, all_peers in kinds.items():
+        if given.kind not in (None, kind):
+            continue
+        wanted = ("fast", *(given.peers.split(",") if given.peers else all_peers))
+        peers = {name: peer for name, peer in all_peers.items() if name in wanted}
+        values, times = timed(peers, given.repeats, given.device)
         mine = torch.tensor(values["fast"])
         for name, theirs in values.items():
             apart = (mine - torch.tensor(theirs)).abs().max() / (mine - mine.mean()).abs().max().clamp(
                 min=1e-12
             )
             assert apart < 1e-3, f"{name} differs by {apart:.1e}"
-        times = timed(peers, repeats, device)
         for name, taken in times.items():
-            counts = counted(peers[name])
+            counts = "" if given.times_only else counted(peers[name])
             ratios = [theirs / own for theirs, own in zip(taken, times["fast"], strict=True)]
             print(
                 f"{setting.case.name:16} batch {len(setting.tokens):5}  {kind:10} {name:9}"
                 f" {statistics.median(taken) * 1e3:9.1f} ms ({min(taken) * 1e3:.1f}-{max(taken) * 1e3:.1f})"
-                f" {counts.gflop:8.2f} GFLOP {counts.megabytes:7.1f} MB {counts.forwards:5} forwards"
-                f"  x{statistics.median(ratios):.2f} the fast engine's time",
+                f" {counts}  x{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+                " the fast engine's time",
                 flush=True,
             )
 
@@ -328,13 +339,18 @@ def main() -> None:
     parser.add_argument(
         "--checkpoints", type=int, default=0, help="every head at so many checkpoints instead"
     )
+    parser.add_argument("--kind", help='only "zero" or "patch"')
+    parser.add_argument("--peers", help="beside the fast engine these only, divided by commas")
+    parser.add_argument(
+        "--times-only", action="store_true", help="without operations and memory, which take two more runs"
+    )
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {given.device}")
     with torch.no_grad():
         for setting in settings(given.only, given.device):
             if given.batch is None or len(setting.tokens) == given.batch:
-                compare(setting, given.repeats, given.device, given.checkpoints)
+                compare(setting, given)
 
 
 if __name__ == "__main__":

@@ -39,10 +39,6 @@ from circuits.surface import Surface
 
 #: What the replay may differ from the model by, relative to the largest entry.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
-# Beyond that, in single precision, so many times what the replay itself loses to rounding, which is what it differs by
-# from the same in double precision: it grows with depth and with the size of the weights, and what the model loses is
-# of that size, its sums being taken in another order.
-_MANY = 4
 
 _OUTPUT = "the output"
 
@@ -85,8 +81,9 @@ class Engine:
         self._examples = tokens[:: max(1, len(tokens) - 1)].to(surface.device)
         seen = self.observed()
         self.replay = Replay.of(surface)
-        #: What outputs differ by through rounding, relative to the largest entry.
-        self.tolerance = _compared(seen, self.replay, self._examples)
+        _compare(seen, self.replay, self._examples)
+        #: What is taken for rounding, relative to the largest entry.
+        self.tolerance = TOLERANCE[self.replay.embed.dtype]
 
     def observed(self) -> dict[str, Tensor]:
         """The first and the last example through the model itself: its layers' z and residual streams, and output.
@@ -122,7 +119,7 @@ class Engine:
         other = copy(self)
         other.replay, other.bytes_held = Replay.of(self.surface, weights), 0
         seen = {name: torch.cat([one[name] for one in observed]) for name in observed[0]}
-        other.tolerance = _compared(seen, other.replay, self._examples)
+        _compare(seen, other.replay, self._examples)
         return other
 
     def clean(self, tokens: Tensor, lanes: Sequence[Lane]) -> tuple[Tensor, Clean]:
@@ -294,7 +291,8 @@ class Engine:
         self.bytes_held = max(self.bytes_held, clean.nbytes + stack + weights)
 
 
-def _replayed(replay: Replay, tokens: Tensor) -> dict[str, Tensor]:
+def _replayed(replay: Replay, tokens: Tensor, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each layer from what the model itself has before it, so that rounding does not grow from layer to layer."""
     found: dict[str, Tensor] = {}
 
     def keep(site: str, layer: int | None, x: Tensor) -> Tensor:
@@ -303,35 +301,32 @@ def _replayed(replay: Replay, tokens: Tensor) -> dict[str, Tensor]:
 
     x = replay.embedded(tokens.repeat(replay.copies, 1), keep)
     for layer in range(replay.n_layers):
-        x = keep("resid_post", layer, replay.mlp(layer, replay.block(layer, x, keep), keep))
+        after = keep("resid_post", layer, replay.mlp(layer, replay.block(layer, x, keep), keep))
+        own = seen[KINDS["resid_post"].hook.format(layer)]
+        if own.shape != after.shape:
+            raise NotReplayed("its residual stream has another shape than that of the replay")
+        x = own.to(after.dtype)
     return {**found, _OUTPUT: replay.output(x)}
 
 
-def _compared(seen: Mapping[str, Tensor], replay: Replay, tokens: Tensor) -> float:
-    """Refuse a replay that is not what the model computes, as far as rounding can tell; gives the tolerance."""
-    found, precise = _replayed(replay, tokens), None
-    used = TOLERANCE[replay.embed.dtype]
+def _compare(seen: Mapping[str, Tensor], replay: Replay, tokens: Tensor) -> None:
+    """Refuse a replay that is not what the model computes, layer by layer."""
+    found = _replayed(replay, tokens, seen)
     for name, own in seen.items():
         if own.shape != found[name].shape or own.dtype != found[name].dtype:
             raise NotReplayed(f"the replay differs from the model at {name} in shape or dtype")
-        # Of each checkpoint by itself.
-        theirs, ours = (x.reshape(replay.copies, -1) for x in (own, found[name]))
-        largest = theirs.abs().amax(1).clamp(min=torch.finfo(own.dtype).tiny)
-        apart = (theirs - ours).abs().amax(1) / largest
+        apart = _apart(own, found[name], replay.copies)
         # Written so that NaN is apart too.
-        if bool((apart <= TOLERANCE[own.dtype]).all()):
-            continue
-        rounding = torch.zeros_like(apart)
-        if own.dtype == torch.float32:
-            precise = _replayed(replay.double(), tokens) if precise is None else precise
-            exact = precise[name].reshape(replay.copies, -1)
-            rounding = (ours - exact).abs().amax(1) / largest
-        if not bool((apart <= torch.clamp(_MANY * rounding, min=TOLERANCE[own.dtype])).all()):
+        if not bool((apart <= TOLERANCE[own.dtype]).all()):
             raise NotReplayed(
                 f"the replay of two examples differs from the model at {name} by {float(apart.max()):.1e}"
             )
-        used = max(used, _MANY * float(rounding.max()))
-    return used
+
+
+def _apart(x: Tensor, y: Tensor, copies: int) -> Tensor:
+    """Of each checkpoint by itself, the largest difference, relative to the largest entry."""
+    x, y = x.reshape(copies, -1), y.reshape(copies, -1)
+    return (x - y).abs().amax(1) / x.abs().amax(1).clamp(min=torch.finfo(x.dtype).tiny)
 
 
 def _cat(parts: list[Tensor]) -> Tensor:

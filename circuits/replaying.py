@@ -8,7 +8,7 @@ activation the rows of the first checkpoint come first, then those of the second
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -139,10 +139,6 @@ class Replay:
     def nbytes(self) -> int:
         return sum(weight.numel() * weight.element_size() for weight in _weights(self))
 
-    def double(self) -> Replay:
-        wide: Replay = _mapped(torch.Tensor.double, self)
-        return wide
-
     def embedded(self, tokens: Tensor, tap: Tap) -> Tensor:
         """tokens [row pos] -> the first residual stream."""
         length, width = tokens.shape[1], self.embed.shape[-1]
@@ -252,17 +248,6 @@ def _weights(part: Any) -> Iterator[Tensor]:
     elif isinstance(part, Replay | Block | Norm):
         for one in fields(part):
             yield from _weights(getattr(part, one.name))
-
-
-def _mapped(function: Callable[[Tensor], Tensor], part: Any) -> Any:
-    """The function of every weight, in the place of it."""
-    if isinstance(part, Tensor):
-        return function(part)
-    if isinstance(part, tuple):
-        return tuple(_mapped(function, one) for one in part)
-    if isinstance(part, Replay | Block | Norm):
-        return replace(part, **{one.name: _mapped(function, getattr(part, one.name)) for one in fields(part)})
-    return part
 
 
 def _read(surface: Surface, held: Mapping[str, Tensor]) -> Replay:
