@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.checkpoints.drop import final_level, plateau_steps
 from interp_tasks.experiments.columns import tidy
 from interp_tasks.experiments.dropping import measures, plateau_levels
+from interp_tasks.experiments.pairing import without_intervals
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.runs import Curve, Run, read_runs
 from interp_tasks.experiments.subjects import Examples, Options, Subject, subjects
@@ -221,7 +222,7 @@ def at_checkpoint(run: Run, subject: Subject) -> Iterator[dict[str, Any]]:
         sums, counts = found if isinstance(found, tuple) else (found, torch.ones(len(batch)))
         series, entries = (np.asarray(each.double().cpu())[None] for each in (sums, counts))
         low, high = interval(bootstrap(series, entries, subject.seed, RESAMPLES), 0.95)
-        yield {
+        row = {
             **subject.labels,
             "run": run.name,
             "ref": run.name,
@@ -233,6 +234,7 @@ def at_checkpoint(run: Run, subject: Subject) -> Iterator[dict[str, Any]]:
             "ci_low": float(low[0]),
             "ci_high": float(high[0]),
         }
+        yield row if len(batch) > 1 else without_intervals(row)
 
 
 def stored_sharpness(run: Run, own: Curve, stored: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

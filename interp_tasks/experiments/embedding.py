@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,7 +131,8 @@ def embeddings(
                     found += half_way(Path(run_of(subject)), aligned[run_of(subject)])
             rows += found
             tokens[ref] = table
-        if asked.axes and own.positions is not None:
+        # t-SNE cannot place fewer than four points.
+        if asked.axes and own.positions is not None and math.prod(asked.axes.values()) > 3:
             found, table, note = position_rows(asked, own, beside, subject.seed)
             rows += found
             positions[ref] = table
@@ -159,7 +161,7 @@ def notes(largest: float | None) -> tuple[str, ...]:
 
 def check_largest(largest: float | None) -> None:
     if largest is not None and not 0 < largest < 1e9:
-        raise UserError(f"--largest {largest:g}: give a value above 0")
+        raise UserError(f"--largest {largest:g}: give a value above 0 and below 1e9")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.measuring import Found, measure
+from interp_tasks.experiments.pairing import without_intervals
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.subjects import Options, Subject
 
@@ -113,7 +114,7 @@ def influence(
 
 def check_shift(shift: float | None) -> None:
     if shift is not None and not 0 < shift < 1e9:
-        raise UserError(f"--shift {shift:g}: give a distance above 0")
+        raise UserError(f"--shift {shift:g}: give a distance above 0 and below 1e9")
 
 
 def influences_of(subject: Subject, shift: float | None) -> Influences:
@@ -131,6 +132,11 @@ def influences_of(subject: Subject, shift: float | None) -> Influences:
     if task.d_vocab_out != 1:
         raise UserError(
             f"task {task.name!r} has {task.d_vocab_out} outputs per position; influence needs one"
+        )
+    if not (found.changed[:, :, None] & found.read[:, None]).any():
+        raise UserError(
+            f"{subject.labels['ref']}: no example has both an entry to change and one to read, an observed and a "
+            "hidden one say"
         )
     return found
 
@@ -216,7 +222,7 @@ def rows_of(variant: str, moved: Tensor, asked: Influences, seed: int) -> list[d
                 "effect_ci_high": gap_high[index],
             }
         )
-    return rows
+    return rows if len(moved) > 1 else [without_intervals(row) for row in rows]
 
 
 def agreement(variant: str, moved: Tensor, reference: Tensor, asked: Influences, seed: int) -> dict[str, Any]:
@@ -226,7 +232,8 @@ def agreement(variant: str, moved: Tensor, reference: Tensor, asked: Influences,
     from interp_tasks.experiments.geometry import correlation, ranks
 
     pairs = (asked.changed[:, :, None] & asked.read[:, None] & ~reference.isnan()).cpu()
-    row = {"variant": variant, "intervention": "all pairs", "metric": AGREEMENT, "engine": "naive"}
+    row: dict[str, Any] = {"variant": variant, "intervention": "all pairs", "metric": AGREEMENT}
+    row |= {"engine": "naive"}
     if not pairs.any():
         return row
     examples = pairs.nonzero()[:, 0].numpy()
@@ -237,7 +244,8 @@ def agreement(variant: str, moved: Tensor, reference: Tensor, asked: Influences,
     weights = np.concatenate([np.ones((1, count)), drawn])[:, examples]
     found = correlation(one, other, weights)
     low, high = np.nanquantile(found[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return {**row, "value": found[0], "ci_low": low, "ci_high": high, "n": count}
+    row |= {"value": found[0], "ci_low": low, "ci_high": high, "n": count}
+    return row if count > 1 else without_intervals(row)
 
 
 def by_offset(subject: Subject, influences: Influences, moved: Tensor) -> Any:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ class Run:
         steps, values = self.points(metric)
         if not values:
             raise UserError(
-                f"{self.name} logs no validation {metric!r}: it has {', '.join(self.logged()) or 'nothing'}"
+                f"{self.name} logs no validation {metric!r}: it has "
+                f"{', '.join(name for name in self.logged() if self.points(name)[1]) or 'nothing'}"
             )
         falls = self.direction == "down" if metric.startswith(self.drop_metric) else "accuracy" not in metric
         return Curve(metric, steps, values, detect_drop(steps, values, "down" if falls else "up"))
@@ -133,7 +135,17 @@ def read_one(name: str, path: Path) -> Run:
         or not isinstance(config, dict)
     ):
         raise UserError(f"{path / RUN_FILE} declares no drop_metric or no config: its curve cannot be read")
-    return Run(name, path, config, metric["name"], metric["direction"], read_metrics(path))
+    if not all(isinstance(section, dict) for section in config.values()):
+        raise UserError(f"{path / RUN_FILE} is mangled: a section of its config is not an object")
+    lines = read_metrics(path)
+    for number, (before, line) in enumerate(pairwise([{"step": -1}, *lines]), start=1):
+        splits = (line.get(split) for split in ("train", "validation"))
+        if line["step"] <= before["step"] or not all(isinstance(split, dict | None) for split in splits):
+            raise UserError(
+                f"{path / METRICS_FILE} is mangled: line {number} has no later step than the one before it, or "
+                "metrics that are not an object"
+            )
+    return Run(name, path, config, metric["name"], metric["direction"], lines)
 
 
 def setting(config: Mapping[str, Any], key: str) -> Any:

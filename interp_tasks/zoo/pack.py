@@ -56,6 +56,8 @@ def pack(run: Path, steps: list[int], destination: Path, *, final: bool = False)
         raise UserError(f"{destination.name} is there already: remove it, or choose another name")
     if final:
         steps = [resolve(f"{run}@last")[0].step]
+    for step in steps:  # before anything is made
+        resolve(f"{run}@{step}")
     (destination / "checkpoints").mkdir(parents=True)
     task = load_checkpoint(f"{run}@{steps[-1]}").require_task()
     drop = {"name": task.drop_metric.name, "direction": task.drop_metric.direction}
@@ -92,11 +94,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if bool(options.steps) == options.final:
         parser.error("say which: --steps 0,100 or --final")
-    steps = sorted(int(step) for step in options.steps.split(",")) if options.steps else []
+    parts = [part.strip() for part in (options.steps or "").split(",")] if options.steps else []
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        parser.error(f"--steps {options.steps}: write stored steps, such as 0,100")
+    steps = sorted(map(int, parts))
     for given in options.runs:
         name, _, run = given.rpartition("=")
         destination = zoo_folder() / options.into / (name or Path(run).name)
-        pack(Path(run), steps, destination, final=options.final)
+        try:
+            pack(Path(run), steps, destination, final=options.final)
+        except UserError as error:
+            parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from interp_tasks.cli.boundary import exit_code_of
 from interp_tasks.cli.streams import FOR_PEOPLE, FOR_PROGRAMS
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import ablation
+from interp_tasks.zoo import pack as packing
 
 ZOO = "zoo:matrix-completion-4x4"
 SMALL = ["--samples", "6", "--quiet"]
@@ -605,3 +607,120 @@ def test_progress_of_training_shows_where_it_is(tmp_path):
     assert bars
     assert all(re.search(r" \d+/40 .*mse_all 0\.\d+", line) for line in bars)
     assert max(map(len, bars)) <= 80
+
+
+# ---- Experiments on runs, and on examples with little in them
+
+TINY = (
+    "task.n=3",
+    "task.rank=1",
+    "task.grid_step=0.1",
+    "task.grid_max=1.2",
+    "model.d_model=8",
+    "model.n_heads=2",
+)
+SCHEDULE = ("train.steps=4", "train.log_every=1", "train.eval_samples=9", "train.batch_size=4")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A run of 3×3 matrices; a test that changes it takes a copy."""
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    settings = [part for one in (*TINY, *SCHEDULE) for part in ("--set", one)]
+    assert main(["train", "matrix-completion", *settings, "--out", str(out), "--quiet"]) == 0
+    return out
+
+
+MANGLED = {
+    "steps twice": ("metrics.jsonl", lambda text: text + text, "no later step"),
+    "metrics that are a list": (
+        "metrics.jsonl",
+        lambda text: '{"step": 0, "validation": [1]}\n',
+        "metrics that are not an object",
+    ),
+    "a section that is a number": (
+        "run.json",
+        lambda text: json.dumps({**json.loads(text), "config": {"task": {}, "train": 3}}),
+        "a section of its config is not an object",
+    ),
+    "no number of the metric": (
+        "metrics.jsonl",
+        lambda text: '{"step": 0, "validation": {"mse_masked": null, "mse_all": 1.0}}\n',
+        "logs no validation 'mse_masked': it has mse_all",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["drops", "curve"])
+@pytest.mark.parametrize("case", MANGLED)
+def test_a_run_that_cannot_be_read(call, tiny, tmp_path, case, command):
+    file, change, said = MANGLED[case]
+    shutil.copytree(tiny, tmp_path / "run")
+    path = tmp_path / "run" / file
+    path.write_text(change(path.read_text()))
+    assert said in refused(call(command, "run", "--quiet"))
+
+
+ONE = {
+    "curve": lambda run: ["curve", run],
+    "influence": lambda run: ["influence", "--ckpt", f"{ZOO}@post"],
+    "order": lambda run: ["order", "--ckpt", f"{run}@all", "--start", "first", "--kind", "metrics"],
+    "baseline": lambda run: ["baseline", "--ckpt", f"{run}@last", "--variant", "p_mask 0.50"],
+    "algorithm": lambda run: ["algorithm", "--ckpt", f"{run}@last"],
+    "copying": lambda run: ["copying", "--ckpt", f"{run}@last"],
+}
+
+
+@pytest.mark.parametrize("command", ONE)
+def test_one_example_has_no_interval(call, tiny, command):
+    if command == "order":
+        pytest.importorskip("sklearn")
+    code, out, err = call(*ONE[command](tiny), "--samples", "1", "--quiet", "--format", "json")
+    assert (code, err) == (0, "")
+    rows = json.loads(out)
+    assert any(row["value"] is not None for row in rows)
+    for row in rows:
+        assert [row[f"{part}ci_{end}"] for part in ("", "effect_") for end in ("low", "high")] == [None] * 4
+
+
+@pytest.mark.parametrize("share", ["0", "1"])
+def test_influence_needs_something_to_change_and_something_to_read(call, tiny, share):
+    task = [part for one in (*TINY[:4], f"task.p_mask={share}") for part in ("--set", one)]
+    line = refused(call("influence", "--ckpt", f"{tiny}@last", "--task", "matrix-completion", *task))
+    assert "no example has both an entry to change and one to read" in line
+
+
+def test_a_number_above_the_largest_is_told_so(call):
+    for arguments in (("influence", "--shift"), ("embeddings", "--largest")):
+        assert "above 0 and below 1e9" in refused(call(arguments[0], "--ckpt", ZOO, arguments[1], "1e300"))
+
+
+def test_a_matrix_of_three_entries_has_no_map_of_positions(call, tmp_path):
+    settings = [part for one in ("task.m=1", *TINY, *SCHEDULE) for part in ("--set", one)]
+    assert call("train", "matrix-completion", *settings, "--out", "run", "--quiet")[0] == 0
+    code, out, err = call("embeddings", "--ckpt", "run@last", "--quiet", "--format", "json", "--plot")
+    assert (code, err) == (0, "")
+    assert {row["variant"] for row in json.loads(out)} == {"tokens"}
+
+
+def test_runs_to_reproduce_from_are_a_folder(call, tmp_path):
+    (tmp_path / "file").write_text("text")
+    assert "--runs file is not a folder" in refused(call("reproduce", "matrix-completion", "--runs", "file"))
+
+
+@pytest.mark.parametrize(
+    ("run", "steps", "said"),
+    [
+        ("tiny", "0,7", "no checkpoint at step 7"),
+        ("nothing", "0", "no run or checkpoint folder"),
+        ("tiny", "0,x", "--steps 0,x: write stored steps"),
+        ("tiny", ",", "--steps ,: write stored steps"),
+    ],
+)
+def test_what_cannot_be_packed_leaves_nothing(tiny, tmp_path, monkeypatch, capsys, run, steps, said):
+    monkeypatch.setattr(packing, "zoo_folder", lambda: tmp_path / "zoo")
+    with pytest.raises(SystemExit) as stop:
+        packing.main([str(tiny.parent / run), "--steps", steps])
+    assert stop.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "zoo").exists()

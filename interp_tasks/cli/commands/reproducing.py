@@ -63,6 +63,8 @@ class Reproduce(Command):
             raise UserError(f"--device {self.device!r}: write cpu, cuda, cuda:1 or mps")
         if self.jobs is not None and not 1 <= self.jobs <= 256:
             raise UserError(f"--jobs {self.jobs}: from 1 to 256 experiments at a time")
+        if self.runs.exists() and not self.runs.is_dir():
+            raise UserError(f"--runs {self.runs} is not a folder: name the one that holds runs, or will")
         check(self.paper, self.preset, self.runs, self.chosen())
         check_writable_folder(self.folder())
         if self.train:
