@@ -132,11 +132,12 @@ class Claim(Entry):
         says: the statement, in our words.
         published: the published numbers, for display.
         where: picks rows of the study's table; ``ref`` is compared with what stands after the ``@``, ``run`` with the
-            end of the run's name; ``draw`` is empty unless asked for.
+            end of the run's name (a list: of one of several, whose names differ by scale); ``draw`` is empty unless
+            asked for.
         reduce: ``one``: a single row must be left; or what to make of several.
         column: which number of the row.
-        per: divide by the row's ``baseline``, by the ``variance`` of an entry of the task, or by another row: by the same
-            column of it, or by that which the filter's ``column`` names.
+        per: divide by the row's ``baseline``, by the ``variance`` of an entry of the task, or by another row: by the
+            same column of it, or by that which the filter's ``column`` names.
         holds: the rule, written before the first run on a trained model.
         scale: preset -> why the claim cannot be tested there.
         departures: what of our setting differs from theirs and matters here.

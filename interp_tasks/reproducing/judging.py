@@ -119,7 +119,7 @@ def picked(frame: pandas.DataFrame, where: Mapping[str, Any]) -> pandas.DataFram
         if column == "ref":
             values = values.str.rpartition("@")[2]
         if column == "run":
-            chosen &= values.str.endswith(str(wanted))
+            chosen &= values.str.endswith(tuple(wanted) if isinstance(wanted, list) else str(wanted))
         elif isinstance(wanted, list):
             chosen &= values.isin(wanted)
         else:

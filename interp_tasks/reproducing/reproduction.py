@@ -232,8 +232,9 @@ def id_of(job: Job) -> tuple[str, str]:
 def about(claim: Claim, lacking: Sequence[Located]) -> bool:
     """Whether a claim is about one of these runs by name."""
     filters = [claim.where, *([claim.per] if isinstance(claim.per, dict) else [])]
-    names = [str(each["run"]) for each in filters if "run" in each]
-    return any(each.run.name.endswith(name) for each in lacking for name in names)
+    given = [each["run"] for each in filters if "run" in each]
+    names = tuple(name for one in given for name in (one if isinstance(one, list) else [str(one)]))
+    return any(each.run.name.endswith(names) for each in lacking)
 
 
 def decide(claim: Claim, done: Sequence[Done], preset: str, folder: str) -> list[Outcome]:

@@ -54,6 +54,15 @@ def test_every_paper_reads_and_names_what_there_is(name):
             assert {column, *where} <= set(experiments.COLUMNS), claim.id
 
 
+@pytest.mark.parametrize("name", papers())
+def test_runs_of_one_name_are_one_run(name):
+    """They lie in one folder, whatever scale or role they are for."""
+    described = {}
+    for run in read_paper(name).run:
+        what = (run.task, run.train_preset, run.settings, run.seeds)
+        assert described.setdefault(run.name, what) == what, run.name
+
+
 def test_no_experiment_of_the_matrix_completion_papers_is_left_out():
     found = read_paper("matrix-completion")
     assert [row.number for row in found.row] == list(range(1, MATRIX_ROWS + 1))

@@ -12,7 +12,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.published import Claim
 from interp_tasks.published.papers import parse_paper
 from interp_tasks.reproducing import reproduce, train_missing
-from interp_tasks.reproducing.judging import Unmeasured, judge, measured
+from interp_tasks.reproducing.judging import Unmeasured, judge, measured, picked
 from interp_tasks.reproducing.locating import as_text
 
 SETTINGS = {
@@ -128,6 +128,13 @@ def test_what_no_model_was_trained_for_rests_on_no_run(table):
     assert measured(claim(), table)[3] == 1
     assert measured(claim(), table.assign(n_runs=0))[3] == 0
     assert measured(claim(), table.assign(n_runs=7))[3] == 7
+
+
+def test_a_run_is_named_by_its_end_or_by_one_of_several(table):
+    (run,) = table["run"].unique()
+    for ends in (run[-1:], [run[-1:]], ["at no scale", run]):
+        assert len(picked(table, {"run": ends})) == len(picked(table, {}))
+    assert picked(table, {"run": ["at no scale"]}).empty
 
 
 def test_draws_are_left_out_unless_asked_for(table):
