@@ -84,7 +84,7 @@ def test_no_experiment_of_the_matrix_completion_papers_is_left_out():
     ],
 )
 def test_a_paper_that_contradicts_itself_is_refused_in_one_line(changes, said):
-    with pytest.raises(UserError, match="small.toml") as raised:
+    with pytest.raises(UserError, match=r"small\.toml") as raised:
         parse_paper(paper(**changes), "small.toml")
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
