@@ -55,7 +55,7 @@ def edges(
     metric: Any = None,
     *,
     batch: Any = None,
-    method: str = "gradient",
+    method: str = "integrated",
     steps: int = 5,
     exact: int | str = 10,
     seed: int = 0,

@@ -43,7 +43,7 @@ def screen(
     *,
     batch: Any = None,
     by: str = "component",
-    method: str = "gradient",
+    method: str = "integrated",
     steps: int = 5,
     line: str = "input",
     exact: int | str = 10,
@@ -61,7 +61,7 @@ def screen(
     method: "gradient", (source − base)·∂metric/∂site at base (Nanda 2023): one forward pass, and a backward pass per
         metric, for all sites together; of little use where base is near the minimum of a loss. "integrated", the same
         with the mean of the gradients at `steps` midpoints on a straight line from base to source (integrated
-        gradients, Sundararajan et al. 2017, arXiv:1703.01365).
+        gradients, Sundararajan et al. 2017, arXiv:1703.01365): `steps` times the cost.
     line: which line. "input", the network's embeddings move, and gradients at all sites are taken in the runs on the
         way (Hanna et al. 2024, arXiv:2403.17806, there for edges): `steps` passes in all. "site", the activation at
         one site of one layer moves as a whole, all else as at base: `steps` passes per site and layer, whose

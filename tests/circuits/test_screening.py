@@ -2,6 +2,7 @@
 
 import copy
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,9 @@ from circuits.statistics import bootstrap
 WEIGHT = torch.randn(6, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
 FEW = {"draws": 20, "flips": 20}
 ONE = {**FEW, "exact": 1}
+
+# The plain gradient, where a test does not ask for another method.
+nodes, edges = (partial(one, method="gradient") for one in (patch.screen, patch.edges))
 
 
 def weighed(output):
@@ -67,7 +71,7 @@ def assert_equal(found, expected, tolerance=1e-9):
 
 def test_nodes_of_all_sites_are_those_of_each_alone(model, tokens, other_tokens):
     sites = ["embed", "z"] + ([] if model.cfg.attn_only else ["mlp_out"])
-    found = patch.screen(model, tokens, other_tokens, weighed, **ONE)
+    found = nodes(model, tokens, other_tokens, weighed, **ONE)
     expected, bounds = {}, {}
     for site in sites:
         by = "head" if site == "z" else "layer"
@@ -108,18 +112,18 @@ def integrated_by_hand(by_hand, model, base, source, steps, metric):
 
 def test_integrated_along_the_input_against_a_forward_by_hand(model, tokens, other_tokens, by_hand):
     given = {"method": "integrated", "steps": 3, "sites": "z"}
-    found = patch.screen(model, tokens, other_tokens, curved, **given, **ONE)
+    found = nodes(model, tokens, other_tokens, curved, **given, **ONE)
     assert_equal(by_name(found), integrated_by_hand(by_hand, model, tokens, other_tokens, 3, curved))
     assert found.settings["steps"] == 3
 
 
-def test_completeness_along_the_input(family, make_model, tokens, other_tokens):
+def test_completeness_along_the_input(make_model, tokens, other_tokens):
     """The integral over the embeddings of all positions is the whole difference between the two runs."""
-    model = make_model(family=family, act_fn="gelu_new")
+    model = make_model(act_fn="gelu_new")
     whole = float((weighed(run(model, other_tokens)) - weighed(run(model, tokens))).mean())
     off = []
-    for steps in (40, 160):
-        found = patch.screen(
+    for steps in (20, 80):
+        found = nodes(
             model,
             tokens,
             other_tokens,
@@ -137,23 +141,21 @@ def test_completeness_along_the_input(family, make_model, tokens, other_tokens):
     assert off[1] < 1e-3 * abs(whole)
 
 
-def test_completeness_along_a_site(family, make_model, tokens, other_tokens):
+def test_completeness_along_a_site(make_model, tokens, other_tokens):
     """The heads of a layer add up to the effect of patching all of them, and an MLP's positions to all of it."""
-    model = make_model(family=family, act_fn="gelu_new")
+    model = make_model(act_fn="gelu_new")
     wholes = {site: patch.activations(site, other_tokens) for site in ("z.0", "mlp_out.0")}
     real = by_name(sweep(model, tokens, wholes, metric=weighed, **FEW), column="effect")
     given = {"method": "integrated", "line": "site"}
     for site, by in (("z.0", "component"), ("mlp_out.0", "position")):
         off = []
         for steps in (10, 40):
-            found = patch.screen(
-                model, tokens, other_tokens, weighed, site, by=by, steps=steps, **given, **ONE
-            )
+            found = nodes(model, tokens, other_tokens, weighed, site, by=by, steps=steps, **given, **ONE)
             off.append(abs(found.frame["estimate"].sum() - real[site]))
         assert off[0] > 10 * off[1]
         assert off[1] < 1e-3 * abs(real[site])
     # With one component on the line the estimate is the exact effect.
-    found = patch.screen(model, tokens, other_tokens, weighed, "mlp_out.0", steps=40, **given, **ONE)
+    found = nodes(model, tokens, other_tokens, weighed, "mlp_out.0", steps=40, **given, **ONE)
     assert found.frame["effect"][0] == pytest.approx(real["mlp_out.0"], rel=1e-12)
     assert found.frame["estimate"][0] == pytest.approx(real["mlp_out.0"], rel=1e-3)
 
@@ -163,27 +165,25 @@ def test_what_moves_alone(causal, tokens, other_tokens):
     given = {"method": "integrated", "steps": 2, **ONE}
     along = {"site": None, "input": None}
     for line in along:
-        joint = by_name(
-            patch.screen(causal, tokens, other_tokens, curved, ["z", "mlp_out"], line=line, **given)
-        )
+        joint = by_name(nodes(causal, tokens, other_tokens, curved, ["z", "mlp_out"], line=line, **given))
         alone = {}
         for site in ("z.0", "z.1", "mlp_out.0", "mlp_out.1"):
-            alone |= by_name(patch.screen(causal, tokens, other_tokens, curved, site, line=line, **given))
+            alone |= by_name(nodes(causal, tokens, other_tokens, curved, site, line=line, **given))
         assert_equal(joint, alone)
         along[line] = joint
     assert any(abs(along["site"][name] / along["input"][name] - 1) > 0.1 for name in along["site"])
 
 
-def test_one_midpoint_is_exact_for_a_quadratic_metric(family, make_model, tokens, other_tokens):
-    model = make_model(family=family, normalization_type=None)
+def test_one_midpoint_is_exact_for_a_quadratic_metric(make_model, tokens, other_tokens):
+    model = make_model(normalization_type=None)
 
     def quadratic(output):
         return (output.square() * WEIGHT).sum((1, 2))
 
     given = {"method": "integrated", "line": "site", "steps": 1, **FEW}
-    found = patch.screen(model, tokens, other_tokens, quadratic, ["resid_post.1", "mlp_out.1"], **given)
+    found = nodes(model, tokens, other_tokens, quadratic, ["resid_post.1", "mlp_out.1"], **given)
     np.testing.assert_allclose(found.frame["estimate"], found.frame["effect"], rtol=1e-9)
-    plain = patch.screen(model, tokens, other_tokens, quadratic, ["resid_post.1", "mlp_out.1"], **FEW)
+    plain = nodes(model, tokens, other_tokens, quadratic, ["resid_post.1", "mlp_out.1"], **FEW)
     assert not np.allclose(plain.frame["estimate"], plain.frame["effect"], rtol=0.1)
 
 
@@ -204,29 +204,27 @@ def test_one_forward_for_all_sites_and_a_backward_per_metric(causal, tokens, oth
 
     monkeypatch.setattr(Pair, "run", counted_run)
     monkeypatch.setattr(torch.autograd, "grad", counted_grad)
-    patch.screen(causal, tokens, other_tokens, two, **ONE)
+    nodes(causal, tokens, other_tokens, two, **ONE)
     assert sum(runs) == 1
     assert backwards == [5, 5]
     runs.clear()
-    patch.screen(causal, tokens, other_tokens, two, method="integrated", steps=4, **ONE)
+    nodes(causal, tokens, other_tokens, two, method="integrated", steps=4, **ONE)
     assert sum(runs) == 4
 
 
 def test_what_gets_a_row(causal, tokens, other_tokens):
-    found = patch.screen(
-        causal, tokens, other_tokens, weighed, ["z", "mlp_out.1"], by="position", **ONE
-    ).frame
+    found = nodes(causal, tokens, other_tokens, weighed, ["z", "mlp_out.1"], by="position", **ONE).frame
     assert len(found) == 2 * 4 * 6 + 6
     row = found.set_index("variant").loc["L1H2, position 3"]
     assert (row["site"], row["layer"], row["head"], row["position"]) == ("z", 1, 2, 3)
     expected = patch.attribution(causal, tokens, other_tokens, weighed, "z.1", by="head,position", **FEW)
     assert row["estimate"] == pytest.approx(by_name(expected, column="effect")["L1H2, position 3"], rel=1e-9)
     assert "mlp_out.1, position 5" in set(found["variant"])
-    names = patch.screen(causal, tokens, other_tokens, weighed, ["z.0", "q.0", "z"], **ONE).frame["variant"]
+    names = nodes(causal, tokens, other_tokens, weighed, ["z.0", "q.0", "z"], **ONE).frame["variant"]
     assert set(names) == {f"L{layer}H{head}" for layer in (0, 1) for head in range(4)} | {
         f"L0H{head}.q" for head in range(4)
     }
-    neurons = patch.screen(causal, tokens, other_tokens, weighed, "mlp_post.1", by="neuron", **FEW)
+    neurons = nodes(causal, tokens, other_tokens, weighed, "mlp_post.1", by="neuron", **FEW)
     assert len(neurons.frame) == 24
     expected = patch.attribution(causal, tokens, other_tokens, weighed, "mlp_post.1", by="neuron", **FEW)
     assert_equal(by_name(neurons), by_name(expected, column="effect"))
@@ -243,7 +241,7 @@ def test_exact_values_are_those_of_a_sweep(causal, tokens, other_tokens):
         return {"a": weighed(output), "b": (early, torch.arange(1, 9)[rows])}
 
     given = {"metric": two, "batch": torch.arange(8)}
-    found = patch.screen(causal, tokens, other_tokens, exact=2, by="position", **given, **FEW)
+    found = nodes(causal, tokens, other_tokens, exact=2, by="position", **given, **FEW)
     frame = found.frame
     assert len(frame) == 2 * (6 + 48 + 12)
     top = {name for _, part in frame.groupby("metric") for name in part["variant"][:2]}
@@ -264,28 +262,28 @@ def test_exact_values_are_those_of_a_sweep(causal, tokens, other_tokens):
         np.testing.assert_allclose(
             merged[f"{column}_x"].astype(float), merged[f"{column}_y"].astype(float), rtol=1e-10, atol=1e-13
         )
-    edges = patch.edges(causal, tokens, other_tokens, exact=3, **given, **FEW)
-    patches = {name: path_of(name, other_tokens) for name in edges.exact.interventions}
+    paths = edges(causal, tokens, other_tokens, exact=3, **given, **FEW)
+    patches = {name: path_of(name, other_tokens) for name in paths.exact.interventions}
     for name, given_path in patches.items():
-        assert [given_path.describe()] == edges.exact.interventions[name]
+        assert [given_path.describe()] == paths.exact.interventions[name]
     real = sweep(causal, tokens, patches, **given, **FEW).frame
-    merged = edges.frame[edges.frame["effect"].notna()].merge(real, on=["variant", "metric"])
+    merged = paths.frame[paths.frame["effect"].notna()].merge(real, on=["variant", "metric"])
     np.testing.assert_allclose(merged["effect_x"], merged["effect_y"], rtol=1e-10, atol=1e-13)
     assert len(merged) == len(real)
 
 
 def test_all_are_measured_on_request_or_where_there_are_few(causal, tokens, other_tokens):
-    few = patch.screen(causal, tokens, other_tokens, weighed, "mlp_out", **FEW)
+    few = nodes(causal, tokens, other_tokens, weighed, "mlp_out", **FEW)
     assert few.correlation["n"].tolist() == few.correlation["of"].tolist() == [2]
     assert few.correlation["spearman"].isna().all()
-    every = patch.screen(causal, tokens, other_tokens, weighed, by="position", exact="all", **FEW)
+    every = nodes(causal, tokens, other_tokens, weighed, by="position", exact="all", **FEW)
     assert every.frame["effect"].notna().all()
     assert every.correlation["n"].tolist() == [66]
 
 
 def test_correlation_against_ranks_by_hand(causal, tokens, other_tokens):
     """Spearman's 1 − 6Σd²/(n(n² − 1)), and again for every resample of the examples."""
-    found = patch.screen(causal, tokens, other_tokens, weighed, "z", exact="all", draws=7, flips=20)
+    found = nodes(causal, tokens, other_tokens, weighed, "z", exact="all", draws=7, flips=20)
     names = [head.label for head in heads("all", causal)]
     clean = weighed(run(causal, tokens))
     exact = [
@@ -293,7 +291,7 @@ def test_correlation_against_ranks_by_hand(causal, tokens, other_tokens):
         for name in names
     ]
     single = [
-        by_name(patch.screen(causal, tokens[i : i + 1], other_tokens[i : i + 1], weighed, "z", **ONE))
+        by_name(nodes(causal, tokens[i : i + 1], other_tokens[i : i + 1], weighed, "z", **ONE))
         for i in range(8)
     ]
     estimates = [[one[name] for one in single] for name in names]
@@ -388,7 +386,7 @@ def every_edge(model):
 
 
 def test_edges_are_derivatives_along_paths_by_hand(model, tokens, other_tokens, by_hand):
-    found = patch.edges(model, tokens, other_tokens, curved, **ONE)
+    found = edges(model, tokens, other_tokens, curved, **ONE)
     names = every_edge(model)
     assert set(found.frame["variant"]) == set(names)
     # Of three layers there are many: one in three.
@@ -404,7 +402,7 @@ def test_edges_are_derivatives_along_paths_by_hand(model, tokens, other_tokens, 
 
 
 def test_integrated_edges_against_passes_by_hand(model, tokens, other_tokens, by_hand):
-    found = by_name(patch.edges(model, tokens, other_tokens, curved, method="integrated", steps=2, **ONE))
+    found = by_name(edges(model, tokens, other_tokens, curved, method="integrated", steps=2, **ONE))
     some = every_edge(model)[:: 5 if model.cfg.n_layers > 1 else 2]
     expected = {}
     for name in some:
@@ -431,7 +429,7 @@ def test_edges_are_the_slope_of_the_path_patched_metric(featured, tokens, other_
     norms = f"{model.cfg.normalization_type}{' RMS' * bool(getattr(model.cfg, 'final_rms', False))}"
     single = type(model).__name__ == "TransformerBridge" and "RMS" in norms
     step, tolerance = (3e-3, 3e-3) if single else (1e-5, 1e-6)
-    names = by_name(patch.edges(model, tokens, other_tokens, weighed, **ONE))
+    names = by_name(edges(model, tokens, other_tokens, weighed, **ONE))
     largest = max(map(abs, names.values()))
     sites = [name for name in ("embed", "z", "mlp_out") if name == "embed" or not model.cfg.attn_only]
     ours, theirs = (cache(model, given, sites) for given in (tokens, other_tokens))
@@ -449,14 +447,14 @@ def test_edges_of_a_sender_add_up_to_its_node(model, tokens, other_tokens):
     """The chain rule: every way out of a component is one of its edges."""
     for method in ("gradient", "integrated"):
         given = {"method": method, "steps": 2, **ONE}
-        nodes = patch.screen(model, tokens, other_tokens, curved, **given)
-        edges = patch.edges(model, tokens, other_tokens, curved, **given)
-        assert_equal(edges.frame.groupby("sender")["estimate"].sum().to_dict(), by_name(nodes))
+        of_nodes = nodes(model, tokens, other_tokens, curved, **given)
+        of_edges = edges(model, tokens, other_tokens, curved, **given)
+        assert_equal(of_edges.frame.groupby("sender")["estimate"].sum().to_dict(), by_name(of_nodes))
 
 
-def test_exact_edges_where_all_is_linear(family, make_model, tokens, other_tokens):
-    model = make_model(family=family, attn_only=True, normalization_type=None)
-    found = patch.edges(model, tokens, other_tokens, weighed, exact="all", **FEW).frame
+def test_exact_edges_where_all_is_linear(make_model, tokens, other_tokens):
+    model = make_model(attn_only=True, normalization_type=None)
+    found = edges(model, tokens, other_tokens, weighed, exact="all", **FEW).frame
     linear = found["receiver"].str.fullmatch(r"output|L1H\d\.v")
     assert linear.sum() == 9 + 5 * 4
     np.testing.assert_allclose(found["estimate"][linear], found["effect"][linear], rtol=1e-9, atol=1e-11)
@@ -464,11 +462,11 @@ def test_exact_edges_where_all_is_linear(family, make_model, tokens, other_token
     assert not np.allclose(rest["estimate"], rest["effect"], rtol=0.1)
 
 
-def test_integrated_edges_settle_with_steps(family, make_model, tokens, other_tokens):
-    model = make_model(family=family, act_fn="gelu_new")
+def test_integrated_edges_settle_with_steps(make_model, tokens, other_tokens):
+    model = make_model(act_fn="gelu_new")
     found = [
-        by_name(patch.edges(model, tokens, other_tokens, weighed, method="integrated", steps=steps, **ONE))
-        for steps in (5, 20, 80)
+        by_name(edges(model, tokens, other_tokens, weighed, method="integrated", steps=steps, **ONE))
+        for steps in (4, 16, 64)
     ]
     off = [max(abs(one[name] - found[-1][name]) for name in one) for one in found[:-1]]
     assert off[0] > 8 * off[1]
@@ -477,16 +475,16 @@ def test_integrated_edges_settle_with_steps(family, make_model, tokens, other_to
 
 def test_shared_key_value_heads_receive_as_a_layer(family, make_model, tokens, other_tokens):
     model = make_model(family=family, n_key_value_heads=2)
-    receivers = set(patch.edges(model, tokens, other_tokens, weighed, exact="all", **FEW).frame["receiver"])
+    receivers = set(edges(model, tokens, other_tokens, weighed, exact="all", **FEW).frame["receiver"])
     assert {"k.0", "v.1", "L0H3.q"} <= receivers
     assert not any(name.endswith((".k", ".v")) for name in receivers)
-    names = set(patch.screen(model, tokens, other_tokens, weighed, ["k", "q.0"], **FEW).frame["variant"])
+    names = set(nodes(model, tokens, other_tokens, weighed, ["k", "q.0"], **FEW).frame["variant"])
     assert names == {"k.0", "k.1", "L0H0.q", "L0H1.q", "L0H2.q", "L0H3.q"}
 
 
 # What both share
 
-BOTH = [patch.screen, patch.edges]
+BOTH = [pytest.param(nodes, id="screen"), pytest.param(edges, id="edges")]
 
 
 @pytest.mark.parametrize("screened", BOTH)
@@ -572,9 +570,9 @@ def test_nothing_is_left_behind(screened, causal, tokens, other_tokens):
 
 def test_hooks_of_the_users_own_are_part_of_the_model(causal, tokens, other_tokens):
     """Doubled on its way into the residual stream, a head sends twice as much."""
-    before = by_name(patch.edges(causal, tokens, other_tokens, weighed, **ONE))
+    before = by_name(edges(causal, tokens, other_tokens, weighed, **ONE))
     causal.add_hook("blocks.0.hook_attn_out", lambda x, hook: 2 * x)
-    found = by_name(patch.edges(causal, tokens, other_tokens, weighed, **ONE))
+    found = by_name(edges(causal, tokens, other_tokens, weighed, **ONE))
     ours, theirs = (cache(causal, given, ["z"]) for given in (tokens, other_tokens))
     for name in ("L0H1 -> L1H3.v", "L0H2 -> mlp_pre.0", "L0H0 -> output"):
         values = [
@@ -644,21 +642,21 @@ def test_faults_of_sites(causal, tokens, other_tokens):
         ({"line": "output"}, "line='output'; choose from 'input', 'site'"),
     ):
         with pytest.raises(CircuitsError, match=message):
-            patch.screen(causal, tokens, other_tokens, weighed, **arguments)
+            nodes(causal, tokens, other_tokens, weighed, **arguments)
 
     def metric(output):
         return output[:, -1, 0]
 
     metric.read_positions = torch.ones(8, 6, dtype=torch.bool)
     with pytest.raises(CircuitsError, match="read_positions of the metric are the same in every example"):
-        patch.screen(causal, tokens, other_tokens, metric)
+        nodes(causal, tokens, other_tokens, metric)
 
 
 def test_the_plot_shows_what_was_measured(causal, tokens, other_tokens):
     def two(output):
         return {"a": weighed(output), "b": curved(output)}
 
-    found = patch.edges(causal, tokens, other_tokens, two, exact=4, **FEW)
+    found = edges(causal, tokens, other_tokens, two, exact=4, **FEW)
     figure = found.plot()
     lines, dots = figure.data[::2], figure.data[1::2]
     for metric, line, points in zip(("a", "b"), lines, dots, strict=True):
@@ -675,3 +673,13 @@ def test_the_plot_shows_what_was_measured(causal, tokens, other_tokens):
     assert figure.layout.annotations[0].text == f"a: Spearman {row['spearman']:.2f} over {row['n']} of 110"
     with pytest.raises(CircuitsError, match="plot: no metric 'loss'; it has a, b"):
         found.plot("loss")
+
+
+@pytest.mark.parametrize("verb", ["screen", "edges"])
+def test_gradients_along_the_input_are_the_default(verb, causal, tokens, other_tokens):
+    """Near the minimum of a loss the gradient at base ranks by chance."""
+    estimates = [
+        by_name(getattr(patch, verb)(causal, tokens, other_tokens, curved, steps=2, **given, **ONE))
+        for given in ({}, {"method": "integrated"}, {"method": "gradient"})
+    ]
+    assert estimates[0] == estimates[1] != estimates[2]
