@@ -61,11 +61,12 @@ class Text:
 
 @dataclass(frozen=True)
 class Column:
-    """One column people see: sorted by ``key``'s value, shown as ``text(row)``."""
+    """One column people see: sorted by ``key``'s value, shown as ``text(row)``; of sentences, broken into lines."""
 
     header: str
     key: str
     text: Callable[[Mapping[str, Any]], str] | None = None
+    sentences: bool = False
 
     def shown(self, row: Mapping[str, Any]) -> str:
         if self.text is not None:
@@ -126,7 +127,8 @@ class Table:
 def cell(column: Column, row: Mapping[str, Any], numeric: bool) -> str:
     value = row[column.key]
     key = "" if value is None or (isinstance(value, float) and math.isnan(value)) else str(value)
-    return f'<td{number_class(numeric)} data-value="{escape(key)}">{escape(column.shown(row))}</td>'
+    kind = ' class="sentences"' if column.sentences else number_class(numeric)
+    return f'<td{kind} data-value="{escape(key)}">{escape(column.shown(row))}</td>'
 
 
 def is_number(value: Any) -> bool:

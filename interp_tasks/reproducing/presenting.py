@@ -43,15 +43,22 @@ def tally(outcomes: Sequence[Outcome]) -> str:
     return f"held on {held} of {len(decided)}"
 
 
-SHOWN = (
+#: Of all claims, one line each.
+SUMMARY = (
     Column("row", "row"),
-    Column("claim", "says"),
-    Column("published", "published"),
+    Column("claim", "says", sentences=True),
+    Column("published", "published", sentences=True),
+    Column("verdict", "verdict", sentences=True),
+)
+#: Of the claims of one row, on each run.
+SHOWN = (
+    Column("claim", "says", sentences=True),
+    Column("published", "published", sentences=True),
     Column("run", "run"),
     Column("runs", "n_runs"),
     Column("ours [95% CI]", "value", ours),
-    Column("verdict", "verdict"),
-    Column("note", "reason"),
+    Column("verdict", "verdict", sentences=True),
+    Column("note", "reason", sentences=True),
 )
 
 
@@ -61,12 +68,12 @@ def page(found: Reproduction) -> Page:
     sections: list[Section] = [
         Text(introduction(found)),
         Table(
-            frame,
+            tallies(found),
             "Claims",
-            "A verdict is what the rule says of our number; the rule of each claim stands below, with its experiment. "
-            "Intervals: 95%, over examples, or over training runs where there are several in one number.",
-            SHOWN,
+            "A verdict is what the rule says of our number. Rule, number and interval stand below, by experiment.",
+            SUMMARY,
             name=f"{found.paper.name}-claims",
+            download=frame,
         ),
     ]
     if found.missing:
@@ -80,6 +87,13 @@ def page(found: Reproduction) -> Page:
         "runs": {each.run.name: each.base for each in found.located},
     }
     return Page(f"{found.paper.title}: published and ours", sections, config, found.versions)
+
+
+def tallies(found: Reproduction) -> pandas.DataFrame:
+    """One row per claim, with what became of it on all runs."""
+    frame = found.frame().drop_duplicates("claim").reset_index(drop=True)
+    of = {name: tally([each for each in found.outcomes if each.claim.id == name]) for name in frame["claim"]}
+    return frame.assign(verdict=frame["claim"].map(of))
 
 
 def introduction(found: Reproduction) -> str:
@@ -126,6 +140,16 @@ def of_row(found: Reproduction, row: Row) -> list[Section]:
     where = f" ({row.where})" if row.where else ""
     body = "\n".join(lines) or (row.note or "Nothing of it is decided here.")
     sections: list[Section] = [Text(body, f"{row.number}. {row.title}{where}")]
+    if outcomes:
+        frame = found.frame()
+        sections.append(
+            Table(
+                frame[frame["row"] == row.number],
+                caption="Intervals: 95%, over examples, or over training runs where one number is of several.",
+                columns=SHOWN,
+                name=f"{found.paper.name}-{row.number}",
+            )
+        )
     for done in found.done:
         # A study that several rows read is drawn with the first of them.
         if done.result is None or done.job.study.rows[0] != row.number:
