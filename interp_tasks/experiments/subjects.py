@@ -202,7 +202,9 @@ def subjects(
                 batches[task] = sample(task, examples).to(device)
             batch = batches[task]
             ref = f"{each.label} ({part})" if part else each.label
-            yield Subject(checkpoint, task, batch, batch.tokens, {**labels, "ref": ref, "split": examples.split})
+            yield Subject(
+                checkpoint, task, batch, batch.tokens, {**labels, "ref": ref, "split": examples.split}
+            )
 
 
 def sample(task: Task, examples: Examples) -> Batch:
