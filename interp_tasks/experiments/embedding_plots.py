@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 #: Width of the bins that values are coloured by, as in figure 7 of the paper.
 BIN = 0.5
-PANEL, GAP = 320, 90
+PANEL, GAP = 320, 115
 
 
 def arrangement(

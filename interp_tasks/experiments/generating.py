@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
@@ -66,11 +67,8 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
                 rows.append(row)
         return Found(pandas.DataFrame(rows), {})
 
-    return measure(
-        "decoding",
-        refs,
-        options,
-        look,
-        config={},
-        notes=("baseline: of greedy decoding the same with the true tokens before each answer.",),
+    notes = (
+        "Intervals: 95%, bootstrap over examples; effects are paired.",
+        "baseline: of greedy decoding the same with the true tokens before each answer.",
     )
+    return replace(measure("decoding", refs, options, look, config={}), notes=notes)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.reporting.palette import template
+from interp_tasks.reporting.palette import SEQUENTIAL, template
 
 if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
 
 #: Heights in pixels: of a row of a map, and between maps with their titles.
-ROW, GAP, TOP, BOTTOM = 30, 90, 80, 60
+ROW, GAP, TOP, BOTTOM = 30, 110, 80, 70
+#: Up to so many sources a cell has room for its number.
+WITH_NUMBERS = 5
 
 
 def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
@@ -72,7 +74,10 @@ def heatmap(part: pandas.DataFrame, metric: str, colours: Colours) -> dict[str, 
         index="ref", columns="source", values="value", sort=False, dropna=False
     )
     steps = part.drop_duplicates("ref").set_index("ref")["step"]
-    down = [str(steps[ref]) if steps.is_unique else str(ref) for ref in cells.index]
+    refs = [str(ref) for ref in cells.index]
+    of_one_run = all("@" in ref for ref in refs) and len({ref.rpartition("@")[0] for ref in refs}) == 1
+    by_step = [str(steps[ref]) if steps.is_unique else ref for ref in refs]
+    down = [short(ref, refs) for ref in refs] if of_one_run else by_step
     across = [short(source, list(cells.columns)) for source in cells.columns]
     values = cells.to_numpy(dtype=float)
     return {
@@ -81,7 +86,10 @@ def heatmap(part: pandas.DataFrame, metric: str, colours: Colours) -> dict[str, 
         "y": down,
         "z": [[colours(value) for value in row] for row in values.tolist()],
         "customdata": values.tolist(),
-        "autocolorscale": True,
+        "text": [[f"{value:.3g}" for value in row] for row in values.tolist()],
+        "texttemplate": "%{text}" if len(across) <= WITH_NUMBERS else "",
+        # Named: logarithms are negative, and a scale that plotly chooses by signs would be another one for them.
+        "colorscale": SEQUENTIAL,
         "zmin": colours.low,
         "zmax": colours.high,
         "showscale": False,
