@@ -97,7 +97,8 @@ def tallies(found: Reproduction) -> pandas.DataFrame:
 
 
 def introduction(found: Reproduction) -> str:
-    there = {each.run.name: each for each in found.located if each.base is not None}.values()
+    used = (each for done in found.done if done.result is not None for each in done.job.on)
+    there = {each.run.name: each for each in used if each.base is not None}.values()
     departures = "\n".join(f"- {line}" for line in found.paper.departures)
     return (
         f"{found.paper.citation}, repeated at the scale {found.preset}. {summary(found)}\n\n"
