@@ -124,6 +124,12 @@ def missing_table(found: Reproduction) -> Table:
         pandas.DataFrame(rows),
         "Not trained",
         "Estimated hours are of the machine that the scale is meant for.",
+        [
+            Column("run", "run"),
+            Column("role", "role"),
+            Column("hours", "hours"),
+            Column("command", "command", sentences=True),
+        ],
         name="not-trained",
     )
 
@@ -134,7 +140,7 @@ def of_row(found: Reproduction, row: Row) -> list[Section]:
     lines = []
     for claim in {each.claim.id: each.claim for each in outcomes}.values():
         mine = [each for each in outcomes if each.claim.id == claim.id]
-        departures = f" Departs: {claim.departures}." if claim.departures else ""
+        departures = departs(claim.departures)
         lines.append(
             f"- {claim.says} ({claim.source}) Rule: {claim.rule}. {tally(mine).capitalize()}.{departures}"
         )
@@ -181,8 +187,7 @@ def markdown(found: Reproduction) -> str:
             lines += [row.note, ""]
             continue
         for claim in {each.claim.id: each.claim for each in outcomes}.values():
-            departs = f" Departs: {claim.departures}." if claim.departures else ""
-            lines += [f"**{claim.says}** ({claim.source}) Rule: {claim.rule}.{departs}", ""]
+            lines += [f"**{claim.says}** ({claim.source}) Rule: {claim.rule}.{departs(claim.departures)}", ""]
             lines += ["| run | published | ours [95% CI] | verdict |", "|---|---|---|---|"]
             lines += [
                 f"| {line(each)} | {cell(claim.published)} | {ours(numbers(each))} | {verdict(each)} |"
@@ -212,6 +217,11 @@ def verdict(outcome: Outcome) -> str:
 def cell(text: str) -> str:
     """Text that does not end a cell of a table."""
     return text.replace("|", "\\|")
+
+
+def departs(departures: str) -> str:
+    """What of our setting differs, as a sentence to go on with."""
+    return f" Departs: {departures.rstrip('.')}." if departures else ""
 
 
 def shown_frame(found: Reproduction) -> pandas.DataFrame:
