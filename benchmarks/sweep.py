@@ -306,7 +306,7 @@ def compare(setting: Setting, given: argparse.Namespace) -> None:
     if given.checkpoints:
         kinds = {f"zero x {given.checkpoints}": over_checkpoints(setting, given.checkpoints)}
     for kind, all_peers in kinds.items():
-        if given.kind not in (None, kind):
+        if given.kind not in (None, kind.split()[0]):
             continue
         wanted = ("fast", *(given.peers.split(",") if given.peers else all_peers))
         peers = {name: peer for name, peer in all_peers.items() if name in wanted}
@@ -339,7 +339,7 @@ def main() -> None:
     parser.add_argument(
         "--checkpoints", type=int, default=0, help="every head at so many checkpoints instead"
     )
-    parser.add_argument("--kind", help='only "zero" or "patch"')
+    parser.add_argument("--kind", choices=["zero", "patch"], help="this edit alone")
     parser.add_argument("--peers", help="beside the fast engine these only, divided by commas")
     parser.add_argument(
         "--times-only", action="store_true", help="without operations and memory, which take two more runs"
