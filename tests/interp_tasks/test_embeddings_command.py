@@ -207,6 +207,8 @@ def test_a_plain_dot_product_not_centred_is_what_is_correlated(task, tmp_path):
     asked = Asked(task.token_values(), {})
     own, end = Tables.of(arranged(task, 2.0)), Tables.of(arranged(task))
     own.tokens[:, 2] += 3.0
+    # Components of its own that are not the last checkpoint's.
+    own.tokens[:, 3] += 4.0 * np.cos(np.arange(len(own.tokens)))
     last = end.tokens[list(asked.values)]
     _, vectors = np.linalg.eigh(np.cov(last.T))
     one, other = own.tokens[list(asked.values)] @ vectors[:, -2:], last @ vectors[:, -2:]
