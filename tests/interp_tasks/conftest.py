@@ -7,6 +7,12 @@ import tasks
 from interp_tasks.checkpoints import save_checkpoint
 
 
+@pytest.fixture(autouse=True)
+def no_width_of_the_terminal(monkeypatch):
+    """pytest-xdist tells its workers how wide the terminal is, which would break lines of tables."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture(scope="session")
 def task():
     return tasks.get("matrix-completion", n=3, rank=1, grid_max=1.2, grid_step=0.1)
