@@ -98,7 +98,9 @@ def test_a_run_without_a_drop_is_a_row_that_says_so(tmp_path, capsys):
         math.isnan(said[name]) for name in ("onset", "crossing", "end", "length", "sharpness", "plateau")
     )
     assert main(["drops", run, "--quiet"]) == 0
-    assert capsys.readouterr().out.splitlines()[2].split()[1:] == ["no", *["–"] * 5, "0.11"]
+    # However many lines the path of the run takes above it.
+    [row] = [line.split() for line in capsys.readouterr().out.splitlines() if " no " in line]
+    assert row[1:] == ["no", *["–"] * 5, "0.11"]
 
 
 def test_seeds_are_pooled_into_medians_and_ranges(tmp_path):
