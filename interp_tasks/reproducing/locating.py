@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from interp_tasks.checkpoints.refs import ZOO, find_run, natural_key, zoo_folder
-from interp_tasks.checkpoints.run_files import is_run, read_run
+from interp_tasks.checkpoints.run_files import is_run, read_run, stored_steps
 from interp_tasks.errors import UserError
 from interp_tasks.published import Paper, TrainingRun
 from interp_tasks.training.config import TrainConfig, resolve_config
@@ -37,12 +37,23 @@ def locate(run: TrainingRun, folder: Path) -> Located:
         found = [place] if is_run(place) else []
         if run.seeds is not None:
             found = sorted(filter(is_run, place.glob("seed-*")), key=lambda path: natural_key(path.name))
-        if found:
-            for each in found:
-                check_settings(run, each)
+        for each in found:
+            check_settings(run, each)
+        planned = 1
+        if run.seeds is not None:
+            first, last = map(int, run.seeds.split(":"))
+            planned = last - first
+        # What was interrupted is not there yet: it is trained on, and nothing is decided on it.
+        if len(found) >= planned and all(map(is_finished, found)):
             base = f"{prefix}{run.name}"
             return Located(run, base if run.seeds is None else f"{base}/seed-*", len(found))
     return Located(run, None)
+
+
+def is_finished(path: Path) -> bool:
+    """Whether a run has stored its last step."""
+    steps = read_run(path).get("config", {}).get("train", {}).get("steps")
+    return stored_steps(path)[-1:] == [steps]
 
 
 #: Settings of training that leave the weights as they are.

@@ -1,6 +1,7 @@
 """A paper of our own on tiny runs: every verdict against the table of the experiment called directly."""
 
 import json
+import shutil
 
 import pandas
 import pytest
@@ -282,6 +283,12 @@ def test_training_what_is_missing_gives_what_the_command_gives(runs, tmp_path):
     assert (folders[0] / weights).read_bytes() == (runs / "a" / weights).read_bytes()
     assert (folders[1] / weights).read_bytes() != (folders[0] / weights).read_bytes()
     assert train_missing(paper, runs=tmp_path) == []
+    # Interrupted: nothing is decided on it, and it goes on where it stopped.
+    trained = (folders[1] / weights).read_bytes()
+    shutil.rmtree((folders[1] / weights).parent)
+    assert {each.verdict for each in reproduce(paper, runs=tmp_path).outcomes} == {"not run"}
+    train_missing(paper, runs=tmp_path)
+    assert (folders[1] / weights).read_bytes() == trained
     found = reproduce(
         parse_paper(given | {"claim": [claim(id="u", row=2, study="t", reduce="mean").model_dump()]}, "x"),
         runs=tmp_path,
