@@ -287,7 +287,7 @@ def test_training_what_is_missing_gives_what_the_command_gives(runs, tmp_path):
     trained = (folders[1] / weights).read_bytes()
     shutil.rmtree((folders[1] / weights).parent)
     assert {each.verdict for each in reproduce(paper, runs=tmp_path).outcomes} == {"not run"}
-    train_missing(paper, runs=tmp_path)
+    assert train_missing(paper, runs=tmp_path) == folders
     assert (folders[1] / weights).read_bytes() == trained
     found = reproduce(
         parse_paper(given | {"claim": [claim(id="u", row=2, study="t", reduce="mean").model_dump()]}, "x"),
