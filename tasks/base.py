@@ -125,6 +125,22 @@ class GridAxis:
 
 
 @dataclass(frozen=True)
+class ModularAnswer:
+    """An answer that is a linear form of the coordinates of the input grid, modulo a number.
+
+    Attributes:
+        modulus: q.
+        coefficients: one for each of ``grid_axes``: the answer is r = Σ coefficient · coordinate mod q, a coordinate being
+            the index of a value in its axis.
+        classes: of each remainder r = 0 .. q − 1, its column on the output axis.
+    """
+
+    modulus: int
+    coefficients: tuple[int, ...]
+    classes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Influences:
     """Changes of an input at one position at a time, and the outputs that they may move.
 
@@ -208,6 +224,14 @@ class Task(BaseModel, ABC):
         Axes of the inputs also need a method ``input_grid()``: a batch with every combination of their values.
         """
         return ()
+
+    def modular_answers(self) -> Mapping[str, ModularAnswer]:
+        """The answers that add the grid's coordinates modulo something, by name; none, unless a task says so.
+
+        They are what measures of trigonometric mechanisms look for (Nanda et al. 2023). Of a task with shuffled answers
+        they are those before shuffling.
+        """
+        return {}
 
     def parts(self) -> Mapping[str, Task]:
         """Of a mixture, whose every batch is of one kind, a task for each kind, by name; else nothing.

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tasks.base import Batch, GridAxis, Metric
+from tasks.base import Batch, GridAxis, Metric, ModularAnswer
 from tasks.catalog import built_in_presets
 from tasks.modular_arithmetic.table import ModularTask, cross_entropy
 from tasks.registry import register
@@ -51,6 +51,9 @@ class ModularAddition(OneModulus):
     def answers(self, operands: Int[Tensor, "inputs 2"]) -> Int[Tensor, " inputs"]:
         return operands.sum(-1) % self.p
 
+    def modular_answers(self) -> dict[str, ModularAnswer]:
+        return {"sum": ModularAnswer(self.p, (1, 1), tuple(range(self.p)))}
+
 
 @register("modular-multiplication")
 class ModularMultiplication(OneModulus):
@@ -72,6 +75,10 @@ class ModularMultiplication(OneModulus):
         """The operands other than 0 as powers of a generator: multiplication adds their exponents modulo p − 1."""
         cycle = powers(self.p)
         return tuple(GridAxis(name, cycle, place) for place, name in enumerate("ab"))
+
+    def modular_answers(self) -> dict[str, ModularAnswer]:
+        """The product, as the sum of exponents modulo p − 1."""
+        return {"product": ModularAnswer(self.p - 1, (1, 1), powers(self.p))}
 
 
 def powers(p: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from tasks.base import Batch, DropMetric, GridAxis, Metric, generator
+from tasks.base import Batch, DropMetric, GridAxis, Metric, ModularAnswer, generator
 from tasks.catalog import built_in_presets
 from tasks.modular_arithmetic.table import (
     ArithmeticModelSettings,
@@ -98,6 +98,16 @@ class Miiii(ModularTask):
         """The two digits, as they stand in the tokens."""
         names = ("x0", "x1") if self.digits == "low-first" else ("x1", "x0")
         return tuple(GridAxis(name, tuple(range(self.p)), place) for place, name in enumerate(names))
+
+    def modular_answers(self) -> dict[str, ModularAnswer]:
+        """n mod q adds x0 and (p mod q)·x1 modulo q, for every prime."""
+        found = {}
+        first = 0
+        for q in self.moduli:
+            weights = (1, self.p % q) if self.digits == "low-first" else (self.p % q, 1)
+            found[f"mod_{q}"] = ModularAnswer(q, weights, tuple(range(first, first + q)))
+            first += q
+        return found
 
     @cached_property
     def _answers(self) -> Int[Tensor, "inputs tasks"]:
