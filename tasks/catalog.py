@@ -29,7 +29,7 @@ _MATRICES = (
     *("n", "m", "rank", "law", "distribution", "scale"),
     *("p_mask", "mask", "grid_max", "grid_step", "off_grid"),
 )
-_ONE_MODULUS = ("p", "train_fraction", "validation_size", "split_seed", "equals_class")
+_ONE_MODULUS = ("p", "train_fraction", "validation_size", "split_seed", "equals_class", "operator_token")
 #: Task settings of each built-in task, as its class declares them (a test holds the two together).
 TASK_KEYS = {
     "matrix-completion": _MATRICES,

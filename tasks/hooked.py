@@ -76,19 +76,20 @@ def build_hooked_transformer(task: Task, settings: ModelSettings, seed: int) -> 
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             kind = name.split(".")[-1]
+            random_stream = generator(seed, "init", name)
             if kind == "w":
                 parameter.fill_(1.0)
+            elif settings.init == "torch" and (bound := torch_bound(kind, settings)) is not None:
+                parameter.uniform_(-bound, bound, generator=random_stream)
             elif kind.startswith("b"):
                 parameter.zero_()
+            elif settings.init == "he":
+                std = (2 / fan_in(kind, parameter, task)) ** 0.5 / STD_OF_NORMAL_CUT_AT_2
+                torch.nn.init.trunc_normal_(
+                    parameter, std=std, a=-2 * std, b=2 * std, generator=random_stream
+                )
             else:
-                random_stream = generator(seed, "init", name)
-                if settings.init == "he":
-                    std = (2 / fan_in(kind, parameter, task)) ** 0.5 / STD_OF_NORMAL_CUT_AT_2
-                    torch.nn.init.trunc_normal_(
-                        parameter, std=std, a=-2 * std, b=2 * std, generator=random_stream
-                    )
-                else:
-                    parameter.normal_(0.0, normal_std(kind, settings, task), generator=random_stream)
+                parameter.normal_(0.0, normal_std(kind, settings, task), generator=random_stream)
     for name, parameter in model.named_parameters():
         if is_bias(name) and (
             settings.biases == "frozen" or (settings.biases == "mlp" and ".mlp." not in name)
@@ -105,7 +106,24 @@ def is_bias(name: str) -> bool:
 def normal_std(kind: str, settings: ModelSettings, task: Task) -> float:
     if settings.init == "normal":
         return settings.init_std
+    if settings.init == "torch":
+        return 1.0  # of what torch_bound leaves: the embeddings
     return float((task.d_vocab_out if kind == "W_U" else settings.d_model) ** -0.5)
+
+
+def torch_bound(kind: str, settings: ModelSettings) -> float | None:
+    """±bound of the tensors that ``nn.Linear`` and ``nn.MultiheadAttention`` draw uniformly; ``None`` for others.
+
+    The bound of a fan-in n is 1/√n; of W_Q, W_K, W_V the Xavier bound of the one matrix that torch keeps them in.
+    """
+    d_model, mlp = settings.d_model, settings.d_mlp or 4 * settings.d_model
+    heads = settings.n_heads * (settings.d_head or d_model // settings.n_heads)
+    if kind in ("W_Q", "W_K", "W_V"):
+        return float((6 / (d_model + 3 * heads)) ** 0.5)
+    if kind in ("b_in", "b_out") and settings.biases == "frozen":
+        return None
+    fans = {"W_O": heads, "W_in": d_model, "b_in": d_model, "W_out": mlp, "b_out": mlp, "W_U": d_model}
+    return float(fans[kind] ** -0.5) if kind in fans else None
 
 
 def fan_in(kind: str, parameter: torch.Tensor, task: Task) -> int:

@@ -31,7 +31,9 @@ class ModelSettings(BaseModel):
         biases: which biases train. The others are zero and frozen (``HookedTransformer`` always has them).
         init: ``"normal"``: N(0, init_std) for every matrix; ``"nanda"``: N(0, 1/d_model), unembedding
             N(0, 1/d_vocab_out) (Nanda et al. 2023, code); ``"he"``: truncated normal of variance 2 / fan_in
-            with the fan rules of JAX (Syrkis & Søgaard 2024, code). Biases start at 0, LayerNorms at (1, 0).
+            with the fan rules of JAX (Syrkis & Søgaard 2024, code); ``"torch"``: as torch's own modules begin
+            (Lee et al. 2024, code): embeddings N(0, 1), the input maps of attention Xavier-uniform, all other
+            matrices and the biases of the MLP uniform within 1/√fan_in. Other biases start at 0, LayerNorms at (1, 0).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -47,7 +49,7 @@ class ModelSettings(BaseModel):
     normalization: Literal["LN"] | None = "LN"
     attention: Literal["bidirectional", "causal"] = "causal"
     biases: Literal["trained", "mlp", "frozen"] = "trained"
-    init: Literal["normal", "nanda", "he"] = "normal"
+    init: Literal["normal", "nanda", "he", "torch"] = "normal"
     init_std: float = Field(0.02, gt=0)
 
     @model_validator(mode="after")

@@ -15,8 +15,16 @@ FORMAT = 1
 _MISSING = "(not set)"
 
 
-def run_json(run: Path, config: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
+def run_json(
+    run: Path,
+    config: Mapping[str, Any],
+    info: Mapping[str, Any],
+    defaults: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
     """The content ``run.json`` should have now: fresh, or the existing one with this opening recorded.
+
+    Args:
+        defaults: section -> setting -> what it is where nothing is said.
 
     Raises:
         UserError: if the existing one was made by another config, naming the differing keys and both values.
@@ -29,7 +37,9 @@ def run_json(run: Path, config: Mapping[str, Any], info: Mapping[str, Any]) -> d
     if existing.get("format") != FORMAT or not isinstance(existing.get("config"), dict):
         raise UserError(f"{run / RUN_FILE} is not a run of this version (format {existing.get('format')!r})")
     differing = {
-        key: pair for key, pair in differences(existing["config"], config).items() if not _goes_on(key, *pair)
+        key: pair
+        for key, pair in differences(existing["config"], config).items()
+        if not _goes_on(key, *pair, to_json(defaults or {}, "defaults"))
     }
     if differing:
         listed = "; ".join(
@@ -52,8 +62,9 @@ def differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]
     return {} if old == new and type(old) is type(new) else {key: (old, new)}
 
 
-def _goes_on(key: str, old: Any, new: Any) -> bool:
-    # A setting that is newer than the run was off when it began.
-    if old == _MISSING and not new:
+def _goes_on(key: str, old: Any, new: Any, defaults: Mapping[str, Mapping[str, Any]]) -> bool:
+    # A setting that is newer than the run was off, or at its default, when it began.
+    section, _, name = key.partition(".")
+    if old == _MISSING and (not new or new == defaults.get(section, {}).get(name, _MISSING)):
         return True
     return key == "train.steps" and type(old) is int and type(new) is int and new > old

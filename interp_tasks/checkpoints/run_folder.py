@@ -73,7 +73,13 @@ class RunFolder:
 
     @classmethod
     def open(
-        cls, path: str | Path, config: Mapping[str, Any], info: Mapping[str, Any], *, keep_states: int = 2
+        cls,
+        path: str | Path,
+        config: Mapping[str, Any],
+        info: Mapping[str, Any],
+        *,
+        keep_states: int = 2,
+        defaults: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> RunFolder:
         """Make the folder, or take over the one that the same config made.
 
@@ -82,6 +88,7 @@ class RunFolder:
             info: whatever else to keep: seeds, versions, hardware, git state, command, ``drop_metric``,
                 ``preset``. Not compared; what differs on a later opening is recorded under ``resumed``.
             keep_states: how many of the newest checkpoints keep their training state.
+            defaults: section -> setting -> value; a setting that a run does not know had its default there.
 
         Raises:
             UserError: if the folder cannot be written, is held by another writer, is no run folder, or was
@@ -97,7 +104,7 @@ class RunFolder:
         try:
             with writing(folder):
                 _sweep(folder)
-                replace_file(folder / RUN_FILE, json_bytes(run_json(folder, config, info)))
+                replace_file(folder / RUN_FILE, json_bytes(run_json(folder, config, info, defaults)))
                 (folder / CHECKPOINTS_FOLDER).mkdir(exist_ok=True)
                 sync_folder(folder)
         except BaseException:

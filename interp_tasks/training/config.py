@@ -30,8 +30,9 @@ class TrainConfig(BaseModel):
         momentum: of ``"sgd"`` alone.
         warmup_steps: the learning rate rises linearly over so many updates, then stays.
         clip_norm: largest global gradient norm, applied after the Grokfast filter; ``None``: no clipping.
-        grokfast: ``"ema"``: g ← g + λ h with h ← α h + (1 − α) g (Lee et al. 2024).
-        grokfast_start: h before the first step: the first gradient (their code) or zero (MIIII's code).
+        grokfast: ``"ema"``: g ← g + λ h with h ← α h + (1 − α) g; ``"ma"``: h is the mean of the last
+            ``grokfast_window`` gradients, and nothing is added before there are as many (Lee et al. 2024).
+        grokfast_start: of ``"ema"``: h before the first step, the first gradient (their code) or zero (MIIII's code).
         dropout: rate, applied to the residual stream after each addition to it (MIIII, code).
         dropout_masks: one mask for each sample, or one shared by the whole batch (MIIII, code).
         precision: ``"bf16"`` runs the forward and backward products in bfloat16 (autocast), weights stay float32.
@@ -63,10 +64,11 @@ class TrainConfig(BaseModel):
     eps: float = Field(1e-8, gt=0)
     warmup_steps: int = Field(0, ge=0)
     clip_norm: float | None = Field(None, gt=0)
-    grokfast: Literal["ema"] | None = None
+    grokfast: Literal["ema", "ma"] | None = None
     grokfast_alpha: float = Field(0.98, ge=0, lt=1)
     grokfast_lambda: float = Field(2.0, ge=0)
     grokfast_start: Literal["first-gradient", "zero"] = "first-gradient"
+    grokfast_window: int = Field(100, ge=1)
     dropout: float = Field(0.0, ge=0, lt=1)
     dropout_masks: Literal["per-sample", "shared"] = "per-sample"
     precision: Literal["float32", "bf16"] = "float32"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from interp_tasks.training.config import TrainConfig
-from interp_tasks.training.grokfast import GrokfastEMA
+from interp_tasks.training.grokfast import GradientFilter, GrokfastEMA, GrokfastMA
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -31,6 +31,15 @@ def optimizer_of(parameters: Sequence[Tensor], config: TrainConfig) -> torch.opt
     return adam(parameters, betas=config.betas, eps=config.eps, **shared)
 
 
+def filter_of(config: TrainConfig) -> GradientFilter | None:
+    """The Grokfast filter that a config asks for."""
+    if config.grokfast == "ma":
+        return GrokfastMA(config.grokfast_window, config.grokfast_lambda)
+    if config.grokfast == "ema":
+        return GrokfastEMA(config.grokfast_alpha, config.grokfast_lambda, config.grokfast_start)
+    return None
+
+
 class Updater:
     """Grokfast filter, clipping, learning rate and optimiser over a model's trainable parameters."""
 
@@ -38,11 +47,7 @@ class Updater:
         self.config = config
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer = optimizer_of(list(self.parameters.values()), config)
-        self.filter = (
-            GrokfastEMA(config.grokfast_alpha, config.grokfast_lambda, config.grokfast_start)
-            if config.grokfast
-            else None
-        )
+        self.filter = filter_of(config)
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of update number ``step``, counted from 0: linear warm-up, then constant."""
@@ -66,7 +71,7 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Optimiser moments, filter averages and torch's random state as flat tensors.
+        """Optimiser moments, the filter's memory and torch's random state as flat tensors.
 
         The learning rate is a function of the step and every random draw one of (seed, label), so there is no
         scheduler state; torch's own generator is kept for tasks that use it.
@@ -78,21 +83,28 @@ class Updater:
                 if value is not None:
                     tensors[f"optimizer/{name}/{key}"] = value
         if self.filter is not None:
-            tensors |= {f"grokfast/{name}": average for name, average in self.filter.averages.items()}
+            tensors |= {f"grokfast/{key}": tensor for key, tensor in self.filter.state().items()}
         return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Put back what :meth:`state` gave."""
         torch.set_rng_state(tensors["random/torch"])
         for name, parameter in self.parameters.items():
-            prefix = f"optimizer/{name}/"
-            kept = {key.removeprefix(prefix): v for key, v in tensors.items() if key.startswith(prefix)}
-            if kept:
-                self.optimizer.state[parameter] = {
-                    key: value.to(parameter.device) for key, value in kept.items()
-                }
-            if self.filter is not None and f"grokfast/{name}" in tensors:
-                self.filter.averages[name] = tensors[f"grokfast/{name}"].to(parameter.device)
+            moments = _kept(f"optimizer/{name}", tensors, parameter.device)
+            if moments:
+                self.optimizer.state[parameter] = moments
+            remembered = _kept(f"grokfast/{name}", tensors, parameter.device)
+            if self.filter is not None and remembered:
+                self.filter.load_state(name, remembered)
 
     def _gradients(self) -> dict[str, Tensor]:
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+
+
+def _kept(prefix: str, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """What is stored under ``prefix``, by what follows its slash: by nothing if it is the tensor itself."""
+    return {
+        key[len(prefix) + 1 :]: tensor.to(device)
+        for key, tensor in tensors.items()
+        if key == prefix or key.startswith(prefix + "/")
+    }

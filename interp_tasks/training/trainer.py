@@ -93,7 +93,8 @@ def train(
     with _reproducible(config):
         loop = _Loop(task, model, config, device, observers, progress)
         info = run_info(task, config, preset, device) | {"forward": loop.described_forward}
-        with RunFolder.open(out, described, info) as folder:
+        defaults = {"train": TrainConfig().model_dump(mode="json")}
+        with RunFolder.open(out, described, info, defaults=defaults) as folder:
             loop.run(folder)
     return out
 

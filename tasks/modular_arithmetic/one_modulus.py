@@ -19,14 +19,36 @@ class OneModulus(ModularTask):
     """One class out of p, read at '='.
 
     Attributes:
-        equals_class: give '=' an output too, as Nanda et al.'s code does (p + 1 outputs).
+        equals_class: give '=' (and an operator) an output too, as the published codes do (p + 1 or p + 2 outputs).
+        operator_token: a token between the operands, [a, op, b, '='], op = p + 1 (Lee et al.'s code).
     """
 
     equals_class: bool = False
+    operator_token: bool = False
+
+    @property
+    def operand_positions(self) -> tuple[int, int]:
+        return (0, 2) if self.operator_token else (0, 1)
+
+    @property
+    def sequence_length(self) -> int:
+        return 4 if self.operator_token else 3
+
+    @property
+    def d_vocab(self) -> int:
+        return super().d_vocab + self.operator_token
 
     @property
     def d_vocab_out(self) -> int:
-        return self.p + self.equals_class
+        return self.d_vocab if self.equals_class else self.p
+
+    def attention_templates(self) -> dict[str, Tensor]:
+        """Those of every modular task, and the operator where there is one."""
+        found = super().attention_templates()
+        if self.operator_token:
+            operator = torch.arange(self.sequence_length) == 1
+            found["operator"] = operator.expand(self.sequence_length, -1)
+        return found
 
     def loss(self, output: Float[Tensor, "batch _ classes"], batch: Batch) -> Float[Tensor, ""]:
         """Mean cross-entropy, in float64."""
@@ -57,7 +79,10 @@ class ModularAddition(OneModulus):
 
 @register("modular-multiplication")
 class ModularMultiplication(OneModulus):
-    """(a · b) mod p from the tokens [a, b, '='], b ≠ 0: the inputs of the Grokfast benchmark (p = 97)."""
+    """(a · b) mod p from the tokens [a, b, '='], b ≠ 0: the inputs of the Grokfast benchmark (p = 97).
+
+    The benchmark itself has ``operator_token`` on.
+    """
 
     presets = built_in_presets("modular-multiplication")
 
@@ -74,7 +99,9 @@ class ModularMultiplication(OneModulus):
     def grid_axes(self) -> tuple[GridAxis, ...]:
         """The operands other than 0 as powers of a generator: multiplication adds their exponents modulo p − 1."""
         cycle = powers(self.p)
-        return tuple(GridAxis(name, cycle, place) for place, name in enumerate("ab"))
+        return tuple(
+            GridAxis(name, cycle, place) for name, place in zip("ab", self.operand_positions, strict=True)
+        )
 
     def modular_answers(self) -> dict[str, ModularAnswer]:
         """The product, as the sum of exponents modulo p − 1."""

@@ -28,7 +28,7 @@ class MiiiiModelSettings(ArithmeticModelSettings):
 
     d_model: int = Field(256, ge=1)
     attention: Literal["bidirectional", "causal"] = "bidirectional"
-    init: Literal["normal", "nanda", "he"] = "he"
+    init: Literal["normal", "nanda", "he", "torch"] = "he"
 
 
 @register("miiii")

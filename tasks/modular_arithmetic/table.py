@@ -31,7 +31,7 @@ class ArithmeticModelSettings(ModelSettings):
     act_fn: Literal["relu", "gelu", "silu"] = "relu"
     normalization: Literal["LN"] | None = None
     biases: Literal["trained", "mlp", "frozen"] = "frozen"
-    init: Literal["normal", "nanda", "he"] = "nanda"
+    init: Literal["normal", "nanda", "he", "torch"] = "nanda"
 
 
 def is_prime(number: int) -> bool:
@@ -78,6 +78,11 @@ class ModularTask(Task):
         return self
 
     @property
+    def operand_positions(self) -> tuple[int, int]:
+        """Where the two operands stand in the tokens; what is read stands last."""
+        return (0, 1)
+
+    @property
     def sequence_length(self) -> int:
         return 3
 
@@ -87,7 +92,7 @@ class ModularTask(Task):
 
     @property
     def read_positions(self) -> tuple[int, ...]:
-        return (2,)
+        return (self.sequence_length - 1,)
 
     @property
     def n_inputs(self) -> int:
@@ -133,7 +138,10 @@ class ModularTask(Task):
 
     def grid_axes(self) -> tuple[GridAxis, ...]:
         """The two operands, as they stand in the tokens, each a cycle of length p."""
-        return tuple(GridAxis(name, tuple(range(self.p)), place) for place, name in enumerate("ab"))
+        cycle = tuple(range(self.p))
+        return tuple(
+            GridAxis(name, cycle, place) for name, place in zip("ab", self.operand_positions, strict=True)
+        )
 
     def token_values(self) -> dict[int, float]:
         """The digits; '=' is none."""
@@ -155,7 +163,13 @@ class ModularTask(Task):
 
     def attention_templates(self) -> dict[str, Tensor]:
         """What a head may attend to, keys ``[query key]``: each operand, both, and '=' itself."""
-        positions = {"operand_1": [0], "operand_2": [1], "operands": [0, 1], "equals": [2]}
+        first, second = self.operand_positions
+        positions = {
+            "operand_1": [first],
+            "operand_2": [second],
+            "operands": [first, second],
+            "equals": list(self.read_positions),
+        }
         keys = torch.arange(self.sequence_length)
         return {
             name: torch.isin(keys, torch.tensor(some)).expand(len(keys), -1)
@@ -164,8 +178,11 @@ class ModularTask(Task):
 
     def _batch(self, rows: Int[Tensor, " rows"]) -> Batch:
         operands = self._operands[rows]
-        equals = torch.full((len(rows), 1), self.p)
-        return Batch(torch.cat([operands, equals], 1), self._answers[rows], {"operands": operands})
+        # What is no operand is '=', or an operator between them.
+        tokens = torch.full((len(rows), self.sequence_length), self.d_vocab - 1)
+        tokens[:, list(self.read_positions)] = self.p
+        tokens[:, list(self.operand_positions)] = operands
+        return Batch(tokens, self._answers[rows], {"operands": operands})
 
 
 def cross_entropy(

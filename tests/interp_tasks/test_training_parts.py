@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 
 import tasks
 from interp_tasks import UserError, load_checkpoint, save_checkpoint, train
-from interp_tasks.checkpoints import read_metrics, read_run
+from interp_tasks.checkpoints import read_metrics, read_run, stored_steps
 from interp_tasks.checkpoints.run_config import run_json
 from interp_tasks.cli import main
 from interp_tasks.training.config import PARTS, train_config
@@ -234,6 +235,18 @@ def test_a_run_older_than_a_setting_goes_on_where_it_is_off(tmp_path):
     assert found["config"]["train"] == newer
     with pytest.raises(UserError, match=r"train\.momentum: '\(not set\)' there, 0\.5 asked for"):
         run_json(tmp_path, {**old, "train": {**newer, "momentum": 0.5}}, {})
+
+
+def test_a_run_older_than_a_setting_goes_on_at_its_default(tmp_path):
+    task, settings = tasks.get("modular-addition", p=5), {"d_model": 8, "n_heads": 2}
+    run = train(task, out=tmp_path / "run", settings=settings, config={"steps": 1, "threads": 1})
+    stored = json.loads((run / "run.json").read_text())
+    assert stored["config"]["train"].pop("grokfast_window") == 100
+    (run / "run.json").write_text(json.dumps(stored))
+    with pytest.raises(UserError, match=r"train\.grokfast_window: '\(not set\)' there, 7 asked for"):
+        train(task, out=run, settings=settings, config={"steps": 2, "threads": 1, "grokfast_window": 7})
+    train(task, out=run, settings=settings, config={"steps": 2, "threads": 1})
+    assert stored_steps(run)[-1] == 2
 
 
 def test_the_command_refuses_a_source_that_is_not_there(tmp_path, monkeypatch, capsys):

@@ -8,7 +8,7 @@ import torch
 import tasks
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import TrainConfig, presets_of, resolve_config, train_config
-from interp_tasks.training.grokfast import GrokfastEMA
+from interp_tasks.training.grokfast import GrokfastEMA, GrokfastMA
 from interp_tasks.training.optimisation import Updater
 
 
@@ -44,6 +44,46 @@ def test_grokfast_gain_is_one_plus_lambda_for_a_constant_and_small_for_an_altern
             parameter.grad = torch.tensor([float(sign**step)])
             grokfast({"w": parameter})
         assert abs(parameter.grad.item()) == pytest.approx(gain, rel=1e-3)
+
+
+def filtered(grokfast, gradients):
+    """The gradients of one parameter as the filter leaves them, ``[steps, *shape]``."""
+    parameter = torch.zeros_like(gradients[0], requires_grad=True)
+    found = []
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
+        grokfast({"w": parameter})
+        found.append(parameter.grad.clone())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("window", [1, 3, 7])
+def test_grokfast_ma_is_the_mean_of_the_last_gradients(window):
+    gradients = torch.randn(40, 2, 5, generator=torch.Generator().manual_seed(0))
+    lamb = 5.0
+    expected = gradients.double().clone()
+    for step in range(window - 1, len(gradients)):
+        expected[step] += lamb * gradients[step - window + 1 : step + 1].double().mean(0)
+    found = filtered(GrokfastMA(window, lamb), gradients)
+    assert torch.equal(found[: window - 1], gradients[: window - 1])
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_huge_gradient_leaves_nothing_behind_in_the_moving_average():
+    """1e12 takes away all digits below 1e-4 of a float64 sum; after one round of the queue they are back."""
+    gradients = torch.full((30, 1), 1e-5)
+    gradients[3] = 1e12
+    found = filtered(GrokfastMA(4, 2.0), gradients)
+    torch.testing.assert_close(found[12:], torch.full((18, 1), 3e-5), rtol=1e-6, atol=0)
+
+
+def test_two_filters_are_told_apart_by_the_config(task):
+    kinds = {"none": None, "ema": GrokfastEMA, "ma": GrokfastMA}
+    for name, kind in kinds.items():
+        config = resolve_config("modular-multiplication", "paper", {"train.grokfast": name}).train
+        found = Updater(small_model(task), config).filter
+        assert found is None if kind is None else isinstance(found, kind)
+        assert (config.grokfast_lambda, config.grokfast_window) == (2.0, 100)
 
 
 def test_learning_rate_warms_up_linearly_and_stays(task):
@@ -101,8 +141,11 @@ def test_frozen_tensors_have_no_optimiser_state_and_stay_zero(task, optimizer):
     assert not any("b_" in name for name in updater.parameters)
 
 
-def test_state_resumes_an_update_bit_for_bit(task):
-    config = TrainConfig(grokfast="ema", weight_decay=0.5)
+@pytest.mark.parametrize(
+    "settings", [{"grokfast": "ema"}, {"grokfast": "ma", "grokfast_window": 3}, {"grokfast": "ma"}]
+)
+def test_state_resumes_an_update_bit_for_bit(task, settings):
+    config = TrainConfig(weight_decay=0.5, **settings)
     batch = task.sample(None, split="train")
 
     def advance(model, updater, steps):

@@ -222,3 +222,38 @@ def test_the_published_direction_of_attention(name: str) -> None:
     sees_later = not torch.equal(model(tokens)[:, 0], model(other)[:, 0])
     assert sees_later == (name == "miiii")
     assert not torch.equal(model(tokens)[:, 2], model(other)[:, 2])
+
+
+def test_torch_initialisation_is_that_of_torchs_own_modules() -> None:
+    """The largest and the mean square of each tensor against freshly made ``nn.Linear``, ``nn.MultiheadAttention``."""
+    width, heads, vocabulary = 64, 4, 99
+    task = tasks.get("modular-multiplication", p=97, operator_token=True, equals_class=True)
+    settings: dict[str, Any] = {"d_model": width, "n_heads": heads, "normalization": "LN", "init": "torch"}
+    made = parameters(task.build_model(0, task.Model(**settings, biases="trained")))
+    torch.manual_seed(0)
+    attention = torch.nn.MultiheadAttention(width, heads)
+    wide, narrow = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+    theirs = {
+        "embed.W_E": torch.nn.Embedding(vocabulary, width).weight,
+        "pos_embed.W_pos": torch.nn.Embedding(500, width).weight,
+        **{f"blocks.0.attn.W_{kind}": attention.in_proj_weight for kind in "QKV"},
+        "blocks.0.attn.W_O": attention.out_proj.weight,
+        "blocks.0.mlp.W_in": wide.weight,
+        "blocks.0.mlp.W_out": narrow.weight,
+        "unembed.W_U": torch.nn.Linear(width, vocabulary, bias=False).weight,
+        "blocks.0.mlp.b_in": wide.bias,
+        "blocks.0.mlp.b_out": narrow.bias,
+    }
+    for name, tensor in theirs.items():
+        ours = made[name]
+        # The standard deviation of the smallest, 64 numbers, is known to 1/√(2 · 64) = 9%: three times that.
+        assert ours.std().item() == pytest.approx(tensor.detach().std().item(), rel=0.27), name
+        if not name.startswith(("embed", "pos")):
+            assert ours.abs().max().item() == pytest.approx(tensor.detach().abs().max().item(), rel=0.06), (
+                name
+            )
+    assert attention.in_proj_bias is not None
+    assert not attention.in_proj_bias.any()
+    assert not any(made[f"blocks.0.attn.b_{kind}"].any() for kind in "QKVO")
+    frozen = parameters(task.build_model(0, task.Model(**settings)))
+    assert not any(value.any() for name, value in frozen.items() if is_bias(name))
