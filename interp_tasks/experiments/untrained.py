@@ -20,10 +20,13 @@ HELD_AS = {
 }
 
 
-def untrained(subject: Subject) -> HookedTransformer:
+def untrained(subject: Subject, draw: int = 0) -> HookedTransformer:
     """A model of the subject's architecture, initialised as its run was where that is known, else as its task does.
 
     The seed is the subject's, but no run's: no checkpoint began as this model.
+
+    Args:
+        draw: which of several such models.
 
     Raises:
         UserError: for an architecture that the task cannot build.
@@ -42,7 +45,8 @@ def untrained(subject: Subject) -> HookedTransformer:
     if not cfg.attn_only:
         settings["d_mlp"] = cfg.d_mlp
     try:
-        model = task.build_model(derive_seed(subject.seed, "untrained"), task.Model(**settings))
+        label = ("untrained", draw) if draw else ("untrained",)
+        model = task.build_model(derive_seed(subject.seed, *label), task.Model(**settings))
     except ValidationError as error:
         first = error.errors()[0]
         raise refusal(subject, task, f"{'.'.join(map(str, first['loc']))} = {first['input']!r}") from None
