@@ -15,6 +15,7 @@ from interp_tasks.experiments.demonstrating import demo
 from interp_tasks.experiments.dropping import DropsResult, drops
 from interp_tasks.experiments.embedding import EmbeddingsResult, embeddings
 from interp_tasks.experiments.generating import decoding
+from interp_tasks.experiments.imaging import NeuronsResult, neurons
 from interp_tasks.experiments.influencing import InfluenceResult, influence
 from interp_tasks.experiments.lensing import lens
 from interp_tasks.experiments.ordering import OrderResult, order
@@ -27,6 +28,7 @@ from interp_tasks.experiments.shifting import ood
 from interp_tasks.experiments.spectral import FourierResult, fourier
 from interp_tasks.experiments.subjects import Examples, Options, Subject, subjects
 from interp_tasks.experiments.transplanting import transplant
+from interp_tasks.experiments.weighing import WeightsResult, weights
 
 __all__ = [
     "COLUMNS",
@@ -40,10 +42,12 @@ __all__ = [
     "FourierResult",
     "InfluenceResult",
     "Options",
+    "NeuronsResult",
     "OrderResult",
     "ProbeResult",
     "Result",
     "Subject",
+    "WeightsResult",
     "ablation",
     "algorithm",
     "attention",
@@ -58,6 +62,7 @@ __all__ = [
     "heads",
     "influence",
     "lens",
+    "neurons",
     "ood",
     "order",
     "patch",
@@ -65,4 +70,5 @@ __all__ = [
     "probe",
     "subjects",
     "transplant",
+    "weights",
 ]

@@ -132,8 +132,10 @@ VIEWS: Mapping[str, str] = {
     "drops": "drops_table",
     "fourier": "spectral_table",
     "influence": "influence_plots",
+    "neurons": "imaging_table",
     "order": "order_plots",
     "probe": "probe_table",
+    "weights": "weight_table",
 }
 
 

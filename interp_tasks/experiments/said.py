@@ -28,9 +28,11 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "algorithm": {"methods": [], "entries": []},
     "attention": {"templates": "all", "queries": "read", "threshold": 0.5, "mask": None},
     "embeddings": {"largest": None},
+    "weights": {},
     "drops": {"metric": None},
     "influence": {"shift": None, "redraw": False},
     "order": {"start": "plateau"},
+    "neurons": {"site": None, "threshold": 0.85},
     "fourier": {"rule": None, "threshold": 0.85},
 }
 #: Settings whose option has another name.

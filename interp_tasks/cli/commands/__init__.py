@@ -10,6 +10,7 @@ from interp_tasks.cli.commands.demonstrating import Demo
 from interp_tasks.cli.commands.dropping import Drops
 from interp_tasks.cli.commands.embedding import Embeddings
 from interp_tasks.cli.commands.generating import Decoding
+from interp_tasks.cli.commands.imaging import Neurons
 from interp_tasks.cli.commands.influencing import Influence
 from interp_tasks.cli.commands.lensing import Lens
 from interp_tasks.cli.commands.listing import Checkpoints, Tasks
@@ -19,13 +20,16 @@ from interp_tasks.cli.commands.permuting import Permute
 from interp_tasks.cli.commands.probing import Probe
 from interp_tasks.cli.commands.reproducing import Reproduce
 from interp_tasks.cli.commands.scanning import Heads
+from interp_tasks.cli.commands.searching import Search
 from interp_tasks.cli.commands.spectral import Fourier
 from interp_tasks.cli.commands.training import Train
 from interp_tasks.cli.commands.transplanting import Transplant
+from interp_tasks.cli.commands.weighing import Weights
 from interp_tasks.cli.declaring import Command
 
 COMMANDS: dict[str, type[Command]] = {
     "train": Train,
+    "search": Search,
     "tasks": Tasks,
     "checkpoints": Checkpoints,
     "curve": Curve,
@@ -39,7 +43,9 @@ COMMANDS: dict[str, type[Command]] = {
     "probe": Probe,
     "attention": Attention,
     "fourier": Fourier,
+    "neurons": Neurons,
     "embeddings": Embeddings,
+    "weights": Weights,
     "influence": Influence,
     "order": Order,
     "decoding": Decoding,
