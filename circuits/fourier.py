@@ -11,10 +11,12 @@ from circuits.bases import basis, frequencies, inverse, transform
 from circuits.clustering import Clusters, clusters
 from circuits.coordinates import Grid, components
 from circuits.key_rules import AboveMean, KeyFrequencies, Noise, OfLargest, Preferred, Rule, key_frequencies
+from circuits.relabelling import Active, active
 from circuits.spectra import Bands, Spectrum, gini, spectrum
 
 __all__ = [
     "AboveMean",
+    "Active",
     "Bands",
     "Clusters",
     "Grid",
@@ -24,6 +26,7 @@ __all__ = [
     "Preferred",
     "Rule",
     "Spectrum",
+    "active",
     "basis",
     "clusters",
     "components",
