@@ -28,6 +28,16 @@ REF_HELP = (
 )
 
 
+def check_device(device: str) -> None:
+    """Refuse what cannot be the name of a device; whether it is there, torch says.
+
+    Raises:
+        UserError: in one line.
+    """
+    if not DEVICE.fullmatch(device):
+        raise UserError(f"--device {device!r}: write cpu, cuda, cuda:1 or mps")
+
+
 @dataclass(kw_only=True)
 class ExperimentCommand(Command):
     """Loads checkpoints, measures, prints one tidy table."""
@@ -68,8 +78,7 @@ class ExperimentCommand(Command):
 
     def check(self) -> None:
         check_choice("--format", self.format, FORMATS)
-        if not DEVICE.fullmatch(self.device):
-            raise UserError(f"--device {self.device!r}: write cpu, cuda, cuda:1 or mps")
+        check_device(self.device)
         examples = self.examples()
         if self.task is not None and self.import_path is None:
             check_task_name(self.task)

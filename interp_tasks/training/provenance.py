@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -37,9 +38,14 @@ def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -
             "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
         },
         "git": git_state(),
-        "command": shlex.join(["interp-run", *sys.argv[1:]]) if sys.argv[0].endswith("interp-run") else None,
+        "command": command() if sys.argv[0].endswith("interp-run") else None,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def command() -> str:
+    """The command line, without the password of a URL in it."""
+    return re.sub(r"(://[^:@/\s]*):[^@/\s]*@", r"\1:***@", shlex.join(["interp-run", *sys.argv[1:]]))
 
 
 def is_published(task: Task, preset: str | None) -> bool:

@@ -15,7 +15,7 @@ from interp_tasks.checkpoints.architecture import config_to_json
 from interp_tasks.checkpoints.run_files import read_run
 from interp_tasks.checkpoints.run_folder import RunFolder
 from interp_tasks.checkpoints.training_state import TrainingState
-from interp_tasks.errors import UserError
+from interp_tasks.errors import Diverged, UserError
 from interp_tasks.training.config import TrainConfig, presets_of, train_config
 from interp_tasks.training.dropout import Dropout
 from interp_tasks.training.forward import Forward, fastest_forward
@@ -198,7 +198,7 @@ class _Loop:
             "train_loss": self.task.loss(output, seen).item(),
         }
         if not all(parameter.isfinite().all() for parameter in self.updater.parameters.values()):
-            raise UserError(
+            raise Diverged(
                 f"training diverged: weights are not finite at step {step}; "
                 "lower train.learning_rate, or set train.warmup_steps or train.clip_norm"
             )

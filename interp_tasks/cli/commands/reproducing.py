@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.cli.declaring import Command
-from interp_tasks.cli.options import DEVICE
+from interp_tasks.cli.options import check_device
 from interp_tasks.cli.output import FORMATS, write_and_show
 from interp_tasks.cli.progress import note, progress_line
 from interp_tasks.cli.rows import plain
@@ -59,8 +59,7 @@ class Reproduce(Command):
 
     def check(self) -> None:
         check_choice("--format", self.format, FORMATS)
-        if not DEVICE.fullmatch(self.device):
-            raise UserError(f"--device {self.device!r}: write cpu, cuda, cuda:1 or mps")
+        check_device(self.device)
         if self.jobs is not None and not 1 <= self.jobs <= 256:
             raise UserError(f"--jobs {self.jobs}: from 1 to 256 experiments at a time")
         if self.runs.exists() and not self.runs.is_dir():

@@ -1,0 +1,29 @@
+"""Hyper-parameter search: :func:`search` trains a run for every trial, and Optuna says what to try next.
+
+``search`` and ``Found`` load on first use; :class:`Plan` and what it is made of need neither torch nor Optuna.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.searching.plan import Plan, make_plan
+from interp_tasks.searching.space import Choices, Range, Space
+
+if TYPE_CHECKING:
+    from interp_tasks.searching.conducting import search
+    from interp_tasks.searching.finding import Found
+
+__all__ = ["Choices", "Found", "Plan", "Range", "Space", "make_plan", "search"]
+
+_HOMES = {"search": "interp_tasks.searching.conducting", "Found": "interp_tasks.searching.finding"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
