@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from interp_tasks.experiments.geometry import Array
-    from interp_tasks.experiments.reordering import Reordered
+    from interp_tasks.experiments.relabelling import Relabelled
     from interp_tasks.experiments.singular import Singular
     from tasks import Task
 
@@ -40,7 +40,7 @@ POSITIONS, VALUES, LEADING, SPECTRUM = "positions", "singular values", "leading 
 BESIDE = "untrained: "
 PEARSON, COSINE = "Pearson correlation", "cosine similarity"
 PERIODIC, BEST = "periodic share", "share at the best frequency"
-ABOVE_MEAN, ABOVE_REORDERED = "frequencies above mean + 1 sd", "frequencies above reordered digits"
+ABOVE_MEAN, ABOVE_RELABELLED = "frequencies above mean + 1 sd", "frequencies above relabelled digits"
 NINETY, GINI, NORM = "frequencies for 90% of the variance", "Gini coefficient of the components", "norm"
 
 #: Of a row: variant, intervention, metric.
@@ -71,7 +71,7 @@ class Seen:
     axis: str | None
     singular: Singular
     beside: Array | None
-    frequencies: Reordered | None = None
+    frequencies: Relabelled | None = None
     above_mean: float = 0.0
     norms_beside: Array | None = None
 
@@ -120,7 +120,7 @@ class WeightsResult(Result):
     def caption(self) -> str:
         return (
             "Singular values: the marks say how many reach 50% and 90% of their sum. Spectrum: norms by frequency, in "
-            "the second colour above those of reordered digits. Dotted: the mean of untrained models."
+            "the second colour above those of relabelled digits. Dotted: the mean of untrained models."
         )
 
 
@@ -213,7 +213,7 @@ def notes(controls: Sequence[str], untrained: bool, every: bool, ordered: bool) 
             "noise has at its best one with probability 0.05."
         )
         yield (
-            f"{ABOVE_REORDERED}: a norm that no frequency of the same rows in random order reaches with probability "
+            f"{ABOVE_RELABELLED}: a norm that no frequency of the same rows in random order reaches with probability "
             f"0.95 ({ORDERS} orders); p adj. of a frequency is that test's. {ABOVE_MEAN}: the published rule, over "
             "all frequencies with 0; about a sixth of any noise is above it."
         )
@@ -329,14 +329,14 @@ class Measured:
     numbers: dict[Key, float]
     singular: Singular
     vectors: dict[str, tuple[int, float]]
-    frequencies: Reordered | None
+    frequencies: Relabelled | None
     above_mean: float
     published: frozenset[int]
 
 
 def measured(table: Table, orders: int, seed: int) -> Measured:
     """Every number of one table."""
-    from interp_tasks.experiments.reordering import reordered
+    from interp_tasks.experiments.relabelling import relabelled
     from interp_tasks.experiments.singular import Singular, periodicity
 
     singular = Singular.of(table.rows)
@@ -356,10 +356,10 @@ def measured(table: Table, orders: int, seed: int) -> Measured:
         f"vector {k + 1}": (int(found.frequency[k]), float(found.share[k]))
         for k in range(min(VECTORS, len(found.share)))
     }
-    frequencies = reordered(table.rows, orders, seed)
+    frequencies = relabelled(table.rows, orders, seed)
     of_spectrum, bound, published = spectral_numbers(table.rows)
     numbers |= {(table.label, SPECTRUM, metric): value for metric, value in of_spectrum.items()}
-    numbers[table.label, SPECTRUM, ABOVE_REORDERED] = float(frequencies.significant.sum())
+    numbers[table.label, SPECTRUM, ABOVE_RELABELLED] = float(frequencies.significant.sum())
     return Measured(numbers, singular, vectors, frequencies, bound, published)
 
 
@@ -435,7 +435,7 @@ def frequency_rows(
         bounds = [
             name
             for name, above in (
-                ("reordered digits", bool(found.significant[place])),
+                ("relabelled digits", bool(found.significant[place])),
                 ("mean + 1 sd", place + 1 in own.published),
             )
             if above

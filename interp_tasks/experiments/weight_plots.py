@@ -162,7 +162,7 @@ def add_spectrum(found: Any, row: int, table: Seen) -> None:
     norms, significant = frequencies.norms, frequencies.significant
     for name, chosen, colour in (
         ("not significant", ~significant, COLOURS["light"][0]),
-        ("above reordered digits", significant, COLOURS["light"][1]),
+        ("above relabelled digits", significant, COLOURS["light"][1]),
     ):
         held = chosen.nonzero()[0]
         if len(held):
@@ -181,7 +181,7 @@ def add_spectrum(found: Any, row: int, table: Seen) -> None:
     places = list(range(1, len(norms) + 1))
     lines: list[tuple[str, list[float], str, str]] = [
         (
-            "threshold: reordered digits",
+            "threshold: relabelled digits",
             [frequencies.threshold] * len(norms),
             COLOURS["light"][1],
             "dash",

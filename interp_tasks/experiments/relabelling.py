@@ -11,12 +11,12 @@ from interp_tasks.experiments.geometry import Array
 
 #: Chance that a table whose rows stand in no order has a significant frequency at all.
 LEVEL = 0.05
-#: Numbers held at a time while rows are reordered.
+#: Numbers held at a time while rows are relabelled.
 AT_ONCE = 4_000_000
 
 
 @dataclass(frozen=True)
-class Reordered:
+class Relabelled:
     """The norms of a table's frequencies beside those of the same rows in random orders.
 
     Attributes:
@@ -45,7 +45,7 @@ class Reordered:
         return self.p_values <= LEVEL + 1e-9
 
 
-def reordered(table: Array, draws: int, seed: int) -> Reordered:
+def relabelled(table: Array, draws: int, seed: int) -> Relabelled:
     """Compare the frequencies of a table ``[row d]`` with those of its rows in ``draws`` random orders.
 
     The maximum over frequencies is what is compared (Westfall and Young 1993): if the rows are exchangeable, the chance
@@ -67,7 +67,7 @@ def reordered(table: Array, draws: int, seed: int) -> Reordered:
         strongest.append(norms_of(waves[:, orders], compact, groups).max(0))
     largest = np.concatenate([*strongest, np.empty(0)])
     own = norms_of(waves[:, None], compact, groups)[:, 0]
-    return Reordered(own, np.sort(largest)[::-1])
+    return Relabelled(own, np.sort(largest)[::-1])
 
 
 def norms_of(waves: Array, table: Array, groups: NDArray[np.int64]) -> Array:
