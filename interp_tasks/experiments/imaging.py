@@ -392,14 +392,7 @@ def image(found: Measured, at: int) -> Image:
 
 def rows_of(found: Measured, wanted: Sequence[int]) -> list[dict[str, Any]]:
     """Rows of the chosen features, of clusters and of all."""
-    features = found.features
-    common = {
-        "intervention": features.label,
-        "site": features.site,
-        "layer": features.layer,
-        "position": features.position,
-        "n": features.grid.cells,
-    }
+    features, common = found.features, common_of(found.features)
     rows: list[dict[str, Any]] = []
     for at in wanted:
         about = {**common, "variant": features.names[at], "head": features.heads[at]}
@@ -409,6 +402,17 @@ def rows_of(found: Measured, wanted: Sequence[int]) -> list[dict[str, Any]]:
     for variant, metrics in together(found).items():
         rows += [{**common, "variant": variant, **row} for row in metrics]
     return rows
+
+
+def common_of(features: Features) -> dict[str, Any]:
+    """The columns that all rows of one tensor share."""
+    return {
+        "intervention": features.label,
+        "site": features.site,
+        "layer": features.layer,
+        "position": features.position,
+        "n": features.grid.cells,
+    }
 
 
 def one_feature(found: Measured, at: int) -> Iterator[dict[str, Any]]:
@@ -472,30 +476,29 @@ def row(metric: str, value: Any, baseline: Any = None) -> dict[str, Any]:
     return found
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A checkpoint of a run: the labels of its rows, what its neurons are counted by, which have rows of their own."""
+
+    labels: Mapping[str, Any]
+    amplitudes: np.ndarray
+    active_each: float
+    wanted: Sequence[int]
+
+
 @dataclass
 class History:
-    """What the published count of active frequencies needs of all checkpoints of a run, by run and site."""
+    """What needs all checkpoints of a run, by run and tensor: the published count of active frequencies, and peaks."""
 
-    seen: dict[tuple[str, str], list[tuple[dict[str, Any], np.ndarray, list[int]]]] = field(
-        default_factory=dict
-    )
+    seen: dict[tuple[str, str], list[Entry]] = field(default_factory=dict)
 
-    def add(self, subject: Subject, found: Measured, wanted: list[int]) -> None:
+    def add(self, subject: Subject, found: Measured, wanted: Sequence[int]) -> None:
         if subject.checkpoint.run is None:
             return
-        features = found.features
-        labels = {
-            **subject.labels,
-            "experiment": "neurons",
-            "intervention": features.label,
-            "site": features.site,
-            "layer": features.layer,
-            "position": features.position,
-            "n": features.grid.cells,
-            "n_runs": 1,
-        }
-        arranged = features.grid.arrange(features.values)
-        entry = (labels, amplitudes(arranged), wanted)
+        features, varying = found.features, found.clusters.best >= 0
+        labels = {**subject.labels, **common_of(features), "experiment": "neurons", "n_runs": 1}
+        each = float(found.active.counts[varying].double().mean()) if bool(varying.any()) else 0.0
+        entry = Entry(labels, amplitudes(features.grid.arrange(features.values)), each, wanted)
         # A checkpoint's folder lies in the run's folder of checkpoints.
         run = str(subject.checkpoint.path.parent.parent)
         self.seen.setdefault((run, features.label), []).append(entry)
@@ -504,31 +507,31 @@ class History:
         found: list[dict[str, Any]] = []
         for (run, _), entries in self.seen.items():
             if len(entries) >= LEAST:
-                entries.sort(key=lambda entry: entry[0]["step"])
-                found += self.of_run(run, entries)
+                found += of_run(run, sorted(entries, key=lambda entry: entry.labels["step"]))
         return found
 
-    def of_run(
-        self, run: str, entries: Sequence[tuple[dict[str, Any], np.ndarray, list[int]]]
-    ) -> Iterator[dict[str, Any]]:
-        import numpy as np
 
-        over_time = np.stack([entry[1] for entry in entries])
-        varying = (over_time[:, 1:] > 0).any((0, 1))
-        end = end_of(run)
-        for deviations in DEVIATIONS:
-            counts = active_counts(over_time, deviations)
-            name = f"{ACTIVE}, mean + {deviations} sd"
-            series = {f"neuron {at}": counts[:, at].astype(float) for at in entries[0][2]}
-            if varying.any():
-                series[ALL] = counts[:, varying].mean(1)
-            for variant, values in series.items():
-                for (labels, _, _), value in zip(entries, values, strict=True):
-                    yield {**labels, "variant": variant, **row(name, value)}
-                last, at = entries[-1][0], int(values.argmax())
-                yield {**last, "variant": variant, **row(name + PEAK, values[at], values[-1])}
-                step = row(name + PEAK_STEP, entries[at][0]["step"], end)
-                yield {**last, "variant": variant, **step}
+def of_run(run: str, entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
+    """The published counts at every checkpoint; where they and the counts against relabelled digits peak."""
+    import numpy as np
+
+    over_time = np.stack([entry.amplitudes for entry in entries])
+    varying = (over_time[:, 1:] > 0).any((0, 1))
+    end = end_of(run)
+    series = {(ALL, ACTIVE_EACH): np.array([entry.active_each for entry in entries])}
+    for deviations in DEVIATIONS:
+        counts = active_counts(over_time, deviations)
+        name = f"{ACTIVE}, mean + {deviations} sd"
+        series |= {(f"neuron {at}", name): counts[:, at].astype(float) for at in entries[0].wanted}
+        if varying.any():
+            series[ALL, name] = counts[:, varying].mean(1)
+    for (variant, name), values in series.items():
+        if name != ACTIVE_EACH:
+            for entry, value in zip(entries, values, strict=True):
+                yield {**entry.labels, "variant": variant, **row(name, value)}
+        last, at = {**entries[-1].labels, "variant": variant}, int(values.argmax())
+        yield {**last, **row(name + PEAK, values[at], values[-1])}
+        yield {**last, **row(name + PEAK_STEP, entries[at].labels["step"], end)}
 
 
 def end_of(run: str) -> int | None:
