@@ -15,6 +15,7 @@ from interp_tasks.experiments.demonstrating import demo
 from interp_tasks.experiments.dropping import DropsResult, drops
 from interp_tasks.experiments.embedding import EmbeddingsResult, embeddings
 from interp_tasks.experiments.generating import decoding
+from interp_tasks.experiments.gradient_logs import GradientsResult, gradients
 from interp_tasks.experiments.imaging import NeuronsResult, neurons
 from interp_tasks.experiments.influencing import InfluenceResult, influence
 from interp_tasks.experiments.lensing import lens
@@ -40,6 +41,7 @@ __all__ = [
     "EmbeddingsResult",
     "Examples",
     "FourierResult",
+    "GradientsResult",
     "InfluenceResult",
     "Options",
     "NeuronsResult",
@@ -59,6 +61,7 @@ __all__ = [
     "drops",
     "embeddings",
     "fourier",
+    "gradients",
     "heads",
     "influence",
     "lens",

@@ -131,6 +131,7 @@ VIEWS: Mapping[str, str] = {
     "curve": "curve_table",
     "drops": "drops_table",
     "fourier": "spectral_table",
+    "gradients": "gradient_plots",
     "influence": "influence_plots",
     "neurons": "imaging_table",
     "order": "order_plots",

@@ -32,6 +32,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "drops": {"metric": None},
     "influence": {"shift": None, "redraw": False},
     "order": {"start": "plateau"},
+    "gradients": {"start": 0},
     "neurons": {"site": None, "threshold": 0.85},
     "fourier": {"rule": None, "threshold": 0.85},
 }

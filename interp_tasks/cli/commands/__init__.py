@@ -10,6 +10,7 @@ from interp_tasks.cli.commands.demonstrating import Demo
 from interp_tasks.cli.commands.dropping import Drops
 from interp_tasks.cli.commands.embedding import Embeddings
 from interp_tasks.cli.commands.generating import Decoding
+from interp_tasks.cli.commands.gradient_logs import Gradients
 from interp_tasks.cli.commands.imaging import Neurons
 from interp_tasks.cli.commands.influencing import Influence
 from interp_tasks.cli.commands.lensing import Lens
@@ -44,6 +45,7 @@ COMMANDS: dict[str, type[Command]] = {
     "attention": Attention,
     "fourier": Fourier,
     "neurons": Neurons,
+    "gradients": Gradients,
     "embeddings": Embeddings,
     "weights": Weights,
     "influence": Influence,
