@@ -10,7 +10,7 @@
 Layers and heads count from 0 everywhere.
 """
 
-from circuits import ablate, fourier, patch, patterns, permute, probe, transplant
+from circuits import ablate, fourier, patch, patterns, permute, probe, transplant, variance
 from circuits.applying import intervene
 from circuits.comparing import compare
 from circuits.drawing import Draws, draws
@@ -53,4 +53,5 @@ __all__ = [
     "run",
     "sweep",
     "transplant",
+    "variance",
 ]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
@@ -35,11 +36,13 @@ from circuits.arguments import (
 from circuits.errors import CircuitsError
 from circuits.interventions import Intervention, Replacement
 from circuits.places import Edit
+from circuits.removing import Labelled, WithoutClasses
 from circuits.replacements import Mean, Resample, Uniform, Zero
 from circuits.sites import Site
+from circuits.snapshots import Snapshot
 from circuits.waves import DIRECTIONS, Frequencies, Waves, check_grid
 
-__all__ = ["each", "frequencies", "mean", "mean_pattern", "neurons", "resample", "uniform", "zero"]
+__all__ = ["classes", "each", "frequencies", "mean", "mean_pattern", "neurons", "resample", "uniform", "zero"]
 
 Tokens = Shaped[Tensor, "batch pos *input"]
 
@@ -206,6 +209,48 @@ def frequencies(
     check_grid(tokens.tensor, waves, verb)
     replacement = Frequencies(waves, keep, tokens)
     return Edit(verb, (place,), replacement, read_queries(queries, positions, verb))
+
+
+def classes(
+    site: Any,
+    classes: Any,
+    examples: Tokens,
+    keep: bool = False,
+    *,
+    heads: Any = None,
+    queries: Any = None,
+    positions: Any = None,
+) -> Edit:
+    """Remove the part of an activation that a class of the example decides, or (`keep`) everything else but the mean.
+
+    classes: whole numbers from 0, [example], or [example kind] for several kinds at once, of the `examples`
+    [example pos]. On these, each of them different, the activation at `site` is fitted, in float64, by its mean plus
+    an addition for every class (of several kinds by least squares), on the model as it is outside all of our blocks,
+    for each position and entry of the activation. A run may then hold any of the examples, in any order: each loses
+    its class's addition, or keeps the mean and that alone.
+
+    Where the classes are remainders r modulo q, this removes all waves cos(2πjr/q), sin(2πjr/q), whether or not q
+    divides the period of the tokens; where it does, and r is a token's or a sum's, it is `ablate.frequencies`.
+    """
+    verb = "ablate.classes"
+    place = read_place(site, heads, verb)
+    tokens = read_tokens(examples, verb, "examples")
+    kinds = torch.as_tensor(classes)
+    if kinds.ndim == 1:
+        kinds = kinds[:, None]
+    if kinds.ndim != 2 or len(kinds) != len(tokens.tensor) or kinds.is_floating_point() or not kinds.shape[1]:
+        raise CircuitsError(
+            f"{verb}: classes are whole numbers [example] or [example kind] of {len(tokens.tensor)} examples; got "
+            f"{str(kinds.dtype)[6:]} {list(torch.as_tensor(classes).shape)}"
+        )
+    if len(tokens.tensor.unique(dim=0)) != len(tokens.tensor):
+        raise CircuitsError(f"{verb}: the examples that have classes must be different from each other")
+    if not isinstance(keep, bool):
+        raise CircuitsError(f"{verb}: keep={keep!r}; give True or False")
+    labelled = Labelled(tokens, Snapshot(kinds.long()))
+    # Refuses kinds that cannot be told apart.
+    _ = labelled.contrasts
+    return Edit(verb, (place,), WithoutClasses(labelled, keep), read_queries(queries, positions, verb))
 
 
 def _resampled(source: Any, seed: int, verb: str) -> Resample:

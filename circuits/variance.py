@@ -1,0 +1,140 @@
+"""How much of the variance over examples belongs to classes of the examples: alone, together, and beyond each other.
+
+The functions of a class that examples have, such as x mod q, are a linear space: a value per class. Its part of an
+activation is the mean of each class. Where the classes are remainders modulo q, the space is that of the waves
+cos(2πjx/q), sin(2πjx/q), whether or not q divides the period of x.
+
+parts = variance.partition(post, {"mod 3": x % 3, "mod 5": x % 5})
+parts.alone, parts.unique, parts.together
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from circuits.contrasts import Contrasts, read_classes
+from circuits.errors import CircuitsError
+
+#: A variance below this share of the mean square is what rounding leaves.
+ROUNDING = 1e-20
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Shares of the variance over examples, of each feature; 0 for one that does not vary.
+
+    names: of the classes. alone: what the means of its classes explain (η²). unique: what they add to those of all
+    others, by least squares. together: what all explain. degrees: how many numbers each is free to choose.
+    """
+
+    names: tuple[str, ...]
+    alone: Float[Tensor, " name *features"]
+    unique: Float[Tensor, " name *features"]
+    together: Float[Tensor, "*features"]
+    degrees: tuple[int, ...]
+
+
+def explained(values: Any, classes: Any) -> Float[Tensor, "*kinds"]:
+    """The share of the variance over examples that the means of classes explain (η², the correlation ratio).
+
+    values: [example *features]. classes: whole numbers from 0, [example], or of several kinds [kind example], each
+    for itself. Returns [*features] or [kind *features]; 0 for a feature that does not vary.
+    """
+    between, whole, squares, shape = _sums(values, classes, "variance.explained")
+    found = torch.where(whole > ROUNDING * squares, between / torch.where(whole > 0, whole, 1.0), 0.0)
+    return found.reshape(shape)
+
+
+def total(values: Any, classes: Any) -> Float[Tensor, "*kinds"]:
+    """As `explained`, of all features together: the variance explained, summed over them, over the whole sum."""
+    between, whole, squares, _ = _sums(values, classes, "variance.total")
+    varies = bool(whole.sum() > ROUNDING * squares.sum())
+    found = between.sum(-1) / whole.sum() if varies else torch.zeros(len(between), dtype=torch.float64)
+    return found.reshape(torch.as_tensor(classes).shape[:-1])
+
+
+def adjusted(share: float, examples: int, degrees: int) -> float:
+    """What is left of a share once chance has had its part: 1 − (1 − share)·(n − 1)/(n − 1 − degrees).
+
+    0 on average over random classes of the same sizes (whose share is degrees/(n − 1)), 1 where all is explained.
+    NaN where the classes leave no freedom.
+    """
+    left = examples - 1 - degrees
+    return 1 - (1 - share) * (examples - 1) / left if left > 0 else float("nan")
+
+
+def partition(values: Any, classes: Mapping[str, Any]) -> Partition:
+    """What several kinds of classes explain, each alone, each beyond all others, and all together.
+
+    values: [example *features]. classes: name -> whole numbers from 0 [example]. Where the kinds together can choose
+    as many numbers as there are examples, or repeat each other, what each adds is not defined: an error.
+    """
+    read = _read_values(values)
+    if not isinstance(classes, Mapping) or not classes:
+        raise CircuitsError(
+            "variance.partition: classes are a dict of names and whole numbers, one per example"
+        )
+    centred = _centred(read)
+    found = Contrasts.of(classes, len(read), "variance.partition")
+    moved = found.products(centred)  # [function feature]
+    solution = torch.cholesky_solve(moved, found.factor)
+    shape = tuple(torch.as_tensor(values).shape[1:])
+    alone = torch.stack([_between(centred, index) for index in found.indices(read.device)])
+    unique = torch.stack(
+        [
+            # The general linear hypothesis: what the sum of squares loses without a block of functions.
+            (solution[block] * torch.linalg.solve(found.inverse[block, block], solution[block])).sum(0)
+            for block in found.blocks
+        ]
+    )
+    together = (moved * solution).sum(0)
+    return Partition(
+        tuple(map(str, classes)),
+        _shares(alone, read).reshape(-1, *shape),
+        _shares(unique, read).reshape(-1, *shape),
+        _shares(together[None], read)[0].reshape(shape),
+        tuple(block.stop - block.start for block in found.blocks),
+    )
+
+
+def _read_values(values: Any) -> Float[Tensor, "example feature"]:
+    read = torch.as_tensor(values).detach().double()
+    if read.ndim == 0 or read.numel() == 0 or not bool(read.isfinite().all()):
+        raise CircuitsError(f"variance: needs finite values [example ...], got {list(read.shape)}")
+    return read.reshape(len(read), -1)
+
+
+def _centred(values: Tensor) -> Tensor:
+    return values - values.mean(0)
+
+
+def _sums(values: Any, classes: Any, verb: str) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
+    """Sums of squares between classes [kind feature], about the mean and about 0 [feature]; the shape of shares."""
+    read = _read_values(values)
+    kinds = torch.as_tensor(classes)
+    centred = _centred(read)
+    several = kinds if kinds.ndim == 2 else kinds[None]
+    between = torch.stack(
+        [_between(centred, read_classes(one, len(read), verb)[0].to(read.device)) for one in several]
+    )
+    shape = (*kinds.shape[:-1], *torch.as_tensor(values).shape[1:])
+    return between, centred.square().sum(0), read.square().sum(0), shape
+
+
+def _between(centred: Tensor, index: Tensor) -> Float[Tensor, " feature"]:
+    """Σ over classes of n_c · mean², of values whose mean is 0."""
+    counts = torch.bincount(index)
+    sums = centred.new_zeros(len(counts), centred.shape[1]).index_add_(0, index, centred)
+    return (sums.square() / counts.clamp(min=1)[:, None]).sum(0)
+
+
+def _shares(sums: Tensor, values: Tensor) -> Tensor:
+    whole = _centred(values).square().sum(0)
+    varies = whole > ROUNDING * values.square().sum(0)
+    return torch.where(varies, sums / torch.where(varies, whole, 1.0), 0.0)

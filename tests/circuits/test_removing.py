@@ -1,0 +1,88 @@
+"""`ablate.classes` against class means by hand, against `ablate.frequencies`, and against least squares."""
+
+import numpy as np
+import pytest
+import torch
+
+from circuits import CircuitsError, ablate, cache, run, sweep
+
+P = 7
+X = torch.arange(P)
+EXAMPLES = torch.cat([torch.cartesian_prod(X, X), torch.full((P * P, 1), P)], 1)
+EXAMPLES = EXAMPLES[torch.randperm(P * P, generator=torch.Generator().manual_seed(0))]
+NUMBER = EXAMPLES[:, 0] + P * EXAMPLES[:, 1]
+
+
+@pytest.fixture
+def small(family, make_model):
+    return make_model(family=family, d_vocab=P + 1, n_ctx=3, n_layers=1)
+
+
+SITE, HOOK = "mlp_post.0", "blocks.0.mlp.hook_post"
+
+
+def under(model, edit, tokens=EXAMPLES):
+    return run(model, tokens, edit, cache=[HOOK])[1][HOOK]
+
+
+def test_each_example_loses_what_its_class_adds_to_the_mean(small):
+    clean = cache(small, EXAMPLES, HOOK)[HOOK]
+    rows = torch.tensor([5, 5, 40, 1])
+    expected = clean.clone()
+    for r in range(5):
+        mine = NUMBER % 5 == r
+        expected[mine] -= clean[mine].mean(0) - clean.mean(0)
+    found = under(small, ablate.classes(SITE, NUMBER % 5, EXAMPLES), EXAMPLES[rows])
+    torch.testing.assert_close(found, expected[rows])
+    kept = under(small, ablate.classes(SITE, NUMBER % 5, EXAMPLES, keep=True), EXAMPLES[rows])
+    torch.testing.assert_close(kept, (clean - expected + clean.mean(0))[rows])
+    assert (clean - expected).abs().max() > 0.01 * clean.std()
+
+
+def test_of_a_whole_period_it_is_the_removal_of_all_frequencies_of_the_sum(small):
+    options = {"coords": [0, 1], "period": P, "grid": EXAMPLES, "directions": "sum"}
+    summed = (EXAMPLES[:, 0] + EXAMPLES[:, 1]) % P
+    by_classes = under(small, ablate.classes(SITE, summed, EXAMPLES))
+    torch.testing.assert_close(by_classes, under(small, ablate.frequencies(SITE, [1, 2, 3], **options)))
+
+
+def test_several_kinds_are_removed_as_least_squares_fits_them(small):
+    kinds = torch.stack([NUMBER % 5, EXAMPLES[:, 0] % 3], 1)
+    clean = cache(small, EXAMPLES, HOOK)[HOOK]
+    columns = torch.cat([torch.nn.functional.one_hot(kind) for kind in kinds.T], 1).numpy().astype(float)
+    flat = clean.flatten(1).double().numpy()
+    fit = columns @ np.linalg.lstsq(columns, flat, rcond=1e-10)[0]
+    found = under(small, ablate.classes(SITE, kinds, EXAMPLES)).flatten(1).numpy()
+    np.testing.assert_allclose(found, flat - fit + flat.mean(0), atol=1e-5)
+
+
+def test_both_engines_agree_and_the_edit_is_described(small):
+    edits = {"5": ablate.classes("attn_out.0", NUMBER % 5, EXAMPLES, queries=[2])}
+    tables = [sweep(small, EXAMPLES, edits, engine=engine, chunk=30).frame for engine in ("naive", "fast")]
+    assert tables[0]["value"].tolist() == pytest.approx(tables[1]["value"].tolist(), abs=1e-6)
+    assert edits["5"].describe()["value"] == "classes"
+    assert edits["5"] == ablate.classes("attn_out.0", NUMBER % 5, EXAMPLES, queries=[2])
+    assert edits["5"] != ablate.classes("attn_out.0", NUMBER % 3, EXAMPLES, queries=[2])
+
+
+def test_masked_scores_stay_masked(small):
+    clean = cache(small, EXAMPLES, "blocks.0.attn.hook_attn_scores")["blocks.0.attn.hook_attn_scores"]
+    edit = ablate.classes("scores.0", NUMBER % 5, EXAMPLES)
+    _, found = run(small, EXAMPLES, edit, cache=["blocks.0.attn.hook_attn_scores"])
+    assert torch.equal(found["blocks.0.attn.hook_attn_scores"].isneginf(), clean.isneginf())
+
+
+def test_refusals(small, untyped):
+    with pytest.raises(CircuitsError, match=r"\[example kind\] of 49 examples; got int64 \[3\]"):
+        ablate.classes(SITE, [0, 1, 2], EXAMPLES)
+    with pytest.raises(CircuitsError, match="different from each other"):
+        ablate.classes(SITE, [0, 1], EXAMPLES[[0, 0]])
+    with pytest.raises(CircuitsError, match="keep=1; give True or False"):
+        ablate.classes(SITE, NUMBER % 5, EXAMPLES, keep=1)
+    with pytest.raises(CircuitsError, match="not independent"):
+        ablate.classes(SITE, torch.stack([NUMBER % 5, 4 - NUMBER % 5], 1), EXAMPLES)
+    part = ablate.classes(SITE, NUMBER[:20] % 5, EXAMPLES[:20])
+    with pytest.raises(CircuitsError, match="example 1 is none of those that have classes"):
+        run(small, EXAMPLES[[3, 30]], part)
+    with pytest.raises(CircuitsError, match=r"are \[49, 2\], the run's \[49, 3\]"):
+        run(small, EXAMPLES, ablate.classes(SITE, NUMBER % 5, EXAMPLES[:, :2]))
