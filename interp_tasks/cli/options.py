@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -125,20 +126,25 @@ class ExperimentCommand(Command):
         }
 
     def task_config(self) -> dict[str, Any]:
-        if not self.settings:
-            return {}
-        from interp_tasks.training.config import list_keys, typed
-        from tasks import catalog
+        return task_config(self.task, self.settings)
 
-        # A task that --import brings is not known yet when the options are checked.
-        lists = list_keys(self.task) if self.task in catalog.names() else frozenset()
-        config = {}
-        for key, value in read_settings(self.settings).items():
-            section, _, name = key.rpartition(".")
-            if section not in ("", "task"):
-                raise UserError(f"--set {key}: here it sets the task's own settings, such as task.n=4")
-            config[name] = typed(value, is_list=f"task.{name}" in lists)
-        return config
+
+def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:
+    """A task's own settings as ``--set`` gives them."""
+    if not settings:
+        return {}
+    from interp_tasks.training.config import list_keys, typed
+    from tasks import catalog
+
+    # A task that --import brings is not known yet when the options are checked.
+    lists = list_keys(task) if task in catalog.names() else frozenset()
+    config = {}
+    for key, value in read_settings(settings).items():
+        section, _, name = key.rpartition(".")
+        if section not in ("", "task"):
+            raise UserError(f"--set {key}: here it sets the task's own settings, such as task.n=4")
+        config[name] = typed(value, is_list=f"task.{name}" in lists)
+    return config
 
 
 def check_task_name(name: str) -> None:
