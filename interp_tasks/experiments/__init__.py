@@ -12,6 +12,7 @@ from interp_tasks.experiments.comparing import ComparisonResult
 from interp_tasks.experiments.copying_inputs import copying
 from interp_tasks.experiments.curving import CurveResult, curve
 from interp_tasks.experiments.demonstrating import demo
+from interp_tasks.experiments.displaying import DataResult, data
 from interp_tasks.experiments.dropping import DropsResult, drops
 from interp_tasks.experiments.embedding import EmbeddingsResult, embeddings
 from interp_tasks.experiments.generating import decoding
@@ -37,6 +38,7 @@ __all__ = [
     "AttentionResult",
     "ComparisonResult",
     "CurveResult",
+    "DataResult",
     "DropsResult",
     "EmbeddingsResult",
     "Examples",
@@ -56,6 +58,7 @@ __all__ = [
     "baseline",
     "copying",
     "curve",
+    "data",
     "decoding",
     "demo",
     "drops",

@@ -129,6 +129,7 @@ VIEWS: Mapping[str, str] = {
     "ood": "comparison_table",
     "attention": "attention_table",
     "curve": "curve_table",
+    "data": "data_table",
     "drops": "drops_table",
     "fourier": "spectral_table",
     "gradients": "gradient_plots",

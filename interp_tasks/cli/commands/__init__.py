@@ -7,6 +7,7 @@ from interp_tasks.cli.commands.baselining import Baseline, Ood
 from interp_tasks.cli.commands.copying_inputs import Copying
 from interp_tasks.cli.commands.curving import Curve
 from interp_tasks.cli.commands.demonstrating import Demo
+from interp_tasks.cli.commands.displaying import Data
 from interp_tasks.cli.commands.dropping import Drops
 from interp_tasks.cli.commands.embedding import Embeddings
 from interp_tasks.cli.commands.generating import Decoding
@@ -32,6 +33,7 @@ COMMANDS: dict[str, type[Command]] = {
     "train": Train,
     "search": Search,
     "tasks": Tasks,
+    "data": Data,
     "checkpoints": Checkpoints,
     "curve": Curve,
     "drops": Drops,
