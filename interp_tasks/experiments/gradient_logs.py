@@ -153,9 +153,9 @@ def number(value: Any) -> float:
 
 def rows_of(run: Run, stage: str, norms: Norms) -> Iterator[dict[str, Any]]:
     """A frozen tensor, whose gradient is 0 throughout, has only its norm."""
-    shared = {**run.labels(), "experiment": "gradients", "intervention": stage, "split": "train"}
-    # What is seen of the gradient is the batch of each step.
-    shared["n"] = None
+    # A gradient is of the batch of its step; without a size that is the whole split.
+    batch = run.config.get("train", {}).get("batch_size")
+    shared = {**run.labels(), "experiment": "gradients", "intervention": stage, "split": "train", "n": batch}
     steps = {
         name: step_below_half(norms.steps, values) for name, values in norms.norms.items() if max(values)
     }

@@ -98,7 +98,8 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
     rows: dict[tuple[str, str], dict[Any, Any]] = {}
     for one in frame.to_dict("records"):
-        found = rows.setdefault((one["ref"], one["variant"]), dict(one))
+        size = "all" if pandas.isna(one["n"]) else one["n"]
+        found = rows.setdefault((one["ref"], one["variant"]), {**one, "n": size})
         metric = str(one["metric"]).removeprefix("median ")
         found[f"{one['intervention']}: {metric}"] = one["value"]
         if metric != one["metric"]:

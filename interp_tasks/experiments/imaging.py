@@ -29,6 +29,7 @@ NEURONS = (0, 1, 2)
 #: Metrics of a neuron, of a cluster, and of all of them.
 FREQUENCY, FIRST, SECOND = "frequency", "variance explained, degree 1", "variance explained, degree 2"
 ALONE, JOINTLY, ONE = "variance by {} alone", "variance by both jointly", "variance by one digit"
+TO_ONE = "share of attention to one digit"
 PAIRS = "pairs of frequencies for half of the variance"
 MEAN, ACTIVE, ACTIVE_EACH = "mean", "active frequencies", "active frequencies per neuron"
 COUNT, CLUSTERS, CLUSTERED, DEAD = "neurons", "clusters", "share of neurons in clusters", "constant neurons"
@@ -398,7 +399,7 @@ def rows_of(found: Measured, wanted: Sequence[int]) -> list[dict[str, Any]]:
         about = {**common, "variant": features.names[at], "head": features.heads[at]}
         rows += [{**about, **row} for row in one_feature(found, at)]
     if features.site == "pattern":
-        return rows
+        return rows + [{**common, **row} for row in preferences(features)]
     for variant, metrics in together(found).items():
         rows += [{**common, "variant": variant, **row} for row in metrics]
     return rows
@@ -413,6 +414,14 @@ def common_of(features: Features) -> dict[str, Any]:
         "position": features.position,
         "n": features.grid.cells,
     }
+
+
+def preferences(features: Features) -> Iterator[dict[str, Any]]:
+    """Of each head, how much of its mean attention to both digits goes to the one that gets more: 0.5 to 1."""
+    means = features.values.double().mean(0).unflatten(0, (-1, 2))
+    for head, pair in enumerate(means):
+        about = {"variant": f"{features.layer}.{head}", "head": head}
+        yield {**about, **row(TO_ONE, float(pair.max() / pair.sum()))}
 
 
 def one_feature(found: Measured, at: int) -> Iterator[dict[str, Any]]:

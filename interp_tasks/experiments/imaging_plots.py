@@ -51,6 +51,7 @@ def images_figure(images: Mapping[str, Image]) -> plotly.graph_objects.Figure:
                 {
                     "type": "heatmap",
                     "z": table.tolist(),
+                    "zmin": 0 if column == 2 else None,
                     "colorscale": SEQUENTIAL,
                     "colorbar": {
                         "len": PANEL / whole,

@@ -23,6 +23,7 @@ from interp_tasks.experiments.imaging import (
     MEAN,
     PAIRS,
     SECOND,
+    TO_ONE,
 )
 from interp_tasks.reporting import Column
 
@@ -92,6 +93,7 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
         Column("", "variant"),
         Column("neurons", COUNT, text(COUNT, ".0f")),
         Column("mean", MEAN, text(MEAN, ".3g")),
+        Column("to one\ndigit", TO_ONE, text(TO_ONE, ".1%")),
         Column("frequency", FREQUENCY, text(FREQUENCY, ".0f")),
         Column("degree 1", FIRST, text(FIRST, ".1%")),
         Column("degree 2", SECOND, text(SECOND, ".1%")),
