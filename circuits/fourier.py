@@ -10,7 +10,9 @@ fourier.clusters(found).sizes
 from circuits.bases import basis, frequencies, inverse, transform
 from circuits.clustering import Clusters, clusters
 from circuits.coordinates import Grid, components
+from circuits.cosine_fits import CosineFit
 from circuits.key_rules import AboveMean, KeyFrequencies, Noise, OfLargest, Preferred, Rule, key_frequencies
+from circuits.modular_sums import ModularSum, share, variance_explained
 from circuits.relabelling import Active, active
 from circuits.spectra import Bands, Spectrum, gini, spectrum
 
@@ -19,8 +21,10 @@ __all__ = [
     "Active",
     "Bands",
     "Clusters",
+    "CosineFit",
     "Grid",
     "KeyFrequencies",
+    "ModularSum",
     "Noise",
     "OfLargest",
     "Preferred",
@@ -34,6 +38,8 @@ __all__ = [
     "gini",
     "inverse",
     "key_frequencies",
+    "share",
     "spectrum",
     "transform",
+    "variance_explained",
 ]

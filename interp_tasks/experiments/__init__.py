@@ -15,6 +15,7 @@ from interp_tasks.experiments.demonstrating import demo
 from interp_tasks.experiments.displaying import DataResult, data
 from interp_tasks.experiments.dropping import DropsResult, drops
 from interp_tasks.experiments.embedding import EmbeddingsResult, embeddings
+from interp_tasks.experiments.generalising import GeneralisationResult, generalisation
 from interp_tasks.experiments.generating import decoding
 from interp_tasks.experiments.gradient_logs import GradientsResult, gradients
 from interp_tasks.experiments.imaging import NeuronsResult, neurons
@@ -24,6 +25,7 @@ from interp_tasks.experiments.ordering import OrderResult, order
 from interp_tasks.experiments.patching import patch
 from interp_tasks.experiments.permuting import permute
 from interp_tasks.experiments.probing import ProbeResult, probe
+from interp_tasks.experiments.progressing import ProgressResult, progress
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.scanning import heads
 from interp_tasks.experiments.shifting import ood
@@ -44,11 +46,13 @@ __all__ = [
     "Examples",
     "FourierResult",
     "GradientsResult",
+    "GeneralisationResult",
     "InfluenceResult",
     "Options",
     "NeuronsResult",
     "OrderResult",
     "ProbeResult",
+    "ProgressResult",
     "Result",
     "Subject",
     "WeightsResult",
@@ -65,6 +69,7 @@ __all__ = [
     "embeddings",
     "fourier",
     "gradients",
+    "generalisation",
     "heads",
     "influence",
     "lens",
@@ -74,6 +79,7 @@ __all__ = [
     "patch",
     "permute",
     "probe",
+    "progress",
     "subjects",
     "transplant",
     "weights",

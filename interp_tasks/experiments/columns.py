@@ -133,10 +133,12 @@ VIEWS: Mapping[str, str] = {
     "drops": "drops_table",
     "fourier": "spectral_table",
     "gradients": "gradient_plots",
+    "generalisation": "generalising_table",
     "influence": "influence_plots",
     "neurons": "imaging_table",
     "order": "order_plots",
     "probe": "probe_table",
+    "progress": "progress_table",
     "weights": "weight_table",
 }
 

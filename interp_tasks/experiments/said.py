@@ -30,11 +30,13 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "embeddings": {"largest": None},
     "weights": {},
     "drops": {"metric": None},
+    "generalisation": {"level": 0.95, "against": []},
     "influence": {"shift": None, "redraw": False},
     "order": {"start": "plateau"},
     "gradients": {"start": 0},
     "neurons": {"site": None, "threshold": 0.85},
     "fourier": {"rule": None, "threshold": 0.85},
+    "progress": {"rule": None, "keys": None, "answers": [], "kinds": []},
 }
 #: Settings whose option has another name.
 OPTIONS = {"sites": "site", "templates": "template"}

@@ -10,6 +10,7 @@ from interp_tasks.cli.commands.demonstrating import Demo
 from interp_tasks.cli.commands.displaying import Data
 from interp_tasks.cli.commands.dropping import Drops
 from interp_tasks.cli.commands.embedding import Embeddings
+from interp_tasks.cli.commands.generalising import Generalisation
 from interp_tasks.cli.commands.generating import Decoding
 from interp_tasks.cli.commands.gradient_logs import Gradients
 from interp_tasks.cli.commands.imaging import Neurons
@@ -20,6 +21,7 @@ from interp_tasks.cli.commands.ordering import Order
 from interp_tasks.cli.commands.patching import Patch
 from interp_tasks.cli.commands.permuting import Permute
 from interp_tasks.cli.commands.probing import Probe
+from interp_tasks.cli.commands.progressing import Progress
 from interp_tasks.cli.commands.reproducing import Reproduce
 from interp_tasks.cli.commands.scanning import Heads
 from interp_tasks.cli.commands.searching import Search
@@ -37,6 +39,7 @@ COMMANDS: dict[str, type[Command]] = {
     "checkpoints": Checkpoints,
     "curve": Curve,
     "drops": Drops,
+    "generalisation": Generalisation,
     "ablation": Ablation,
     "heads": Heads,
     "transplant": Transplant,
@@ -48,6 +51,7 @@ COMMANDS: dict[str, type[Command]] = {
     "fourier": Fourier,
     "neurons": Neurons,
     "gradients": Gradients,
+    "progress": Progress,
     "embeddings": Embeddings,
     "weights": Weights,
     "influence": Influence,

@@ -1,0 +1,116 @@
+"""Attention to the digits as waves of them, and losses without attention, MLP and the ways around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.experiments.logit_measures import Row, measured, scored
+from interp_tasks.experiments.modular_inputs import Inputs, passes
+from interp_tasks.experiments.progress_table import ATTENTION_FIT, ATTENTION_FREE, ATTENTION_SELF, FREQUENCY
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def rows_of_attention(inputs: Inputs, patterns: Mapping[int, Tensor]) -> Iterator[Row]:
+    """Per head, how attention to the first operand follows waves of the two.
+
+    A = constant + α(cos w m₁x₁ − cos w m₂x₂) + β(sin w m₁x₁ − sin w m₂x₂), w = 2πk/q, least squares (Nanda et al.
+    2023, section 4.1, where the m are 1); k is the frequency that explains most. Beside it the best fit with four
+    coefficients free, for heads that look at one digit alone.
+
+    Args:
+        patterns: layer -> attention from where the output is read ``[input head key]``.
+    """
+    import torch
+
+    from circuits.fourier import variance_explained
+    from circuits.harmonics import cos_sin
+
+    if len(inputs.operands) != 2:
+        return
+    for layer, pattern in patterns.items():
+        seen = pattern[:, :, inputs.operands[0]].double()
+        for head, mean in enumerate(pattern[:, :, inputs.position].double().mean(0).tolist()):
+            yield measured("all inputs", ATTENTION_SELF, mean, layer=layer, head=head, site="pattern")
+        for answer in inputs.answers:
+            fits: dict[str, list[Tensor]] = {ATTENTION_FIT: [], ATTENTION_FREE: []}
+            for key in answer.sum.frequencies:
+                one, other = (cos_sin(terms, key, answer.sum.period) for terms in answer.sum.terms.T)
+                fits[ATTENTION_FIT].append(variance_explained(seen, one - other))
+                fits[ATTENTION_FREE].append(variance_explained(seen, torch.cat([one, other], 1)))
+            for metric, shares in fits.items():
+                best = torch.stack(shares).max(0)
+                for head in range(seen.shape[1]):
+                    place = {"layer": layer, "head": head, "site": "pattern"}
+                    yield measured(answer.name, metric, float(best.values[head]), **place)
+                    if metric == ATTENTION_FIT:
+                        key = answer.sum.frequencies[int(best.indices[head])]
+                        yield measured(answer.name, FREQUENCY, float(key), **place)
+
+
+def rows_of_skips(model: Any, inputs: Inputs, logits: Tensor) -> Iterator[Row]:
+    """Losses where a layer's attention or MLP, or the way around it, is set to zero or to its mean over the grid.
+
+    The way around a layer is what the residual stream brings along: without it, the stream is what the layer adds.
+    """
+    import torch
+
+    layers, has_mlp = range(model.cfg.n_layers), not model.cfg.attn_only
+    streams = [f"resid_pre.{layer}" for layer in layers]
+    if has_mlp:
+        streams += [f"{site}.{layer}" for layer in layers for site in ("resid_mid", "mlp_out")]
+    means = mean_streams(model, inputs, streams)
+    found: dict[tuple[int, str], list[Tensor]] = {}
+    for tokens in passes(model, inputs):
+        for name, output in outputs_without(model, inputs, tokens, streams, means):
+            found.setdefault(name, []).append(output)
+    for (layer, name), parts in found.items():
+        output = torch.cat(parts)
+        for answer in inputs.answers:
+            clean = inputs.scores(logits[:, answer.classes], answer)
+            scores = inputs.scores(output[:, answer.classes], answer)
+            yield from ({**row, "layer": layer} for row in scored(answer.name, name, scores, clean, "naive"))
+
+
+def mean_streams(model: Any, inputs: Inputs, sites: list[str]) -> dict[str, Tensor]:
+    """Site -> mean over the grid ``[pos d_model]``."""
+    from circuits import cache
+
+    sums: dict[str, Tensor] = {}
+    for tokens in passes(model, inputs):
+        seen = cache(model, tokens, sites)
+        sums = {site: seen[site].double().sum(0) + sums.get(site, 0.0) for site in sites}
+    return {site: (total / len(inputs.tokens)).float() for site, total in sums.items()}
+
+
+def outputs_without(
+    model: Any, inputs: Inputs, tokens: Tensor, streams: list[str], means: Mapping[str, Tensor]
+) -> Iterator[tuple[tuple[int, str], Tensor]]:
+    """((layer, what is taken away), output ``[input class]``) of some inputs."""
+    from circuits import ablate, cache, edit, heads, run
+
+    seen = cache(model, tokens, streams)
+
+    def less(stream: str, rest: Tensor | float = 0.0) -> Any:
+        return lambda after: (after - seen[stream] + rest).to(after.dtype)
+
+    def at_mean(site: str) -> Any:
+        return lambda old: means[site].expand_as(old)
+
+    for layer in range(model.cfg.n_layers):
+        at = "" if model.cfg.n_layers == 1 else f" of layer {layer}"
+        before, middle, added = f"resid_pre.{layer}", f"resid_mid.{layer}", f"mlp_out.{layer}"
+        mine = heads([(layer, head) for head in range(model.cfg.n_heads)], model)
+        edits = {f"attention{at} zeroed": ablate.zero(mine)}
+        if added in means:
+            edits |= {
+                f"way around attention{at} zeroed": edit(middle, less(before)),
+                f"MLP{at} zeroed": ablate.zero(added),
+                f"MLP{at} at its mean": edit(added, at_mean(added)),
+                f"way around MLP{at} zeroed": edit(f"resid_post.{layer}", less(middle)),
+                f"way around MLP{at} at its mean": edit(f"resid_post.{layer}", less(middle, means[middle])),
+            }
+        for name, edited in edits.items():
+            yield (layer, name), run(model, tokens, edited)[:, inputs.position].double().cpu()
