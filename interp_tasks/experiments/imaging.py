@@ -35,7 +35,7 @@ MEAN, ACTIVE, ACTIVE_EACH = "mean", "active frequencies", "active frequencies pe
 COUNT, CLUSTERS, CLUSTERED, DEAD = "neurons", "clusters", "share of neurons in clusters", "constant neurons"
 #: Variants that are about no single neuron.
 ALL, IN_CLUSTERS, CLUSTER = "all neurons", "in clusters", "cluster "
-PEAK, PEAK_STEP = ", peak", ", step of the peak"
+PEAK, PEAK_STEP, END = ", peak", ", step of the peak", ", end / peak"
 
 
 @dataclass(frozen=True)
@@ -541,6 +541,8 @@ def of_run(run: str, entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
         last, at = {**entries[-1].labels, "variant": variant}, int(values.argmax())
         yield {**last, **row(name + PEAK, values[at], values[-1])}
         yield {**last, **row(name + PEAK_STEP, entries[at].labels["step"], end)}
+        if values[at] > 0:
+            yield {**last, **row(name + END, values[-1] / values[at])}
 
 
 def end_of(run: str) -> int | None:
