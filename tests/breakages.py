@@ -5,22 +5,25 @@
 `tests/breakages.toml` says what is broken (file, old text, new text), which rule that is, and which test
 must notice. An entry counts as red only if the named test ran and an assertion in it failed. A test that
 does not start (collection, import or syntax error), a name that does not exist, or an exception that the
-entry does not announce (`raises = "..."`) is an error of the entry. Afterwards the restored copies must be
-green in every named test. Exit code 0 if all that holds, else 1.
+entry does not announce (`raises = "..."`) is an error of the entry. The unbroken copies must be green in
+every named test. Exit code 0 if all that holds, else 1.
 
 An entry that took longer than the limit is tried once more, alone, after all others, and only that second verdict
 counts: a machine that was busy elsewhere is no fault of the entry. Nothing else is tried twice. Below the summary
 every verdict that was not good stands again, of errors with the end of pytest's output.
 
 Heavy modules are imported once; each entry is a forked child that imports the package from the copy and
-runs pytest in its own process. So this runs where `os.fork` does.
+runs pytest in its own process. So this runs where `os.fork` does. The named tests run unbroken first, and leave
+their bytecode to the broken copies.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
+import importlib.metadata
 import os
 import shutil
 import signal
@@ -221,9 +224,10 @@ def run_child(
 
         os.chdir(copy)
         sys.path.insert(0, str(copy))
-        # An edit of the same size within the same second would pass for the bytecode of the old text.
-        sys.dont_write_bytecode = True
-        os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(copy)}
+        os.environ["PYTHONPATH"] = str(copy)
+        if stop:  # no bytecode of a broken text
+            sys.dont_write_bytecode = True
+            os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         listener = Listener(copy, settings.packages, tests, stop)
         outcome = listener.outcome
         quiet = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
@@ -277,8 +281,16 @@ class Runner:
             if path.is_dir():
                 shutil.copytree(path, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
             else:
-                shutil.copy(path, copy / name)
+                shutil.copy2(path, copy / name)
         return copy.resolve()
+
+    def share_bytecode(self) -> None:
+        """Give every copy the bytecode that any of them has. Their texts are equally old, so it is valid in all."""
+        for source in self.free:
+            for folder in source.rglob("__pycache__"):
+                for copy in self.free:
+                    if copy != source:
+                        shutil.copytree(folder, copy / folder.relative_to(source), dirs_exist_ok=True)
 
     def run(self, jobs: list[Job]) -> Iterator[Verdict]:
         """Verdicts as the children finish; entries that were late are tried again at the end, one by one."""
@@ -326,7 +338,10 @@ class Runner:
     def _start(self, job: Job, copy: Path) -> tuple[Any, Any]:
         if job.entry is not None:
             path = copy / job.entry.file
+            old = path.stat().st_mtime
             path.write_text(job.entry.broken(path.read_text(encoding="utf-8")), encoding="utf-8")
+            # Bytecode knows its text by age in seconds and size.
+            os.utime(path, (old + 10, old + 10))
         self.logs += 1
         context = get_context("fork")
         receiver, sender = context.Pipe(duplex=False)
@@ -350,7 +365,7 @@ class Runner:
         _kill(process)
         pipe.close()
         if job.entry is not None:
-            shutil.copy(self.whole / job.entry.file, copy / job.entry.file)
+            shutil.copy2(self.whole / job.entry.file, copy / job.entry.file)
         self.free.append(copy)
         word, text = judge(job.entry, outcome) if job.entry is not None else restored(job.tests, outcome)
         good = word == ("red" if job.entry is not None else "green")
@@ -410,17 +425,23 @@ def main(arguments: list[str] | None = None) -> int:
         warnings.simplefilter("ignore")
         for name in settings.preload:
             importlib.import_module(name)
+        for plugin in importlib.metadata.entry_points(group="pytest11"):
+            plugin.load()
+    # What is there before the forks need not be looked through by every child's garbage collection.
+    gc.collect()
+    gc.freeze()
     scratch = Path(tempfile.mkdtemp(prefix="breakages-"))
     try:
         runner = Runner(given.root, settings, max(1, given.jobs), scratch)
-        verdicts = []
-        for verdict in runner.run([Job(entry.tests, entry) for entry in entries]):
-            verdicts.append(verdict)
-            print(verdict, flush=True)
         tests = sorted({test for entry in entries for test in entry.tests})
         unbroken = []
         for verdict in runner.run([Job(lot) for lot in shared_out(tests, max(1, given.jobs))]):
             unbroken.append(verdict)
+            print(verdict, flush=True)
+        runner.share_bytecode()
+        verdicts = []
+        for verdict in runner.run([Job(entry.tests, entry) for entry in entries]):
+            verdicts.append(verdict)
             print(verdict, flush=True)
     finally:
         if given.keep:
