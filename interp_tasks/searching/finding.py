@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,8 @@ class Found:
                     "reason": trial.user_attrs.get("reason"),
                 }
             )
-        return cls(identity, trials, importances(study, identity["sampler"]["seed"]))
+        with_search = {**versions(), **{name: version(name) for name in ("optuna", "scikit-learn")}}
+        return cls(identity, trials, importances(study, identity["sampler"]["seed"]), with_search)
 
     @property
     def ranked(self) -> list[Mapping[str, Any]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.reporting import Column, Figure, Page, Section, Table, Text, number
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from interp_tasks.searching.finding import Found
 
 PANEL, GAP, PER_ROW = 220, 90, 3
-#: More trials than this, and lines of parallel coordinates are one area.
-FAINT = 60
 
 
 def page(found: Found) -> Page:
@@ -47,7 +46,7 @@ def page(found: Found) -> Page:
             drawn(
                 parallel_figure(found),
                 "Trials as lines",
-                "A line per complete trial; the darker, the better. Drag along an axis to choose some.",
+                "A line per complete trial.",
             ),
         ]
     frame = found.frame()
@@ -108,7 +107,7 @@ def importance_figure(shares: Mapping[str, float]) -> plotly.graph_objects.Figur
     figure.update_xaxes(
         title_text="share of the variance", tickformat=".0%", range=[0, 1.12 * max(shares.values())]
     )
-    figure.update_layout(template=template("light"), height=130 + 34 * len(keys), margin={"t": 20})
+    figure.update_layout(template=template("light"), height=130 + 34 * len(keys), margin={"t": 20, "b": 70})
     return figure
 
 
@@ -202,74 +201,112 @@ def slice_figure(found: Found) -> plotly.graph_objects.Figure:
 
 
 def parallel_figure(found: Found) -> plotly.graph_objects.Figure:
-    """A line per trial across an axis per setting, the objective the first."""
+    """A line per complete trial across an upright axis per setting, the objective the first; the best third stands out.
+
+    Plain lines: plotly's own parallel coordinates need WebGL.
+    """
     import plotly.graph_objects as go
 
-    complete = found.ranked[::-1]
     objective = found.identity["objective"]
-    values = [trial["value"] for trial in complete]
-    logarithmic = value_axis(values).get("type") == "log"
-    heights = [math.log10(value) if logarithmic else value for value in values]
-    axes: list[dict[str, Any]] = [axis_of(objective["metric"], heights, logarithmic)]
-    for key, said_of in found.identity["space"].items():
-        at = [trial["params"][key] for trial in complete]
-        if isinstance(said_of, list):
-            texts = [shown(value) for value in said_of]
-            axes.append(
+    scales = [
+        value_scale(objective["metric"], [trial["value"] for trial in found.ranked]),
+        *(setting_scale(key, said_of) for key, said_of in found.identity["space"].items()),
+    ]
+    third = math.ceil(len(found.ranked) / 3)
+    blue, orange, _, _, _, _, grey = COLOURS["light"]
+    figure = go.Figure()
+    for name, trials, line, opacity in (
+        ("other trials", found.ranked[third:], {"color": grey, "width": 1}, 0.45),
+        ("best third", found.ranked[1:third], {"color": blue, "width": 1.5}, 0.9),
+        ("best", found.ranked[:1], {"color": orange, "width": 3}, 1.0),
+    ):
+        heights: list[float | None] = []
+        texts: list[str] = []
+        for trial in trials:
+            values = [trial["value"], *(trial["params"][key] for key in found.identity["space"])]
+            heights += [*(scale.height(value) for scale, value in zip(scales, values, strict=True)), None]
+            told = f"trial {trial['trial']}: {number(trial['value'])}<br>{described(trial)}"
+            texts += [told] * (len(scales) + 1)
+        if trials:
+            figure.add_trace(
                 {
-                    "label": key,
-                    "values": [texts.index(shown(value)) for value in at],
-                    "tickvals": list(range(len(texts))),
-                    "ticktext": texts,
-                    "range": [-0.2, len(texts) - 0.8],
+                    "type": "scatter",
+                    "mode": "lines",
+                    "name": name,
+                    "x": [*range(len(scales)), None] * len(trials),
+                    "y": heights,
+                    "line": line,
+                    "opacity": opacity,
+                    "text": texts,
+                    "hovertemplate": "%{text}<extra></extra>",
                 }
             )
-        else:
-            by_log = bool(said_of.get("log"))
-            ends = [said_of["low"], said_of["high"]]
-            axes.append(
-                axis_of(
-                    key,
-                    [math.log10(value) if by_log else value for value in at],
-                    by_log,
-                    [math.log10(end) if by_log else end for end in ends],
-                )
-            )
-    # Rank, not value: a single bad trial would make all others one colour.
-    shades = [place / max(1, len(complete) - 1) for place in range(len(complete))]
-    figure = go.Figure(
+    ticks = [(place, height, text) for place, scale in enumerate(scales) for height, text in scale.ticks]
+    figure.add_trace(
         {
-            "type": "parcoords",
-            "dimensions": axes,
-            "labelside": "bottom",
-            "line": {
-                "color": shades,
-                "cmin": 0,
-                "cmax": 1,
-                "colorscale": [[0, "#b9c6d2"], [1, COLOURS["light"][0]]],
-                "showscale": False,
-            },
+            "type": "scatter",
+            "mode": "markers+text",
+            "x": [place for place, _, _ in ticks],
+            "y": [height for _, height, _ in ticks],
+            "text": [text for _, _, text in ticks],
+            "textposition": "middle left",
+            "marker": {"symbol": "line-ew-open", "size": 9, "color": grey},
+            "hoverinfo": "skip",
+            "showlegend": False,
         }
     )
-    figure.update_layout(template=template("light"), height=380, margin={"l": 70, "r": 50, "t": 30, "b": 60})
+    figure.update_xaxes(
+        tickvals=list(range(len(scales))),
+        ticktext=[scale.label.replace(".", ".<br>") for scale in scales],
+        range=[-0.5, len(scales) - 0.9],
+    )
+    figure.update_yaxes(visible=False, range=[-0.06, 1.06])
+    figure.update_layout(template=template("light"), height=420)
     return figure
 
 
-def axis_of(
-    label: str, heights: Sequence[float], logarithmic: bool, ends: Sequence[float] | None = None
-) -> dict[str, Any]:
-    """An axis of parallel coordinates with five ticks, told as values where heights are logarithms."""
-    low, high = ends or (min(heights), max(heights))
-    if low == high:
-        low, high = low - 0.5, high + 0.5
-    ticks = [low + (high - low) * part / 4 for part in range(5)]
-    return {
-        "label": label,
-        "values": list(heights),
-        "range": [low, high],
-        "tickvals": ticks,
-        "ticktext": [f"{10**tick if logarithmic else tick:.2g}" for tick in ticks],
-    }
+@dataclass(frozen=True)
+class Scale:
+    """An upright axis from 0 to 1: the height of a value, and ticks as (height, text)."""
+
+    label: str
+    height: Callable[[Any], float]
+    ticks: Sequence[tuple[float, str]]
+
+
+def value_scale(label: str, values: Sequence[float]) -> Scale:
+    return numbers_scale(label, min(values), max(values), value_axis(values).get("type") == "log")
+
+
+def setting_scale(key: str, said_of: Any) -> Scale:
+    if not isinstance(said_of, list):
+        return numbers_scale(key, said_of["low"], said_of["high"], bool(said_of.get("log")))
+    texts = [shown(value) for value in said_of]
+    return Scale(
+        key,
+        lambda value: texts.index(shown(value)) / (len(texts) - 1),
+        [(place / (len(texts) - 1), text) for place, text in enumerate(texts)],
+    )
+
+
+def numbers_scale(label: str, low: float, high: float, logarithmic: bool) -> Scale:
+    """Five ticks between two numbers, at equal heights."""
+
+    def position(value: float) -> float:
+        return math.log10(value) if logarithmic else value
+
+    start, length = position(low), position(high) - position(low)
+
+    def height(value: Any) -> float:
+        return (position(value) - start) / length if length else 0.5
+
+    parts = [part / 4 for part in range(5)] if length else [0.5]
+    at = [start + part * length for part in parts]
+    return Scale(
+        label,
+        height,
+        [(part, f"{10**tick if logarithmic else tick:.3g}") for part, tick in zip(parts, at, strict=True)],
+    )
 
 
 def described(trial: Mapping[str, Any]) -> str:
@@ -286,5 +323,15 @@ def value_axis(values: Sequence[float]) -> dict[str, Any]:
 def setting_axis(said_of: Any) -> dict[str, Any]:
     if isinstance(said_of, list):
         order = [shown(value) for value in said_of]
-        return {"type": "category", "categoryorder": "array", "categoryarray": order}
-    return {"type": "log", "exponentformat": "power"} if said_of.get("log") else {}
+        # Values that were not tried have their place too.
+        return {
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": order,
+            "range": [-0.5, len(order) - 0.5],
+        }
+    if not said_of.get("log"):
+        return {}
+    # Ticks at 1, 2 and 5, or at powers of ten where there are many.
+    wide = said_of["high"] > 300 * said_of["low"]
+    return {"type": "log", "exponentformat": "power", "dtick": 1 if wide else "D2"}

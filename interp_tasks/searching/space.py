@@ -65,10 +65,10 @@ class Range:
     """
 
     key: str
-    low: float
-    high: float
+    low: int | float
+    high: int | float
     log: bool = False
-    step: float | None = None
+    step: int | float | None = None
     whole: bool = False
 
     def __post_init__(self) -> None:
