@@ -64,8 +64,8 @@ def rows_of_skips(model: Any, inputs: Inputs, logits: Tensor) -> Iterator[Row]:
     means = mean_streams(model, inputs, streams)
     found: dict[tuple[int, str], list[Tensor]] = {}
     for tokens in passes(model, inputs):
-        for name, output in outputs_without(model, inputs, tokens, streams, means):
-            found.setdefault(name, []).append(output)
+        for key, output in outputs_without(model, inputs, tokens, streams, means):
+            found.setdefault(key, []).append(output)
     for (layer, name), parts in found.items():
         output = torch.cat(parts)
         for answer in inputs.answers:

@@ -91,7 +91,7 @@ def scored(
 ) -> Iterator[Row]:
     """A row per metric and split, beside the unedited model's where something was edited."""
     for (metric, split), value in scores.items():
-        row = {"variant": variant, "intervention": intervention, "metric": metric, "split": split}
+        row: Row = {"variant": variant, "intervention": intervention, "metric": metric, "split": split}
         row |= {"value": value, "engine": engine}
         if clean is not None:
             row |= {"baseline": clean[metric, split], "effect": value - clean[metric, split]}

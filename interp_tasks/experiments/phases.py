@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from interp_tasks.experiments.crossings import Array, crossing
+from interp_tasks.experiments.crossings import crossing
 
 #: Curves that begin their way at their highest value, and at their lowest; the others at their first.
 FROM_MAXIMUM, FROM_MINIMUM = ("test loss", "restricted loss"), ("excluded loss",)
@@ -45,12 +45,12 @@ class Phases:
         }
 
 
-def find_phases(steps: Sequence[int], train: Array, test: Array) -> Phases:
+def find_phases(steps: Sequence[int], train: Sequence[float], test: Sequence[float]) -> Phases:
     """From the losses at ascending steps."""
     return Phases(made(steps, train, 0.9), made(steps, test, 0.1, "max"), made(steps, test, 0.9, "max"))
 
 
-def made(steps: Sequence[int], curve: Array, share: float, start: str = "first") -> float:
+def made(steps: Sequence[int], curve: Sequence[float], share: float, start: str = "first") -> float:
     """The step at which a curve has made a share of its way to its last value; ``start``: first, max or min."""
     begin = {"first": 0, "max": int(np.argmax(curve)), "min": int(np.argmin(curve))}[start]
     values = np.asarray(curve, dtype=float)[begin:]
@@ -62,7 +62,9 @@ def begins(name: str) -> str:
     return "max" if name in FROM_MAXIMUM else "min" if name in FROM_MINIMUM else "first"
 
 
-def changes(steps: Sequence[int], curve: Array, phases: Phases) -> Mapping[str, tuple[float, float]]:
+def changes(
+    steps: Sequence[int], curve: Sequence[float], phases: Phases
+) -> Mapping[str, tuple[float, float]]:
     """Phase -> the curve's value at its beginning, and at its end."""
     found = {}
     for name, ends in phases.parts.items():

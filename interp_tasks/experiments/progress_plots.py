@@ -146,6 +146,7 @@ class Bars:
                 found.add_trace(
                     {
                         "type": "bar",
+                        "width": 0.8,
                         "x": chosen,
                         "y": [self.coefficients[key] for key in chosen],
                         "marker": {"color": COLOURS["light"][index]},

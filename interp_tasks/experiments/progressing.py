@@ -358,8 +358,9 @@ def activations(model: Any, inputs: Inputs, sites: Sequence[str]) -> tuple[Tenso
         output, seen = run(model, tokens, cache=named)
         logits.append(output[:, inputs.position].double().cpu())
         for name in named:
-            heads = (slice(None),) if name.startswith("pattern") else ()
-            found[name].append(seen[name][(slice(None), *heads, inputs.position)].cpu().clone())
+            # A pattern is [input head query key], neurons are [input pos neuron].
+            axis = 2 if name.startswith("pattern") else 1
+            found[name].append(seen[name].select(axis, inputs.position).cpu().clone())
     return torch.cat(logits), {name: torch.cat(parts) for name, parts in found.items()}
 
 
