@@ -344,7 +344,7 @@ def measured(table: Table, orders: int, seed: int) -> Measured:
     for sum_of, power in (("S", 1), ("S²", 2)):
         for share in (0.5, 0.9):
             metric = f"vectors for {share:.0%} of {sum_of}"
-            numbers[table.label, VALUES, metric] = singular.needed(share, power)
+            numbers[table.label, VALUES, metric] = float(singular.needed(share, power))
     numbers[table.label, VALUES, "effective rank"] = singular.effective_rank
     if table.axis is None:
         return Measured(numbers, singular, {}, None, 0.0, frozenset())
@@ -396,7 +396,7 @@ def of_tables(
         beside = [measured(each[place], FEWER_ORDERS, seed) for each in others]
         common = {"site": "embed", "n": len(table.rows)}
         for key, value in own.numbers.items():
-            rows += both(key, float(value), [float(each.numbers[key]) for each in beside], common)
+            rows += both(key, value, [each.numbers[key] for each in beside], common)
             if key[1:] == (LEADING, BEST):
                 rows += vector_rows(table, own, beside, common)
         sizes = np.mean([each.singular.values for each in beside], 0) if beside else None
