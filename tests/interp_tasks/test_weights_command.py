@@ -153,7 +153,7 @@ def made(addition, tmp_path_factory):
         # '=' is no digit.
         model.W_E[P] = 100
         model.W_E[:P, :4] += torch.cat(
-            [3 * (2 * x).cos(), 3 * (2 * x).sin(), (5 * x).cos(), (5 * x).sin()], 1
+            [3 * (2 * x).cos(), 3 * (2 * x).sin(), 2.5 * (5 * x).cos(), 2.5 * (5 * x).sin()], 1
         )
         model.pos_embed.W_pos[1] = -model.pos_embed.W_pos[0] + 0.5
     return str(save_checkpoint(tmp_path_factory.mktemp("made") / "c", model, addition, step=3))
@@ -299,7 +299,7 @@ def test_the_command(made, capsys, tmp_path):
     out = " ".join(capsys.readouterr().out.split())
     for word in (
         "weights alone",
-        "untrained [95% range]",
+        "[95% range]",
         "vectors for 90% of S²",
         "frequency 2",
         "relabelled",
