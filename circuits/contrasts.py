@@ -86,8 +86,14 @@ def read_classes(classes: Any, examples: int, verb: str) -> tuple[Int[Tensor, " 
             f"{verb}: classes are whole numbers [example] = [{examples}]; got {str(read.dtype)[6:]} "
             f"{list(read.shape)}"
         )
-    numbers, index = read.cpu().unique(return_inverse=True)
-    return index, len(numbers)
+    read = read.cpu().long()
+    read = read - read.min()
+    if int(read.max()) >= 4 * examples:
+        numbers, index = read.unique(return_inverse=True)
+        return index, len(numbers)
+    # The same without sorting the examples.
+    there = torch.bincount(read) > 0
+    return (there.cumsum(0) - 1)[read], int(there.sum())
 
 
 def _helmert(size: int) -> Float[Tensor, "class function"]:

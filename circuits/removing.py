@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from circuits.calls import Call
 
 VERB = "ablate.classes"
+#: Rows of tokens are told apart by a table of at most so many entries, else by sorting them.
+NUMBERS = 10**7
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class Labelled:
             raise CircuitsError(
                 f"{VERB}: the examples with classes are {list(known.shape)}, the run's {list(tokens.shape)}"
             )
-        both, place = torch.cat([known, tokens.to(known.dtype)]).unique(dim=0, return_inverse=True)
-        row = torch.full((len(both),), -1, device=tokens.device)
+        place = _numbered(torch.cat([known, tokens.to(known.dtype)]))
+        row = torch.full((int(place.max()) + 1,), -1, device=tokens.device)
         row[place[: len(known)]] = torch.arange(len(known), device=tokens.device)
         found = row[place[len(known) :]]
         if bool((found < 0).any()):
@@ -137,3 +139,15 @@ class WithoutClasses(Replacement):
             "classes": self.labelled.classes.describe(),
             "examples": self.labelled.examples.describe(),
         }
+
+
+def _numbered(rows: Tensor) -> Tensor:
+    """A number for each different row [row ...], the same for equal rows."""
+    flat = rows.flatten(1)
+    if not flat.is_floating_point():
+        sizes = flat.max(0).values - flat.min(0).values + 1
+        if float(sizes.double().prod()) < NUMBERS:
+            # Token ids as digits of one number: nothing needs to be sorted.
+            strides = torch.cat([sizes.new_ones(1), sizes.cumprod(0)[:-1]])
+            return ((flat - flat.min(0).values) * strides).sum(1)
+    return flat.unique(dim=0, return_inverse=True)[1]
