@@ -28,6 +28,7 @@ from interp_tasks.experiments.probing import ProbeResult, probe
 from interp_tasks.experiments.progressing import ProgressResult, progress
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.scanning import heads
+from interp_tasks.experiments.sharing import PrimesResult, primes
 from interp_tasks.experiments.shifting import ood
 from interp_tasks.experiments.spectral import FourierResult, fourier
 from interp_tasks.experiments.subjects import Examples, Options, Subject, subjects
@@ -51,6 +52,7 @@ __all__ = [
     "Options",
     "NeuronsResult",
     "OrderResult",
+    "PrimesResult",
     "ProbeResult",
     "ProgressResult",
     "Result",
@@ -78,6 +80,7 @@ __all__ = [
     "order",
     "patch",
     "permute",
+    "primes",
     "probe",
     "progress",
     "subjects",

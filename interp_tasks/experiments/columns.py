@@ -137,6 +137,7 @@ VIEWS: Mapping[str, str] = {
     "influence": "influence_plots",
     "neurons": "imaging_table",
     "order": "order_plots",
+    "primes": "sharing_table",
     "probe": "probe_table",
     "progress": "progress_table",
     "weights": "weight_table",

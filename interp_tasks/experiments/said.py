@@ -35,6 +35,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "order": {"start": "plateau"},
     "gradients": {"start": 0},
     "neurons": {"site": None, "threshold": 0.85},
+    "primes": {"draws": 20, "ablate": True},
     "fourier": {"rule": None, "threshold": 0.85},
     "progress": {"rule": None, "keys": None, "answers": [], "kinds": []},
 }

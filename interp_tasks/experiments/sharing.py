@@ -121,17 +121,18 @@ def is_share(frame: Any) -> Any:
 
 def notes(draws: int, ablate: bool) -> list[str]:
     said = [
-        "share: of the variance over all inputs, what is a function of the answer (digits: of each digit mod q). "
-        f"control: the mean over {draws} draws of shuffled digits, whose classes are of the same sizes.",
-        "beyond: what it adds to all other answers together, by least squares.",
-        "neurons: whose share exceeds that of every neuron in every control; most: and no other answer's is larger.",
+        f"In brackets the control. Shares of the variance over all inputs: functions of the digits modulo q, and of the "
+        f"answer; control: the mean over {draws} draws of shuffled digits. Other forms: as the answer, with another "
+        "coefficient, mean. Beyond: what the answer adds to all others, by least squares.",
+        "neurons: their share exceeds that of every neuron in every control; most: and none of another answer is larger; "
+        "several, each of: how many answers, control: if each answer had drawn its neurons.",
     ]
     if ablate:
         said += [
-            "damage: the share of the accuracy above chance that is lost, to itself and (mean) to the other answers; "
-            "of answers that the model gives more often than halfway between chance and always. control: as much "
+            "−: taken away (functions, directions or neurons); itself, the others: the share of the accuracy above "
+            "chance that is lost, of answers given more often than halfway between chance and always. Control: as much "
             "taken away at random.",
-            "waves of the answer at neurons: the logits are linear there, so that other answers lose nothing by "
-            "construction; the other removals can hurt them.",
+            "After the neurons all is linear: without the waves of one answer there, no other can lose much by "
+            "construction.",
         ]
     return said

@@ -25,6 +25,7 @@ from interp_tasks.cli.commands.progressing import Progress
 from interp_tasks.cli.commands.reproducing import Reproduce
 from interp_tasks.cli.commands.scanning import Heads
 from interp_tasks.cli.commands.searching import Search
+from interp_tasks.cli.commands.sharing import Primes
 from interp_tasks.cli.commands.spectral import Fourier
 from interp_tasks.cli.commands.training import Train
 from interp_tasks.cli.commands.transplanting import Transplant
@@ -56,6 +57,7 @@ COMMANDS: dict[str, type[Command]] = {
     "weights": Weights,
     "influence": Influence,
     "order": Order,
+    "primes": Primes,
     "decoding": Decoding,
     "copying": Copying,
     "baseline": Baseline,
