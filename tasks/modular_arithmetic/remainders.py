@@ -94,6 +94,12 @@ class Miiii(ModularTask):
     def answer_classes(self, batch: Batch) -> dict[str, Tensor]:
         return {f"mod_{q}": batch.targets[:, column] for column, q in enumerate(self.moduli)}
 
+    def numbers(self, batch: Batch) -> Int[Tensor, " batch"]:
+        """n of every input: the number whose remainders are asked for."""
+        operands = batch.extras["operands"]
+        low, high = (operands if self.digits == "low-first" else operands.flip(-1)).unbind(-1)
+        return low + high * self.p
+
     def grid_axes(self) -> tuple[GridAxis, ...]:
         """The two digits, as they stand in the tokens."""
         names = ("x0", "x1") if self.digits == "low-first" else ("x1", "x0")
