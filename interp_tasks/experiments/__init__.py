@@ -13,6 +13,7 @@ from interp_tasks.experiments.copying_inputs import copying
 from interp_tasks.experiments.curving import CurveResult, curve
 from interp_tasks.experiments.demonstrating import demo
 from interp_tasks.experiments.displaying import DataResult, data
+from interp_tasks.experiments.detecting import detector
 from interp_tasks.experiments.dropping import DropsResult, drops
 from interp_tasks.experiments.embedding import EmbeddingsResult, embeddings
 from interp_tasks.experiments.generalising import GeneralisationResult, generalisation
@@ -67,6 +68,7 @@ __all__ = [
     "data",
     "decoding",
     "demo",
+    "detector",
     "drops",
     "embeddings",
     "fourier",
