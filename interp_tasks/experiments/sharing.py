@@ -121,18 +121,18 @@ def is_share(frame: Any) -> Any:
 
 def notes(draws: int, ablate: bool) -> list[str]:
     said = [
-        f"In brackets the control. Shares of the variance over all inputs: functions of the digits modulo q, and of the "
+        "In brackets the control. Shares of the variance over all inputs: functions of the digits modulo q, and of the "
         f"answer; control: the mean over {draws} draws of shuffled digits. Other forms: as the answer, with another "
         "coefficient, mean. Beyond: what the answer adds to all others, by least squares.",
-        "neurons: their share exceeds that of every neuron in every control; most: and none of another answer is larger; "
-        "several, each of: how many answers, control: if each answer had drawn its neurons.",
+        "neurons: their share exceeds that of every neuron in every control; most: and none of another answer is "
+        "larger; several: those of more than one answer, control: if each answer had drawn its neurons.",
     ]
     if ablate:
         said += [
-            "−: taken away (functions, directions or neurons); itself, the others: the share of the accuracy above "
-            "chance that is lost, of answers given more often than halfway between chance and always. Control: as much "
-            "taken away at random.",
-            "After the neurons all is linear: without the waves of one answer there, no other can lose much by "
+            "− taken away: digits, functions of each digit modulo q; answer, functions of the answer; directions of "
+            "its means; neurons. itself, the others: the share of the accuracy above chance that is lost, of answers given "
+            "more often than halfway between chance and always. Control: as much taken away at random.",
+            "After the neurons all is linear: without the functions of one answer there, no other can lose much, by "
             "construction.",
         ]
     return said

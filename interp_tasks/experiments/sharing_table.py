@@ -16,7 +16,6 @@ from interp_tasks.experiments.remainder_shares import (
     SERVING,
     SEVERAL,
     SHARE,
-    SPREAD,
     UNIQUE,
 )
 from interp_tasks.experiments.remainder_shares import OTHERS as FORMS
@@ -35,7 +34,6 @@ SHOWN: Mapping[tuple[str, str], tuple[str, str]] = {
     ("", SERVING): ("neurons", ".0f"),
     ("", BEST): ("most", ".0f"),
     ("", SEVERAL): ("several", ".0f"),
-    ("", SPREAD): ("each of", ".2f"),
     ("", SIZE): ("taken", ".0f"),
     ("", OWN): ("itself", ".3f"),
     ("", OTHERS): ("the others", ".3f"),
@@ -53,11 +51,17 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         head, digits = SHOWN.get(key, SHOWN.get(("", row["metric"]), ("", "")))
         if not head:
             continue
-        where = tensor if divided else f"− {part}"
+        where = tensor if divided else shortened(part)
         found = rows.setdefault((row["ref"], where, row["variant"]), {**row, "where": where})
         control = "" if math.isnan(row["baseline"]) else f" ({row['baseline']:{digits}})"
         found[head] = "" if math.isnan(row["value"]) else f"{row['value']:{digits}}{control}"
     return pandas.DataFrame(list(rows.values()))
+
+
+def shortened(removal: str) -> str:
+    """``mlp_post.0 − neurons`` for ``neurons at mlp_post.0``."""
+    what, _, where = removal.partition(" at ")
+    return f"{where} − {what.replace('waves of the ', '')}"
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
