@@ -13,6 +13,7 @@ from interp_tasks.experiments.progress_table import (
     EXPLAINED,
     EXPLAINED_CLASSES,
     FITTED,
+    FOLLOWS,
     GINI,
     LOSS,
     NONE,
@@ -49,8 +50,22 @@ def rows_of_losses(inputs: Inputs, answer: Answer, logits: Tensor, keys: Sequenc
             yield measured(variant, COEFFICIENT, float(fit.coefficients[key]))
         yield measured(answer.name, EXPLAINED, fit.explained(keys))
         yield measured(answer.name, EXPLAINED_CLASSES, fit.explained(keys, of="classes"))
+    yield measured(answer.name, FOLLOWS, share_of_answer(answer, logits))
     worst = worst_exclusion(inputs, answer, logits)
     yield from scored(answer.name, WORST, {(LOSS, TRAIN): worst}, clean)
+
+
+def share_of_answer(answer: Answer, logits: Tensor) -> float:
+    """Of the variance of the logits over inputs and classes, the share of their means for each answer and class: the
+    most that any function of the answer explains, of waves or not."""
+    import torch
+
+    logits = logits.double()
+    counts = torch.bincount(answer.sum.remainders, minlength=answer.sum.period).clamp(min=1)
+    sums = logits.new_zeros(answer.sum.period, logits.shape[1]).index_add_(0, answer.sum.remainders, logits)
+    means = (sums / counts[:, None])[answer.sum.remainders]
+    whole = float((logits - logits.mean()).square().sum())
+    return float((means - logits.mean()).square().sum()) / whole if whole else 0.0
 
 
 def worst_exclusion(inputs: Inputs, answer: Answer, logits: Tensor) -> float:

@@ -157,7 +157,10 @@ class Bars:
                     row=row,
                     col=column,
                 )
-        found.update_xaxes(title_text="frequency", row=row, col=column)
+        last = len(self.coefficients) - 1
+        found.update_xaxes(
+            title_text="frequency", range=[0, last + 1], dtick=max(1, last // 10), row=row, col=column
+        )
         found.update_yaxes(title_text="coefficient (logits)", row=row, col=column)
 
 
