@@ -40,3 +40,15 @@ def active_counts(over_time: NDArray[np.float64], deviations: float) -> NDArray[
     level = shares.mean((0, 1)) + deviations * shares.std((0, 1))
     counts: NDArray[np.int64] = (shares > level).sum(1)
     return counts
+
+
+def of_equal_size(over_time: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Amplitudes [time frequency feature] over their sum at each time, 0 left out: the spectrum without the size.
+
+    A feature that only grows and shrinks has all its frequencies above the mean at once, and none otherwise; the count
+    of these tells that from a change of its frequencies.
+    """
+    import numpy as np
+
+    sums = over_time[:, 1:].sum(1, keepdims=True)
+    return np.divide(over_time, sums, out=np.zeros_like(over_time), where=sums > 0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.activity import DEVIATIONS, LEAST, active_counts, amplitudes
+from interp_tasks.experiments.activity import DEVIATIONS, LEAST, active_counts, amplitudes, of_equal_size
 from interp_tasks.experiments.measuring import Found, measure
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.spectral import THRESHOLD, TOKENS_PER_PASS, check_threshold
@@ -35,6 +35,7 @@ MEAN, ACTIVE, ACTIVE_EACH = "mean", "active frequencies", "active frequencies pe
 COUNT, CLUSTERS, CLUSTERED, DEAD = "neurons", "clusters", "share of neurons in clusters", "constant neurons"
 #: Variants that are about no single neuron.
 ALL, IN_CLUSTERS, CLUSTER = "all neurons", "in clusters", "cluster "
+SIZE = ", without size"
 PEAK, PEAK_STEP, END = ", peak", ", step of the peak", ", end / peak"
 
 
@@ -163,8 +164,8 @@ def neurons(
         of several neurons is of their variance in sum. The ``baseline`` of "pairs of frequencies for half of the
         variance" is that number after one relabelling of the digits. Of three checkpoints of one run or more also the
         published count of active frequencies, which needs them all: above mean + 1 or 2 standard deviations, for the
-        chosen neurons and as a mean over all; and where it peaks, with the last checkpoint's as ``baseline``, of the
-        step the end of the run's drop.
+        chosen neurons and as a mean over all, and as a control ``without size``; where it peaks, with the last
+        checkpoint's as ``baseline``, of the step the end of the run's drop; and the last over the largest.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line; a UserError for a task without a grid of two input digits.
@@ -222,7 +223,8 @@ def notes(kind: str, threshold: float, draws: int, over_time: bool) -> Iterator[
     if over_time:
         yield (
             "mean + 1 sd, mean + 2 sd: the published counts, of each frequency's share of its own sum over the "
-            "checkpoints; they depend on which checkpoints these are."
+            "checkpoints; they depend on which checkpoints these are, and on the size of a neuron as much as on its "
+            "frequencies. without size: after division by the sum over frequencies, at each checkpoint."
         )
 
 
@@ -528,9 +530,10 @@ def of_run(run: str, entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
     varying = (over_time[:, 1:] > 0).any((0, 1))
     end = end_of(run)
     series = {(ALL, ACTIVE_EACH): np.array([entry.active_each for entry in entries])}
-    for deviations in DEVIATIONS:
-        counts = active_counts(over_time, deviations)
-        name = f"{ACTIVE}, mean + {deviations} sd"
+    kinds = {f"{ACTIVE}, mean + {deviations} sd": (over_time, deviations) for deviations in DEVIATIONS}
+    kinds[f"{ACTIVE}, mean + {DEVIATIONS[0]} sd{SIZE}"] = of_equal_size(over_time), DEVIATIONS[0]
+    for name, (of, deviations) in kinds.items():
+        counts = active_counts(of, deviations)
         series |= {(f"neuron {at}", name): counts[:, at].astype(float) for at in entries[0].wanted}
         if varying.any():
             series[ALL, name] = counts[:, varying].mean(1)

@@ -14,6 +14,7 @@ from interp_tasks.experiments.imaging import (
     CLUSTERS,
     IN_CLUSTERS,
     SECOND,
+    SIZE,
 )
 from interp_tasks.reporting.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
 
@@ -82,9 +83,9 @@ def steps_figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
         (ALL, ACTIVE_EACH, "per neuron"),
         (IN_CLUSTERS, CLUSTERS, CLUSTERS),
     ]
-    for deviations in DEVIATIONS:
-        metric = f"{ACTIVE}, mean + {deviations} sd"
-        counted += [(variant, metric, f"mean + {deviations} sd, {variant}") for variant in (single, ALL)]
+    for end in (*(f"{deviations} sd" for deviations in DEVIATIONS), f"{DEVIATIONS[0]} sd{SIZE}"):
+        metric = f"{ACTIVE}, mean + {end}"
+        counted += [(variant, metric, f"mean + {end}, {variant}") for variant in (single, ALL)]
     shares = [(IN_CLUSTERS, CLUSTERED, "neurons in clusters"), (ALL, SECOND, "variance explained, degree 2")]
     whole = 2 * PANEL + GAP
     found = make_subplots(

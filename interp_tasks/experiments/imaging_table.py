@@ -23,6 +23,7 @@ from interp_tasks.experiments.imaging import (
     MEAN,
     PAIRS,
     SECOND,
+    SIZE,
     TO_ONE,
 )
 from interp_tasks.reporting import Column
@@ -55,7 +56,7 @@ def over_steps(rows: Mapping[tuple[str, str, str], Mapping[Any, Any]]) -> pandas
 
     lines: dict[tuple[str, str], dict[Any, Any]] = {}
     for (ref, tensor, variant), one in rows.items():
-        found = lines.setdefault((ref, tensor), {"checkpoint": ref, "single": None, **one})
+        found = lines.setdefault((ref, tensor), {"checkpoint": ref, "at": one["step"], "single": None, **one})
         if variant in (ALL, IN_CLUSTERS):
             found |= {f"{variant}: {name}": value for name, value in one.items()}
         elif not variant.startswith(CLUSTER) and found["single"] in (None, variant):
@@ -72,7 +73,7 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
     if "checkpoint" in frame:
         name = str(frame["single"].iloc[0])
         columns = [
-            Column("checkpoint", "checkpoint"),
+            Column("step", "at") if frame["run"].nunique() == 1 else Column("checkpoint", "checkpoint"),
             *tensors,
             Column("clusters", f"{IN_CLUSTERS}: {CLUSTERS}", text(f"{IN_CLUSTERS}: {CLUSTERS}", ".0f")),
             Column("in clusters", f"{IN_CLUSTERS}: {CLUSTERED}", text(f"{IN_CLUSTERS}: {CLUSTERED}", ".1%")),
@@ -80,11 +81,11 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
             Column("active", f"{ALL}: {ACTIVE}", text(f"{ALL}: {ACTIVE}", ".0f")),
             Column("active\nper neuron", f"{ALL}: {ACTIVE_EACH}", text(f"{ALL}: {ACTIVE_EACH}", ".1f")),
         ]
-        for deviations in DEVIATIONS:
-            metric = f"{ACTIVE}, mean + {deviations} sd"
+        for end in (*(f"{deviations} sd" for deviations in DEVIATIONS), f"{DEVIATIONS[0]} sd{SIZE}"):
+            metric = f"{ACTIVE}, mean + {end}"
             for what, key, digits in ((name, "single", ".0f"), (ALL, ALL, ".1f")):
                 if f"{key}: {metric}" in frame:
-                    title = f"+{deviations} sd\n{what}"
+                    title = f"+{end}\n{what}"
                     columns.append(Column(title, f"{key}: {metric}", text(f"{key}: {metric}", digits)))
         return columns
     alone = [str(name) for name in frame if str(name).startswith(BEFORE) and str(name).endswith(AFTER)]
