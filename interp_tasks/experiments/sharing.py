@@ -130,8 +130,8 @@ def notes(draws: int, ablate: bool) -> list[str]:
     if ablate:
         said += [
             "− taken away: digits, functions of each digit modulo q; answer, functions of the answer; directions of "
-            "its means; neurons. itself, the others: the share of the accuracy above chance that is lost, of answers given "
-            "more often than halfway between chance and always. Control: as much taken away at random.",
+            "its means; neurons. itself, the others: the share of the accuracy above chance that is lost, of answers "
+            "given more often than halfway between chance and always. Control: as much taken away at random.",
             "After the neurons all is linear: without the functions of one answer there, no other can lose much, by "
             "construction.",
         ]

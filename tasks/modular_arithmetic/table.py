@@ -157,6 +157,24 @@ class ModularTask(Task):
             positions=self.read_positions,
         )
 
+    def patch_sources(self, batch: Batch) -> dict[str, Batch]:
+        """Other inputs of the table, row by row, that differ in one way; those that lie in it for every row.
+
+        ``"shifted"``: the first operand one higher (modulo p); ``"same_sum"``: that, and the second one lower, which
+        leaves a + b as it is; ``"swapped"``: the operands exchanged, which leaves what commutes as it is.
+        """
+        operands = batch.extras["operands"].cpu()
+        up, down = torch.tensor([1, 0]), torch.tensor([1, -1])
+        others = {"shifted": operands + up, "same_sum": operands + down, "swapped": operands.flip(1)}
+        found = {name: self._rows_of(other % self.p) for name, other in others.items()}
+        return {name: self._batch(rows) for name, rows in found.items() if bool((rows >= 0).all())}
+
+    def _rows_of(self, operands: Int[Tensor, "batch 2"]) -> Int[Tensor, " batch"]:
+        """Where they stand in the table, -1 for none."""
+        table = torch.full((self.p, self.p), -1)
+        table[tuple(self._operands.T)] = torch.arange(self.n_inputs)
+        return table[tuple(operands.T)]
+
     def answer_classes(self, batch: Batch) -> dict[str, Tensor]:
         """The answers of a batch, ``[batch]`` each, where they are something else than the sum."""
         return {}
