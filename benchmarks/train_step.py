@@ -1,11 +1,11 @@
 """Our training step against HookedTransformer's own forward and a plain PyTorch model of the same shape.
 
-    python benchmarks/train_step.py [--repeats 9] [--threads 1] [--presets matrix-completion:cpu,miiii:cpu]
+    python benchmarks/train_step.py [--repeats 9] [--threads 1] [--presets matrix-completion:cpu]
 
 A step is forward, loss, backward and a fused AdamW update on one fixed batch. The three run in turn within one
 process; a line gives the median milliseconds with the range, and the ratio of ours to each, step by step.
 The plain model has one packed QKV parameter, scaled_dot_product_attention and no hooks, and computes the last
-layer at the positions that the task reads, as ours does.
+layer at the positions that the task reads, as ours does. For the modular tasks: benchmarks/modular.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from interp_tasks.training.config import presets_of, train_config
 from interp_tasks.training.forward import FusedForward, HookedForward
 from interp_tasks.training.optimisation import Updater
 
-CASES = ["matrix-completion:cpu", "matrix-completion:reference", "modular-addition:cpu", "miiii:cpu"]
+CASES = ["matrix-completion:cpu", "matrix-completion:reference"]
 
 
 class PlainBlock(nn.Module):
