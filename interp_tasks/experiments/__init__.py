@@ -25,6 +25,7 @@ from interp_tasks.experiments.lensing import lens
 from interp_tasks.experiments.ordering import OrderResult, order
 from interp_tasks.experiments.patching import patch
 from interp_tasks.experiments.permuting import permute
+from interp_tasks.experiments.prime_ordering import PrimeOrderResult, prime_order
 from interp_tasks.experiments.probing import ProbeResult, probe
 from interp_tasks.experiments.progressing import ProgressResult, progress
 from interp_tasks.experiments.results import Result
@@ -53,6 +54,7 @@ __all__ = [
     "Options",
     "NeuronsResult",
     "OrderResult",
+    "PrimeOrderResult",
     "PrimesResult",
     "ProbeResult",
     "ProgressResult",
@@ -82,6 +84,7 @@ __all__ = [
     "order",
     "patch",
     "permute",
+    "prime_order",
     "primes",
     "probe",
     "progress",

@@ -138,6 +138,7 @@ VIEWS: Mapping[str, str] = {
     "neurons": "imaging_table",
     "order": "order_plots",
     "primes": "sharing_table",
+    "prime-order": "prime_order_plots",
     "probe": "probe_table",
     "progress": "progress_table",
     "weights": "weight_table",

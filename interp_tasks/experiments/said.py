@@ -36,6 +36,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "gradients": {"start": 0},
     "neurons": {"site": None, "threshold": 0.85},
     "primes": {"draws": 20, "ablate": True},
+    "prime-order": {"level": 0.95},
     "fourier": {"rule": None, "threshold": 0.85},
     "progress": {"rule": None, "keys": None, "answers": [], "kinds": []},
 }

@@ -21,6 +21,7 @@ from interp_tasks.cli.commands.listing import Checkpoints, Tasks
 from interp_tasks.cli.commands.ordering import Order
 from interp_tasks.cli.commands.patching import Patch
 from interp_tasks.cli.commands.permuting import Permute
+from interp_tasks.cli.commands.prime_ordering import PrimeOrder
 from interp_tasks.cli.commands.probing import Probe
 from interp_tasks.cli.commands.progressing import Progress
 from interp_tasks.cli.commands.reproducing import Reproduce
@@ -60,6 +61,7 @@ COMMANDS: dict[str, type[Command]] = {
     "order": Order,
     "detector": Detector,
     "primes": Primes,
+    "prime-order": PrimeOrder,
     "decoding": Decoding,
     "copying": Copying,
     "baseline": Baseline,
