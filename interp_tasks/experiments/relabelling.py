@@ -11,8 +11,6 @@ from interp_tasks.experiments.geometry import Array
 
 #: Chance that a table whose rows stand in no order has a significant frequency at all.
 LEVEL = 0.05
-#: Numbers held at a time while rows are relabelled.
-AT_ONCE = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -51,28 +49,31 @@ def relabelled(table: Array, draws: int, seed: int) -> Relabelled:
     The maximum over frequencies is what is compared (Westfall and Young 1993): if the rows are exchangeable, the chance
     that any frequency is significant is ``LEVEL`` at most, whatever the table's own covariance is.
     """
-    from circuits.fourier import basis, frequencies
-
     rows = len(table)
-    waves = basis(rows).numpy()[1:]
-    groups = frequencies(rows).numpy()[1:] - 1
-    # A rotation of the dimensions changes no norm, and leaves at most as many as there are rows.
-    left, sizes, _ = np.linalg.svd(table, full_matrices=False)
-    compact = left * sizes
+    # The mean is in no frequency, and of a large one only rounding would be left.
+    centred = table - table.mean(0)
+    products = centred @ centred.T
+    first, second = np.tril_indices(rows, -1)
+    pairs, alone = 2 * products[first, second], np.trace(products)
+    waves = autocorrelation_waves(rows)
+
+    def norms(names: NDArray[np.int64]) -> Array:
+        # ‖Σ_x w_x e^(−2πikx/p)‖² is a sum over pairs of rows, w_x · w_y cos(2πk(x − y)/p): an order only says how far
+        # apart the rows of a pair are, and the dimensions are summed over once.
+        apart = (names[first] - names[second]) % rows
+        by_distance = np.bincount(apart, weights=pairs, minlength=rows)
+        by_distance[0] += alone
+        return np.asarray(np.sqrt(np.clip(waves @ by_distance, 0, None)), dtype=float)
+
     rng = np.random.default_rng([seed, 5])
-    step = max(1, AT_ONCE // (rows * max(rows, compact.shape[1])))
-    strongest: list[Array] = []
-    for start in range(0, draws, step):
-        orders = np.argsort(rng.random((min(step, draws - start), rows)), axis=1)
-        strongest.append(norms_of(waves[:, orders], compact, groups).max(0))
-    largest = np.concatenate([*strongest, np.empty(0)])
-    own = norms_of(waves[:, None], compact, groups)[:, 0]
-    return Relabelled(own, np.sort(largest)[::-1])
+    strongest = [norms(rng.permutation(rows)).max() for _ in range(draws)]
+    return Relabelled(norms(np.arange(rows)), np.sort(np.array(strongest, dtype=float))[::-1])
 
 
-def norms_of(waves: Array, table: Array, groups: NDArray[np.int64]) -> Array:
-    """Of waves ``[wave order row]`` and a table ``[row d]``, the norm of each frequency ``[frequency order]``."""
-    power = ((waves.reshape(-1, waves.shape[-1]) @ table) ** 2).sum(1).reshape(waves.shape[:2])
-    summed = np.zeros((groups.max() + 1, waves.shape[1]))
-    np.add.at(summed, groups, power)
-    return np.asarray(np.sqrt(summed), dtype=float)
+def autocorrelation_waves(rows: int) -> Array:
+    """``[frequency distance]``: what a product of two rows at a distance adds to the power of each frequency k ≥ 1."""
+    k = np.arange(1, rows // 2 + 1)
+    waves = np.cos(2 * np.pi * (np.outer(k, np.arange(rows)) % rows) / rows)
+    # The highest frequency of an even period is one function, the others are two.
+    functions = np.where(2 * k == rows, 1, 2)[:, None]
+    return np.asarray(waves * functions / rows, dtype=float)
