@@ -88,7 +88,8 @@ def rows_of(subject: Subject) -> Iterator[dict[str, Any]]:
                 f"{subject.labels['ref']}: the answers of this task are not the remainders of its numbers"
             )
         parts.append((split, n, said.cpu().numpy()))
-    whole = (EVERY, *(np.concatenate([part[column] for part in parts]) for column in (1, 2)))
+    everything = [np.concatenate([part[column] for part in parts]) for column in (1, 2)]
+    whole = (EVERY, everything[0], everything[1])
     for name, numbers, answered in [whole, *parts]:
         for row in scores(numbers, answered, moduli, subject.seed):
             yield {**row, "variant": name, "intervention": "none", "n": len(numbers)}
@@ -98,7 +99,7 @@ def scores(n: NDArray[Any], said: NDArray[Any], moduli: NDArray[Any], seed: int)
     """Rows about numbers ``[number]`` and the remainders that a model gives them, ``[number modulus]``."""
     import numpy as np
 
-    from circuits.statistics import bootstrap, interval, ratio
+    from circuits.statistics import interval, ratio
 
     right = n[:, None] % moduli
     called, exact = (said != 0).all(1), (right != 0).all(1)
@@ -109,7 +110,7 @@ def scores(n: NDArray[Any], said: NDArray[Any], moduli: NDArray[Any], seed: int)
             # The model first, then right remainders.
             sums = np.stack([called & truth, exact & truth]).astype(float)
             counts = np.stack(among).astype(float)
-            resampled = bootstrap(sums, counts, seed, RESAMPLES)
+            resampled = resampled_ratios(sums, counts, seed)
             low, high = interval(resampled, 0.95)
             below, above = interval(resampled[:, :1] - resampled[:, 1:], 0.95)
             value, baseline = ratio(sums.sum(1), counts.sum(1))
@@ -133,6 +134,22 @@ def scores(n: NDArray[Any], said: NDArray[Any], moduli: NDArray[Any], seed: int)
     ):
         value, baseline = float(found.sum()), float(of_right.sum())
         yield {"metric": metric, "value": value, "baseline": baseline, "effect": value - baseline}
+
+
+def resampled_ratios(sums: NDArray[Any], counts: NDArray[Any], seed: int) -> NDArray[Any]:
+    """Bootstrap over numbers of Σsum / Σcount, both ``[series number]`` of zeros and ones: ``[resample series]``.
+
+    Numbers of which all series say the same are drawn together: there are a few kinds of them only.
+    """
+    import numpy as np
+
+    from circuits.statistics import ratio
+
+    kinds, how_many = np.unique(np.concatenate([sums, counts]), axis=1, return_counts=True)
+    of_kind = np.random.default_rng([seed, 5]).multinomial(
+        how_many.sum(), how_many / how_many.sum(), size=RESAMPLES
+    )
+    return ratio(*(of_kind @ part.T for part in np.split(kinds, 2)))
 
 
 def primes_among(n: NDArray[Any]) -> NDArray[Any]:

@@ -38,7 +38,7 @@ class Reach:
     split: str
     first: float
     lasting: float
-    until: int
+    until: float
     final: float
 
 
@@ -202,7 +202,7 @@ def reaches_of(run: Run, level: float) -> list[Reach]:
                 continue
             steps, values = zip(*kept, strict=True)
             found.append(
-                Reach(run, name, split, *reached(steps, values, level), steps[-1], final_level(values))
+                Reach(run, name, split, *reached(steps, values, level), float(steps[-1]), final_level(values))
             )
     if not any(reach.split == "validation" for reach in found):
         raise UserError(
@@ -221,7 +221,7 @@ def rows_of(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dict[s
 
     trained = {reach.name: reach for reach in reaches if reach.split == "train"}
     for reach in reaches:
-        shared = {**run.labels(), "step": reach.until, "split": reach.split, "variant": reach.name}
+        shared = {**run.labels(), "step": int(reach.until), "split": reach.split, "variant": reach.name}
         if reach.split == "train":
             shared["n"] = None
         other = trained.get(reach.name)
@@ -276,7 +276,7 @@ def order_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dic
     if len(primes) < 2:
         return
     steps = np.array([of_prime[q].first for q in primes])
-    shared = {**run.labels(), "step": of_prime[primes[0]].until}
+    shared = {**run.labels(), "step": int(of_prime[primes[0]].until)}
     for q, step in zip(primes, steps, strict=True):
         # Those that are as late, or not there, share their places.
         place = (steps < step).sum() + ((steps == step).sum() + 1) / 2
@@ -408,7 +408,13 @@ def ratio_rows(
             ratios = np.array([ratio_of_steps(one.first, one.until, o.first, o.until) for one, o in pairs])
             ratios = ratios[~np.isnan(ratios[:, 0])]
             first, other = pairs[0]
-            row = {**first.run.labels(), "run": name, "ref": name, "variant": variant, "step": first.until}
+            row = {
+                **first.run.labels(),
+                "run": name,
+                "ref": name,
+                "variant": variant,
+                "step": int(first.until),
+            }
             row |= {"n_runs": len(ratios), "seed": seed_of(first.run) if len(pairs) == 1 else None}
             row |= {"baseline": finite(other.first)} if len(pairs) == 1 else {}
             for column, metric in enumerate((RATIO, AT_LEAST, AT_MOST)):
