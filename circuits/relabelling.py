@@ -83,8 +83,7 @@ def active(x: Any, grid: Any, axis: int = 0, draws: int = DRAWS, seed: int = 0) 
         raise CircuitsError(
             f"fourier.active: needs coordinates of at least 3 values; got sides {list(found.sizes)}"
         )
-    arranged = found.arrange(values, axis).flatten(len(found.sizes))
-    arranged = arranged if arranged.ndim > len(found.sizes) else arranged[..., None]
+    arranged = found.arrange(values, axis).reshape(*found.sizes, -1)
     flat = arranged.flatten(0, -2)
     constant, variance = flat.mean(0).square(), flat.var(0, correction=0)
     # Without its mean a feature that does not change leaves nothing but rounding.

@@ -27,7 +27,7 @@ def amplitudes(arranged: Tensor) -> NDArray[np.float64]:
     return found
 
 
-def active_counts(over_time: NDArray[np.float64], deviations: float) -> NDArray[np.int64]:
+def active_counts(over_time: NDArray[np.float64], deviations: int) -> NDArray[np.int64]:
     """How many frequencies are active, [time feature], of amplitudes [time frequency feature].
 
     Each frequency is divided by its sum over the times; active is what lies above mean + deviations · s.d. of all
