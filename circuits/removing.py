@@ -123,11 +123,6 @@ class WithoutClasses(Replacement):
                 f"{label}: call the whole model with a tensor of tokens, the classes are looked up by them"
             )
         parts = firing.references["parts"].to(current.device)
-        if parts.shape[1:] != current.shape[1:]:
-            raise CircuitsError(
-                f"{label}: on the examples with classes {firing.write.hook} is [example, "
-                f"{', '.join(map(str, parts.shape[1:]))}], in the run {list(current.shape)}"
-            )
         share = parts[1:][firing.prepared.to(current.device)].sum(0)
         new = parts[:1] + share if self.keep else current.double() - share
         return torch.where(current.isneginf(), current, new.to(current.dtype))

@@ -93,7 +93,7 @@ def prime_order(runs: str | Sequence[str], level: float = LEVEL, seed: int = 0) 
     steps = np.array([point.step for point in points])
     by_run = np.unique([point.run.name for point in points], return_inverse=True)[1]
     by_q = np.unique([point.q for point in points], return_inverse=True)[1]
-    shared = {"run": "all runs", "ref": "all runs", "split": "validation", "n": len(points)}
+    shared = {"run": "all runs", "ref": "all runs", "split": "validation", "seed": seed}
     shared |= {"n_runs": int(by_run.max()) + 1}
     for name, found in PROPERTIES.items():
         values = np.array([float(found(point.q, point.p)) for point in points])
