@@ -138,7 +138,7 @@ def test_shuffled_digits_explain_what_chance_does(found):
         control = value(frame, f"mod_{q}", "share of variance", "answer: mlp_post.0", "baseline")
         assert control == pytest.approx((q - 1) / (cells - 1), abs=0.005)
         real = value(frame, f"mod_{q}", "share of variance", "answer: mlp_post.0")
-        assert real > control + 0.02
+        assert real > 10 * control
         less = value(frame, f"mod_{q}", "share less chance", "answer: mlp_post.0")
         assert less == pytest.approx(1 - (1 - real) * (cells - 1) / (cells - q), abs=1e-9)
     assert set(frame.loc[frame["intervention"] == "answer: mlp_post.0", "split"]) == {"grid"}
@@ -233,7 +233,7 @@ def test_the_command_prints_and_draws(found, capsys, tmp_path):
         == 0
     )
     printed = capsys.readouterr().out
-    assert "mlp_post.0 − neurons" in printed
+    assert "the others" in printed
     assert "accuracy of" not in printed
     page = (tmp_path / "primes.html").read_text()
     assert "share of accuracy" in page
