@@ -58,7 +58,7 @@ def judge(claim: Claim, frame: pandas.DataFrame, run: str) -> Outcome:
     except Unmeasured as unmeasured:
         return Outcome(claim, run, 0, "error", reason=str(unmeasured))
     if math.isnan(value):
-        return Outcome(claim, run, n_runs, "failed", reason="there is no such number: its row is empty")
+        return Outcome(claim, run, n_runs, "failed", reason="there is no such number: its row is empty, or it is a share of 0")
     holds = claim.holds.hold(value)
     ends = [end for end in (low, high) if end is not None]
     crosses = any(claim.holds.hold(end) != holds for end in ends)
@@ -85,6 +85,8 @@ def measured(claim: Claim, frame: pandas.DataFrame) -> tuple[float, float | None
     if len(rows) > 1:
         raise Unmeasured(f"{len(rows)} rows have {claim.where}")
     divisor = float(divisors(claim, rows, frame).iloc[0])
+    if divisor == 0:
+        return math.nan, None, None, n_runs
     ends: list[float | None] = [None, None]
     if claim.column in INTERVALS:
         found = [float(rows[name].iloc[0]) / divisor for name in INTERVALS[claim.column]]

@@ -167,6 +167,12 @@ def test_a_row_without_its_number_fails_and_shows_none(table):
     assert (outcome.verdict, outcome.value) == ("failed", None)
 
 
+def test_a_share_of_nothing_fails_and_shows_none(table):
+    outcome = judge(claim(column="effect", per="baseline"), table.assign(baseline=0.0), "a")
+    assert (outcome.verdict, outcome.value, outcome.low) == ("failed", None, None)
+    assert "a share of 0" in outcome.reason
+
+
 def test_a_paper_on_one_run_of_two(runs):
     scale = claim(id="scale", scale={"cpu": "too small"}).model_dump()
     together = claim(id="together", row=2, study="t").model_dump()
