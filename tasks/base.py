@@ -130,8 +130,8 @@ class ModularAnswer:
 
     Attributes:
         modulus: q.
-        coefficients: one for each of ``grid_axes``: the answer is r = Σ coefficient · coordinate mod q, a coordinate being
-            the index of a value in its axis.
+        coefficients: one for each of ``grid_axes``: the answer is r = Σ coefficient · coordinate mod q, a coordinate
+            being the index of a value in its axis.
         classes: of each remainder r = 0 .. q − 1, its column on the output axis.
     """
 

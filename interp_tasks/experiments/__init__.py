@@ -12,8 +12,8 @@ from interp_tasks.experiments.comparing import ComparisonResult
 from interp_tasks.experiments.copying_inputs import copying
 from interp_tasks.experiments.curving import CurveResult, curve
 from interp_tasks.experiments.demonstrating import demo
-from interp_tasks.experiments.displaying import DataResult, data
 from interp_tasks.experiments.detecting import detector
+from interp_tasks.experiments.displaying import DataResult, data
 from interp_tasks.experiments.dropping import DropsResult, drops
 from interp_tasks.experiments.embedding import EmbeddingsResult, embeddings
 from interp_tasks.experiments.generalising import GeneralisationResult, generalisation
@@ -48,11 +48,11 @@ __all__ = [
     "EmbeddingsResult",
     "Examples",
     "FourierResult",
-    "GradientsResult",
     "GeneralisationResult",
+    "GradientsResult",
     "InfluenceResult",
-    "Options",
     "NeuronsResult",
+    "Options",
     "OrderResult",
     "PrimeOrderResult",
     "PrimesResult",
@@ -74,8 +74,8 @@ __all__ = [
     "drops",
     "embeddings",
     "fourier",
-    "gradients",
     "generalisation",
+    "gradients",
     "heads",
     "influence",
     "lens",

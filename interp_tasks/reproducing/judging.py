@@ -58,7 +58,13 @@ def judge(claim: Claim, frame: pandas.DataFrame, run: str) -> Outcome:
     except Unmeasured as unmeasured:
         return Outcome(claim, run, 0, "error", reason=str(unmeasured))
     if math.isnan(value):
-        return Outcome(claim, run, n_runs, "failed", reason="there is no such number: its row is empty, or it is a share of 0")
+        return Outcome(
+            claim,
+            run,
+            n_runs,
+            "failed",
+            reason="there is no such number: its row is empty, or it is a share of 0",
+        )
     holds = claim.holds.hold(value)
     ends = [end for end in (low, high) if end is not None]
     crosses = any(claim.holds.hold(end) != holds for end in ends)

@@ -30,7 +30,7 @@ def test_each_example_loses_what_its_class_adds_to_the_mean(small):
     rows = torch.tensor([5, 5, 40, 1])
     expected = clean.clone()
     for r in range(5):
-        mine = NUMBER % 5 == r
+        mine = r == NUMBER % 5
         expected[mine] -= clean[mine].mean(0) - clean.mean(0)
     found = under(small, ablate.classes(SITE, NUMBER % 5, EXAMPLES), EXAMPLES[rows])
     torch.testing.assert_close(found, expected[rows])

@@ -42,7 +42,7 @@ def test_a_planted_share_is_found():
     other = other - other.mean()
     # Nothing of the noise depends on the class.
     for r in range(5):
-        mine = NUMBER % 5 == r
+        mine = r == NUMBER % 5
         other[mine] -= other[mine].mean()
     wave = wave - wave.mean()
     values = 3 * wave / wave.norm() + 4 * other / other.norm() + 7

@@ -7,8 +7,8 @@ from interp_tasks.cli.commands.baselining import Baseline, Ood
 from interp_tasks.cli.commands.copying_inputs import Copying
 from interp_tasks.cli.commands.curving import Curve
 from interp_tasks.cli.commands.demonstrating import Demo
-from interp_tasks.cli.commands.displaying import Data
 from interp_tasks.cli.commands.detecting import Detector
+from interp_tasks.cli.commands.displaying import Data
 from interp_tasks.cli.commands.dropping import Drops
 from interp_tasks.cli.commands.embedding import Embeddings
 from interp_tasks.cli.commands.generalising import Generalisation

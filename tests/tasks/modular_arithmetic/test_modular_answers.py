@@ -40,7 +40,8 @@ def test_linear_forms_are_the_answers(name, config):
         first = sum(task.moduli[:which]) if name == "miiii" else 0
         assert torch.equal(column[inside], targets[inside, which] + first)
         columns += answer.classes
-    assert len(columns) == len(set(columns)) and max(columns) < task.d_vocab_out
+    assert len(columns) == len(set(columns))
+    assert max(columns) < task.d_vocab_out
 
 
 def test_a_task_without_modular_answers_has_none():
