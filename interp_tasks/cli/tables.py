@@ -138,4 +138,5 @@ def title(row: Any) -> list[str]:
     split = row["split"] if isinstance(row["split"], str) else "given"
     step = [] if pandas.isna(row["step"]) else [f"step {row['step']}"]
     about = "weights alone" if split == "weights" else f"{row['n']} {split} examples"
-    return [str(row["ref"]), *step, f"{about}, seed {row['seed']}"]
+    seed = [] if pandas.isna(row["seed"]) else [f"seed {int(row['seed'])}"]
+    return [str(row["ref"]), *step, ", ".join([about, *seed])]
