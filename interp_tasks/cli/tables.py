@@ -137,6 +137,7 @@ def title(row: Any) -> list[str]:
 
     split = row["split"] if isinstance(row["split"], str) else "given"
     step = [] if pandas.isna(row["step"]) else [f"step {row['step']}"]
-    about = "weights alone" if split == "weights" else f"{row['n']} {split} examples"
+    counted = "all" if pandas.isna(row["n"]) else row["n"]
+    about = "weights alone" if split == "weights" else f"{counted} {split} examples"
     seed = [] if pandas.isna(row["seed"]) else [f"seed {int(row['seed'])}"]
     return [str(row["ref"]), *step, ", ".join([about, *seed])]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.experiments import progress_table as table
 from interp_tasks.experiments.modular_inputs import ALL
-from interp_tasks.experiments.phases import find_phases
+from interp_tasks.experiments.phases import FEWEST, find_phases
 from interp_tasks.reporting.palette import COLOURS, SYMBOLS, template
 
 if TYPE_CHECKING:
@@ -122,6 +122,8 @@ class Lines:
         if not {"train loss", "test loss"} <= set(self.curves):
             return []
         steps = sorted(self.curves["test loss"])
+        if len(steps) < FEWEST:
+            return []
         train, test = ([self.curves[name][step] for step in steps] for name in ("train loss", "test loss"))
         phases = find_phases(steps, train, test)
         return [step for step in (phases.memorised, phases.cleanup, phases.end) if step == step]

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 #: What is measured of every checkpoint, and of the last one of each run alone.
 CURVES, MECHANISM = ("losses", "gini", "weights"), ("map", "neurons", "attention", "skips")
 KINDS = (*CURVES, *MECHANISM)
-#: Phases are looked for in the curves of this many checkpoints at least.
-FEWEST = 4
 
 
 @dataclass(frozen=True)
@@ -310,7 +308,7 @@ class Followed:
     def phases(self) -> list[Row]:
         """Boundaries of each answer's phases, what changes during each, and when each curve is half-way."""
         from interp_tasks.experiments import progress_table as table
-        from interp_tasks.experiments.phases import begins, changes, find_phases, made
+        from interp_tasks.experiments.phases import FEWEST, begins, changes, find_phases, made
 
         rows: list[Row] = []
         whole = self.curves.get("", {})

@@ -135,8 +135,10 @@ class Result:
         figure = self.plot()
         rows = shown_rows(self.frame)
         columns = [Column("ref", "ref"), *shown_columns(rows)]
-        interventions = list(dict.fromkeys(map(str, self.frame["intervention"])))
-        named = f": {', '.join(interventions)}" if len(interventions) < 3 else ""
+        interventions = [
+            name for name in dict.fromkeys(map(str, self.frame["intervention"])) if name != "none"
+        ]
+        named = f": {', '.join(interventions)}" if 0 < len(interventions) < 3 else ""
         return Page(
             title or f"{self.experiment}{named}",
             [

@@ -87,7 +87,7 @@ def measured(claim: Claim, frame: pandas.DataFrame) -> tuple[float, float | None
         if isinstance(claim.per, dict):
             raise Unmeasured("a ratio to another row is of one row")
         scaled = column / divisors(claim, rows)
-        return float(scaled.agg(claim.reduce)), None, None, n_runs
+        return float(scaled.agg(claim.reduce, skipna=False)), None, None, n_runs
     if len(rows) > 1:
         raise Unmeasured(f"{len(rows)} rows have {claim.where}")
     divisor = float(divisors(claim, rows, frame).iloc[0])

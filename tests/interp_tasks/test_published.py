@@ -121,3 +121,20 @@ def test_a_rule_says_what_it_is_about():
     )
     (claim,) = parse_paper(paper(**changes), "x").claim
     assert claim.rule == "effect / baseline of @pre, mse_masked, head 1 is above -0.05 and below 0.05"
+
+
+@pytest.mark.parametrize("name", papers())
+def test_what_claims_call_a_run_is_there_at_every_scale_that_decides_them(name):
+    found = read_paper(name)
+    roles = {study.id: study.role for study in found.study}
+    for claim in found.claim:
+        ends = claim.where.get("run", "")
+        ends = tuple(ends) if isinstance(ends, list) else (ends,)
+        if ends[0].startswith("against "):  # a row about several runs
+            continue
+        for preset in {run.preset for run in found.run if run.role == roles[claim.study]} - set(claim.scale):
+            names = [run.name for run in found.runs(roles[claim.study], preset)]
+            assert any(f"{each}/seed-*".endswith(ends) or each.endswith(ends) for each in names), (
+                claim.id,
+                preset,
+            )
