@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from circuits.cosine_fits import CosineFit
@@ -32,11 +32,16 @@ class ModularSum:
     have in common with the constant stays with the constant.
     """
 
-    coordinates: Int[Tensor, "input coordinate"]
+    coordinates: Shaped[Tensor, "input coordinate"]
     coefficients: tuple[int, ...]
     period: int
 
     def __post_init__(self) -> None:
+        if self.coordinates.is_floating_point() or not all(isinstance(m, int) for m in self.coefficients):
+            raise CircuitsError(
+                f"ModularSum: coordinates and coefficients are whole numbers; got {self.coordinates.dtype} and "
+                f"{list(self.coefficients)}"
+            )
         shape = list(self.coordinates.shape)
         if len(shape) != 2 or shape[1] != len(self.coefficients) or self.period < 2:
             raise CircuitsError(
@@ -105,8 +110,8 @@ class ModularSum:
         return CosineFit(logits.gather(1, difference).mean(0), difference, logits)
 
     def _checked(self, keys: Sequence[int]) -> list[int]:
-        found = list(dict.fromkeys(int(key) for key in keys))
-        if not found or not all(1 <= key <= self.period // 2 for key in found):
+        found = list(dict.fromkeys(keys))
+        if not found or not all(isinstance(key, int) and 1 <= key <= self.period // 2 for key in found):
             raise CircuitsError(
                 f"ModularSum: keys are frequencies from 1 to {self.period // 2} for period {self.period}; got "
                 f"{list(keys)}"

@@ -151,10 +151,19 @@ def data(
     )
     frame["n"] = frame["n"].fillna(len(batch)) if "n" in frame else len(batch)
     recorded = {"task": chosen.name, **chosen.model_dump(mode="json"), "multiples": list(multiples)}
-    return DataResult("data", tidy(frame), recorded, tuple(notes(split)), inputs=inputs, matrices=matrices)
+    return DataResult(
+        "data",
+        tidy(frame),
+        recorded,
+        tuple(notes(split, getattr(chosen, "variant", "plain"))),
+        inputs=inputs,
+        matrices=matrices,
+    )
 
 
-def notes(split: str) -> Iterator[str]:
+def notes(split: str, variant: str) -> Iterator[str]:
+    if variant == "shuffled":
+        yield "Shuffled: the coefficients are those of the answers before shuffling."
     if split == GRID:
         yield "Every input of the task. chance: of guessing evenly among the classes that occur."
         yield (

@@ -129,6 +129,10 @@ def points_of(run: Run, level: float) -> list[Point]:
     from interp_tasks.experiments.reaching import reached
 
     p = setting(run.config, "task.p")
+    if setting(run.config, "task.variant") == "shuffled":
+        raise UserError(
+            f"{run.name} has shuffled answers, which no property of q and p tells apart: leave it out"
+        )
     named = [(name, name.removeprefix("accuracy_")) for name in run.logged()]
     primes = {int(q): name for name, q in named if name != q and q.isdecimal()}
     if not isinstance(p, int) or not primes:

@@ -95,7 +95,9 @@ def progress(
     name, number = read_rule(rule)
     asked = check_kinds([kinds] if isinstance(kinds, str) else kinds)
     wanted = [answers] if isinstance(answers, str) else list(answers)
-    chosen = None if keys is None else tuple(int(key) for key in keys)
+    if keys is not None and not all(isinstance(key, int) for key in keys):
+        raise UserError(f"keys {keys!r}: give frequencies, whole numbers from 1, such as (3, 24)")
+    chosen = None if keys is None else tuple(keys)
     if options.get("tokens") is not None:
         raise UserError("progress needs a task: leave --tokens out, or give --task NAME instead")
     runs = by_run(check_refs(refs, Examples.of(options)))

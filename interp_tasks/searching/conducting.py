@@ -16,6 +16,7 @@ from interp_tasks.searching.finding import Found
 from interp_tasks.searching.plan import Plan
 from interp_tasks.searching.storage import check_storage, default_storage, opened
 from interp_tasks.searching.trials import Progress, built, carry_out, resolve_objective, run_name
+from interp_tasks.training.trainer import check_place
 from tasks.base import derive_seed
 
 #: The claim under which trials are dealt out and results written.
@@ -50,6 +51,7 @@ def search(
     """
     if trials < 1:
         raise UserError(f"--trials {trials}: at least 1")
+    check_place(device)
     out = Path(out)
     url = storage or default_storage(out)
     check_storage(url)

@@ -275,13 +275,22 @@ def _with_threads(config: TrainConfig, out: Path) -> TrainConfig:
     return config.model_copy(update={"threads": threads})
 
 
-def _placed(model: HookedTransformer, device: str) -> HookedTransformer:
+def check_place(device: str) -> None:
+    """Refuse a device that torch does not see.
+
+    Raises:
+        UserError: in one line.
+    """
     try:
         kind = torch.device(device).type
     except RuntimeError:
         raise UserError(f"no device {device!r}: devices are cpu, cuda, cuda:1, mps") from None
     if kind == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {device!r} is not there: torch sees no CUDA GPU; use --device cpu")
+
+
+def _placed(model: HookedTransformer, device: str) -> HookedTransformer:
+    check_place(device)
     if device != "cpu":
         try:
             model.to(device, print_details=False)

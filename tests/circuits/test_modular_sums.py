@@ -154,6 +154,7 @@ def test_faults_are_one_line():
     for make, message in (
         (lambda: ModularSum(grid(5), (1,), 5), "1 coefficients"),
         (lambda: ModularSum(grid(5), (1, 1), 1), "period 1"),
+        (lambda: ModularSum(grid(5) + 0.3, (1, 1), 5), "whole numbers"),
         (lambda: total.waves(3), "frequencies from 1 to 2 for period 5"),
         (lambda: total.directions([]), "frequencies from 1 to 2"),
         (lambda: total.restricted(random_logits(5, 5), [0]), r"got \[0\]"),

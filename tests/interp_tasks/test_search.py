@@ -137,6 +137,13 @@ def test_values_reach_the_configuration() -> None:
     assert found.resolved({"train.clip_norm": 1}).train.clip_norm == 1
 
 
+def test_a_device_that_is_not_there_leaves_the_folder_free(tmp_path):
+    plan = make_plan("modular-addition", vary=["train.weight_decay=0.1,1"], settings={"task.p": "5"})
+    with pytest.raises(UserError, match="no device 'nowhere'"):
+        search(plan, out=tmp_path / "s", trials=1, device="nowhere")
+    assert not (tmp_path / "s").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
