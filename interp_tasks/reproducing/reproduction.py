@@ -234,7 +234,8 @@ def about(claim: Claim, lacking: Sequence[Located]) -> bool:
     filters = [claim.where, *([claim.per] if isinstance(claim.per, dict) else [])]
     given = [each["run"] for each in filters if "run" in each]
     names = tuple(name for one in given for name in (one if isinstance(one, list) else [str(one)]))
-    return any(each.run.name.endswith(names) for each in lacking)
+    called = (each.run.name + ("/seed-*" if each.run.seeds else "") for each in lacking)
+    return any(name.endswith(names) for name in called)
 
 
 def decide(claim: Claim, done: Sequence[Done], preset: str, folder: str) -> list[Outcome]:

@@ -14,7 +14,8 @@ from interp_tasks.published import Claim
 from interp_tasks.published.papers import parse_paper
 from interp_tasks.reproducing import reproduce, train_missing
 from interp_tasks.reproducing.judging import Unmeasured, judge, measured, picked
-from interp_tasks.reproducing.locating import as_text
+from interp_tasks.reproducing.locating import Located, as_text
+from interp_tasks.reproducing.reproduction import about
 
 SETTINGS = {
     "train.steps": 4,
@@ -171,6 +172,16 @@ def test_a_share_of_nothing_fails_and_shows_none(table):
     outcome = judge(claim(column="effect", per="baseline"), table.assign(baseline=0.0), "a")
     assert (outcome.verdict, outcome.value, outcome.low) == ("failed", None, None)
     assert "a share of 0" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("seeds", "named"), [(None, "sweeps/b"), ("0:3", "sweeps/b/seed-*"), ("0:3", ["a", "b/seed-*"])]
+)
+def test_a_claim_is_about_a_missing_run_by_the_name_that_its_table_has(seeds, named):
+    (_, run) = parse_paper(content(), "small.toml").run
+    missing = Located(run.model_copy(update={"name": "sweeps/b", "seeds": seeds}), None)
+    assert about(claim(where={"run": named}), [missing])
+    assert not about(claim(where={"run": "c"}), [missing])
 
 
 def test_a_paper_on_one_run_of_two(runs):
