@@ -139,5 +139,8 @@ def title(row: Any) -> list[str]:
     step = [] if pandas.isna(row["step"]) else [f"step {row['step']}"]
     counted = "all" if pandas.isna(row["n"]) else row["n"]
     about = "weights alone" if split == "weights" else f"{counted} {split} examples"
-    seed = [] if pandas.isna(row["seed"]) else [f"seed {int(row['seed'])}"]
+    number = row["seed"]
+    seed = (
+        [] if pandas.isna(number) else [f"seed {number:g}" if isinstance(number, float) else f"seed {number}"]
+    )
     return [str(row["ref"]), *step, ", ".join([about, *seed])]
