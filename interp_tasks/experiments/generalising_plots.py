@@ -33,7 +33,8 @@ def figure(runs: Sequence[Run], kind: str, level: float | None) -> plotly.graph_
                 panels.append(map_panel(run, names, split, kind))
             else:
                 panels.append(lines_panel([(run, name) for name in names], split, kind, level))
-    return drawn(panels, ragged=True)
+    # Lines over steps, which would be moved aside where points stand side by side.
+    return drawn(panels, ragged=True).update_layout(scattermode="overlay")
 
 
 def lines_panel(curves: Sequence[tuple[Run, str]], split: str, kind: str, level: float | None) -> Panel:

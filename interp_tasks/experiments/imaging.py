@@ -91,7 +91,7 @@ class NeuronsResult(Result):
     def caption(self) -> str:
         return (
             "Left: the value for every input, first coordinate down, second across. Right: the share of its variance "
-            "in each pair of frequencies, without the constant. Colours mean something else in every image."
+            "in each pair of frequencies, without the constant. Each image has its own colour scale."
         )
 
 

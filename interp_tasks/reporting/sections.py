@@ -117,7 +117,7 @@ class Table:
         return (
             f"{heading(self.title, identifier)}\n"
             f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(self.title or self.name)}">'
-            f'<table id="{identifier}"><caption>{caption}</caption><thead><tr>{head}</tr></thead>'
+            f'<table id="{identifier}"><caption><span>{caption}</span></caption><thead><tr>{head}</tr></thead>'
             f"<tbody>\n{body}\n</tbody></table></div>\n"
             f'<button type="button" class="download" data-table="{identifier}">Download CSV</button>'
             f'<script type="application/json" id="{identifier}-data">{data}</script>'
