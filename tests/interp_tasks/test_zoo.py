@@ -30,6 +30,7 @@ SHIPPED = {
     "matrix-completion-5x5": ("matrix-completion", "reference"),
     "matrix-completion-autoregressive": ("matrix-completion-autoregressive", "cpu"),
     "matrix-completion-autoregressive-answer": ("matrix-completion-autoregressive", "cpu"),
+    "miiii-113": ("miiii", "reference"),
     "miiii-113-small": ("miiii", "cpu"),
     "modular-addition-113": ("modular-addition", "cpu"),
 }
@@ -41,6 +42,7 @@ SHIPPED_STEPS = {
     "matrix-completion-5x5": 5,
     "matrix-completion-autoregressive": 4,
     "matrix-completion-autoregressive-answer": 4,
+    "miiii-113": 6,
 }
 #: Runs of sweeps: their last step alone.
 FINAL = [name for name in zoo_names() if "/" in name]
