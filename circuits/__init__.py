@@ -10,7 +10,7 @@
 Layers and heads count from 0 everywhere.
 """
 
-from circuits import ablate, fourier, patch, patterns, permute, probe, transplant, variance
+from circuits import ablate, fourier, patch, patterns, permute, plots, probe, transplant, variance
 from circuits.applying import intervene
 from circuits.comparing import compare
 from circuits.drawing import Draws, draws
@@ -49,6 +49,7 @@ __all__ = [
     "patch",
     "patterns",
     "permute",
+    "plots",
     "probe",
     "run",
     "sweep",

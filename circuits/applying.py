@@ -15,7 +15,7 @@ from circuits.calls import Call, writer
 from circuits.errors import CircuitsError
 from circuits.handles import Handle
 from circuits.interventions import Intervention, Swap, Write
-from circuits.references import References
+from circuits.references import Reference, References
 from circuits.sites import closest_sites
 from circuits.state import replaced, state_of
 from circuits.surface import Surface
@@ -57,19 +57,16 @@ def intervene(model: Any, *interventions: Intervention) -> Iterator[Any]:
     surface = Surface.of(model)
     plan = planned(interventions, surface)
     references = References(surface)
-    fetch(plan, references)
+    references.fetch(wanted(plan))
     with attached(surface, plan, references):
         yield model
 
 
-def fetch(plan: Iterable[Write | Swap], references: References) -> None:
-    """Run the clean passes that a plan needs."""
-    references.fetch(
-        reference
-        for step in plan
-        if isinstance(step, Write)
-        for reference in step.replacement.references(step).values()
-    )
+def wanted(plan: Iterable[Write | Swap]) -> Iterator[Reference]:
+    """The clean passes that a plan needs."""
+    for step in plan:
+        if isinstance(step, Write):
+            yield from step.replacement.references(step).values()
 
 
 @contextmanager

@@ -11,10 +11,11 @@ from circuits.arguments import read_choice, read_place, read_seed
 from circuits.errors import CircuitsError
 from circuits.gradients import EXAMPLES_PER_PASS, Pair, change, undisturbed
 from circuits.metrics import PerExample, read_values
+from circuits.resampling import Resampling
 from circuits.results import SweepResult, make_result
 from circuits.selection import Head
 from circuits.sites import Site, SiteKind
-from circuits.tabulating import BASELINE, Measured, Row, adjust, tabulate
+from circuits.tabulating import BASELINE, Comparison, Measured, Row, adjust, tabulate
 
 VERB = "patch.attribution"
 DIRECTION = "source -> base"
@@ -56,8 +57,9 @@ def attribution(
         raise CircuitsError(f"{VERB}: draws and flips are positive numbers, got {draws} and {flips}")
     places, kind = pair.surface.at(place.site), place.site.kind
     by = _read_by(by, place.site)
+    seed = read_seed(seed, VERB)
     settings = {
-        "seed": read_seed(seed, VERB),
+        "seed": seed,
         "draws": draws,
         "flips": flips,
         "engine": "gradient",
@@ -78,7 +80,8 @@ def attribution(
                 one.parts.append(
                     {name: (total + shifts[name][at], count) for name, (total, count) in values.items()}
                 )
-    found, unedited = tabulate(baseline, list(measured.values()), settings)
+    estimated = Comparison(baseline, list(measured.values()), "gradient")
+    [(found, unedited)] = tabulate([estimated], Resampling(seed, draws, flips))
     adjust(found)
     described = {"intervention": VERB, "direction": DIRECTION, "site": str(place.site), "by": by}
     return make_result(found, unedited, {name: [described] for name in measured}, settings)

@@ -14,13 +14,7 @@ from torch import Tensor
 from circuits.arguments import read_run_tokens
 from circuits.attending import chunks, look_at, read_layers, selected_queries
 from circuits.errors import CircuitsError
-from circuits.selection import Head
 from circuits.surface import Surface
-
-# Pixels of one map, and around it.
-MAP, GAP, MARGIN = 132, 34, 70
-# Up to this many positions all are labelled.
-LABELLED = 9
 
 
 @dataclass(frozen=True)
@@ -54,10 +48,9 @@ class Maps:
 
         labels: what the positions are called (default: numbers). titles: Head -> its title (default: L0H1).
         """
-        length = self.mean.shape[-1]
-        if labels is not None and len(labels) != length:
-            raise CircuitsError(f"plot: {len(labels)} labels for {length} positions")
-        return _drawn(self, [str(label) for label in labels or range(length)], titles or {})
+        from circuits.attention_plots import attention as figure
+
+        return figure(self, labels, titles)
 
 
 def attention(
@@ -102,54 +95,3 @@ def _add(
     total += (pattern * some[..., None]).sum(0).cpu()
     spread += (torch.special.entr(pattern).sum(-1) * some).sum((0, 2)).cpu()
     most += (seen.sum(-1).clamp(min=1).double().log() * some).sum((0, 2)).cpu()
-
-
-def _drawn(maps: Maps, labels: list[str], titles: Mapping[Any, str]) -> Any:
-    from plotly import graph_objects
-    from plotly.subplots import make_subplots
-
-    layers, heads = maps.mean.shape[:2]
-    every = [Head(layer, head) for layer in maps.layers for head in range(heads)]
-    width, height = (count * MAP + (count - 1) * GAP for count in (heads, layers))
-    found = make_subplots(
-        rows=layers,
-        cols=heads,
-        subplot_titles=[titles.get(head, head.label) for head in every],
-        horizontal_spacing=GAP / width,
-        vertical_spacing=GAP / height,
-    )
-    for index, head in enumerate(every):
-        row, column = divmod(index, heads)
-        at = {"row": row + 1, "col": column + 1}
-        trace = graph_objects.Heatmap(
-            x=labels,
-            y=labels,
-            z=maps.of(head).numpy(),
-            coloraxis="coloraxis",
-            hovertemplate=f"{head.label}<br>query %{{y}}, key %{{x}}<br>attention %{{z:.3f}}<extra></extra>",
-        )
-        found.add_trace(trace, **at)
-        every_label = {"dtick": 1} if len(labels) <= LABELLED else {}
-        # Tick labels on the outside only: they are the same in all maps.
-        found.update_xaxes(type="category", showticklabels=row == layers - 1, **every_label, **at)
-        found.update_yaxes(
-            type="category", autorange="reversed", showticklabels=column == 0, **every_label, **at
-        )
-        if row == layers - 1:
-            found.update_xaxes(title_text="key", **at)
-        if column == 0:
-            found.update_yaxes(title_text="query", **at)
-    found.update_annotations(font_size=12)
-    found.update_layout(
-        coloraxis={
-            "colorscale": "Cividis",
-            # From no attention at all, so that maps of different models can be compared by eye.
-            "cmin": 0,
-            "cmax": float(maps.mean.nan_to_num().max()),
-            "colorbar": {"title": "attention", "thickness": 12},
-        },
-        width=width + 2 * MARGIN + 40,
-        height=height + 2 * MARGIN - 20,
-        margin={"l": MARGIN, "r": MARGIN + 40, "t": 50, "b": MARGIN},
-    )
-    return found

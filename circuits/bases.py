@@ -51,7 +51,17 @@ def inverse(coefficients: Any, axes: int | Sequence[int] = 0) -> Float[Tensor, "
 
 def read_values(x: Any) -> Tensor:
     """Numbers as float64, on their device; gradients pass."""
-    values = torch.as_tensor(x).double()
+    try:
+        values = torch.as_tensor(x)
+    except (TypeError, ValueError, RuntimeError):
+        raise CircuitsError(
+            f"fourier: a spectrum needs numbers along an axis; got {type(x).__name__} without them"
+        ) from None
+    if values.is_complex():
+        raise CircuitsError(
+            "fourier: a spectrum needs real numbers; got complex ones: choose their real, imag or abs"
+        )
+    values = values.double()
     wrong = int((~values.isfinite()).sum())
     if wrong or values.ndim == 0 or values.numel() == 0:
         what = f"{wrong} infinite or NaN" if wrong else "no axis" if values.ndim == 0 else "no entries"

@@ -60,11 +60,15 @@ class Weights:
             values.append((name, mine, place))
         return replace(checkpoint, values=tuple(values))
 
+    def parameters(self, count: int) -> dict[str, Tensor]:
+        """Those of so many, each with an axis more at the front."""
+        return {name: stacked[:count] for name, stacked in self._stacked.items()}
+
     def first(self, count: int) -> dict[str, Tensor]:
-        """A state_dict of so many, each tensor with an axis more at the front."""
+        """A state_dict of so many, buffers and all."""
         held = self._surface.model.state_dict()
         found = {name: value.expand(count, *value.shape) for name, value in held.items()}
-        return {**found, **{name: stacked[:count] for name, stacked in self._stacked.items()}}
+        return {**found, **self.parameters(count)}
 
 
 Turn = tuple[str | None, Callable[[], Checkpoint]]

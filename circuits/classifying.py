@@ -33,6 +33,12 @@ class Classes:
     groups: dict[str, tuple[Head, ...]] = field(repr=False)
     rule: str
 
+    def plot(self) -> Any:
+        """A plotly figure: the class of each head, layers down, heads across; colours are its corrected score."""
+        from circuits.pattern_plots import classes_figure
+
+        return classes_figure(self)
+
     def __getitem__(self, head: Any) -> str:
         """The class of a head (layer, head)."""
         for name, heads in self.groups.items():

@@ -10,8 +10,9 @@ from torch import Tensor
 from circuits.arguments import read_batch, read_seed
 from circuits.errors import CircuitsError
 from circuits.metrics import UNTESTED, metric_name, read_metric, read_values, unedited_metrics
+from circuits.resampling import Resampling
 from circuits.results import SweepResult, make_result
-from circuits.tabulating import BASELINE, Measured, Row, adjust, tabulate
+from circuits.tabulating import BASELINE, Comparison, Measured, Row, adjust, tabulate
 
 
 def compare(
@@ -64,6 +65,7 @@ def compare(
         raise CircuitsError(f"compare: {got}; give the unedited output and others, of all examples")
     settings = {"seed": seed, "draws": draws, "flips": flips, "engine": "given", "n": done}
     untested: Collection[str] = UNTESTED if metric is None else ()
-    found, unedited = tabulate(baseline, list(measured.values()), settings, untested)
+    given = Comparison(baseline, list(measured.values()), "given")
+    [(found, unedited)] = tabulate([given], Resampling(seed, draws, flips), untested)
     adjust(found)
     return make_result(found, unedited, {}, settings)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -32,6 +33,12 @@ class CosineFit:
         k = torch.arange(period // 2 + 1)
         waves = ((k[:, None] * d) % period).double().mul(2 * math.pi / period).cos()
         return waves @ self.by_difference / waves.square().sum(1)
+
+    def plot(self, keys: Iterable[int] = ()) -> Any:
+        """A plotly figure: the coefficient of each frequency, as bars; `keys` are marked."""
+        from circuits.component_plots import cosines_figure
+
+        return cosines_figure(self, keys)
 
     def fitted(self, keys: Iterable[int]) -> Float[Tensor, "input class"]:
         """The mean and the cosines of some frequencies."""

@@ -7,15 +7,13 @@ forward, replayed from the weights, and is compared with it before use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from circuits.calls import Call, replacement_for
 from circuits.lanes import (
@@ -29,18 +27,12 @@ from circuits.lanes import (
     lane_value,
     runs_nothing,
 )
-from circuits.recording import recording
+from circuits.observing import TOLERANCE, Seen, compare, observed, observed_together
 from circuits.references import References
 from circuits.replaying import NotReplayed, Replay
-from circuits.sites import KINDS
 from circuits.snapshots import Positions, select_positions
-from circuits.state import State, state_of
+from circuits.state import State
 from circuits.surface import Surface
-
-#: What the replay may differ from the model by, relative to the largest entry.
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
-
-_OUTPUT = "the output"
 
 # Logits of a stack are computed in pieces of at most this many entries.
 _LOGITS = 2**25
@@ -81,25 +73,17 @@ class Engine:
         self._examples = tokens[:: max(1, len(tokens) - 1)].to(surface.device)
         seen = self.observed()
         self.replay = Replay.of(surface)
-        _compare(seen, self.replay, self._examples)
+        compare(seen, self.replay, self._examples)
         #: What is taken for rounding, relative to the largest entry.
         self.tolerance = TOLERANCE[self.replay.embed.dtype]
 
-    def observed(self) -> dict[str, Tensor]:
-        """The first and the last example through the model itself: its layers' z and residual streams, and output.
+    def observed(self) -> Seen:
+        """Two examples through the model itself, with the weights that it has now."""
+        return observed(self.surface, self._examples)
 
-        With every checkpoint: what a model adds to its forward may be zero before training.
-        """
-        _refuse_hooks(self.surface.model)
-        if torch.is_autocast_enabled(self.surface.device.type):
-            raise NotReplayed("autocast is on")
-        layers = range(self.surface.n_layers)
-        names = [KINDS[name].hook.format(layer) for layer in layers for name in ("z", "resid_post")]
-        with recording(self.surface, names) as seen:
-            output = self.surface.model(self._examples)
-        if not isinstance(output, Tensor) or any(name not in seen for name in names):
-            raise NotReplayed("its output is no tensor, or some of its layers do not run")
-        return {**{name: seen[name] for name in names}, _OUTPUT: output}
+    def observed_together(self, weights: Mapping[str, Tensor]) -> Seen | None:
+        """The same with several checkpoints, whose weights are stacked; None where they cannot share a pass."""
+        return observed_together(self.surface, self._examples, weights)
 
     def room(self, tokens: Tensor, lanes: Sequence[Lane], chunk: int) -> int:
         """How many checkpoints of this shape, `chunk` tokens of all their lanes together, can be stacked."""
@@ -114,12 +98,11 @@ class Engine:
         )
         return max(1, min(limits))
 
-    def of(self, weights: Mapping[str, Tensor], observed: Sequence[Mapping[str, Tensor]]) -> Engine:
+    def of(self, weights: Mapping[str, Tensor], observed: Seen) -> Engine:
         """The same for the stacked weights of several checkpoints, with what the model itself does with each."""
         other = copy(self)
         other.replay, other.bytes_held = Replay.of(self.surface, weights), 0
-        seen = {name: torch.cat([one[name] for one in observed]) for name in observed[0]}
-        _compare(seen, other.replay, self._examples)
+        compare(observed, other.replay, self._examples)
         return other
 
     def clean(self, tokens: Tensor, lanes: Sequence[Lane]) -> tuple[Tensor, Clean]:
@@ -291,44 +274,6 @@ class Engine:
         self.bytes_held = max(self.bytes_held, clean.nbytes + stack + weights)
 
 
-def _replayed(replay: Replay, tokens: Tensor, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each layer from what the model itself has before it, so that rounding does not grow from layer to layer."""
-    found: dict[str, Tensor] = {}
-
-    def keep(site: str, layer: int | None, x: Tensor) -> Tensor:
-        found[KINDS[site].hook.format(layer)] = x
-        return x
-
-    x = replay.embedded(tokens.repeat(replay.copies, 1), keep)
-    for layer in range(replay.n_layers):
-        after = keep("resid_post", layer, replay.mlp(layer, replay.block(layer, x, keep), keep))
-        own = seen[KINDS["resid_post"].hook.format(layer)]
-        if own.shape != after.shape:
-            raise NotReplayed("its residual stream has another shape than that of the replay")
-        x = own.to(after.dtype)
-    return {**found, _OUTPUT: replay.output(x)}
-
-
-def _compare(seen: Mapping[str, Tensor], replay: Replay, tokens: Tensor) -> None:
-    """Refuse a replay that is not what the model computes, layer by layer."""
-    found = _replayed(replay, tokens, seen)
-    for name, own in seen.items():
-        if own.shape != found[name].shape or own.dtype != found[name].dtype:
-            raise NotReplayed(f"the replay differs from the model at {name} in shape or dtype")
-        apart = _apart(own, found[name], replay.copies)
-        # Written so that NaN is apart too.
-        if not bool((apart <= TOLERANCE[own.dtype]).all()):
-            raise NotReplayed(
-                f"the replay of two examples differs from the model at {name} by {float(apart.max()):.1e}"
-            )
-
-
-def _apart(x: Tensor, y: Tensor, copies: int) -> Tensor:
-    """Of each checkpoint by itself, the largest difference, relative to the largest entry."""
-    x, y = x.reshape(copies, -1), y.reshape(copies, -1)
-    return (x - y).abs().amax(1) / x.abs().amax(1).clamp(min=torch.finfo(x.dtype).tiny)
-
-
 def _cat(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -347,34 +292,3 @@ def _moved_by(stream: Tensor, change: Tensor, weight: Tensor) -> Tensor:
 
 def _at(x: Tensor, read: Tensor | None) -> Tensor:
     return x if read is None else x[:, read]
-
-
-def _refuse_hooks(model: nn.Module) -> None:
-    """Hooks may do anything, and are not replayed. A model class's own are part of its forward."""
-    if state_of(model).suspended:
-        raise NotReplayed("a clean pass is under way")
-    everywhere = [hook for name in _GLOBAL_HOOKS for hook in getattr(nn.modules.module, name).values()]
-    # torch's own, such as that of the FLOP counter, look on.
-    if any(not str(getattr(hook, "__module__", "")).startswith("torch.utils.") for hook in everywhere):
-        raise NotReplayed("there are hooks on all modules")
-    wrapped = model.__dict__.get("original_model")
-    inner = wrapped.named_modules() if isinstance(wrapped, nn.Module) else ()
-    for name, module in chain(model.named_modules(), inner):
-        if not module._forward_hooks and not module._forward_pre_hooks:
-            continue
-        hooks: list[Callable[..., Any]] = [
-            *module._forward_hooks.values(),
-            *module._forward_pre_hooks.values(),
-        ]
-        point = name.split(".")[-1].startswith("hook_")
-        if any(
-            point or not str(getattr(hook, "__module__", "")).startswith("transformer_lens") for hook in hooks
-        ):
-            raise NotReplayed(f"there is a hook on {name or 'the model'}")
-
-
-_GLOBAL_HOOKS = tuple(
-    name
-    for name in ("_global_forward_hooks", "_global_forward_pre_hooks")
-    if hasattr(nn.modules.module, name)
-)

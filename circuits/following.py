@@ -34,6 +34,12 @@ class Following:
 
     frame: pd.DataFrame
 
+    def plot(self) -> Any:
+        """A plotly figure: the share of queries that follow, in pairs and unpaired, by layer and head."""
+        from circuits.pattern_plots import compared_figure
+
+        return compared_figure(self.frame, "share", "How often attention follows")
+
     def heads(self, at_least: float = 0.5) -> tuple[Head, ...]:
         """The heads that follow at this share of queries or more, by the lower end of the interval."""
         sure = self.frame[self.frame["ci_low"] >= at_least]

@@ -12,7 +12,7 @@ from circuits.clustering import Clusters, clusters
 from circuits.coordinates import Grid, components
 from circuits.cosine_fits import CosineFit
 from circuits.key_rules import AboveMean, KeyFrequencies, Noise, OfLargest, Preferred, Rule, key_frequencies
-from circuits.modular_sums import ModularSum, share, variance_explained
+from circuits.modular_sums import ModularSum, regression, share, variance_explained
 from circuits.relabelling import Active, active
 from circuits.spectra import Bands, Spectrum, gini, spectrum
 
@@ -38,6 +38,7 @@ __all__ = [
     "gini",
     "inverse",
     "key_frequencies",
+    "regression",
     "share",
     "spectrum",
     "transform",

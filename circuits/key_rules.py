@@ -87,10 +87,11 @@ class OfLargest(_Numbered):
 
 @dataclass(frozen=True)
 class AboveMean(_Numbered):
-    """A norm above the mean over all frequencies, 0 included, by so many standard deviations (n in the denominator).
+    """An amplitude above the mean over all frequencies, 0 included, by so many standard deviations.
 
-    Syrkis & Søgaard 2024 (MIIII): 1 in their code for W_E, where frequency 0 counts in mean and deviation as here;
-    their text says 2 for active frequencies.
+    The deviation has n in the denominator. Amplitudes are those of the Fourier transform, |Σ x exp(−2πikj/p)|: beside
+    a norm of cos and sin together, that of frequency 0 counts √2-fold. Syrkis & Søgaard 2024 (MIIII): 1 in their code
+    for W_E; their text says 2 for active frequencies.
     """
 
     deviations: float | int = 1.0
@@ -98,12 +99,14 @@ class AboveMean(_Numbered):
 
     def selects(self, bands: Bands) -> Tensor:
         whole = bands.total()
-        norms = torch.cat([whole.constant[None], whole.power]).cpu().sqrt()
-        return (norms > norms.mean() + self.deviations * norms.std(correction=0))[1:] & _there(bands)
+        # A wave of amplitude a has a coefficient in each of its functions, and power a² / their number.
+        power = whole.power / torch.tensor(whole.degrees, device=whole.power.device)
+        sizes = torch.cat([whole.constant[None], power]).cpu().sqrt()
+        return (sizes > sizes.mean() + self.deviations * sizes.std(correction=0))[1:] & _there(bands)
 
     @property
     def statement(self) -> str:
-        return f"key: a norm above the mean over frequencies, 0 included, by {self.deviations:g} standard deviations"
+        return f"key: an amplitude above the mean over frequencies, with 0, by {self.deviations:g} standard deviations"
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,14 @@ class Lens:
     contributions: Mapping[str, Tensor]
     constant: Tensor
 
+    def plot(self, positions: Any = None) -> Any:
+        """A plotly figure: how large each component's direct contribution is, and how far each read-out is from the
+        output, both as root mean squares over examples, outputs and `positions` (default: all), in units of the output.
+        """
+        from circuits.component_plots import lens_figure
+
+        return lens_figure(self, positions)
+
     def without(self, name: str) -> Tensor:
         """The output without one component's direct contribution."""
         return self.output - self.contributions[name]

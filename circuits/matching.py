@@ -45,6 +45,12 @@ class Scores:
     seed: int
     draws: int
 
+    def plot(self, column: str = "score") -> Any:
+        """A plotly figure: a heatmap over layers and heads for each template, of `score` or another column."""
+        from circuits.pattern_plots import scores_figure
+
+        return scores_figure(self, column)
+
     def per_example(self, template: str) -> np.ndarray:
         """[head example]: each example's own score, the mean over its queries; NaN where it has none.
 

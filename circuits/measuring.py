@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from circuits.applying import Plan, attached, fetch
+from circuits.applying import Plan, attached, wanted
 from circuits.engine import Engine
 from circuits.errors import CircuitsError
 from circuits.interventions import Intervention
@@ -133,9 +133,17 @@ class Job:
             return 1
         return self.engine.room(self.question.tokens, self.lanes, self.question.chunk)
 
+    @property
+    def plan(self) -> Plan:
+        """What all variants do."""
+        return tuple(step for group in self.groups for one in group.variants for step in one.plan)
+
+    @property
+    def needs_clean_passes(self) -> bool:
+        return any(True for _ in wanted(self.plan))
+
     def fetch(self) -> None:
-        for group in self.groups:
-            fetch([step for variant in group.variants for step in variant.plan], self.references)
+        self.references.fetch(wanted(self.plan))
 
 
 def measure_all(surface: Surface, variants: list[Variant], question: Question, engine: str) -> Found:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from circuits.clustering import THRESHOLD, Clusters, check_threshold
 from circuits.cosine_fits import CosineFit
 from circuits.errors import CircuitsError
 from circuits.harmonics import cos_sin, products
@@ -93,6 +95,22 @@ class ModularSum:
         """The logits without that share: those of the excluded loss. The means stay."""
         return logits.double() - share(logits, self.directions(keys))
 
+    def clusters(
+        self, neurons: Float[Tensor, "input neuron"], threshold: float | int = THRESHOLD
+    ) -> Clusters:
+        """Each neuron with the frequency whose block explains most of its variance, by least squares.
+
+        On the complete grid of q values per coordinate `fourier.clusters`; this is for any modulus on any grid.
+        """
+        check_threshold(threshold)
+        centred = neurons.double() - neurons.double().mean(0)
+        whole = centred.square().sum(0)
+        powers = [(self.block([key]).T @ centred).square().sum(0) for key in self.frequencies]
+        shares = torch.where(whole > 0, torch.stack(powers) / torch.where(whole > 0, whole, 1.0), 0.0)
+        best = shares.max(0)
+        found = torch.where(best.values > 0, best.indices, -1)
+        return Clusters(self.frequencies, found, best.values, float(threshold))
+
     def cosines(self, logits: Float[Tensor, "input class"]) -> CosineFit:
         """The logits of classes c = 0..q-1 as a sum of cos(w(r - c)) over frequencies, by least squares.
 
@@ -109,6 +127,12 @@ class ModularSum:
         difference = (self.remainders[:, None] - torch.arange(self.period)) % self.period
         return CosineFit(logits.gather(1, difference).mean(0), difference, logits)
 
+    def plot(self) -> Any:
+        """A plotly figure: the sum at each input, of two coordinates; else how many inputs have each sum."""
+        from circuits.component_plots import sum_figure
+
+        return sum_figure(self)
+
     def _checked(self, keys: Sequence[int]) -> list[int]:
         found = list(dict.fromkeys(keys))
         if not found or not all(isinstance(key, int) and 1 <= key <= self.period // 2 for key in found):
@@ -123,8 +147,16 @@ def share(
     values: Float[Tensor, input * feature], directions: Float[Tensor, "input direction"]
 ) -> Float[Tensor, input * feature]:
     """The projection of values on orthonormal directions, float64."""
-    flat = values.double().flatten(1)
+    flat = values.double().reshape(len(values), -1)
     return (directions @ (directions.T @ flat)).reshape(values.shape)
+
+
+def regression(
+    values: Float[Tensor, "input feature"], regressors: Float[Tensor, "input regressor"]
+) -> Float[Tensor, "input feature"]:
+    """What a constant and the regressors make of each feature, by least squares, float64."""
+    mean = values.double().mean(0)
+    return mean + share(values.double() - mean, _orthonormal([regressors.double()]))
 
 
 def variance_explained(

@@ -32,6 +32,12 @@ class Movement:
 
     frame: pd.DataFrame
 
+    def plot(self) -> Any:
+        """A plotly figure: the distance between paired and between unpaired inputs, by layer and head."""
+        from circuits.pattern_plots import compared_figure
+
+        return compared_figure(self.frame, "distance", "How far attention moves")
+
     def static(self, at_most: float = 0.05) -> tuple[Head, ...]:
         """The heads of which less than this share of attention moves, by the upper end of the interval."""
         still = self.frame[self.frame["ci_high"] <= at_most]

@@ -8,6 +8,9 @@ from typing import Any
 import pandas as pd
 
 from circuits.errors import CircuitsError
+from circuits.figures import finished, interval
+from circuits.head_plots import Panel, maps
+from circuits.palette import COLOURS, SYMBOLS
 
 KINDS = ("auto", "points", "heatmap")
 
@@ -37,69 +40,65 @@ def _across(frame: pd.DataFrame) -> str | None:
 
 
 def _heatmaps(frame: pd.DataFrame, metrics: Sequence[str], across: str) -> Any:
-    from plotly import graph_objects
-    from plotly.subplots import make_subplots
-
-    found = make_subplots(rows=1, cols=len(metrics), subplot_titles=list(metrics), shared_yaxes=True)
-    for column, metric in enumerate(metrics, start=1):
+    panels = []
+    for metric in metrics:
         grid = frame[frame["metric"] == metric].pivot(index="layer", columns=across, values="effect")
-        largest = float(grid.abs().max().max()) or 1.0
-        bar = {"x": (column - 0.02) / len(metrics) + 0.01, "len": 0.9, "thickness": 12, "title": "effect"}
-        trace = graph_objects.Heatmap(
-            x=[str(x) for x in grid.columns],
-            y=[str(y) for y in grid.index],
-            z=grid.to_numpy(dtype=float),
-            colorscale="RdBu_r",
-            # Symmetric, so that no effect is white in every panel.
-            zmin=-largest,
-            zmax=largest,
-            colorbar=bar,
-            hovertemplate=f"layer %{{y}}, {across} %{{x}}<br>effect %{{z:.4g}}<extra>{metric}</extra>",
-        )
-        found.add_trace(trace, row=1, col=column)
-        found.update_xaxes(title_text=across, type="category", row=1, col=column)
-    found.update_yaxes(type="category", autorange="reversed")
-    found.update_yaxes(title_text="layer", row=1, col=1)
-    found.update_layout(height=160 + 60 * frame["layer"].nunique(), width=120 + 420 * len(metrics))
-    return found
+        panels.append(Panel(str(metric), grid, "effect", signed=True, across=across))
+    label = frame["checkpoint"].iloc[0]
+    of = f", {label}" if isinstance(label, str) else ""
+    said = f"Metric under the edit less that of the unedited model{of}; each panel has colours of its own."
+    return maps(panels, f"Effect by layer and {across}", said)
 
 
 def _points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
-    from plotly import graph_objects
     from plotly.subplots import make_subplots
 
-    found = make_subplots(rows=len(metrics), cols=1, shared_xaxes=True, subplot_titles=list(metrics))
+    found = make_subplots(rows=len(metrics), cols=1, shared_xaxes=True, vertical_spacing=0.16 / len(metrics))
+    colours = COLOURS["light"]
+    drawn_before = False
     for row, metric in enumerate(metrics, start=1):
         of_metric = frame[frame["metric"] == metric]
-        for label, part in of_metric.groupby("checkpoint", dropna=False, sort=False):
-            named = isinstance(label, str)
+        parts = of_metric.groupby("checkpoint", dropna=False, sort=False)
+        for index, (label, part) in enumerate(parts):
+            named, colour = isinstance(label, str), colours[index % len(colours)]
             for drawn, dots in part.groupby(part["draw"].notna(), sort=False):
-                found.add_trace(
-                    graph_objects.Scatter(
-                        x=list(dots["variant"]),
-                        y=list(dots["value"]),
-                        error_y=None if drawn else _interval(dots),
-                        mode="markers",
-                        marker={"size": 5, "opacity": 0.4} if drawn else {"size": 9},
-                        name=f"{label}{', each draw' if drawn else ''}" if named else str(metric),
-                        showlegend=named and row == 1,
-                    ),
+                drawn_before |= bool(drawn)
+                found.add_scatter(
+                    x=list(dots["variant"]),
+                    y=list(dots["value"]),
+                    error_y=None if drawn else interval(dots["value"], dots["ci_low"], dots["ci_high"]),
+                    mode="markers",
+                    # Single draws stand beside the point that pools them, and checkpoints beside each other.
+                    offsetgroup=f"{label}, draws" if drawn else str(label),
+                    marker={
+                        "size": 5 if drawn else 9,
+                        "opacity": 0.5 if drawn else 1,
+                        "symbol": SYMBOLS[index % len(SYMBOLS)],
+                        "color": colour,
+                    },
+                    name=f"{label}{', each draw' if drawn else ''}" if named else str(metric),
+                    showlegend=named and row == 1,
                     row=row,
                     col=1,
                 )
             unedited = float(part["baseline"].iloc[0])
             if unedited == unedited:
-                text = f"{label}, unedited" if named else "unedited"
-                found.add_hline(y=unedited, line_dash="dash", annotation_text=text, row=row, col=1)
+                style = {"line_dash": "dash", "line_color": colour, "line_width": 1.5}
+                # Of several the colour says which: their names would lie on each other.
+                text = {} if named else {"annotation_text": "unedited", "annotation_position": "right"}
+                found.add_hline(y=unedited, row=row, col=1, **style, **text)
+        found.update_yaxes(title_text=str(metric), row=row, col=1)
     found.update_xaxes(type="category")
-    found.update_layout(height=140 + 260 * len(metrics))
-    return found
-
-
-def _interval(dots: pd.DataFrame) -> dict[str, Any]:
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": list(dots["ci_high"] - dots["value"]),
-        "arrayminus": list(dots["value"] - dots["ci_low"]),
-    }
+    found.update_xaxes(title_text="variant", row=len(metrics), col=1)
+    legend = frame["checkpoint"].notna().any()
+    found.update_layout(
+        height=110 + 230 * len(metrics) + 30 * bool(legend),
+        margin={"t": 50 if legend else 20, "b": 70, "r": 20 if legend else 80},
+        scattermode="group",
+        scattergap=0.5,
+        legend={"y": 1 + 12 / (230 * len(metrics))},
+    )
+    said = "Points: under the edit, with the 95% interval over examples. Dashed: the unedited model."
+    return finished(
+        found, "Metrics under each edit", said + (" Small: single draws." if drawn_before else "")
+    )

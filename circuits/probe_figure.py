@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
-# Okabe and Ito's colours, darkened where they are faint on white.
-COLOURS = ("#0072b2", "#d55e00", "#00805d", "#b3528a", "#8a6d00", "#2b87bd", "#5c5c5c")
-SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "star", "cross")
+from circuits.figures import finished, interval
+from circuits.palette import COLOURS, SYMBOLS
+
 # Heights in pixels: of a panel, and between panels with their titles.
 PANEL, GAP, TOP, BOTTOM = 200, 90, 110, 70
 _DASHES = {"shuffled": "dot", "untrained": "dash"}
+# Where a line would have one point only.
+_OPEN = {"shuffled": "x-thin-open", "untrained": "circle-open"}
 
 
-def figure(
-    frame: pd.DataFrame,
-    colours: Sequence[str] = COLOURS,
-    symbols: Sequence[str] = SYMBOLS,
-    by: str | None = None,
-) -> Any:
+def figure(frame: pd.DataFrame, by: str | None = None) -> Any:
     """A row of panels per target, one panel per metric of it.
 
     A line per site, head, position and split, as far as they differ, and per value of the column `by`.
@@ -45,12 +41,13 @@ def figure(
         horizontal_spacing=0.06,
     )
     shown: set[str] = set()
+    colours, single = COLOURS["light"], frame["layer"].nunique(dropna=False) == 1
     for index, (name, line) in enumerate(frame.groupby(_names(frame, by), sort=False)):
-        look = colours[index % len(colours)], symbols[index % len(symbols)]
+        look = colours[index % len(colours)], SYMBOLS[index % len(SYMBOLS)]
         for row, (target, metrics) in enumerate(panels.items(), start=1):
             for column, metric in enumerate(metrics, start=1):
                 part = line[(line["target"] == target) & (line["metric"] == metric)]
-                for trace in _traces(part, str(name), *look) if len(part) else ():
+                for trace in _traces(part, str(name), *look, single) if len(part) else ():
                     # In the legend once, wherever it is first drawn.
                     trace["showlegend"] = trace["showlegend"] and trace["name"] not in shown
                     shown.update([trace["name"]] if trace["showlegend"] else [])
@@ -58,8 +55,11 @@ def figure(
     for control, dash in _DASHES.items():
         if frame[control].notna().any():
             style = {"color": "#808080", "dash": dash, "width": 1.5}
-            key = {"type": "scatter", "x": [None], "y": [None], "mode": "lines", "line": style}
-            found.add_trace({**key, "name": control, "showlegend": True}, row=1, col=1)
+            drawn = {"mode": "lines", "line": style}
+            if single:
+                drawn = {"mode": "markers", "marker": _open(control, "#808080")}
+            key = {"type": "scatter", "x": [None], "y": [None], "name": control, "showlegend": True}
+            found.add_trace({**key, **drawn}, row=1, col=1)
     for row, metrics in enumerate(panels.values(), start=1):
         for column in range(len(metrics) + 1, wide + 1):
             found.update_xaxes(visible=False, row=row, col=column)
@@ -69,9 +69,12 @@ def figure(
     found.update_layout(
         height=TOP + height + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
+        # Of one layer, lines stand beside each other.
+        scattermode="group" if single else "overlay",
         legend={"orientation": "h", "yanchor": "bottom", "y": 1 + 40 / height, "x": 0},
     )
-    return found
+    said = "On held-out examples, with 95% intervals. Shuffled: targets exchanged between examples."
+    return finished(found, "Linear probes", said)
 
 
 def _names(frame: pd.DataFrame, by: str | None) -> list[str]:
@@ -84,10 +87,39 @@ def _names(frame: pd.DataFrame, by: str | None) -> list[str]:
     return [", ".join([*part, f"{row['split']} entries"]) for part, row in zip(parts, rows, strict=True)]
 
 
-def _traces(part: pd.DataFrame, name: str, colour: str, symbol: str) -> list[dict[str, Any]]:
-    """A band, the values on it, and the controls there are."""
-    layers = ["–" if pd.isna(layer) else str(layer) for layer in part["layer"]]
-    common = {"type": "scatter", "x": layers, "legendgroup": name}
+def _open(control: str, colour: str) -> dict[str, Any]:
+    return {"symbol": _OPEN[control], "size": 10, "color": colour, "line": {"color": colour, "width": 2}}
+
+
+def _points(part: pd.DataFrame, name: str, colour: str, symbol: str) -> list[dict[str, Any]]:
+    """Of one layer: each value with its interval, and the controls as open marks beside it."""
+    shown: dict[str, Any] = {"type": "scatter", "mode": "markers", "legendgroup": name, "offsetgroup": name}
+    shown["x"] = _layers(part)
+    marker = {"symbol": symbol, "size": 9, "color": colour}
+    bars = interval(part["value"], part["ci_low"], part["ci_high"])
+    value = {"y": part["value"].tolist(), "error_y": bars, "name": name, "marker": marker, "showlegend": True}
+    return [{**shown, **value}] + [
+        {
+            **shown,
+            "y": part[control].tolist(),
+            "name": f"{name}, {control}",
+            "marker": _open(control, colour),
+            "showlegend": False,
+        }
+        for control in _DASHES
+        if part[control].notna().any()
+    ]
+
+
+def _layers(part: pd.DataFrame) -> list[str]:
+    return ["–" if pd.isna(layer) else str(layer) for layer in part["layer"]]
+
+
+def _traces(part: pd.DataFrame, name: str, colour: str, symbol: str, single: bool) -> list[dict[str, Any]]:
+    """A band, the values on it, and the controls there are; of one layer points."""
+    if single:
+        return _points(part, name, colour, symbol)
+    common = {"type": "scatter", "x": _layers(part), "legendgroup": name}
     edge = {
         **common,
         "mode": "lines",

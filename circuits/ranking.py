@@ -18,12 +18,13 @@ from circuits.interventions import Intervention
 from circuits.measuring import Group, Question, Variant, measure_all
 from circuits.metrics import UNTESTED, PerExample, own_positions
 from circuits.modes import evaluating
+from circuits.resampling import Resampling
 from circuits.results import SweepResult, make_result
 from circuits.screen_results import ScreenResult, make_screen
 from circuits.snapshots import Snapshot, parse_positions
 from circuits.statistics import bootstrap, interval, ratio
 from circuits.sweeping import AUTO_CHUNK
-from circuits.tabulating import LEVEL, Measured, Row, adjust, tabulate
+from circuits.tabulating import LEVEL, Comparison, Measured, Row, adjust, tabulate
 
 
 @dataclass
@@ -148,11 +149,10 @@ def _measured(pair: Pair, chosen: Sequence[Candidate], counts: Counts) -> tuple[
     untested = UNTESTED if pair.metric is None else ()
     rows: list[Row] = []
     unedited: list[Row] = []
-    for group in found.groups:
-        more, unedited = tabulate(
-            group.baseline, group.measured, settings | {"engine": group.engine}, untested
-        )
+    compared = [Comparison(group.baseline, group.measured, group.engine) for group in found.groups]
+    for more, clean in tabulate(compared, Resampling(counts.seed, counts.draws, counts.flips), untested):
         rows += more
+        unedited = clean
     order = {name: place for place, name in enumerate(interventions)}
     rows.sort(key=lambda row: order[row["variant"]])
     adjust(rows)

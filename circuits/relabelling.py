@@ -55,6 +55,12 @@ class Active:
         found = _any([share[:, None] > self.together_bound for share in self.together.values()])
         return tuple((found.flatten().nonzero().flatten() + 1).tolist())
 
+    def plot(self) -> Any:
+        """A plotly figure: the share of each frequency beside the bound, and how many are active in each feature."""
+        from circuits.spectra_plots import active_figure
+
+        return active_figure(self)
+
     @property
     def statement(self) -> str:
         """The rule with its number, in one sentence."""

@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 
 from circuits.errors import CircuitsError
+from circuits.figures import finished, interval
+from circuits.palette import COLOURS
 from circuits.results import SweepResult
 from circuits.tabulating import Row
 
@@ -86,25 +88,17 @@ def _figure(result: ScreenResult, metrics: list[str]) -> Any:
         points = graph_objects.Scatter(
             x=list(dots["estimate"]),
             y=list(dots["effect"]),
-            error_x=_interval(dots, "estimate"),
-            error_y=_interval(dots, "effect"),
+            error_x=interval(dots["estimate"], dots["estimate_ci_low"], dots["estimate_ci_high"]),
+            error_y=interval(dots["effect"], dots["effect_ci_low"], dots["effect_ci_high"]),
             mode="markers",
+            marker={"color": COLOURS["light"][0], "size": 7},
             text=list(dots["variant"]),
             hovertemplate="%{text}<br>estimate %{x:.4g}<br>effect %{y:.4g}" + f"<extra>{metric}</extra>",
         )
         for trace in (line, points):
             found.add_trace(trace.update(showlegend=False), row=1, col=column)
-        found.update_xaxes(title_text="estimate", row=1, col=column)
+        found.update_xaxes(title_text=f"estimated effect on {metric}", row=1, col=column)
     found.update_yaxes(title_text="exact effect", row=1, col=1)
-    found.update_layout(height=460, width=80 + 440 * len(metrics))
-    return found
-
-
-def _interval(dots: pd.DataFrame, name: str) -> dict[str, Any]:
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": list(dots[f"{name}_ci_high"] - dots[name]),
-        "arrayminus": list(dots[name] - dots[f"{name}_ci_low"]),
-        "thickness": 1,
-    }
+    found.update_layout(height=430, width=80 + 440 * len(metrics), margin={"t": 40, "b": 60})
+    said = "A point per patch that was measured, with 95% intervals over examples; dashed: where both agree."
+    return finished(found, "Estimated and exact effects", said)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from circuits.arguments import read_choice
 from circuits.bases import frequencies, read_axis, read_values, transform
 from circuits.coordinates import Grid, read_grid
+from circuits.errors import CircuitsError
 
 #: A power below this share of the whole is what rounding leaves.
 ROUNDING = 1e-20
@@ -52,6 +53,12 @@ class Bands:
             constant=self.constant.sum(),
             variance=ones.sum(),
         )
+
+    def plot(self, keys: Iterable[Label] = ()) -> Any:
+        """A plotly figure: a bar for the share of each frequency; `keys` are marked, such as `key_frequencies`."""
+        from circuits.spectra_plots import spectrum as figure
+
+        return figure(self, keys)
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,8 @@ class Spectrum:
         axes = len(self.grid.sizes)
         named = [label(at) for at in every]
         labels = sorted({one for one in named if one is not None})
+        if not labels:
+            raise CircuitsError("fourier: a coordinate of one value has no frequency; give at least two rows")
         # What is in no band goes into a last one, which is dropped.
         place = {one: index for index, one in enumerate(labels)} | {None: len(labels)}
         index = torch.tensor([place[one] for one in named])
@@ -139,11 +148,14 @@ class Spectrum:
             }
         )
 
-    def plot(self) -> Any:
-        """A plotly figure of the share of each frequency: bars for one coordinate, a heatmap for two."""
-        from circuits.spectra_plots import spectrum_figure
+    def plot(self, keys: Iterable[Label] = ()) -> Any:
+        """A plotly figure of the share of each frequency: bars for one coordinate, a heatmap for two.
 
-        return spectrum_figure(self)
+        keys: frequencies to mark, such as those of `key_frequencies`; then bars for two coordinates too.
+        """
+        from circuits.spectra_plots import spectrum as figure
+
+        return figure(self, keys)
 
 
 def spectrum(x: Any, grid: Any = None, axis: int = 0) -> Spectrum:

@@ -5,9 +5,10 @@ And what a clean pass must undo: the weights that blocks around it have replaced
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -120,3 +121,30 @@ def _copy(values: dict[nn.Parameter, Tensor]) -> None:
     with torch.no_grad():
         for parameter, value in values.items():
             parameter.copy_(value)
+
+
+@contextmanager
+def substituted(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Other tensors stand where the parameters of these names do, which keep their values: for a function transform,
+    whose tensors cannot be copied into them. A model that reaches a parameter by another way sees the parameter.
+    """
+    slots: list[tuple[dict[str, Any], str, Any]] = []
+    for name in values:
+        path, _, leaf = name.rpartition(".")
+        own = model.get_submodule(path)._parameters
+        slots.append((own, leaf, own[leaf]))
+    try:
+        for (held, leaf, _), value in zip(slots, values.values(), strict=True):
+            held[leaf] = value
+        yield
+    finally:
+        try:
+            _put_back(slots)
+        except BaseException:
+            _put_back(slots)
+            raise
+
+
+def _put_back(slots: list[tuple[dict[str, Any], str, Any]]) -> None:
+    for held, leaf, parameter in slots:
+        held[leaf] = parameter

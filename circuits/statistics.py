@@ -6,13 +6,15 @@ C_i = 1, so that the value is the mean. Where ΣC = 0 there is nothing to averag
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-# Weights or flips are drawn in blocks of at most this many numbers, which bounds the memory.
-_BLOCK = 8_000_000
+from circuits.resampling import Resampling
+
+# Series of several groups are summarised together up to this many numbers at a time.
+_TOGETHER = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -40,18 +42,42 @@ def summarise(
     ratios are paired; a resample that holds no entry at all (ΣC = 0) is left out. With fewer than two examples there
     is no interval.
     """
-    value = ratio(sums.sum(1), counts.sum(1))
-    effect = value - value[0]
-    resampled = bootstrap(sums, counts, seed, draws)
+    return summarise_groups([(sums, counts)], Resampling(seed, draws, flips), level)[0]
+
+
+def summarise_groups(
+    groups: Sequence[tuple[np.ndarray, np.ndarray]], resampling: Resampling, level: float
+) -> list[Summary]:
+    """`summarise` of each (sums, counts), with the same draws; those of one shape are computed together."""
+    found: list[Summary | None] = [None] * len(groups)
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for place, (sums, _) in enumerate(groups):
+        alike.setdefault(sums.shape, []).append(place)
+    for (series, _), places in alike.items():
+        step = max(1, _TOGETHER // (series * max(resampling.draws, resampling.flips)))
+        for start in range(0, len(places), step):
+            several = places[start : start + step]
+            sums, counts = (np.stack([groups[place][which] for place in several]) for which in (0, 1))
+            together = _summarise(sums, counts, resampling, level)
+            for at, place in enumerate(several):
+                found[place] = Summary(*(getattr(together, each.name)[at] for each in fields(Summary)))
+    return [one for one in found if one is not None]
+
+
+def _summarise(sums: np.ndarray, counts: np.ndarray, resampling: Resampling, level: float) -> Summary:
+    """Of groups [group series examples]; series 0 of each group is what its others are compared with."""
+    value = ratio(sums.sum(-1), counts.sum(-1))
+    effect = value - value[:, :1]
+    resampled = _resampled(sums, counts, resampling)
     low, high = interval(resampled, level)
-    effect_low, effect_high = interval(resampled - resampled[:, :1], level)
-    share_low, share_high = interval(ratio(resampled, resampled[:, :1]), level)
-    if sums.shape[1] < 2:
+    effect_low, effect_high = interval(resampled - resampled[..., :1], level)
+    share_low, share_high = interval(ratio(resampled, resampled[..., :1]), level)
+    if sums.shape[-1] < 2:
         low, high, effect_low, effect_high, share_low, share_high = (
             np.full_like(value, np.nan) for _ in range(6)
         )
-    share = ratio(value, value[:1])
-    p_value = sign_flip(sums, counts, seed, flips)
+    share = ratio(value, value[:, :1])
+    p_value = _sign_flip(sums, counts, resampling)
     return Summary(value, low, high, effect, effect_low, effect_high, share, share_low, share_high, p_value)
 
 
@@ -64,13 +90,17 @@ def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
 
 def bootstrap(sums: np.ndarray, counts: np.ndarray, seed: int, draws: int) -> np.ndarray:
     """Pooled ratios [draws series], the same resamples of examples for every series."""
-    examples = sums.shape[1]
-    rng = np.random.default_rng([seed, 1])
-    found = []
-    for size in _blocks(draws, max(examples, len(sums))):
-        weights = rng.multinomial(examples, np.full(examples, 1 / examples), size=size).astype(float)
-        found.append(ratio(weights @ sums.T, weights @ counts.T))
-    return np.concatenate(found)
+    return _resampled(sums, counts, Resampling(seed, draws=draws))
+
+
+def _resampled(sums: np.ndarray, counts: np.ndarray, resampling: Resampling) -> np.ndarray:
+    """[*group draws series]"""
+    series, examples = sums.shape[-2:]
+    found = [
+        ratio(weights @ sums.swapaxes(-1, -2), weights @ counts.swapaxes(-1, -2))
+        for weights in resampling.weights(examples, series)
+    ]
+    return found[0] if len(found) == 1 else np.concatenate(found, axis=-2)
 
 
 def sign_flip(sums: np.ndarray, counts: np.ndarray, seed: int, flips: int) -> np.ndarray:
@@ -82,24 +112,30 @@ def sign_flip(sums: np.ndarray, counts: np.ndarray, seed: int, flips: int) -> np
     `flips`; else that many are drawn, and p = (1 + hits) / (1 + flips). A flip that leaves a ratio without
     entries counts as a hit.
     """
-    examples = sums.shape[1]
-    total, entries = sums.sum(1), counts.sum(1)
-    observed = np.abs(ratio(total, entries) - ratio(total[:1], entries[:1]))
+    return _sign_flip(sums, counts, Resampling(seed, flips=flips))
+
+
+def _sign_flip(sums: np.ndarray, counts: np.ndarray, resampling: Resampling) -> np.ndarray:
+    """[*group series]"""
+    series, examples = sums.shape[-2:]
+    total, entries = sums.sum(-1), counts.sum(-1)
+    observed = np.abs(ratio(total, entries) - ratio(total[..., :1], entries[..., :1]))
     # Rounding must not turn the observed arrangement, or one as extreme, into a smaller one.
-    scale = np.abs(ratio(total, entries)) + np.abs(ratio(total[:1], entries[:1]))
-    bar = observed - 1e-11 * scale
-    moved, moved_counts = (sums[:1] - sums).T, (counts[:1] - counts).T
+    scale = np.abs(ratio(total, entries)) + np.abs(ratio(total[..., :1], entries[..., :1]))
+    bar = (observed - 1e-11 * scale)[..., None, :]
+    moved, moved_counts = ((each[..., :1, :] - each).swapaxes(-1, -2) for each in (sums, counts))
     same_counts = not moved_counts.any()
-    exact = examples < 63 and 2**examples <= flips
-    hits = np.zeros(len(sums))
-    for swap in _all_flips(examples) if exact else _random_flips(examples, flips, seed, len(sums)):
+    total, entries = total[..., None, :], entries[..., None, :]
+    hits = np.zeros(observed.shape)
+    for swap in resampling.swaps(examples, series):
         shift = swap @ moved
         shift_counts = np.zeros_like(shift) if same_counts else swap @ moved_counts
         gap = ratio(total + shift, entries + shift_counts) - ratio(
-            total[:1] - shift, entries[:1] - shift_counts
+            total[..., :1] - shift, entries[..., :1] - shift_counts
         )
-        hits += (~(np.abs(gap) < bar)).sum(0)
-    p_value = hits / 2.0**examples if exact else (1 + hits) / (1 + flips)
+        hits += (~(np.abs(gap) < bar)).sum(-2)
+    every = resampling.flips_are_all(examples)
+    p_value = hits / 2.0**examples if every else (1 + hits) / (1 + resampling.flips)
     return np.where(np.isnan(observed), np.nan, p_value)
 
 
@@ -114,29 +150,15 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 
 
 def interval(resampled: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
-    """Percentile bounds [series] of resamples [draws series], those without any entry (NaN) left out."""
-    bounds = np.full((2, resampled.shape[1]), np.nan)
-    some = ~np.isnan(resampled).all(0)
-    if some.any():
-        tails = [(1 - level) / 2, (1 + level) / 2]
-        # The same numbers, ten times slower, where entries are left out.
-        quantile = np.nanquantile if np.isnan(resampled[:, some]).any() else np.quantile
-        bounds[:, some] = quantile(resampled[:, some], tails, axis=0)
-    return bounds[0], bounds[1]
-
-
-def _blocks(draws: int, width: int) -> Iterator[int]:
-    step = max(1, _BLOCK // max(1, width))
-    for start in range(0, draws, step):
-        yield min(step, draws - start)
-
-
-def _all_flips(examples: int) -> Iterator[np.ndarray]:
-    numbers = np.arange(2**examples)[:, None]
-    yield ((numbers >> np.arange(examples)) & 1).astype(float)
-
-
-def _random_flips(examples: int, flips: int, seed: int, series: int) -> Iterator[np.ndarray]:
-    rng = np.random.default_rng([seed, 2])
-    for size in _blocks(flips, max(examples, series)):
-        yield rng.integers(0, 2, size=(size, examples)).astype(float)
+    """Percentile bounds [*group series] of resamples [*group draws series], those without any entry (NaN) left out."""
+    columns = np.moveaxis(resampled, -2, 0).reshape(resampled.shape[-2], -1)
+    bounds = np.full((2, columns.shape[1]), np.nan)
+    gone = np.isnan(columns)
+    some, lacking = ~gone.all(0), gone.any(0)
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    # The same numbers, ten times slower, where entries are left out.
+    for which, quantile in ((some & ~lacking, np.quantile), (some & lacking, np.nanquantile)):
+        if which.any():
+            bounds[:, which] = quantile(columns if which.all() else columns[:, which], tails, axis=0)
+    low, high = bounds.reshape(2, *resampled.shape[:-2], resampled.shape[-1])
+    return low, high

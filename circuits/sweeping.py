@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from jaxtyping import Shaped
@@ -16,10 +17,11 @@ from circuits.drawing import Draws
 from circuits.errors import CircuitsError
 from circuits.measuring import Found, Question, Variant
 from circuits.metrics import UNTESTED, own_positions, read_metric
+from circuits.resampling import Resampling
 from circuits.results import SweepResult, make_result
 from circuits.snapshots import Snapshot, parse_positions
 from circuits.surface import Surface
-from circuits.tabulating import Row, adjust, tabulate
+from circuits.tabulating import Comparison, Row, adjust, tabulate
 from circuits.turns import measure_in_turn
 
 # Tokens per forward under chunk="auto". On two cores the time does not depend on it between 512 and 16384; what the
@@ -103,33 +105,40 @@ def sweep(
     rows: list[Row] = []
     unedited: list[Row] = []
     read_them = partial(_read_variants, variants)
-    for label, found in measure_in_turn(read_checkpoints(checkpoints, surface), read_them, question, engine):
-        more, clean = _rows(found, settings, untested, label)
-        rows += more
-        unedited += clean
-        settings["naive"] |= found.naive
-        settings["bytes"] = max(settings["bytes"], found.nbytes)
-        settings["stacked"] = max(settings["stacked"], found.stacked)
+    resampling = Resampling(seed, draws, flips)
+    for together in measure_in_turn(read_checkpoints(checkpoints, surface), read_them, question, engine):
+        for more, clean in _tables(together, resampling, untested):
+            rows += more
+            unedited += clean
+        for _, found in together:
+            settings["naive"] |= found.naive
+            settings["bytes"] = max(settings["bytes"], found.nbytes)
+            settings["stacked"] = max(settings["stacked"], found.stacked)
     if not rows:
         raise CircuitsError("sweep: no checkpoints; give a dict of labels and models or state_dicts")
     adjust(rows)
     return make_result(rows, unedited, described, settings)
 
 
-def _rows(
-    found: Found, settings: Row, untested: Collection[str], label: str | None
-) -> tuple[list[Row], list[Row]]:
-    """The table of one checkpoint, its variants in the order in which they were given."""
-    rows: list[Row] = []
-    unedited: list[Row] = []
-    for group in found.groups:
-        more, unedited = tabulate(
-            group.baseline, group.measured, settings | {"engine": group.engine}, untested, label
-        )
-        rows += more
-    order = {name: place for place, name in enumerate(found.names)}
-    rows.sort(key=lambda row: order[row["variant"]])
-    return rows, unedited
+def _tables(
+    together: Sequence[tuple[str | None, Found]], resampling: Resampling, untested: Collection[str]
+) -> Iterator[tuple[list[Row], list[Row]]]:
+    """Of each checkpoint its rows, variants in the order in which they were given, and those of the unedited model."""
+    comparisons = [
+        Comparison(group.baseline, group.measured, group.engine, label)
+        for label, found in together
+        for group in found.groups
+    ]
+    tables = iter(tabulate(comparisons, resampling, untested))
+    for _, found in together:
+        rows: list[Row] = []
+        unedited: list[Row] = []
+        for more, clean in islice(tables, len(found.groups)):
+            rows += more
+            unedited = clean
+        order = {name: place for place, name in enumerate(found.names)}
+        rows.sort(key=lambda row: order[row["variant"]])
+        yield rows, unedited
 
 
 def _read_variants(variants: Mapping[str, Any], surface: Surface) -> list[Variant]:

@@ -11,7 +11,8 @@ import numpy as np
 from circuits.errors import CircuitsError
 from circuits.interventions import Intervention, Swap, Write
 from circuits.metrics import PerExample
-from circuits.statistics import Summary, holm, summarise
+from circuits.resampling import Resampling
+from circuits.statistics import Summary, holm, summarise_groups
 
 LEVEL = 0.95
 BASELINE = "the unedited model"
@@ -50,33 +51,55 @@ class _Series:
     tested: bool
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Variants and the baseline they are compared with: of one checkpoint and one engine."""
+
+    baseline: Measured
+    variants: Sequence[Measured]
+    engine: str
+    checkpoint: str | None = None
+
+    def series(self) -> dict[str, list[_Series]]:
+        """By metric, the baseline first."""
+        for variant in self.variants:
+            names = [name for part in variant.parts for name in part if name not in self.baseline.parts[0]]
+            if names:
+                raise CircuitsError(
+                    f"metric {min(names)}: returned for {variant.title} but not for {BASELINE}"
+                )
+        found = {}
+        for metric in self.baseline.parts[0]:
+            clean = _Series({}, self.baseline.joined(metric, 0), self.baseline.joined(metric, 1), False)
+            found[metric] = [clean, *_series(self.variants, metric, clean)]
+        return found
+
+
 def tabulate(
-    baseline: Measured,
-    variants: Sequence[Measured],
-    settings: Row,
-    untested: Collection[str] = (),
-    checkpoint: str | None = None,
-) -> tuple[list[Row], list[Row]]:
-    """The rows of the variants, in their order, and those of the baseline, one per metric.
+    comparisons: Sequence[Comparison], resampling: Resampling, untested: Collection[str] = ()
+) -> list[tuple[list[Row], list[Row]]]:
+    """Of each comparison the rows of its variants, in their order, and those of its baseline, one per metric.
 
     Draws of one variant come after a row that pools them: per example the sums and counts of all draws together.
     Only that row is tested. Metrics in `untested` get no p-value: a distance from the unedited output cannot be
     less than the unedited one's 0, so a test of "no change" would reject for any edit at all.
-
-    `settings` has seed, draws, flips, n and engine.
     """
-    rows: list[Row] = []
-    unedited: list[Row] = []
-    for variant in variants:
-        if more := sorted({name for part in variant.parts for name in part if name not in baseline.parts[0]}):
-            raise CircuitsError(f"metric {more[0]}: returned for {variant.title} but not for {BASELINE}")
-    common = {"checkpoint": checkpoint, "n": settings["n"]}
-    for metric in baseline.parts[0]:
-        clean = _Series({}, baseline.joined(metric, 0), baseline.joined(metric, 1), False)
-        series = [clean, *_series(variants, metric, clean)]
-        sums, counts = (np.stack([getattr(one, name) for one in series]) for name in ("sums", "counts"))
-        found = summarise(sums, counts, settings["seed"], settings["draws"], settings["flips"], LEVEL)
+    asked = [
+        (place, metric, series)
+        for place, one in enumerate(comparisons)
+        for metric, series in one.series().items()
+    ]
+    groups = [
+        (np.stack([one.sums for one in series]), np.stack([one.counts for one in series]))
+        for *_, series in asked
+    ]
+    tables: list[tuple[list[Row], list[Row]]] = [([], []) for _ in comparisons]
+    summaries = summarise_groups(groups, resampling, LEVEL)
+    for (place, metric, series), group, found in zip(asked, groups, summaries, strict=True):
+        rows, unedited = tables[place]
+        common = {"checkpoint": comparisons[place].checkpoint, "n": group[0].shape[1]}
         unedited.append({"metric": metric, **_estimate(found, 0), **common})
+        unchanged = _unchanged(*group)
         for index, one in enumerate(series[1:], start=1):
             rows.append(
                 {
@@ -92,13 +115,16 @@ def tabulate(
                     "ratio_ci_low": found.ratio_low[index],
                     "ratio_ci_high": found.ratio_high[index],
                     "p_value": found.p_value[index] if one.tested and metric not in untested else np.nan,
-                    "engine": settings["engine"],
-                    "null_effect": _unchanged(sums, counts, index),
+                    "engine": comparisons[place].engine,
+                    "null_effect": unchanged[index],
                 }
             )
-    order = {name: index for index, name in enumerate(dict.fromkeys(one.name for one in variants))}
-    rows.sort(key=lambda row: (order[row["variant"]], -1 if row["draw"] is None else row["draw"]))
-    return rows, unedited
+    for compared, (rows, _) in zip(comparisons, tables, strict=True):
+        order = {
+            name: index for index, name in enumerate(dict.fromkeys(one.name for one in compared.variants))
+        }
+        rows.sort(key=lambda row: (order[row["variant"]], -1 if row["draw"] is None else row["draw"]))
+    return tables
 
 
 def adjust(rows: Sequence[Row]) -> None:
@@ -159,7 +185,7 @@ def _estimate(found: Summary, index: int) -> Row:
     return {"value": found.value[index], "ci_low": found.low[index], "ci_high": found.high[index]}
 
 
-def _unchanged(sums: np.ndarray, counts: np.ndarray, index: int) -> bool:
-    """Whether not one example changed; changes that cancel in the mean are an effect of 0, not none."""
-    same = (sums[index] == sums[0]).all() and (counts[index] == counts[0]).all()
-    return bool(same and counts[0].any())
+def _unchanged(sums: np.ndarray, counts: np.ndarray) -> list[bool]:
+    """Of which series not one example changed; changes that cancel in the mean are an effect of 0, not none."""
+    same = (sums == sums[0]).all(1) & (counts == counts[0]).all(1)
+    return [bool(one) for one in same & counts[0].any()]

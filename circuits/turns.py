@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from circuits.checkpoints import Checkpoint, Turn, Weights
+from circuits.engine import Engine
 from circuits.errors import CircuitsError
 from circuits.measuring import Found, Job, Question, Variant, measure_stacked
 from circuits.modes import evaluating
@@ -18,8 +18,8 @@ from circuits.surface import Surface
 
 def measure_in_turn(
     turns: Iterable[Turn], variants: Callable[[Surface], list[Variant]], question: Question, engine: str
-) -> Iterator[tuple[str | None, Found]]:
-    """(label, what was measured) of each, in their order.
+) -> Iterator[list[tuple[str | None, Found]]]:
+    """(label, what was measured) of each, in their order; those that were measured together in one list.
 
     Each is compared with its own replay, and those that are its model with other parameters are stacked, as many as
     fit. The first runs alone: what is wrong with the metric shows before the second is asked for.
@@ -33,18 +33,18 @@ def measure_in_turn(
         checkpoint = turn()
         if waiting is not None and waiting.take(label, checkpoint):
             if waiting.full:
-                yield from waiting.measured()
+                yield waiting.measured()
             continue
         with checkpoint.held() as at:
             job = Job.of(at, variants(at), question, engine)
             found = job.run()
-        if waiting is not None:
-            yield from waiting.measured()
-        yield label, found
+        if waiting is not None and waiting.jobs:
+            yield waiting.measured()
+        yield [(label, found)]
         room = job.room() if checkpoint.values is not None else 1
         waiting = _Waiting(job, engine, room, Weights(checkpoint, room)) if room > 1 else None
-    if waiting is not None:
-        yield from waiting.measured()
+    if waiting is not None and waiting.jobs:
+        yield waiting.measured()
 
 
 @dataclass
@@ -58,46 +58,53 @@ class _Waiting:
     labels: list[str | None] = field(default_factory=list)
     held: list[Checkpoint] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
-    observed: list[dict[str, Tensor]] = field(default_factory=list)
 
     @property
     def full(self) -> bool:
         return len(self.jobs) == self.room
 
     def take(self, label: str | None, checkpoint: Checkpoint) -> bool:
-        """Run what has to be run with its own weights; false where it cannot wait."""
-        assert self.like.engine is not None
+        """False where it cannot wait."""
         if checkpoint.values is None or checkpoint.surface is not self.like.surface:
             return False
         kept, job = self.weights.put(len(self.jobs), checkpoint), self.like.another()
-        try:
-            with kept.held() as at, evaluating(at.model), torch.no_grad():
-                observed = self.like.engine.observed()
-                job.fetch()
-        except NotReplayed:
-            return False
         self.labels.append(label)
         self.held.append(kept)
         self.jobs.append(job)
-        self.observed.append(observed)
         return True
 
-    def measured(self) -> Iterator[tuple[str | None, Found]]:
-        if not self.jobs:
-            return
-        labels, held, jobs, observed = self.labels, self.held, self.jobs, self.observed
-        self.labels, self.held, self.jobs, self.observed = [], [], [], []
-        assert self.like.engine is not None
+    def measured(self) -> list[tuple[str | None, Found]]:
+        labels, held, jobs = self.labels, self.held, self.jobs
+        self.labels, self.held, self.jobs = [], [], []
         try:
-            with torch.no_grad():
-                engine = self.like.engine.of(self.weights.first(len(jobs)), observed)
+            engine = self._engine(held, jobs)
         except NotReplayed:
             # Of one at least: each by itself tells which.
-            for label, checkpoint, job in zip(labels, held, jobs, strict=True):
-                variants = [one for group in job.groups for one in group.variants]
-                with checkpoint.held() as at:
-                    yield label, Job.of(at, variants, job.question, self.engine).run()
-            return
+            each = zip(labels, held, jobs, strict=True)
+            return [(label, self._alone(checkpoint, job)) for label, checkpoint, job in each]
         with held[0].held():
             found = measure_stacked(engine, jobs, lambda at: held[at].take_on())
-        yield from zip(labels, found, strict=True)
+        return list(zip(labels, found, strict=True))
+
+    def _engine(self, held: list[Checkpoint], jobs: list[Job]) -> Engine:
+        """That of all their weights, each compared with the model itself; clean passes are run on the way."""
+        like, together = self.like.engine, self.weights.first(len(held))
+        assert like is not None
+        with evaluating(self.like.surface.model), torch.no_grad():
+            seen = like.observed_together(self.weights.parameters(len(held)))
+            apart = []
+            for checkpoint, job in zip(held, jobs, strict=True):
+                if seen is not None and not job.needs_clean_passes:
+                    continue
+                with checkpoint.held():
+                    if seen is None:
+                        apart.append(like.observed())
+                    job.fetch()
+            if seen is None:
+                seen = {name: torch.cat([one[name] for one in apart]) for name in apart[0]}
+            return like.of(together, seen)
+
+    def _alone(self, checkpoint: Checkpoint, job: Job) -> Found:
+        variants = [one for group in job.groups for one in group.variants]
+        with checkpoint.held() as at:
+            return Job.of(at, variants, job.question, self.engine).run()

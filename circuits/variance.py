@@ -39,6 +39,12 @@ class Partition:
     together: Float[Tensor, "*features"]
     degrees: tuple[int, ...]
 
+    def plot(self) -> Any:
+        """A plotly figure: for each kind of classes, what it explains alone and beyond the others, as bars."""
+        from circuits.component_plots import partition_figure
+
+        return partition_figure(self)
+
 
 def explained(values: Any, classes: Any) -> Float[Tensor, "*kinds"]:
     """The share of the variance over examples that the means of classes explain (η², the correlation ratio).

@@ -729,6 +729,35 @@ def test_one_checkpoint_of_a_stack_that_is_not_replayed(make_model, hooked_only,
         sweep(model, tokens, given, metric=total, checkpoints=at, engine="fast")
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_stack_goes_through_the_model_once(make_model, hooked_only, tokens, monkeypatch, fails):
+    """With two examples and all its weights; the parameters are the model's own again, also after Ctrl-C."""
+    model, batches = make_model(0), []
+    states = {str(seed): make_model(seed).state_dict() for seed in range(5)}
+    before = [(id(weight), weight.detach().clone()) for weight in model.parameters()]
+    plain = type(model).forward
+
+    def counting(self, given, *args, **kwargs):
+        batches.append(len(given))
+        if fails and len(batches) == 2:
+            raise KeyboardInterrupt
+        return plain(self, given, *args, **kwargs)
+
+    monkeypatch.setattr(type(model), "forward", counting)
+    given = {"zero": ablate.zero("0.1")}
+    if fails:
+        with pytest.raises(KeyboardInterrupt):
+            sweep(model, tokens, given, metric=total, checkpoints=states, **FEW)
+    else:
+        result = sweep(model, tokens, given, metric=total, checkpoints=states, **FEW)
+        assert result.settings["stacked"] == 4
+        assert set(result.frame["engine"]) == {"fast"}
+    assert batches == [2, 2]
+    for weight, (same_one, value) in zip(model.parameters(), before, strict=True):
+        assert id(weight) == same_one
+        assert torch.equal(weight, value)
+
+
 def test_edits_that_run_the_model_are_not_stacked(make_model, family, tokens, other_tokens):
     """Or that are functions, which may: they would see it with the weights of no checkpoint."""
     model = make_model(0, family)

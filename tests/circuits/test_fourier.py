@@ -333,19 +333,23 @@ def test_rules_by_hand():
     np.testing.assert_allclose(
         spectrum.frame["share"], [0, *norms[1:] ** 2 / (norms[1:] ** 2).sum()], rtol=1e-10
     )
-    cut = norms.mean() + norms.std()
+    sizes = np.abs(np.fft.rfft(weights.numpy())) * np.sqrt(2 / 11)
+    cut = sizes.mean() + sizes.std()
     for rule, keys in [
         (fourier.OfLargest(), (2,)),
         (fourier.OfLargest(0.2), (1, 2, 3)),
         (fourier.AboveMean(), tuple(k for k in range(1, 6) if norms[k] > cut)),
         (fourier.AboveMean(0), (2,)),
+        # With norms in the place of amplitudes the cut would be 3.85.
+        (fourier.AboveMean(1.6), ()),
         (fourier.AboveMean(2), ()),
         (fourier.Preferred(), (2,)),
     ]:
         assert fourier.key_frequencies(spectrum, rule).keys == keys, rule
     assert "0.2 of the largest" in fourier.key_frequencies(spectrum, fourier.OfLargest(0.2)).rule
-    # Frequency 0 counts in mean and deviation: without its 3 the cut is lower, and 1 would still not pass.
-    assert cut > norms[1:].mean() + norms[1:].std()
+    # Frequency 0 counts in mean and deviation, √2-fold: without it, and as much as the others, the cut is lower.
+    np.testing.assert_allclose(sizes, norms * [np.sqrt(2), 1, 1, 1, 1, 1], rtol=1e-10)
+    assert cut > norms.mean() + norms.std() > norms[1:].mean() + norms[1:].std()
     neurons = fourier.spectrum(torch.stack([basis[1] + 0.5 * basis[3], basis[9], 0 * basis[1]], 1))
     assert fourier.key_frequencies(neurons, "preferred").keys == (1, 5)
     assert fourier.key_frequencies(neurons, fourier.Preferred(0.9)).keys == (5,)

@@ -139,6 +139,31 @@ def test_products_that_repeat_count_once():
     assert twice.tolist() == pytest.approx([1.0])
 
 
+@pytest.mark.parametrize("threshold", [0.3, 0.85])
+def test_clusters_on_the_complete_grid_are_those_of_the_transform(threshold):
+    turn = 2 * np.pi / 7 * grid(7).double()
+    planted = torch.stack(
+        [(2 * turn[:, 0]).cos() * (2 * turn[:, 1]).sin(), (3 * turn[:, 1]).cos(), torch.ones(49), turn[:, 0]],
+        1,
+    )
+    neurons = torch.cat([planted, random_logits(7, 12)], 1)
+    found = ModularSum(grid(7), (1, 1), 7).clusters(neurons, threshold)
+    expected = fourier.clusters(fourier.spectrum(neurons, {"a": 7, "b": 7}), threshold)
+    assert found.assigned.tolist() == expected.assigned.tolist()
+    assert found.share.tolist() == pytest.approx(expected.share.tolist())
+    assert found.assigned[:3].tolist() == [1, 2, -1]
+
+
+def test_a_regression_is_numpys():
+    values, regressors = random_logits(5, 3), random_logits(5, 2, seed=1)
+    design = np.concatenate([np.ones((25, 1)), regressors.numpy()], 1)
+    expected = design @ np.linalg.lstsq(design, values.numpy(), rcond=None)[0]
+    np.testing.assert_allclose(fourier.regression(values, regressors).numpy(), expected, atol=1e-12)
+    # A regressor that repeats changes nothing.
+    twice = fourier.regression(values, torch.cat([regressors, regressors], 1))
+    np.testing.assert_allclose(twice.numpy(), expected, atol=1e-12)
+
+
 def test_variance_explained_against_numpy():
     stream = np.random.default_rng(0)
     regressors, values = stream.normal(size=(40, 3)), stream.normal(size=(40, 2))
@@ -147,6 +172,9 @@ def test_variance_explained_against_numpy():
     fitted = design @ np.linalg.lstsq(design, values, rcond=None)[0]
     found = variance_explained(torch.tensor(values), torch.tensor(regressors))
     assert found.tolist() == pytest.approx([np.var(fitted[:, 0]) / np.var(values[:, 0]), 0.0])
+    one = variance_explained(torch.tensor(values[:, 0]), torch.tensor(regressors))
+    assert one.shape == ()
+    torch.testing.assert_close(one, found[0])
 
 
 def test_faults_are_one_line():

@@ -196,7 +196,8 @@ def test_outputs_outside_the_declared_positions_are_nan(causal, tokens):
     grid = {"zero": ablate.zero("0.1")}
     declared = sweep(causal, tokens, grid, metric=lambda output: output[:, -1, 0], positions=[-1])
     free = sweep(causal, tokens, grid, metric=lambda output: output[:, -1, 0])
-    np.testing.assert_array_equal(declared.frame["value"], free.frame["value"])
+    # Fewer rows may be summed in another order.
+    np.testing.assert_allclose(declared.frame["value"], free.frame["value"], rtol=1e-12)
     with pytest.raises(CircuitsError, match="not finite"):
         sweep(causal, tokens, grid, metric=lambda output: output[:, 2, 0], positions=[-1])
     last = sweep(causal, tokens, grid, positions=[-1]).frame.set_index("metric")["value"]["mse"]

@@ -1,0 +1,357 @@
+"""`circuits.plots`: what figures hold, that each says what it shows, and the files of them."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from circuits import CircuitsError, ablate, fourier, heads, lens, patterns, plots, sweep, variance
+from circuits.cosine_fits import CosineFit
+from circuits.exporting import MISSING, PICTURES, check_exporter
+from circuits.figures import ROOM, log_axis
+from circuits.palette import COLOURS
+
+
+def metric(output):
+    return {"last": output[:, -1].square().sum(-1), "other": output[:, 3, 0]}
+
+
+@pytest.fixture(scope="module")
+def model(make_model):
+    return make_model(n_layers=3, n_heads=2)
+
+
+@pytest.fixture(scope="module")
+def per_head(model, tokens):
+    return sweep(
+        model, tokens, ablate.each(ablate.uniform, heads("all", model)), metric=metric, draws=30, flips=30
+    )
+
+
+def has_title_and_axes(figure):
+    """A title, and a name on at least one axis of each direction, unless a panel says it."""
+    assert figure.layout.title.text
+    assert figure.layout.height > 100
+    for axis in ("xaxis", "yaxis"):
+        names = [figure.layout[one].title.text for one in figure.layout if str(one).startswith(axis)]
+        assert any(names), f"no {axis} of the figure {figure.layout.title.text!r} has a name"
+    return True
+
+
+def test_a_table_an_array_and_a_sweep_give_the_same_map(per_head):
+    of_sweep = plots.heads(per_head, "last").data[0]
+    of_table = plots.heads(per_head.frame, "last").data[0]
+    grid = per_head.frame[per_head.frame["metric"] == "last"].pivot(
+        index="layer", columns="head", values="effect"
+    )
+    of_array = plots.heads(torch.tensor(grid.to_numpy(dtype=float))).data[0]
+    for trace in (of_sweep, of_table, of_array):
+        np.testing.assert_array_equal(trace.z, grid)
+        assert list(trace.y) == ["0", "1", "2"]
+    assert plots.heads(np.ones((1, 2)), layers=[7]).data[0].y[0] == "7"
+    # Values that are never below 0 begin at 0; effects are symmetric.
+    assert (of_sweep.zmin, plots.heads(np.ones((1, 2))).data[0].zmin) == (-of_sweep.zmax, 0)
+
+
+def test_panels_are_of_one_metric_and_checkpoint_each(per_head):
+    later = per_head.frame.assign(checkpoint="late", effect=2 * per_head.frame["effect"])
+    both = pd.concat([per_head.frame.assign(checkpoint="early"), later])
+    figure = plots.heads(both)
+    titles = [note.text for note in figure.layout.annotations]
+    assert titles == ["last<br>early", "last<br>late", "other<br>early", "other<br>late"]
+    np.testing.assert_allclose(figure.data[1].z, 2 * np.array(figure.data[0].z))
+    # The fourth panel is in a row of its own.
+    assert figure.data[3].yaxis != figure.data[0].yaxis
+
+
+def test_attention_of_tensors(model, tokens):
+    maps = patterns.attention(model, tokens)
+    whole = plots.attention(maps)
+    assert len(whole.data) == len(plots.attention(maps.mean).data) == 6
+    assert len(plots.attention(maps.mean[0]).data) == 2
+    (one,) = plots.attention(maps.of((1, 1))).data
+    np.testing.assert_array_equal(one.z, maps.of((1, 1)))
+    assert f"{maps.n}" in whole.layout.title.text
+
+
+def test_key_frequencies_are_marked():
+    wave = torch.cos(2 * torch.pi * 3 * torch.arange(29) / 29)[:, None] + 0.01 * torch.randn(29, 4)
+    found = fourier.spectrum(wave)
+    other, key = plots.spectrum(found, fourier.key_frequencies(found, "of-largest")).data
+    assert list(key.x) == [3]
+    assert sum(other.y) + sum(key.y) == pytest.approx(100)
+    assert key.marker.color != other.marker.color
+    assert list(plots.spectrum(wave).data[0].x) == list(range(1, 15))
+    assert list(found.bands().plot([3]).data[1].x) == [3]
+
+
+def test_a_curve_of_runs_has_their_median_and_their_range():
+    steps, runs = np.arange(5), np.random.default_rng(0).random((3, 5))
+    band, line = plots.curve({"seeds": (steps, runs)}).data
+    np.testing.assert_array_equal(line.y, np.median(runs, axis=0))
+    np.testing.assert_array_equal(band.y[:5], runs.max(axis=0))
+    np.testing.assert_array_equal(band.y[5:], runs.min(axis=0)[::-1])
+    assert list(plots.curve({"bare": runs[0]}).data[0].x) == list(steps)
+
+
+def test_a_table_becomes_a_line_with_a_band_for_each_series():
+    table = pd.DataFrame(
+        {
+            "step": [100, 0, 0, 100],
+            "value": [1.0, 2.0, 20.0, 10.0],
+            "ci_low": [0.5, 1.0, 10.0, 5.0],
+            "ci_high": [2.0, 4.0, 40.0, 20.0],
+            "variant": ["a", "a", "b", "b"],
+        }
+    )
+    figure = plots.curve(table, by="variant", log_y=True)
+    lines = {trace.name: trace for trace in figure.data if trace.showlegend}
+    # In order of the steps, whatever that of the rows.
+    assert list(lines["a"].x) == [0, 100]
+    assert list(lines["a"].y) == [2, 1]
+    assert [list(trace.y) for trace in figure.data if trace.name == "b, band"] == [[40, 20, 5, 10]]
+    assert figure.layout.yaxis.type == "log"
+    assert has_title_and_axes(figure)
+
+
+def test_ticks_of_logarithms_do_not_crowd():
+    wide = log_axis(1e-9, 1)
+    assert wide["dtick"] == 2
+    near = log_axis(0.02, 0.9)
+    inside = [text for at, text in zip(near["tickvals"], near["ticktext"], strict=True) if 0.02 <= at <= 0.9]
+    assert inside == ["0.02", "0.05", "0.1", "0.2", "0.5"]
+    assert "1,000" in log_axis(900, 1100)["ticktext"]
+
+
+def test_a_title_takes_room_of_its_own_and_gives_it_back(per_head):
+    titled = per_head.plot()
+    bare = plots.untitled(titled)
+    room = titled.layout.height - bare.layout.height
+    assert room == titled.layout.meta[ROOM] > 0
+    assert titled.layout.margin.t - bare.layout.margin.t == room
+    assert bare.layout.title.text is None
+    assert titled.layout.title.text, "the figure itself keeps its title"
+    again = plots.titled(titled, "a < b", "How to read it.")
+    assert again.layout.title.text == "a &lt; b"
+    assert again.layout.title.subtitle.text == "How to read it."
+    assert plots.untitled(again).layout.height == bare.layout.height
+    # Nothing to give back.
+    assert plots.untitled(bare).layout.height == bare.layout.height
+
+
+def test_every_result_plots_with_a_title_and_axes(model, tokens, other_tokens, per_head):
+    templates = {"self": patterns.identity(6), "first": patterns.constant(6, 0)}
+    scores = patterns.scores(model, tokens, templates, draws=20)
+    classes = patterns.classify(scores)
+    sums = torch.arange(35)
+    cosines = CosineFit(torch.randn(7).double(), torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1))
+    split = variance.partition(torch.randn(35, 2), {"mod 5": sums % 5, "mod 7": sums % 7})
+    figures = [
+        per_head.plot(),
+        per_head.plot(kind="points"),
+        scores.plot(),
+        scores.plot("bits"),
+        classes.plot(),
+        patterns.movement(model, tokens, other_tokens, draws=20).plot(),
+        lens(model, tokens).plot(),
+        lens(model, tokens).plot(positions=[-1]),
+        cosines.plot(keys=[2]),
+        split.plot(),
+    ]
+    assert all(map(has_title_and_axes, figures))
+    assert classes.plot().data[0].text[0][0] == classes[0, 0]
+    frame = scores.frame[scores.frame["template"] == "first"].set_index(["layer", "head"])
+    assert scores.plot().data[1].z[2][1] == frame["score"][2, 1]
+    alone, beyond = split.plot().data
+    assert alone.y[0] == pytest.approx(100 * float(split.alone[0].mean()))
+    assert beyond.y[1] == pytest.approx(100 * float(split.unique[1].mean()))
+    assert list(cosines.plot(keys=[2]).data[1].y) == [float(cosines.coefficients[2])]
+
+
+def test_the_lens_figure_has_the_size_of_every_contribution(model, tokens):
+    found = lens(model, tokens)
+    parts, away = found.plot(positions=[2]).data
+    for name, value in zip(parts.x, parts.y, strict=True):
+        assert value == pytest.approx(float(found.contributions[name][:, 2].square().mean().sqrt()), rel=1e-5)
+    assert away.y[-1] == pytest.approx(0, abs=1e-5)
+
+
+def test_figures_are_drawn_in_the_palette(per_head):
+    points = per_head.plot(kind="points").data[0]
+    assert points.marker.color == COLOURS["light"][0]
+    assert list(per_head.plot().layout.template.layout.colorway) == COLOURS["light"]
+
+
+@pytest.mark.parametrize("kind", ["html", "json"])
+def test_pages_and_json_need_no_exporter(per_head, tmp_path, kind):
+    path = plots.save(per_head.plot(), tmp_path / f"map.{kind}")
+    text = path.read_text(encoding="utf-8")
+    if kind == "json":
+        assert json.loads(text)["data"][0]["type"] == "heatmap"
+    else:
+        assert "plotly.js v" in text
+        assert 'src="http' not in text
+
+
+def test_a_picture_without_an_exporter_is_one_line_that_says_what_to_install(per_head, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.2.1")
+    with pytest.raises(CircuitsError) as caught:
+        plots.save(per_head.plot(), tmp_path / "map.png")
+    assert str(caught.value) == f"plots.save: {MISSING}"
+    assert not list(tmp_path.iterdir())
+
+
+def test_pictures(per_head, tmp_path):
+    """Only where the exporter and its browser are."""
+    try:
+        check_exporter()
+    except CircuitsError:
+        pytest.skip(MISSING)
+    plots.save(per_head.plot("last"), tmp_path / "map.svg")
+    assert "Effect by layer and head" in (tmp_path / "map.svg").read_text(encoding="utf-8")
+
+
+REFUSED = {
+    "no such column": (
+        lambda: plots.heads(pd.DataFrame({"layer": [0]})),
+        "no column head, value; it has layer",
+    ),
+    "several rows": (
+        lambda: plots.heads(pd.DataFrame({"layer": [0, 0], "head": [1, 1], "value": [1.0, 2.0]})),
+        "a head has several rows",
+    ),
+    "no head": (
+        lambda: plots.heads(pd.DataFrame({"layer": [0], "head": [None], "value": [1.0]})),
+        "no row about one head alone",
+    ),
+    "a vector": (lambda: plots.heads(torch.ones(3)), r"an array \[layer head\] is needed; got \[3\]"),
+    "whole numbers": (
+        lambda: plots.attention(torch.ones(2, 2, dtype=torch.long)),
+        r"is needed; got \[2, 2\] of int64",
+    ),
+    "no frequency": (
+        lambda: plots.spectrum(torch.randn(8, 2), [5]),
+        "5 is no frequency here; they go from 1 to 4",
+    ),
+    "no series": (lambda: plots.curve({}), "there is nothing to draw"),
+    "not positive": (lambda: plots.curve({"a": [-1.0, 0.0]}, log_y=True), "no value of value is above 0"),
+    "no step": (lambda: plots.curve(pd.DataFrame({"value": [1.0]})), "no column step; it has value"),
+    "two at a step": (
+        lambda: plots.curve(pd.DataFrame({"step": [1, 1], "value": [1.0, 2.0]})),
+        "several rows at one step; say with by=",
+    ),
+    "lengths": (lambda: plots.curve({"a": ([1, 2], [1.0])}), r"of one length; got \[2\], \[1\]"),
+    "no head at all": (lambda: plots.heads({}), "there is nothing to draw"),
+    "no layer": (lambda: plots.heads(np.zeros((0, 0))), r"an array \[layer head\] is needed; got \[0, 0\]"),
+    "ragged": (lambda: plots.heads([[1, 2], [3]]), "got list without numbers in rows of one length"),
+    "names of layers": (lambda: plots.heads(np.zeros((2, 2)), layers=[1]), "1 names of layers for 2 rows"),
+    "no metric": (
+        lambda: plots.heads(pd.DataFrame({"layer": [0], "head": [0], "value": [1.0]}), metric=[]),
+        "metric= names none",
+    ),
+    "text for heads": (
+        lambda: plots.heads(pd.DataFrame({"layer": [0], "head": [0], "value": ["x"]})),
+        "column value holds .*, and no numbers",
+    ),
+    "complex maps": (lambda: plots.attention(np.ones((2, 2)) * 1j), "got complex numbers: choose their real"),
+    "complex heads": (lambda: plots.heads(np.ones((2, 2)) * 1j), "got complex numbers: choose their real"),
+    "complex spectrum": (lambda: plots.spectrum(np.ones(5) * 1j), "got complex ones: choose their real"),
+    "spectrum of text": (lambda: plots.spectrum(["a", "b"]), "needs numbers along an axis; got list without"),
+    "spectrum of nothing": (lambda: plots.spectrum(None), "got NoneType without them"),
+    "attention of text": (lambda: plots.attention(["x"]), "got list without numbers"),
+    "one row": (lambda: plots.spectrum(torch.ones(1, 4)), "one value has no frequency"),
+    "a list of curves": (lambda: plots.curve([1, 2]), "a table, or name -> numbers, is needed; got list"),
+    "ragged curves": (lambda: plots.curve({"a": [[1, 2], [3]]}), "'a' is y, .*; got list without numbers"),
+    "text for y": (
+        lambda: plots.curve({"a": ([1, 2], ["p", "q"])}),
+        "'a' is y, .*; got list without numbers",
+    ),
+    "logarithm of text": (
+        lambda: plots.curve({"a": (["p", "q"], [1, 2])}, log_x=True),
+        "step holds .*, which has no logarithm",
+    ),
+    "column of text": (
+        lambda: plots.curve(pd.DataFrame({"step": [1], "value": ["x"]})),
+        "column value holds .*, and no numbers",
+    ),
+    "no figure": (lambda: plots.save(3, "map.html"), "a plotly figure is needed; got int"),
+    "ending": (lambda: plots.save(None, "map.gif"), "name a file that ends in .html, .json, .png"),
+    "folder": (lambda: plots.save(None, "no such folder/map.png"), "there is no folder no such folder"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_mistakes_are_one_line(name):
+    call, message = REFUSED[name]
+    with pytest.raises(CircuitsError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_in_the_way_is_one_line(tmp_path):
+    (tmp_path / "map.html").mkdir()
+    with pytest.raises(CircuitsError, match=r"map.html is a folder; name a file in it"):
+        plots.save(plots.heads(np.eye(2)), tmp_path / "map.html")
+
+
+def test_a_name_that_no_file_can_have_is_one_line(tmp_path):
+    with pytest.raises(CircuitsError, match=r"cannot write .*: File name too long"):
+        plots.save(plots.heads(np.eye(2)), tmp_path / ("a" * 300 + ".html"))
+
+
+def test_names_may_stand_along_a_curve():
+    assert list(plots.curve({"a": (["p", "q"], [1, 2])}).data[0].x) == ["p", "q"]
+
+
+def test_sums_are_drawn_where_their_inputs_are():
+    coordinates = torch.tensor([[0, 0], [0, 1], [2, 1]])
+    figure = fourier.ModularSum(coordinates, (1, 2), 3).plot()
+    assert figure.layout.title.text == "x0 + 2·x1 modulo 3"
+    np.testing.assert_array_equal(figure.data[0].z, [[0, 2], [np.nan, np.nan], [np.nan, 1]])
+    alone = fourier.ModularSum(torch.tensor([[0], [3], [4]]), (1,), 3).plot()
+    assert list(alone.data[0].y) == [2, 1, 0]
+
+
+def test_active_frequencies_are_drawn_beside_their_bound():
+    grid = fourier.Grid({"a": 7, "b": 7})
+    a = torch.arange(7).repeat_interleave(7)
+    waves = torch.stack([torch.cos(2 * torch.pi * a / 7), torch.cos(4 * torch.pi * a / 7)], 1)
+    found = fourier.active(
+        waves + 0.01 * torch.randn(49, 2, generator=torch.Generator().manual_seed(0)), grid
+    )
+    figure = found.plot()
+    along_a, along_b, counts = figure.data
+    assert list(along_a.y) == (100 * found.together["a"]).tolist()
+    assert list(along_b.y) == (100 * found.together["b"]).tolist()
+    assert list(counts.y) == found.counts.bincount().tolist()
+    assert figure.layout.shapes[0].y0 == 100 * found.together_bound
+    assert has_title_and_axes(figure)
+
+
+def test_columns_and_metrics_that_are_not_there(model, tokens, per_head):
+    with pytest.raises(CircuitsError, match="no metric 'loss'; there are last, other"):
+        plots.heads(per_head, "loss")
+    scores = patterns.scores(model, tokens, {"self": patterns.identity(6)}, draws=20)
+    with pytest.raises(
+        CircuitsError, match="no column 'head'; choose from score, effect, corrected, bits, chance"
+    ):
+        scores.plot("head")
+
+
+def test_importing_plots_loads_no_plotly():
+    code = "import sys, circuits.plots; print({'plotly', 'kaleido'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_all_endings_are_told():
+    assert all(ending in plots.save.__doc__ for ending in PICTURES)
+
+
+def test_attention_of_no_heads_is_refused():
+    with pytest.raises(CircuitsError, match=r"^plots\.attention: .*got \[0, 2, 2\]"):
+        plots.attention(torch.zeros(0, 2, 2))
