@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pydantic import ValidationError
 
 
-def one_line(error: ValidationError, section: str, valid: Iterable[str]) -> str:
-    """Each complaint headed by the key a user would type, joined by semicolons; ``valid`` are the section's keys."""
+def one_line(
+    error: ValidationError,
+    section: str,
+    valid: Iterable[str],
+    inner: Mapping[str, Iterable[str]] | None = None,
+) -> str:
+    """Each complaint headed by the key a user would type, joined by semicolons.
+
+    Args:
+        valid: the section's keys.
+        inner: the keys of what lies under a key of the section.
+    """
     complaints = []
     for complaint in error.errors():
         key = ".".join([section, *map(str, complaint["loc"])])
         if complaint["type"] == "extra_forbidden":
-            complaints.append(unknown_key(section, str(complaint["loc"][0]), valid))
+            first, *rest = map(str, complaint["loc"])
+            where, last = key.rpartition(".")[::2]
+            known = (inner or {}).get(first, ()) if rest else valid
+            complaints.append(unknown_key(where, last, known) if known else f"no setting {key}")
             continue
         message = complaint["msg"].removeprefix("Value error, ")
         shown = f", got {complaint['input']!r}" if complaint["loc"] else ""

@@ -20,6 +20,8 @@ from tasks.hooked import construct, global_randomness_untouched
 
 # Where a model runs is no part of what it is; n_params is computed.
 _NOT_STORED = {"device", "n_devices", "n_params"}
+#: Bytes of masks and rotary tables, which the config alone sizes.
+MOST_TABLES = 1 << 30
 
 
 def config_to_json(config: HookedTransformerConfig, dtype: torch.dtype) -> dict[str, Any]:
@@ -37,8 +39,28 @@ def config_to_json(config: HookedTransformerConfig, dtype: torch.dtype) -> dict[
         raise UserError(f"the model's config cannot be stored: {error}") from None
 
 
-def model_from_json(stored: Mapping[str, Any], file: Path) -> HookedTransformer:
-    """The model that a stored config describes, on the CPU, its parameters not yet filled in.
+def parameter_shapes(stored: Mapping[str, Any], count: int, file: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the parameters of the model that a stored config describes; takes no memory for them.
+
+    Args:
+        count: how many parameters there are, in the weights file.
+
+    Raises:
+        UserError: see :func:`model_from_json`; for a config of more layers than that.
+    """
+    for name in ("n_layers", "num_experts"):
+        if isinstance(stored.get(name), int) and stored[name] > count:
+            raise UserError(f"{file} describes a model with {name} = {stored[name]}, and {count} parameters")
+    with torch.device("meta"):
+        model = model_from_json(stored, file, "meta")
+    tables = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
+    if tables > MOST_TABLES:
+        raise UserError(f"{file} describes a model whose tables of positions take {tables} bytes")
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def model_from_json(stored: Mapping[str, Any], file: Path, device: str = "cpu") -> HookedTransformer:
+    """The model that a stored config describes, its parameters not yet filled in.
 
     Raises:
         UserError: naming ``file``, for a config that this transformer-lens does not know or refuses.
@@ -55,7 +77,7 @@ def model_from_json(stored: Mapping[str, Any], file: Path) -> HookedTransformer:
     if dtype is None:
         raise UserError(f"{file} describes no known model: its config's dtype is {fields.get('dtype')!r}")
     # Weights come from the file: drawing them costs time, and a tokenizer would be fetched from the network.
-    overrides = {"dtype": dtype, "device": "cpu", "init_weights": False, "tokenizer_name": None}
+    overrides = {"dtype": dtype, "device": device, "init_weights": False, "tokenizer_name": None}
     try:
         with global_randomness_untouched():  # a config with a seed reseeds everything
             config = HookedTransformerConfig(**{**fields, **overrides})

@@ -19,6 +19,24 @@ from interp_tasks.errors import UserError
 _TEMPORARY = re.compile(r"^\..*\.tmp-[0-9a-f]{32}$")
 
 
+def folder_of(out: Any) -> Path:
+    """The folder that a caller gives to write to.
+
+    Raises:
+        UserError: for what is no path, or none that the operating system could take.
+    """
+    try:
+        path = Path(out)
+        path.exists()
+    except TypeError:
+        raise UserError(
+            f"out is the path of a folder, text or Path, not of type {type(out).__name__}"
+        ) from None
+    except OSError as error:
+        raise UserError(f"out cannot be {str(path)[:60]!r}...: {error.strerror or error}") from None
+    return path
+
+
 def is_temporary(path: Path) -> bool:
     """True for what a writer that was killed may leave behind."""
     return _TEMPORARY.match(path.name) is not None
@@ -136,4 +154,9 @@ def to_json(value: Any, where: str = "value") -> Any:
 
 def json_bytes(value: Any) -> bytes:
     """Readable JSON, one trailing newline."""
-    return (json.dumps(to_json(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    plain = to_json(value)
+    try:
+        return (json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    except UnicodeEncodeError:
+        # Half a character, of a name that is no text: only as an escape.
+        return (json.dumps(plain, indent=2, allow_nan=False) + "\n").encode()

@@ -41,7 +41,7 @@ def _row(folder: Path, marks: list[str]) -> dict[str, Any]:
     return {
         "step": meta["step"],
         "marks": marks,
-        "bytes": sum(file.stat().st_size for file in folder.iterdir()),
+        "bytes": sum(file.stat().st_size for file in folder.iterdir() if file.is_file()),
         "dtype": meta["weights"]["dtype"],
         "training_state": (folder / TRAINING_STATE_FILE).is_file(),
         "task": meta["task"]["name"] if meta["task"] else None,

@@ -21,8 +21,9 @@ def check_digest(file: Path, content: bytes, expected: Any) -> None:
     """
     if not isinstance(expected, dict) or not {"bytes", "sha256"} <= set(expected):
         raise UserError(f"{file.parent / 'meta.json'} records no bytes and sha256 of {file.name}")
-    if len(content) != expected["bytes"]:
-        fault = "is truncated" if len(content) < expected["bytes"] else "is too long"
+    if type(expected["bytes"]) is not int or len(content) != expected["bytes"]:
+        longer = type(expected["bytes"]) is int and len(content) > expected["bytes"]
+        fault = "is too long" if longer else "is truncated"
         raise UserError(
             f"{file} {fault}: {len(content)} bytes where meta.json says {expected['bytes']}; "
             "restore it from a copy"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 import tasks
-from interp_tasks.checkpoints.architecture import model_from_json
+from interp_tasks.checkpoints.architecture import model_from_json, parameter_shapes
 from interp_tasks.checkpoints.digest import check_digest
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve
-from interp_tasks.checkpoints.run_files import META_FILE, WEIGHTS_FILE
-from interp_tasks.checkpoints.tensors import dtype_name
+from interp_tasks.checkpoints.run_files import META_FILE, WEIGHTS_FILE, read_file
+from interp_tasks.checkpoints.tensors import dtype_name, dtype_named, dtype_names
 from interp_tasks.errors import UserError
 from tasks.base import Task, TaskError
 
@@ -91,12 +91,11 @@ def load_parameters(path: str | Path) -> dict[str, Tensor]:
 def read_parameters(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors of a checkpoint's weights file, checked against its ``meta.json`` and finite."""
     file = folder / WEIGHTS_FILE
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{file} is missing: it would hold the model's parameters") from None
-    except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror}") from None
+    if dtype_named(meta["weights"].get("dtype")) is None:
+        raise UserError(
+            f"{folder / META_FILE} is mangled: the dtype of the weights is none of {', '.join(dtype_names())}"
+        )
+    content = read_file(file, "the model's parameters")
     check_digest(file, content, meta["weights"])
     try:
         tensors = load(content)
@@ -122,22 +121,30 @@ def fill_parameters(model: HookedTransformer, tensors: Mapping[str, Tensor], fil
         UserError: naming ``file`` and the first parameter that is missing, left over, or of another shape.
     """
     parameters = dict(model.named_parameters())
+    check_parameters({name: parameter.shape for name, parameter in parameters.items()}, tensors, file)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
+
+
+def check_parameters(shapes: Mapping[str, Sequence[int]], tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Refuse tensors that are not exactly those of a model with parameters of these shapes.
+
+    Raises:
+        UserError: naming ``file`` and the first parameter that is missing, left over, or of another shape.
+    """
     for kind, names in (
-        ("lacks parameter", sorted(parameters.keys() - tensors.keys())),
-        ("holds an unknown parameter", sorted(tensors.keys() - parameters.keys())),
+        ("lacks parameter", sorted(shapes.keys() - tensors.keys())),
+        ("holds an unknown parameter", sorted(tensors.keys() - shapes.keys())),
     ):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise UserError(f"{file} {kind} {names[0]}{more}: it does not hold the model that is asked for")
-    for name, parameter in parameters.items():
-        if tensors[name].shape != parameter.shape:
+    for name, shape in shapes.items():
+        if tuple(tensors[name].shape) != tuple(shape):
             raise UserError(
-                f"{file}: parameter {name} has shape {list(tensors[name].shape)}, "
-                f"the model has {list(parameter.shape)}"
+                f"{file}: parameter {name} has shape {list(tensors[name].shape)}, the model has {list(shape)}"
             )
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(tensors[name])
 
 
 def _load(resolved: ResolvedCheckpoint, device: str | torch.device) -> Checkpoint:
@@ -148,6 +155,9 @@ def _load(resolved: ResolvedCheckpoint, device: str | torch.device) -> Checkpoin
             f"{folder} is misplaced: its meta.json says step {meta['step']}, its name {resolved.step}"
         )
     tensors = read_parameters(folder, meta)
+    check_parameters(
+        parameter_shapes(meta["model"], len(tensors), folder / META_FILE), tensors, folder / WEIGHTS_FILE
+    )
     model = model_from_json(meta["model"], folder / META_FILE)
     fill_parameters(model, tensors, folder / WEIGHTS_FILE)
     frozen = set(meta["frozen"])

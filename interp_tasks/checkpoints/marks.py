@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,9 @@ def find_drop(run: Path, described: dict[str, Any], name: str) -> Drop:
         raise UserError(
             f"{run / METRICS_FILE} is mangled: validation {metric['name']} at step {strange} is not a number"
         )
+    for (before, _), (step, _) in pairwise(points):
+        if step <= before:
+            raise UserError(f"{run / METRICS_FILE} is mangled: step {step} follows step {before}")
     drop = detect_drop([step for step, _ in points], [value for _, value in points], metric["direction"])
     if drop is None:
         raise UserError(

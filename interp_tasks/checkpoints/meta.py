@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from interp_tasks.checkpoints.run_files import META_FILE, read_json
+from interp_tasks.checkpoints.run_files import (
+    META_FILE,
+    STOPPED_FOLDER,
+    WEIGHTS_FILE,
+    is_step,
+    read_json,
+    stored_steps,
+)
 from interp_tasks.errors import UserError
 
 FORMAT = 1
-_META_TYPES: dict[str, type | tuple[type, ...]] = {
-    "step": int,
-    "task": (dict, type(None)),
-    "model": dict,
-    "frozen": list,
-    "weights": dict,
-    "training_state": (dict, type(None)),
+
+
+def _names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _task(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, dict)
+        and isinstance(value.get("name"), str)
+        and isinstance(value.get("config"), dict)
+    )
+
+
+_FORM: dict[str, Callable[[Any], bool]] = {
+    "step": is_step,
+    "task": _task,
+    "model": lambda value: isinstance(value, dict),
+    "frozen": _names,
+    "weights": lambda value: isinstance(value, dict) and isinstance(value.get("dtype"), str),
+    "training_state": lambda value: value is None or isinstance(value, dict),
+    "metrics": lambda value: value is None or isinstance(value, dict),
+    "saved_at": lambda value: isinstance(value, str),
 }
 
 
@@ -47,11 +71,27 @@ def read_meta(folder: Path) -> dict[str, Any]:
             f"{file} has format version {meta.get('format')!r}, this interp-tasks reads {FORMAT}: "
             "use the version that wrote it, or save the model again"
         )
-    for name, kind in _META_TYPES.items():
-        if name not in meta or not isinstance(meta[name], kind):
+    for name, fits in _FORM.items():
+        if name not in meta or not fits(meta[name]):
             raise UserError(f"{file} is mangled: {name!r} is missing or of the wrong kind")
     if meta.get("sha256") != meta_sha256(meta):
         raise UserError(
             f"{file} has been altered: its sha256 does not match its content; restore it from a copy"
         )
     return meta
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a checkpoint's description is good, and its weights are there in the size that it says."""
+    try:
+        return (folder / WEIGHTS_FILE).stat().st_size == read_meta(folder)["weights"].get("bytes")
+    except (UserError, OSError):
+        return False
+
+
+def reached(run: Path) -> int | None:
+    """The step that a run would go on from: of its last checkpoint, or of a stop after it."""
+    found = stored_steps(run)[-1:]
+    with contextlib.suppress(UserError):
+        found.append(read_meta(run / STOPPED_FOLDER)["step"])
+    return max(found, default=None)

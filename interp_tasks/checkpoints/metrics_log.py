@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from interp_tasks.checkpoints.atomic import replace_file, to_json, writing
-from interp_tasks.checkpoints.run_files import parse_metrics_line
+from interp_tasks.checkpoints.run_files import parse_metrics_line, read_file
 from interp_tasks.errors import UserError
 
 
@@ -51,7 +51,7 @@ class MetricsLog:
         self.close()
         if not self.path.exists():
             return
-        raw = self.path.read_bytes()
+        raw = read_file(self.path, "what the run has logged")
         lines = raw.split(b"\n")[:-1]  # what follows the last newline was never finished
         steps = [self._step(line) for line in lines]
         wanted = [index for index, step in enumerate(steps) if step is not None and step <= last]

@@ -103,7 +103,7 @@ def _split(text: str) -> tuple[list[str], list[str] | None]:
     else:
         selectors = [part.strip() for part in selection.split(",")]
         for selector in selectors:
-            _check_selector(selector, text)
+            check_selector(selector, text)
     if not run:
         raise UserError(f"{text!r} names no run before the @: it is RUN@STEP")
     if run.startswith(ZOO):
@@ -127,7 +127,8 @@ def natural_key(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
-def _check_selector(selector: str, text: str) -> None:
+def check_selector(selector: str, text: str) -> None:
+    """Refuse what cannot stand after the ``@`` of the REF ``text``, without looking at any run."""
     ranged = _RANGE.match(selector)
     if ranged:
         first, last, every = ranged.groups()

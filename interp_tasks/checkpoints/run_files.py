@@ -2,12 +2,16 @@
 
 RUN/run.json                   config, seeds, versions, hardware, git state, drop metric
 RUN/metrics.jsonl              one line per logged step
+RUN/clock.jsonl                seconds of training by logged step
 RUN/checkpoints/00004000/      model.safetensors + meta.json (+ training_state.safetensors in a few)
+RUN/stopped/                   the same, where a run was asked to stop between two checkpoints
 """
 
 from __future__ import annotations
 
 import json
+import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +19,13 @@ from interp_tasks.errors import UserError
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
+CLOCK_FILE = "clock.jsonl"
 CHECKPOINTS_FOLDER = "checkpoints"
+#: Not among the checkpoints: the run has the same ones whether it was stopped or not.
+STOPPED_FOLDER = "stopped"
 META_FILE = "meta.json"
+#: Of JSON: how deep, and how long a whole number. Ours is six deep; what is longer than this fits no float.
+MOST_NESTED, MOST_DIGITS = 40, 300
 WEIGHTS_FILE = "model.safetensors"
 TRAINING_STATE_FILE = "training_state.safetensors"
 
@@ -35,6 +44,16 @@ def is_run(path: Path) -> bool:
     return (path / RUN_FILE).is_file() or bool(stored_steps(path))
 
 
+def check_no_run(folder: Path) -> None:
+    """Refuse the folder of a run where runs are to lie: there would be runs in a run.
+
+    Raises:
+        UserError: in one line.
+    """
+    if is_run(folder):
+        raise UserError(f"{folder} is the folder of a run: choose another --out")
+
+
 def stored_steps(run: str | Path) -> list[int]:
     """The steps that a run has checkpoints of, ascending; empty for what is no run folder."""
     folder = Path(run) / CHECKPOINTS_FOLDER
@@ -46,6 +65,57 @@ def stored_steps(run: str | Path) -> list[int]:
     )
 
 
+def read_file(file: Path, what: str) -> bytes:
+    """The content of a regular file: a pipe or a device in its place may never end.
+
+    Raises:
+        UserError: in one line, if it is missing, unreadable, or no regular file.
+    """
+    try:
+        mode = file.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise UserError(f"{file} is no regular file: it should hold {what}")
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{file} is missing: it would hold {what}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from None
+
+
+def parse_json(content: bytes) -> Any:
+    """JSON as people and this program write it.
+
+    Raises:
+        ValueError: for anything else, nesting without end and numbers that no float can hold included.
+    """
+    try:
+        value = json.loads(content.decode(), parse_int=_whole)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    level = [value]
+    for _ in range(MOST_NESTED):
+        level = [
+            inner
+            for part in level
+            if isinstance(part, (dict, list))
+            for inner in (part.values() if isinstance(part, dict) else part)
+        ]
+        if not level:
+            return value
+    raise ValueError("nested too deeply")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def is_step(value: Any) -> bool:
+    """Whether it can be a number of updates."""
+    return type(value) is int and 0 <= value < 2**53
+
+
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """A JSON object from a file.
 
@@ -53,12 +123,10 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         UserError: in one line, if the file is missing, unreadable, not JSON, or not an object.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing: it would hold {what}") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+        content = parse_json(read_file(path, what))
+    except UserError:
+        raise
+    except ValueError as error:
         complaint = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{path} is not valid JSON ({complaint}): it should hold {what}") from None
     if not isinstance(content, dict):
@@ -75,7 +143,29 @@ def read_run(path: str | Path) -> dict[str, Any]:
     folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"no run folder {folder}")
-    return read_json(folder / RUN_FILE, "the config that made the run")
+    content = read_json(folder / RUN_FILE, "the config that made the run")
+    for name, fits in _RUN_FORM.items():
+        if content.get(name) is not None and not fits(content[name]):
+            raise UserError(f"{folder / RUN_FILE} is mangled: {name!r} is of the wrong kind")
+    return content
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(type(each) in (int, float) for each in value.values())
+
+
+def _drop_metric(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+
+
+#: What has another reader than a person, where it is there at all.
+_RUN_FORM: dict[str, Callable[[Any], bool]] = {
+    "preset": lambda value: isinstance(value, str),
+    "drop_metric": _drop_metric,
+    "published_drop": lambda value: isinstance(value, dict) and all(map(is_step, value.values())),
+    "resumed": lambda value: isinstance(value, list),
+    "peak_memory": _numbers,
+}
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
@@ -85,23 +175,42 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         UserError: if there is no log, or an earlier line is not a JSON object with a step.
     """
     file = Path(path) / METRICS_FILE
-    try:
-        raw = file.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{file} is missing: the run has logged nothing") from None
-    except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror}") from None
+    if not file.exists():
+        raise UserError(f"{file} is missing: the run has logged nothing")
+    raw = read_file(file, "what the run has logged")
     # What follows the last newline was never finished, even where it happens to parse ("12" of "1234").
     return [
         parse_metrics_line(line, file, number) for number, line in enumerate(raw.split(b"\n")[:-1], start=1)
     ]
 
 
+def read_clock(path: str | Path) -> dict[int, float]:
+    """Step -> seconds of training until then; empty for a run without a clock.
+
+    A clock is no part of what a run is: what cannot be read of it is left out.
+    """
+    file = Path(path) / CLOCK_FILE
+    try:
+        raw = read_file(file, "the seconds of training")
+    except UserError:
+        return {}
+    found = {}
+    for number, line in enumerate(raw.split(b"\n")[:-1], start=1):
+        try:
+            content = parse_metrics_line(line, file, number)
+        except UserError:
+            continue
+        seconds = content.get("seconds")
+        if isinstance(seconds, (int, float)) and seconds >= 0:
+            found[content["step"]] = float(seconds)
+    return found
+
+
 def parse_metrics_line(line: bytes, file: Path, number: int) -> dict[str, Any]:
     try:
-        content = json.loads(line)
+        content = parse_json(line)
     except ValueError:
         raise UserError(f"{file} is mangled: line {number} is not valid JSON") from None
-    if not isinstance(content, dict) or type(content.get("step")) is not int:
+    if not isinstance(content, dict) or not is_step(content.get("step")):
         raise UserError(f"{file} is mangled: line {number} is not an object with an integer step")
     return content

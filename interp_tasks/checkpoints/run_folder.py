@@ -33,12 +33,16 @@ from interp_tasks.checkpoints.metrics_log import MetricsLog
 from interp_tasks.checkpoints.run_config import run_json
 from interp_tasks.checkpoints.run_files import (
     CHECKPOINTS_FOLDER,
+    CLOCK_FILE,
     METRICS_FILE,
     RUN_FILE,
+    STOPPED_FOLDER,
     TRAINING_STATE_FILE,
     WEIGHTS_FILE,
     checkpoint_folder,
     is_checkpoint,
+    read_clock,
+    read_run,
     stored_steps,
 )
 from interp_tasks.checkpoints.saving import save_checkpoint, weights_bytes
@@ -70,6 +74,8 @@ class RunFolder:
         self._lock = lock
         self._keep_states = keep_states
         self._metrics = MetricsLog(path / METRICS_FILE)
+        # Apart from the metrics, which are the same whenever a run is repeated.
+        self._clock = MetricsLog(path / CLOCK_FILE)
 
     @classmethod
     def open(
@@ -124,37 +130,48 @@ class RunFolder:
         """Flush the log and let the next writer in."""
         try:
             self._metrics.close()
+            self._clock.close()
         finally:
             self._lock.release()
 
-    def resume(self) -> ResumePoint | None:
-        """The newest checkpoint that training can go on from; ``None`` for a run that has none yet.
+    def resume(self, at: int | None = None) -> ResumePoint | None:
+        """The newest state that training can go on from, of a checkpoint or a stop; ``None`` for a run without one.
 
         What is later is removed: checkpoints, and lines of the metrics log. Call it before the first ``log``.
+
+        Args:
+            at: no later state than that of this step.
 
         Raises:
             UserError: if there are checkpoints but none that can be resumed from (nothing is removed then).
         """
         steps = stored_steps(self.path)
         faults: list[str] = []
-        for step in reversed(steps):
-            point = self._resume_point(step, faults)
+        point = None
+        for step in reversed([step for step in steps if at is None or step <= at]):
+            point = _resume_point(checkpoint_folder(self.path, step), step, faults)
             if point is not None:
                 break
-        else:
-            point = None
-            if steps:
-                reason = f" ({faults[0]})" if faults else ""
-                raise UserError(
-                    f"{self.path} has checkpoints up to step {steps[-1]} but no training state to go on from"
-                    f"{reason}: choose another --out"
-                )
+        stopped = _resume_point(self._stopped, None, faults) if self._stopped.exists() else None
+        if stopped is not None and at is not None and stopped.step > at:
+            stopped = None
+        if stopped is not None and (point is None or stopped.step > point.step):
+            point = stopped
+        if point is None and steps:
+            reason = f" ({faults[0]})" if faults else ""
+            raise UserError(
+                f"{self.path} has checkpoints up to step {steps[-1]} but no training state to go on from"
+                f"{reason}: choose another --out"
+            )
         last = -1 if point is None else point.step
         with writing(self.path):
             self._metrics.cut(last)
+            self._clock.cut(last)
             for step in reversed(steps):
                 if step > last:
                     remove_folder(checkpoint_folder(self.path, step))
+            if point is None or point.path != self._stopped:
+                self._forget_stop()
         return point
 
     def log(self, line: Mapping[str, Any]) -> None:
@@ -164,6 +181,22 @@ class RunFolder:
         checkpoint are kept.
         """
         self._metrics.append(line)
+
+    def log_time(self, step: int, seconds: float) -> None:
+        """Append a line to ``clock.jsonl``."""
+        self._clock.append({"step": step, "seconds": round(seconds, 6)})
+
+    def time_at(self, step: int) -> float | None:
+        """What ``clock.jsonl`` says of a step."""
+        return read_clock(self.path).get(step)
+
+    def finish(self, peaks: Mapping[str, int]) -> None:
+        """Note in ``run.json`` the peaks of memory in bytes; of several openings the largest."""
+        there = read_run(self.path)
+        before = there.get("peak_memory") or {}
+        kept = {name: max(peak, before.get(name, 0)) for name, peak in peaks.items()}
+        with writing(self.path):
+            replace_file(self.path / RUN_FILE, json_bytes({**there, "peak_memory": {**before, **kept}}))
 
     def save(
         self,
@@ -186,19 +219,30 @@ class RunFolder:
         self._metrics.sync()
         save_checkpoint(folder, model, task, step, metrics=metrics, training_state=training_state)
         self._prune(newest=step)
+        with writing(self._stopped):
+            self._forget_stop()
         return folder
 
-    def _resume_point(self, step: int, faults: list[str]) -> ResumePoint | None:
-        folder = checkpoint_folder(self.path, step)
-        try:
-            meta = read_meta(folder)
-            state = read_training_state(folder, meta)
-            if state is None or meta["step"] != step:
-                return None
-            return ResumePoint(step, folder, state.tensors, state.data, read_parameters(folder, meta))
-        except UserError as error:
-            faults.append(str(error))
-            return None
+    def save_stop(
+        self, step: int, model: HookedTransformer, task: Task | None, training_state: TrainingState
+    ) -> None:
+        """Store where a run stops between two checkpoints; it is gone once the next of these is there.
+
+        Raises:
+            UserError: if the model or disk refuses.
+        """
+        self._metrics.sync()
+        with writing(self._stopped):
+            self._forget_stop()
+        save_checkpoint(self._stopped, model, task, step, training_state=training_state)
+
+    @property
+    def _stopped(self) -> Path:
+        return self.path / STOPPED_FOLDER
+
+    def _forget_stop(self) -> None:
+        if self._stopped.is_dir():
+            remove_folder(self._stopped)
 
     def _prune(self, newest: int) -> None:
         """Drop training states beyond the newest few; a checkpoint without its one still loads."""
@@ -210,6 +254,30 @@ class RunFolder:
         for file in holding[: -self._keep_states]:
             with writing(file):
                 file.unlink()
+
+
+def resumable(run: Path) -> list[int]:
+    """The steps that training can go on from, ascending; 0 alone of a run that has stored nothing yet."""
+    folders = [checkpoint_folder(run, step) for step in stored_steps(run)]
+    stopped = run / STOPPED_FOLDER
+    if not folders and not stopped.exists():
+        return [0]
+    holding = [each for each in (*folders, stopped) if (each / TRAINING_STATE_FILE).is_file()]
+    points = (_resume_point(each, None, []) for each in holding)
+    return sorted({point.step for point in points if point is not None})
+
+
+def _resume_point(folder: Path, step: int | None, faults: list[str]) -> ResumePoint | None:
+    """What a checkpoint folder holds; it must be of ``step``, ``None``: of whichever it says."""
+    try:
+        meta = read_meta(folder)
+        state = read_training_state(folder, meta)
+        if state is None or step not in (None, meta["step"]):
+            return None
+        return ResumePoint(meta["step"], folder, state.tensors, state.data, read_parameters(folder, meta))
+    except UserError as error:
+        faults.append(str(error))
+        return None
 
 
 def _refuse_foreign(folder: Path) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from interp_tasks.checkpoints.digest import check_digest
-from interp_tasks.checkpoints.run_files import TRAINING_STATE_FILE
+from interp_tasks.checkpoints.run_files import TRAINING_STATE_FILE, parse_json, read_file
 from interp_tasks.checkpoints.tensors import plain, tensors_metadata
 from interp_tasks.errors import UserError
 
@@ -49,11 +49,14 @@ def read_training_state(folder: Path, meta: Mapping[str, Any]) -> TrainingState 
     expected = meta.get("training_state")
     if expected is None or not file.is_file():
         return None
-    content = file.read_bytes()
+    content = read_file(file, "a training state")
     check_digest(file, content, expected)
     try:
         tensors = load(content)
-        data = json.loads(tensors_metadata(content)["data"])
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise UserError(f"{file} is not a training state: {error}") from None
+        data = parse_json(tensors_metadata(content)["data"].encode())
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        complaint = " ".join(str(error).split())
+        raise UserError(f"{file} is not a training state: {complaint}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{file} is not a training state: its data is no object")
     return TrainingState(tensors, data)

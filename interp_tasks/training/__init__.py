@@ -1,24 +1,27 @@
-"""The shared trainer: :func:`train`, and :class:`TrainConfig` for every setting of it.
+"""The shared trainer: :func:`train`, :func:`train_stacked`, and :class:`TrainConfig` for every setting of it.
 
-``train`` loads on first use; configuring a run needs no torch.
+Both load on first use; configuring a run needs no torch.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.training.config import Resolved, TrainConfig, resolve_config
 
 if TYPE_CHECKING:
+    from interp_tasks.training.stacking import train_stacked
     from interp_tasks.training.trainer import train
 
-__all__ = ["Resolved", "TrainConfig", "resolve_config", "train"]
+_HOMES = {"train": "interp_tasks.training.trainer", "train_stacked": "interp_tasks.training.stacking"}
+
+__all__ = ["Resolved", "TrainConfig", "resolve_config", "train", "train_stacked"]
 
 
 def __getattr__(name: str) -> Any:
-    if name != "train":
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from interp_tasks.training.trainer import train
-
-    globals()["train"] = train
-    return train
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

@@ -18,6 +18,7 @@ SECTIONS = ("task", "model", "train")
 #: The parts of a model, see :mod:`interp_tasks.training.parts`.
 Part = Literal["attn", "mlp", "embed", "pos_embed", "unembed"]
 PARTS: tuple[Part, ...] = get_args(Part)
+MOST_CHECKPOINTS = 1_000_000
 
 
 class TrainConfig(BaseModel):
@@ -27,6 +28,7 @@ class TrainConfig(BaseModel):
         steps: parameter updates. A larger number extends a run that is there.
         batch_size: fresh examples per step; ``None``: the whole train split every step (finite tasks only).
         optimizer: ``"adam"`` adds weight decay to the gradient, ``"adamw"`` decouples it, ``"sgd"`` takes no betas.
+        l1: times the sum of the absolute values of all parameters that train, added to the loss that is minimised.
         momentum: of ``"sgd"`` alone.
         warmup_steps: the learning rate rises linearly over so many updates, then stays.
         clip_norm: largest global gradient norm, applied after the Grokfast filter; ``None``: no clipping.
@@ -54,12 +56,14 @@ class TrainConfig(BaseModel):
     # An infinity would be null in run.json, and so be another setting when the run is resumed.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    steps: int = Field(1000, ge=0)
-    batch_size: int | None = Field(None, ge=1)
+    # Larger numbers are slips, and some do not fit what counts them.
+    steps: int = Field(1000, ge=0, le=10**9)
+    batch_size: int | None = Field(None, ge=1, le=10**9)
     optimizer: Literal["adam", "adamw", "sgd"] = "adamw"
     momentum: float = Field(0.0, ge=0, lt=1)
     learning_rate: float = Field(1e-3, gt=0)
     weight_decay: float = Field(0.0, ge=0)
+    l1: float = Field(0.0, ge=0)
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = Field(1e-8, gt=0)
     warmup_steps: int = Field(0, ge=0)
@@ -91,6 +95,15 @@ class TrainConfig(BaseModel):
     def _betas_are_decay_rates(self) -> TrainConfig:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must lie in [0, 1), got {self.betas}")
+        return self
+
+    @model_validator(mode="after")
+    def _checkpoints_are_so_few_that_they_can_be_listed(self) -> TrainConfig:
+        if self.steps // self.checkpoint_every > MOST_CHECKPOINTS:
+            raise ValueError(
+                f"checkpoint_every = {self.checkpoint_every} of {self.steps:,} steps: more than {MOST_CHECKPOINTS:,} "
+                "checkpoints; choose it larger"
+            )
         return self
 
     @model_validator(mode="after")

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tasks.base import generator
+
+Place = Literal["resid_mid", "resid_post"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Dropout:
         rate: share of entries set to zero; the rest is scaled by 1 / (1 − rate).
         masks: one for each sample, or one shared by the batch, as published.
         positions: length of the full sequence; a mask covers it whatever part is computed.
+        share: of a batch computed in shares, the examples here: first, one past the last, and how many there are.
     """
 
     rate: float
@@ -32,18 +35,25 @@ class Dropout:
     positions: int
     seed: int
     step: int
+    share: tuple[int, int, int] | None = None
 
     def __call__(
         self,
         resid: Float[Tensor, "batch pos d_model"],
         layer: int,
-        place: Literal["resid_mid", "resid_post"],
+        place: Place,
         positions: Sequence[int] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
         """``resid`` (at ``positions``, if only some are computed) with this step's mask applied."""
-        random_stream = generator(self.seed, "dropout", self.step, layer, place)
-        rows = 1 if self.masks == "shared" else len(resid)
-        kept = torch.rand(rows, self.positions, resid.shape[-1], generator=random_stream) >= self.rate
+        kept = self.kept(len(resid), resid.shape[-1], layer, place)
         if positions is not None:
             kept = kept[:, list(positions)]
         return resid * kept.to(resid.device, resid.dtype) / (1 - self.rate)
+
+    def kept(self, examples: int, d_model: int, layer: int, place: Place) -> Bool[Tensor, "rows pos d_model"]:
+        """The entries that stay, on the CPU; of a shared mask one row."""
+        random_stream = generator(self.seed, "dropout", self.step, layer, place)
+        first, last, whole = self.share or (0, examples, examples)
+        rows = 1 if self.masks == "shared" else whole
+        kept = torch.rand(rows, self.positions, d_model, generator=random_stream) >= self.rate
+        return kept if self.masks == "shared" else kept[first:last]

@@ -127,7 +127,7 @@ class FusedForward:
 
     def _affine(self, x: Tensor, weight: str, bias: str) -> Tensor:
         b = None if bias in self.silent else self.parameters[bias]
-        return F.linear(x, self.parameters[weight].T, b)
+        return self._linear(x, self.parameters[weight], b)
 
     def _projection(self, layer: int, kinds: str) -> tuple[Tensor, Tensor | None]:
         """Weights ``[d_model kinds·head·d_head]`` and biases of several of Q, K, V, packed."""
@@ -141,7 +141,7 @@ class FusedForward:
 
     def _project(self, layer: int, kinds: str, x: Tensor) -> list[Tensor]:
         weight, bias = self._projection(layer, kinds)
-        packed = F.linear(x, weight.T, bias)
+        packed = self._linear(x, weight, bias)
         return list(packed.chunk(len(kinds), dim=-1))
 
     def _qkv(self, layer: int, resid: Tensor, rows: list[int] | None) -> list[Tensor]:
@@ -157,25 +157,36 @@ class FusedForward:
         index = tokens + self.cfg.d_vocab * torch.arange(n_pos, device=tokens.device)
         if rows is None:
             weight, bias = self._projection(0, "QKV")
-            packed = F.embedding(index, F.linear(table, weight.T, bias).flatten(0, 1))
+            packed = F.embedding(index, self._linear(table, weight, bias).flatten(0, 1))
             return list(packed.chunk(3, dim=-1))
         weight, bias = self._projection(0, "KV")
-        packed = F.embedding(index, F.linear(table, weight.T, bias).flatten(0, 1))
+        packed = F.embedding(index, self._linear(table, weight, bias).flatten(0, 1))
         [q_table] = self._project(0, "Q", table[rows])
         offsets = self.cfg.d_vocab * torch.arange(len(rows), device=tokens.device)
         q = F.embedding(tokens[:, rows] + offsets, q_table.flatten(0, 1))
         return [q, *packed.chunk(2, dim=-1)]
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: list[int] | None) -> Tensor:
-        heads = {"head": self.cfg.n_heads}
-        q, k, v = (rearrange(x, "b p (head d) -> b head p d", **heads) for x in (q, k, v))
-        z = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=self._visible(k.shape[2], rows, k.device), scale=1 / float(self.cfg.attn_scale)
-        )
+        scale = 1 / float(self.cfg.attn_scale)
+        q, k, v = (rearrange(x, "b p (head d) -> b head p d", head=self.cfg.n_heads) for x in (q, k, v))
+        visible = self._visible(k.shape[2], rows, k.device)
+        if q.shape[2] == 1 and visible is None:
+            z = attend_from_one(q, k, v, scale)
+        else:
+            z = self._mix(q, k, v, visible, scale)
         z = rearrange(z, "b head p d -> b p (head d)")
         weight = self.parameters[f"blocks.{layer}.attn.W_O"].flatten(0, 1)
         bias = f"blocks.{layer}.attn.b_O"
-        return F.linear(z, weight.T, None if bias in self.silent else self.parameters[bias])
+        return self._linear(z, weight, None if bias in self.silent else self.parameters[bias])
+
+    def _linear(
+        self, x: Float[Tensor, "*rows d_in"], weight: Float[Tensor, "d_in d_out"], bias: Tensor | None
+    ) -> Float[Tensor, "*rows d_out"]:
+        return F.linear(x, weight.T, bias)
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float) -> Tensor:
+        """Attention of one layer, from ``[batch head pos d_head]``."""
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
 
     def _visible(
         self, n_pos: int, rows: list[int] | None, device: torch.device
@@ -192,6 +203,17 @@ class FusedForward:
         x = self._norm(f"blocks.{layer}.ln2", resid)
         hidden = ACTIVATIONS[self.cfg.act_fn](self._affine(x, f"{prefix}W_in", f"{prefix}b_in"))
         return self._affine(hidden, f"{prefix}W_out", f"{prefix}b_out")
+
+
+def attend_from_one(
+    q: Float[Tensor, "batch head 1 d_head"],
+    k: Float[Tensor, "batch head key d_head"],
+    v: Float[Tensor, "batch head key d_head"],
+    scale: float,
+) -> Float[Tensor, "batch head 1 d_head"]:
+    """Attention of a single query that sees every key: too little for a kernel that is made for many."""
+    pattern = (q * scale * k).sum(-1, keepdim=True).softmax(2)
+    return (pattern * v).sum(2, keepdim=True)
 
 
 def why_not_fused(model: HookedTransformer) -> str | None:

@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+QUEUE = "queue"
+
 
 class GradientFilter(ABC):
     """g ← g + λ · (a mean of past gradients), in place, before clipping and the optimiser's step."""
@@ -94,11 +96,11 @@ class GrokfastMA(GradientFilter):
     def state(self) -> dict[str, Tensor]:
         found = {}
         for name, queue in self.queues.items():
-            found[f"{name}/queue"] = queue
+            found[f"{name}/{QUEUE}"] = queue
             found[f"{name}/sum"] = self.sums[name]
             found[f"{name}/count"] = torch.tensor(self.counts[name])
         return found
 
     def load_state(self, name: str, state: Mapping[str, Tensor]) -> None:
-        self.queues[name], self.sums[name] = state["queue"], state["sum"]
+        self.queues[name], self.sums[name] = state[QUEUE], state["sum"]
         self.counts[name] = int(state["count"])

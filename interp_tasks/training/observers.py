@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -28,6 +28,19 @@ class Observer(Protocol):
     def __call__(self, step: int, model: HookedTransformer, run: Path) -> Mapping[str, Any]: ...
 
 
+def check_observed(names: Sequence[str], model: HookedTransformer) -> None:
+    """Refuse names that the model has no hook for.
+
+    Raises:
+        UserError: naming some that it has.
+    """
+    for name in names:
+        if name not in model.hook_dict:
+            raise UserError(
+                f"no activation {name!r} to observe: names are such as {', '.join(list(model.hook_dict)[:9])}"
+            )
+
+
 class Activations:
     """Named activations on one fixed batch, stored as ``RUN/activations/00000100.safetensors``.
 
@@ -37,11 +50,7 @@ class Activations:
 
     def __init__(self, names: tuple[str, ...], every: int, batch: Batch, model: HookedTransformer) -> None:
         self.names, self.every, self.batch = names, every, batch
-        for name in names:
-            if name not in model.hook_dict:
-                raise UserError(
-                    f"no activation {name!r} to observe: names are such as {', '.join(list(model.hook_dict)[:9])}"
-                )
+        check_observed(names, model)
 
     def __call__(self, step: int, model: HookedTransformer, run: Path) -> Mapping[str, Any]:
         with torch.no_grad():

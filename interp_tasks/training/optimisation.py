@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,9 +11,7 @@ from torch import Tensor
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.grokfast import GradientFilter, GrokfastEMA, GrokfastMA
 
-if TYPE_CHECKING:
-    from transformer_lens import HookedTransformer
-
+RANDOM = "random/torch"
 #: What :meth:`Updater.update` calls with the stage ("raw", "filtered") and the gradients of that stage.
 GradientWatcher = Callable[[str, Mapping[str, Tensor]], None]
 
@@ -40,10 +38,17 @@ def filter_of(config: TrainConfig) -> GradientFilter | None:
     return None
 
 
+@runtime_checkable
+class Parameters(Protocol):
+    """A model, or whatever else holds parameters by name."""
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
+
+
 class Updater:
     """Grokfast filter, clipping, learning rate and optimiser over a model's trainable parameters."""
 
-    def __init__(self, model: HookedTransformer, config: TrainConfig) -> None:
+    def __init__(self, model: Parameters, config: TrainConfig) -> None:
         self.config = config
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer = optimizer_of(list(self.parameters.values()), config)
@@ -64,7 +69,7 @@ class Updater:
             if watch:
                 watch("filtered", self._gradients())
         if self.config.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.clip_norm)
+            self._clip(self.config.clip_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(step)
         self.optimizer.step()
@@ -76,7 +81,7 @@ class Updater:
         The learning rate is a function of the step and every random draw one of (seed, label), so there is no
         scheduler state; torch's own generator is kept for tasks that use it.
         """
-        tensors = {"random/torch": torch.get_rng_state()}
+        tensors = {RANDOM: torch.get_rng_state()}
         for name, parameter in self.parameters.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 # SGD without momentum keeps an empty place for one.
@@ -88,7 +93,7 @@ class Updater:
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Put back what :meth:`state` gave."""
-        torch.set_rng_state(tensors["random/torch"])
+        torch.set_rng_state(tensors[RANDOM])
         for name, parameter in self.parameters.items():
             moments = _kept(f"optimizer/{name}", tensors, parameter.device)
             if moments:
@@ -96,6 +101,9 @@ class Updater:
             remembered = _kept(f"grokfast/{name}", tensors, parameter.device)
             if self.filter is not None and remembered:
                 self.filter.load_state(name, remembered)
+
+    def _clip(self, largest: float) -> None:
+        torch.nn.utils.clip_grad_norm_(self.parameters.values(), largest)
 
     def _gradients(self) -> dict[str, Tensor]:
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}

@@ -38,7 +38,7 @@ def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -
             "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
         },
         "git": git_state(),
-        "command": command() if sys.argv[0].endswith("interp-run") else None,
+        "command": command() if sys.argv[0].endswith(("interp-run", "interp_tasks/__main__.py")) else None,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 

@@ -12,27 +12,24 @@ import torch
 from pydantic import ValidationError
 
 from interp_tasks.checkpoints.architecture import config_to_json
-from interp_tasks.checkpoints.run_files import read_run
+from interp_tasks.checkpoints.atomic import folder_of
+from interp_tasks.checkpoints.run_files import check_no_run, read_run
 from interp_tasks.checkpoints.run_folder import RunFolder
-from interp_tasks.checkpoints.training_state import TrainingState
-from interp_tasks.errors import Diverged, UserError
+from interp_tasks.errors import UserError
 from interp_tasks.training.config import TrainConfig, presets_of, train_config
-from interp_tasks.training.dropout import Dropout
-from interp_tasks.training.forward import Forward, fastest_forward
-from interp_tasks.training.observers import Activations, GradientNorms, Observer
-from interp_tasks.training.optimisation import Updater
+from interp_tasks.training.launch import launched
+from interp_tasks.training.loop import Loop, Progress
+from interp_tasks.training.observers import Observer
 from interp_tasks.training.parts import freeze_others, put_in, read_source
+from interp_tasks.training.processes import Processes, join
 from interp_tasks.training.provenance import run_info
-from tasks.base import Batch, Task, derive_seed, pool, pool_parts
+from tasks.base import Task, derive_seed
 from tasks.messages import one_line
 from tasks.registry import get
 from tasks.settings import ModelSettings
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
-
-#: Called as progress(step, steps, line) with every logged line.
-Progress = Callable[[int, int, Mapping[str, Any]], None]
 
 
 def train(
@@ -46,8 +43,12 @@ def train(
     device: str = "cpu",
     observers: Sequence[Observer] = (),
     progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Path:
     """Train a task's model into a run folder; on a folder that is there, continue or extend that run.
+
+    In processes that torchrun started, all train this one run: each computes its share of every batch, and the first
+    one writes.
 
     Args:
         task: a task, or the name of one.
@@ -58,19 +59,42 @@ def train(
         config: how to train.
         model: a ``HookedTransformer`` of your own to train instead of ``task.build_model``; it is trained in place.
             To resume, pass one of the same configuration.
+        stop: asked after each update whether to stop there.
 
     Returns:
         The run folder.
 
     Raises:
         UserError: before any work, for a config that cannot be, weights to start from that do not fit or have
-            changed, a folder that holds another run, or one that is being written; during training, if the
-            weights are no longer finite.
+            changed, a folder that holds another run or lies in one, or one that is being written; during
+            training, if the weights are no longer finite.
+        Stopped: where ``stop`` said so, once all is stored that the same call goes on from.
         TaskError: if the model cannot take the task's inputs.
     """
-    task, settings, config = _resolve(task, preset, settings, config)
-    out = Path(out)
-    config = _with_threads(config, out)
+    out = folder_of(out)
+    check_no_run(out.resolve().parent)
+    task, settings, config = resolved(task, preset, settings, config)
+    launch = launched()
+    device = launch.device(device)
+    check_place(device)
+    processes = join(launch, device)
+    config = threads_of_the_first(config, out, processes)
+    model, described = prepared(task, settings, config, device, model)
+    with reproducible(config):
+        loop = Loop(task, model, config, device, observers, progress, processes)
+        with processes.folder(lambda: opening(out, described, loop, preset)) as folder:
+            loop.run(folder, stop)
+    return out
+
+
+def prepared(
+    task: Task,
+    settings: ModelSettings,
+    config: TrainConfig,
+    device: str,
+    model: HookedTransformer | None = None,
+) -> tuple[HookedTransformer, dict[str, Any]]:
+    """The model as it is before the first update, on its device, and what ``run.json`` compares."""
     own_model = model is not None
     if model is None:
         model = task.build_model(config.seed, settings)
@@ -90,148 +114,16 @@ def train(
         "train": config.model_dump(mode="json"),
         **({} if source is None else {"start": source.describe()}),
     }
-    with _reproducible(config):
-        loop = _Loop(task, model, config, device, observers, progress)
-        info = run_info(task, config, preset, device) | {"forward": loop.described_forward}
-        defaults = {"train": TrainConfig().model_dump(mode="json")}
-        with RunFolder.open(out, described, info, defaults=defaults) as folder:
-            loop.run(folder)
-    return out
+    return model, described
 
 
-class _Loop:
-    """The state of one run while it trains."""
-
-    def __init__(
-        self,
-        task: Task,
-        model: HookedTransformer,
-        config: TrainConfig,
-        device: str,
-        observers: Sequence[Observer],
-        progress: Progress | None,
-    ) -> None:
-        self.task, self.model, self.config = task, model, config
-        self.device, self.progress = device, progress
-        self.whole_split = None if config.batch_size else self._sample(None, "train", 0)
-        # Of a mixture each kind of examples, of any other task the one there is.
-        self.validation = {
-            name: (part, part.sample(config.eval_samples, seed=config.seed, split="validation").to(device))
-            for name, part in (task.parts() or {"": task}).items()
-        }
-        self.forward: Forward
-        self.forward, reason = fastest_forward(
-            model, task.read_positions, self.batch(0).tokens[: 4 * task.d_vocab]
-        )
-        self.described_forward = {"kind": self.forward.kind, "reason": reason}
-        self.updater = Updater(model, config)
-        self.observers = [*observers, *self._observer_of_activations()]
-
-    def run(self, folder: RunFolder) -> None:
-        start = self._resume(folder)
-        wanted = set(self.config.checkpoint_steps(self.task.published_steps))
-        if start is None:
-            start = 0
-            self._after(folder, 0, {}, wanted)
-        for step in range(start, self.config.steps):
-            self._after(folder, step + 1, self._update(step), wanted)
-
-    def batch(self, step: int) -> Batch:
-        """The examples of update number ``step``, counted from 0."""
-        if self.whole_split is not None:
-            return self.whole_split
-        return self._sample(self.config.batch_size, "train", derive_seed(self.config.seed, "batch", step))
-
-    def _sample(self, n: int | None, split: Any, seed: int) -> Batch:
-        return self.task.sample(n, seed=seed, split=split).to(self.device)
-
-    def _update(self, step: int) -> dict[str, Any]:
-        batch = self.batch(step)
-        dropout = self._dropout(step, batch)
-        self.model.train()
-        with self._autocast():
-            output = self.forward(batch.tokens, dropout)
-        loss = self.task.loss(output.float() if output.dtype == torch.bfloat16 else output, batch)
-        loss.backward()
-        line: dict[str, Any] = {}
-        every = self.config.gradient_norms_every
-        if every and (step + 1) % every == 0:
-            norms = GradientNorms()
-            self.updater.update(step, norms)
-            line["gradient_norm"] = norms.line
-        else:
-            self.updater.update(step)
-        return line
-
-    def _after(self, folder: RunFolder, step: int, line: dict[str, Any], wanted: set[int]) -> None:
-        """Log, observe and store the model as it is after ``step`` updates."""
-        last = step == self.config.steps
-        if step % self.config.log_every == 0 or step in wanted or last:
-            line |= self._evaluate(step)
-        for observer in self.observers:
-            if step % observer.every == 0 or last:
-                line |= observer(step, self.model, folder.path)
-        if line:
-            line = {"step": step, **line}
-            folder.log(line)
-            if self.progress:
-                self.progress(step, self.config.steps, line)
-        if step in wanted:
-            state = TrainingState(self.updater.state())
-            folder.save(step, self.model, self.task, state, metrics=line.get("validation"))
-
-    @torch.no_grad()
-    def _evaluate(self, step: int) -> dict[str, Any]:
-        """Metrics on the validation sample, and on the last batch trained on, both without dropout."""
-        self.model.eval()
-        seen = self.batch(max(step - 1, 0))
-        output = self.forward(seen.tokens)
-        line = {
-            "learning_rate": self.updater.learning_rate(max(step - 1, 0)),
-            "train": pool(self.task.metrics(output, seen)),
-            "validation": pool_parts(
-                {
-                    name: part.metrics(self.forward(batch.tokens), batch)
-                    for name, (part, batch) in self.validation.items()
-                }
-            ),
-            "train_loss": self.task.loss(output, seen).item(),
-        }
-        if not all(parameter.isfinite().all() for parameter in self.updater.parameters.values()):
-            raise Diverged(
-                f"training diverged: weights are not finite at step {step}; "
-                "lower train.learning_rate, or set train.warmup_steps or train.clip_norm"
-            )
-        return line
-
-    def _dropout(self, step: int, batch: Batch) -> Dropout | None:
-        config = self.config
-        if not config.dropout:
-            return None
-        return Dropout(config.dropout, config.dropout_masks, batch.tokens.shape[1], config.seed, step)
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.config.precision == "float32":
-            return contextlib.nullcontext()
-        return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16)
-
-    def _observer_of_activations(self) -> list[Observer]:
-        config = self.config
-        if not config.observe:
-            return []
-        fixed = self._sample(config.observe_samples, "validation", derive_seed(config.seed, "observe"))
-        return [Activations(config.observe, config.observe_every, fixed, self.model)]
-
-    def _resume(self, folder: RunFolder) -> int | None:
-        point = folder.resume()
-        if point is None:
-            return None
-        point.restore(self.model)
-        self.updater.load_state(point.tensors)
-        return point.step
+def opening(out: Path, described: Mapping[str, Any], loop: Loop, preset: str | None) -> RunFolder:
+    """The run folder, locked."""
+    info = run_info(loop.task, loop.config, preset, loop.device) | loop.described()
+    return RunFolder.open(out, described, info, defaults={"train": TrainConfig().model_dump(mode="json")})
 
 
-def _resolve(
+def resolved(
     task: str | Task,
     preset: str | None,
     settings: ModelSettings | Mapping[str, Any] | None,
@@ -265,14 +157,23 @@ def model_settings(task: Task, values: Mapping[str, Any]) -> ModelSettings:
         raise UserError(one_line(error, "model", task.Model.model_fields)) from None
 
 
-def _with_threads(config: TrainConfig, out: Path) -> TrainConfig:
+def with_threads(config: TrainConfig, out: Path) -> TrainConfig:
     """Sums depend on the number of threads, so a run keeps the number it began with."""
     if config.threads is not None:
         return config
     threads = torch.get_num_threads()
     if (out / "run.json").is_file():
-        threads = read_run(out).get("config", {}).get("train", {}).get("threads") or threads
+        config_there = read_run(out).get("config")
+        section = config_there.get("train") if isinstance(config_there, dict) else None
+        there = section.get("threads") if isinstance(section, dict) else None
+        threads = there if type(there) is int and 1 <= there <= 1024 else threads
     return config.model_copy(update={"threads": threads})
+
+
+def threads_of_the_first(config: TrainConfig, out: Path, processes: Processes) -> TrainConfig:
+    """Threads as the first process has them, which alone needs to see the run folder."""
+    found = processes.lead(lambda: with_threads(config, out)) or config
+    return found.model_copy(update={"threads": processes.number(found.threads or 0)})
 
 
 def check_place(device: str) -> None:
@@ -300,7 +201,7 @@ def _placed(model: HookedTransformer, device: str) -> HookedTransformer:
 
 
 @contextlib.contextmanager
-def _reproducible(config: TrainConfig) -> Iterator[None]:
+def reproducible(config: TrainConfig) -> Iterator[None]:
     """Threads, deterministic kernels and torch's generator set for the run, and put back after it."""
     threads, random_state = torch.get_num_threads(), torch.get_rng_state()
     deterministic = torch.are_deterministic_algorithms_enabled()

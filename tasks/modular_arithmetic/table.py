@@ -56,7 +56,8 @@ class ModularTask(Task):
     Model: ClassVar[type[ModelSettings]] = ArithmeticModelSettings
     drop_metric: ClassVar[DropMetric] = DropMetric("accuracy", "up")
 
-    p: int = Field(113, ge=3)
+    # The whole table is made: at the largest p it has 4 million rows.
+    p: int = Field(113, ge=3, le=2003)
     train_fraction: float = Field(0.3, gt=0, lt=1)
     validation_size: int = Field(1000, ge=1)
     split_seed: int = Field(0, ge=0)

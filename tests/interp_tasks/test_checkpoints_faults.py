@@ -16,7 +16,13 @@ from torch import Tensor
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 import tasks
-from interp_tasks.checkpoints import TrainingState, load_checkpoint, save_checkpoint
+from interp_tasks.checkpoints import (
+    TrainingState,
+    load_checkpoint,
+    read_metrics,
+    read_run,
+    save_checkpoint,
+)
 from interp_tasks.checkpoints.digest import digest
 from interp_tasks.checkpoints.meta import read_meta, signed
 from interp_tasks.checkpoints.training_state import read_training_state
@@ -201,6 +207,71 @@ def test_meta_without_a_digest_of_the_weights(saved: Path) -> None:
     assert "records no bytes and sha256 of model.safetensors" in complaint(saved)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": True},
+        {"step": -1},
+        {"step": 10**20},
+        {"frozen": [["b"]]},
+        {"task": {"name": "modular-addition", "config": [5]}},
+        {"task": {"name": ["modular-addition"], "config": {}}},
+        {"weights": {}},
+        {"metrics": 3},
+        {"saved_at": None},
+    ],
+)
+def test_meta_of_a_wrong_form(saved: Path, change: dict[str, Any]) -> None:
+    rewrite_meta(saved, lambda meta: meta.update(change))
+    assert f"meta.json is mangled: {next(iter(change))!r} is missing or of the wrong kind" in complaint(saved)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "meta.json"])
+@pytest.mark.parametrize("place", ["pipe", "endless device"])
+def test_what_is_no_file_is_not_waited_for(saved: Path, name: str, place: str) -> None:
+    (saved / name).unlink()
+    if place == "pipe":
+        os.mkfifo(saved / name)
+    else:
+        (saved / name).symlink_to("/dev/zero")
+    assert complaint(saved).startswith(
+        f"{saved / name} is no regular file" if name == "model.safetensors" else f"{saved} is no"
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"step": 1, "x": ' + b"[" * 500 + b"]" * 500 + b"}",
+        b'{"step": 1, "x": ' + b"[" * 100_000,
+        b'{"step": 1, "x": ' + b"9" * 400 + b"}",
+        b'{"step": -1}',
+        b'{"step": 9007199254740993}',
+    ],
+)
+def test_a_log_that_no_trainer_wrote(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 0}\n' + line + b"\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl is mangled: line 2"):
+        read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"peak_memory": "much"},
+        {"peak_memory": {"process": "much"}},
+        {"resumed": 3},
+        {"drop_metric": {"name": ["loss"]}},
+        {"published_drop": {"pre": "early"}},
+        {"preset": []},
+    ],
+)
+def test_a_run_of_a_wrong_form(tmp_path: Path, change: dict[str, Any]) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"config": {}, **change}))
+    with pytest.raises(UserError, match=f"run.json is mangled: '{next(iter(change))}' is of the wrong kind"):
+        read_run(tmp_path)
+
+
 def test_edited_meta(saved: Path) -> None:
     rewrite_meta(saved, lambda meta: meta["model"].update(eps=1e-3), sign=False)
     assert "meta.json has been altered" in complaint(saved)
@@ -214,6 +285,13 @@ def test_edited_meta(saved: Path) -> None:
         ({"act_fn": "swirl"}, "describes no model that transformer-lens can build"),
         ({"n_layers": "two"}, "describes no model that transformer-lens can build"),
         ({"d_vocab": 9}, "parameter embed.W_E has shape [5, 4], the model has [9, 4]"),
+        # Were it built, the first would take 160 TB, the second for ever.
+        ({"d_vocab": 10**13}, "parameter embed.W_E has shape [5, 4], the model has [10000000000000, 4]"),
+        ({"n_layers": 10**9}, "describes a model with n_layers = 1000000000, and "),
+        (
+            {"positional_embedding_type": "rotary", "rotary_dim": 2 * 10**9},
+            "describes a model whose tables of positions take",
+        ),
     ],
 )
 def test_unknown_architecture(saved: Path, change: dict[str, Any], expected: str) -> None:

@@ -241,6 +241,9 @@ def test_no_drop_no_marks(place: Path, mark: str) -> None:
     assert "logs no validation mse" in complaint(f"flat@{mark}")
     (run / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n{"step": 2}\n')
     assert "metrics.jsonl is mangled: line 2" in complaint(f"flat@{mark}")
+    line = '{"step": %d, "validation": {"mse": 1}}\n'
+    (run / "metrics.jsonl").write_text(line % 2 + line % 1)
+    assert "metrics.jsonl is mangled: step 1 follows step 2" in complaint(f"flat@{mark}")
     (run / "metrics.jsonl").write_text('{"step": 1, "validation": {"mse": "low"}}\n')
     assert "validation mse at step 1 is not a number" in complaint(f"flat@{mark}")
     assert all(row["marks"] == [] for row in describe_run(run))

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import tasks
-from interp_tasks import UserError, load_checkpoint, train
+from interp_tasks import UserError, load_checkpoint, train, train_stacked
 from interp_tasks.checkpoints import read_metrics, read_run, stored_steps
+from interp_tasks.checkpoints.run_files import read_clock
+from interp_tasks.experiments.runs import read_runs
+from interp_tasks.grids import grid
 from interp_tasks.training.observers import Activations
 
-REPOSITORY = Path(__file__).parents[2]
 TINY = {"d_model": 8, "n_heads": 2}
 
 
@@ -62,6 +62,53 @@ def test_an_extended_run_equals_one_that_was_long_from_the_start(addition, tmp_p
     assert stored_steps(tmp_path / "long") == [0, 1, 2, 4, 8, 12, 14]
 
 
+def test_the_clock_counts_updates_alone_and_goes_on(addition, tmp_path, monkeypatch):
+    """An update takes a second, an evaluation a hundred, a pause a million."""
+    from interp_tasks.training import clock, loop
+
+    now = [0.0]
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: now[0])
+    for name, seconds in (("update", 1.0), ("_evaluate", 100.0)):
+        plain = getattr(loop.Loop, name)
+
+        def slower(self, step, plain=plain, seconds=seconds):
+            now[0] += seconds
+            return plain(self, step)
+
+        monkeypatch.setattr(loop.Loop, name, slower)
+    config = {"checkpoint_every": 4, "log_every": 3}
+    run = train(addition, out=tmp_path / "run", settings=TINY, config={**config, "steps": 6})
+    peaks = read_run(run)["peak_memory"]
+    assert peaks["process"] > 10 * 2**20
+    now[0] += 1e6
+    train(addition, out=run, settings=TINY, config={**config, "steps": 14})
+    logged = [line["step"] for line in read_metrics(run)]
+    assert read_clock(run) == {step: float(step) for step in logged}
+    assert read_run(run)["peak_memory"]["process"] >= peaks["process"]
+    # What is not known of the beginning is not made up at the end.
+    (run / "clock.jsonl").unlink()
+    train(addition, out=run, settings=TINY, config={**config, "steps": 15})
+    assert read_clock(run) == {}
+
+
+def test_l1_pulls_every_weight_towards_zero_by_the_same(addition, tmp_path):
+    """One step of plain gradient descent: beside the run without it, w - rate · λ · sign w."""
+    config = {"steps": 1, "optimizer": "sgd", "learning_rate": 0.1}
+    for name, penalty in (("without", 0.0), ("with", 0.03)):
+        train(addition, out=tmp_path / name, settings=TINY, config={**config, "l1": penalty})
+    before, without, found = (
+        weights(tmp_path / name, step) for name, step in (("with", 0), ("without", 1), ("with", 1))
+    )
+    frozen = {name for name, weight in before.items() if not weight.any()}
+    for name, weight in before.items():
+        expected = without[name] - (0.0 if name in frozen else 0.003 * weight.sign())
+        torch.testing.assert_close(found[name], expected, rtol=0, atol=1e-6)
+    assert len(frozen) < len(before)
+    # What is logged is the task's loss.
+    lines = [read_metrics(tmp_path / name)[0] for name in ("without", "with")]
+    assert lines[0]["train_loss"] == lines[1]["train_loss"]
+
+
 def test_the_seed_makes_the_run(addition, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         train(addition, out=tmp_path / name, settings=TINY, config={**HARD, "steps": 5, "seed": seed})
@@ -75,20 +122,6 @@ def test_a_run_leaves_global_state_as_it_was(addition, tmp_path):
     train(addition, out=tmp_path / "run", settings=TINY, config={"steps": 2, "threads": threads + 1})
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
-
-
-def test_killed_runs_end_with_the_same_bytes():
-    script = REPOSITORY / "benchmarks" / "kill_and_resume.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--kills", "3", "--steps", "60", "--fork"],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert result["kills"] == 3
-    assert result["identical"] is True
 
 
 def test_the_update_is_the_one_torch_would_make(addition, tmp_path):
@@ -150,6 +183,10 @@ def test_run_json_holds_the_resolved_config_and_where_it_ran(addition, tmp_path)
     assert stored["config"]["task"] == {"name": "modular-addition", **addition.model_dump(mode="json")}
     assert stored["preset"] == "cpu"
     assert stored["forward"] == {"kind": "fused", "reason": None}
+    # 49 inputs, 14 to train on: half of the others validate, though 512 are asked for.
+    assert stored["validation_examples"] == {"": 17}
+    (found,) = read_runs(str(run))
+    assert found.labels()["n"] == 17
     assert stored["drop_metric"] == {"name": "accuracy", "direction": "up"}
     assert {"python", "torch", "transformer-lens", "interp-tasks"} <= set(stored["versions"])
 
@@ -271,6 +308,52 @@ def test_refusals_are_one_line_and_leave_nothing(addition, tmp_path, arguments, 
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (5, "out is the path of a folder, text or Path, not of type int"),
+        ("a" * 300, r"out cannot be 'a{60}'...: File name too long"),
+    ],
+)
+def test_an_out_that_is_no_path_is_refused_in_one_line(addition, monkeypatch, out, message):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    config = {"steps": 1}
+    for call in (
+        lambda: train(addition, out=out, settings=TINY, config=config),
+        lambda: train_stacked(addition, out=out, seeds=(0, 1), settings=TINY, config=config),
+        lambda: grid({"runs": ["zoo:modular-addition-113"]}, out),
+    ):
+        with pytest.raises(UserError, match=f"^{message}$"):
+            call()
+
+
+def test_a_run_in_a_run_is_refused_before_a_model_is_built(addition, tmp_path, monkeypatch):
+    single = train(addition, out=tmp_path / "single", settings=TINY, config={"steps": 1})
+    monkeypatch.setattr(type(addition), "build_model", None)
+    monkeypatch.chdir(single)
+    for call in (
+        lambda: train(addition, out=single / "seed-0", settings=TINY, config={"steps": 1}),
+        lambda: train(addition, out="seed-0", settings=TINY, config={"steps": 1}),
+        lambda: train_stacked(addition, out=single, seeds=(0, 1), settings=TINY, config={"steps": 1}),
+    ):
+        with pytest.raises(UserError, match=r"single is the folder of a run: choose another --out$"):
+            call()
+    assert not (single / "seed-0").exists()
+
+
+def test_a_run_goes_on_from_within_its_folder(addition, tmp_path, monkeypatch):
+    single = train(addition, out=tmp_path / "single", settings=TINY, config={"steps": 1})
+    monkeypatch.chdir(single)
+    train(addition, out=".", settings=TINY, config={"steps": 2})
+    assert stored_steps(single)[-1] == 2
+
+
+def test_a_single_run_among_seeds_is_refused(addition, tmp_path):
+    train(addition, out=tmp_path / "seeds" / "seed-0", settings=TINY, config={"steps": 1})
+    with pytest.raises(UserError, match=r"seeds is not a run folder and holds 'seed-0'"):
+        train(addition, out=tmp_path / "seeds", settings=TINY, config={"steps": 1})
 
 
 def test_a_finite_split_is_needed_for_full_batches(matrices, tmp_path):

@@ -1,0 +1,68 @@
+"""How long the updates of a run took, and how much memory they needed."""
+
+from __future__ import annotations
+
+import re
+import resource
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+
+class Clock:
+    """Seconds spent on updates: evaluation, writing and pauses between two openings of the run are left out.
+
+    Attributes:
+        seconds: so far, those of earlier openings included; ``None`` where these are not known.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        self.seconds: float | None = 0.0
+        self._since: float | None = None
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def go(self) -> None:
+        """An update begins."""
+        if self._since is None:
+            self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        """Something else than updates begins."""
+        if self._since is None:
+            return
+        if self.device.type == "cuda":
+            # Updates are only queued when their call returns.
+            torch.cuda.synchronize(self.device)
+        if self.seconds is not None:
+            self.seconds += time.perf_counter() - self._since
+        self._since = None
+
+    def memory(self) -> dict[str, int]:
+        """Peaks in bytes: of the whole process (weights, data, libraries), and of tensors on a CUDA device."""
+        # Linux counts in KiB, macOS in bytes.
+        unit = 1 if sys.platform == "darwin" else 1024
+        peaks = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+        if self.device.type == "cuda":
+            peaks["device"] = torch.cuda.max_memory_allocated(self.device)
+        return peaks
+
+
+def free_memory(device: str) -> int | None:
+    """Bytes that tensors can still have on a device; ``None`` where nobody tells."""
+    place = torch.device(device)
+    if place.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(place)
+        # What torch keeps for itself, it gives again.
+        return free + torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
+    if place.type != "cpu":
+        return None
+    try:
+        # Free pages alone would leave out those that files are cached in.
+        found = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return 1024 * int(found[1]) if found else None

@@ -1,0 +1,220 @@
+"""One run while it trains: updates, and what is looked at and stored between them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
+from interp_tasks.checkpoints.training_state import TrainingState
+from interp_tasks.errors import Diverged, Stopped
+from interp_tasks.training.clock import Clock
+from interp_tasks.training.config import TrainConfig
+from interp_tasks.training.dropout import Dropout
+from interp_tasks.training.forward import Forward, fastest_forward
+from interp_tasks.training.observers import Activations, GradientNorms, Observer
+from interp_tasks.training.optimisation import Updater
+from interp_tasks.training.processes import Follower, Processes
+from tasks.base import Batch, Task, derive_seed, pool, pool_parts
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedTransformer
+
+#: Called as progress(step, steps, line) with every logged line.
+Progress = Callable[[int, int, Mapping[str, Any]], None]
+
+
+class Loop:
+    """The state of one run while it trains."""
+
+    def __init__(
+        self,
+        task: Task,
+        model: HookedTransformer,
+        config: TrainConfig,
+        device: str,
+        observers: Sequence[Observer],
+        progress: Progress | None,
+        processes: Processes | None = None,
+    ) -> None:
+        self.processes = processes or Processes()
+        self.task, self.model, self.config = task, model, config
+        self.device, self.progress = device, progress
+        self.whole_split = None if config.batch_size else self._sample(None, "train", 0)
+        self.processes.launch.check_batch(len(self.batch(0)))
+        # Of a mixture each kind of examples, of any other task the one there is.
+        self.validation = {
+            name: (part, part.sample(config.eval_samples, seed=config.seed, split="validation").to(device))
+            for name, part in (task.parts() or {"": task}).items()
+        }
+        self.forward: Forward
+        self.forward, reason = fastest_forward(
+            model, task.read_positions, self.batch(0).tokens[: 4 * task.d_vocab]
+        )
+        self.forward_reason = reason
+        self.forward = self.processes.forward(self.forward, model)
+        self.updater = Updater(model, config)
+        # They measure the whole model, which every process has.
+        seen_by_one = [*observers, *self._observer_of_activations()]
+        self.observers = seen_by_one if self.processes.leads else []
+        self.clock = Clock(device)
+        self.wanted = set(config.checkpoint_steps(task.published_steps))
+
+    def described(self) -> dict[str, Any]:
+        """What ``run.json`` keeps of it."""
+        return {
+            "forward": {"kind": self.forward.kind, "reason": self.forward_reason},
+            "stacked": None,
+            "processes": self.processes.described(),
+            "validation_examples": {name: len(batch) for name, (_, batch) in self.validation.items()},
+        }
+
+    def run(self, folder: RunFolder | Follower, stop: Callable[[], bool] | None = None) -> None:
+        start = self.begin(folder, self.processes.point(self.processes.lead(folder.resume)))
+        for step in range(start, self.config.steps):
+            self.clock.go()
+            self.after(folder, step + 1, self.update(step))
+            if stop is not None and step + 1 < self.config.steps and self.processes.any(stop()):
+                self.store_stop(folder, step + 1)
+                raise stopped(str(folder.path), step + 1, self.config.steps)
+        if start < self.config.steps:
+            folder.finish(self.clock.memory())
+
+    def begin(self, folder: RunFolder | Follower, point: ResumePoint | None) -> int:
+        """Go on from where a run was left, or store where a new one begins; how many updates have been made."""
+        if point is None:
+            self.after(folder, 0, {})
+            return 0
+        point.restore(self.model)
+        self.load_training_state(point.tensors)
+        # A run that was begun without a clock has none.
+        self.clock.seconds = folder.time_at(point.step)
+        return point.step
+
+    def batch(self, step: int) -> Batch:
+        """The examples of update number ``step``, counted from 0."""
+        if self.whole_split is not None:
+            return self.whole_split
+        return self._sample(self.config.batch_size, "train", derive_seed(self.config.seed, "batch", step))
+
+    def _sample(self, n: int | None, split: Any, seed: int) -> Batch:
+        return self.task.sample(n, seed=seed, split=split).to(self.device)
+
+    def update(self, step: int) -> dict[str, Any]:
+        batch = self.batch(step)
+        dropout = self.dropout(step, batch.tokens.shape[1])
+        self.model.train()
+        with self.autocast():
+            output = self.forward(batch.tokens, dropout)
+        loss = self.task.loss(output.float() if output.dtype == torch.bfloat16 else output, batch)
+        # Gradients are summed over processes: one of them penalises.
+        if self.config.l1 and self.processes.leads:
+            loss = loss + self.config.l1 * sum(each.abs().sum() for each in self.updater.parameters.values())
+        with self.processes.losses():
+            loss.backward()
+        line: dict[str, Any] = {}
+        every = self.config.gradient_norms_every
+        if every and (step + 1) % every == 0:
+            norms = GradientNorms()
+            self.updater.update(step, norms)
+            line["gradient_norm"] = norms.line
+        else:
+            self.updater.update(step)
+        return line
+
+    def logs(self, step: int) -> bool:
+        """Whether metrics are due after ``step`` updates."""
+        return step % self.config.log_every == 0 or step in self.wanted or step == self.config.steps
+
+    def pauses(self, step: int) -> bool:
+        """Whether something else than updates is due after ``step`` of them."""
+        return self.logs(step) or any(step % observer.every == 0 for observer in self.observers)
+
+    def after(self, folder: RunFolder | Follower, step: int, line: dict[str, Any]) -> None:
+        """Log, observe and store the model as it is after ``step`` updates."""
+        last = step == self.config.steps
+        if line or self.pauses(step):
+            self.clock.stop()
+        if self.logs(step):
+            line |= self._evaluate(step)
+        for observer in self.observers:
+            if step % observer.every == 0 or last:
+                line |= observer(step, self.model, folder.path)
+        if line:
+            line = {"step": step, **line}
+            folder.log(line)
+            if self.clock.seconds is not None:
+                folder.log_time(step, self.clock.seconds)
+            if self.progress:
+                self.progress(step, self.config.steps, line)
+        if step in self.wanted:
+            folder.save(step, self.model, self.task, self.training_state(), metrics=line.get("validation"))
+
+    def training_state(self) -> TrainingState:
+        """What the weights alone do not say."""
+        return TrainingState(self.updater.state())
+
+    def load_training_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what :meth:`training_state` gave."""
+        self.updater.load_state(tensors)
+
+    def store_stop(self, folder: RunFolder | Follower, step: int) -> None:
+        """Store all that is needed to go on from ``step`` updates, where no checkpoint is due."""
+        self.clock.stop()
+        if self.clock.seconds is not None:
+            folder.log_time(step, self.clock.seconds)
+        if step not in self.wanted:
+            folder.save_stop(step, self.model, self.task, self.training_state())
+
+    @torch.no_grad()
+    def _evaluate(self, step: int) -> dict[str, Any]:
+        """Metrics on the validation sample, and on the last batch trained on, both without dropout."""
+        self.model.eval()
+        seen = self.batch(max(step - 1, 0))
+        output = self.forward(seen.tokens)
+        line = {
+            "learning_rate": self.updater.learning_rate(max(step - 1, 0)),
+            "train": pool(self.task.metrics(output, seen)),
+            "validation": pool_parts(
+                {
+                    name: part.metrics(self.forward(batch.tokens), batch)
+                    for name, (part, batch) in self.validation.items()
+                }
+            ),
+            "train_loss": self.task.loss(output, seen).item(),
+        }
+        if not all(parameter.isfinite().all() for parameter in self.updater.parameters.values()):
+            raise Diverged(
+                f"training diverged: weights are not finite at step {step}; "
+                "lower train.learning_rate, or set train.warmup_steps or train.clip_norm"
+            )
+        return line
+
+    def dropout(self, step: int, positions: int) -> Dropout | None:
+        config = self.config
+        if not config.dropout:
+            return None
+        return Dropout(config.dropout, config.dropout_masks, positions, config.seed, step)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.config.precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16)
+
+    def _observer_of_activations(self) -> list[Observer]:
+        config = self.config
+        if not config.observe:
+            return []
+        fixed = self._sample(config.observe_samples, "validation", derive_seed(config.seed, "observe"))
+        return [Activations(config.observe, config.observe_every, fixed, self.model)]
+
+
+def stopped(runs: str, step: int, steps: int) -> Stopped:
+    """What is raised once all is stored."""
+    return Stopped(
+        f"{runs}: stopped after step {step} of {steps}, which is stored; the same command goes on from there"
+    )
