@@ -10,11 +10,18 @@ import optuna
 from optuna import Study
 from optuna.trial import Trial, TrialState
 
+from interp_tasks.checkpoints.atomic import folder_of
+from interp_tasks.checkpoints.run_files import check_no_run
 from interp_tasks.errors import UserError
 from interp_tasks.searching.claiming import Claim, claim, claim_if_free
 from interp_tasks.searching.finding import Found
 from interp_tasks.searching.plan import Plan
-from interp_tasks.searching.storage import check_storage, default_storage, opened
+from interp_tasks.searching.storage import (
+    check_reachable,
+    check_storage,
+    default_storage,
+    opened,
+)
 from interp_tasks.searching.trials import Progress, built, carry_out, resolve_objective, run_name
 from interp_tasks.training.trainer import check_place
 from tasks.base import derive_seed
@@ -52,9 +59,11 @@ def search(
     if trials < 1:
         raise UserError(f"--trials {trials}: at least 1")
     check_place(device)
-    out = Path(out)
+    out = folder_of(out)
     url = storage or default_storage(out)
+    check_no_run(out)
     check_storage(url)
+    check_reachable(url)
     plan.check_values(built)
     first = {one.key: one.samples()[0] for one in plan.space.dimensions}
     base = plan.resolved(first)
@@ -87,9 +96,14 @@ def next_trial(study: Study, plan: Plan, out: Path, trials: int) -> tuple[Trial,
             if left.state is not TrialState.RUNNING:
                 continue
             held = claim_if_free(out, run_name(left.number))
-            if held is not None:
-                study.sampler = sampler(plan, left.number)
-                return Trial(study, left._trial_id), held
+            if held is None:
+                continue
+            # It may have been finished since it was looked at, and let go therefore.
+            if study.get_trials(deepcopy=False)[left.number].state is not TrialState.RUNNING:
+                with held:
+                    continue
+            study.sampler = sampler(plan, left.number)
+            return Trial(study, left._trial_id), held
         if len(there) >= trials:
             return None
         number = len(there)

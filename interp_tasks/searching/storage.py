@@ -55,6 +55,30 @@ def check_storage(url: str) -> None:
     check_writable_file(Path(path))
 
 
+def check_reachable(url: str) -> None:
+    """Refuse a database that cannot be connected to; makes nothing.
+
+    Raises:
+        UserError: in one line.
+    """
+    from sqlalchemy import create_engine
+    from sqlalchemy.exc import SQLAlchemyError
+
+    sqlite = SQLITE.fullmatch(url)
+    if sqlite is not None and not Path(sqlite[1].removeprefix("/").partition("?")[0]).exists():
+        return
+    try:
+        engine = create_engine(url)
+        try:
+            with engine.connect() as connection:
+                # Connecting alone does not look into a file.
+                connection.exec_driver_sql("select 1" if sqlite is None else "pragma schema_version")
+        finally:
+            engine.dispose()
+    except (ImportError, ValueError, RuntimeError, SQLAlchemyError) as error:
+        raise UserError(f"--storage {without_password(url)} cannot be opened: {reason(error)}") from None
+
+
 @contextlib.contextmanager
 def opened(url: str, out: Path, identity: Mapping[str, Any]) -> Iterator[Study]:
     """The study of a search: a new one, or the one that this folder belongs to.

@@ -6,10 +6,14 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +27,7 @@ import interp_tasks.searching.trials as trials_module
 from interp_tasks.checkpoints import read_metrics, read_run
 from interp_tasks.cli import main
 from interp_tasks.errors import Diverged, UserError
-from interp_tasks.searching import Choices, Plan, Range, finding, make_plan, search
+from interp_tasks.searching import Choices, Plan, Range, conducting, finding, make_plan, search
 from interp_tasks.searching.space import read_space, read_vary, shipped_spaces
 from interp_tasks.searching.storage import check_storage, without_password
 from interp_tasks.searching.trials import built, value_of
@@ -38,7 +42,8 @@ def fast_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test here cuts the power, and a busy disk takes seconds to sync."""
 
     def without_sync(connection: Any, record: Any) -> None:
-        connection.execute("PRAGMA synchronous=OFF")
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous=OFF")
 
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     sqlalchemy.event.listen(sqlalchemy.engine.Engine, "connect", without_sync)
@@ -135,6 +140,13 @@ def test_values_reach_the_configuration() -> None:
     assert resolved.task["primes"] == [5, 7]
     assert resolved.train.clip_norm is None
     assert found.resolved({"train.clip_norm": 1}).train.clip_norm == 1
+
+
+def test_the_folder_of_a_run_is_none_of_a_search(fake: FakeTrainer, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UserError, match="is the folder of a run: choose another --out"):
+        search(plan(), out=tmp_path, trials=1)
+    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_a_device_that_is_not_there_leaves_the_folder_free(tmp_path):
@@ -478,6 +490,7 @@ def test_a_storage_that_cannot_be_opened(fake: FakeTrainer, tmp_path: Path) -> N
             search(plan(), out=tmp_path / "s", trials=1, storage=url)
         assert "\n" not in str(caught.value)
         assert "secret" not in str(caught.value)
+        assert not (tmp_path / "s").exists()
     assert file.read_text().startswith("no database")
     assert fake.runs == []
 
@@ -539,6 +552,9 @@ def forked(work: Callable[[], Any]) -> int:
         work()
         os._exit(0)
     except BaseException:
+        # What went wrong is all that the parent's report will have of it.
+        traceback.print_exc()
+        sys.stderr.flush()
         os._exit(1)
 
 
@@ -585,6 +601,117 @@ def test_processes_share_a_search(fake: FakeTrainer, tmp_path: Path) -> None:
     workers = [[file.name for file in (tmp_path / f"trial-{n:04d}").glob("trained-by-*")] for n in range(6)]
     assert [len(names) for names in workers] == [1] * 6
     assert {name for (name,) in workers} == {f"trained-by-{child}" for child in children}
+
+
+def test_a_trial_that_ends_while_it_is_looked_at_is_not_begun_again(
+    fake: FakeTrainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another process tells the result and lets the trial go, between the look at its state and the claim."""
+    claim_if_free = conducting.claim_if_free
+
+    def ended_meanwhile(out: Path, name: str) -> Any:
+        held = claim_if_free(out, name)
+        study.tell(0, 1.0)
+        return held
+
+    monkeypatch.setattr(conducting, "claim_if_free", ended_meanwhile)
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path / 'a.db'}")
+    study.ask()
+    dealt = conducting.next_trial(study, plan(), tmp_path, 2)
+    assert dealt is not None
+    trial, held = dealt
+    with held:
+        assert trial.number == 1
+
+
+# ---- PostgreSQL
+
+
+@pytest.fixture
+def postgres(postgres_server: str, request: pytest.FixtureRequest) -> str:
+    """The URL of a database of the test's own."""
+    import psycopg
+
+    name = f"t{abs(hash(request.node.name))}"
+    with psycopg.connect(user="postgres", host=postgres_server, autocommit=True) as connection:
+        connection.execute(f"create database {name}")  # type: ignore[arg-type]  # the name is our own
+    return f"postgresql+psycopg://postgres@/{name}?host={postgres_server}"
+
+
+@pytest.fixture(scope="module")
+def postgres_server() -> Iterator[str]:
+    """The folder of the socket of a server that is started here, without a port, and ends with the tests."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    places = [shutil.which("initdb"), *map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb"))]
+    programs = next((Path(place).parent for place in places if place is not None), None)
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    # It refuses to run as root.
+    user = "postgres" if os.getuid() == 0 else None
+    # The path of a socket has at most 107 characters.
+    folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
+    if user is not None:
+        shutil.chown(folder, user)
+
+    def call(program: str, *arguments: str) -> None:
+        line = [str(programs / program), "-D", str(folder / "data"), *arguments]
+        # Output to a file: a server that keeps a pipe open is waited for.
+        with (folder.parent / f"{folder.name}.log").open("a") as log:
+            subprocess.run(line, check=True, stdout=log, stderr=log, user=user, cwd="/", timeout=120)
+
+    try:
+        call("initdb", "--no-sync", "--auth=trust", "--username=postgres")
+        options = f"-c listen_addresses= -c unix_socket_directories={folder} -c fsync=off"
+        call("pg_ctl", "-w", "-o", options, "start")
+        try:
+            yield str(folder)
+        finally:
+            call("pg_ctl", "-w", "-m", "immediate", "stop")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder.parent / f"{folder.name}.log").unlink(missing_ok=True)
+
+
+def test_workers_share_a_search_on_postgresql_and_one_is_killed(
+    postgres: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Three processes; one dies in its first trial. The others take that up, and all ends as on SQLite alone."""
+    fake = FakeTrainer(monkeypatch)
+    alone = search(plan(), out=tmp_path / "alone", trials=8)
+    first = tmp_path / "killed"
+
+    def work(out: Path) -> None:
+        with (out / "begun").open("a") as file:
+            file.write("x")
+        try:
+            first.touch(exist_ok=False)
+        except FileExistsError:
+            time.sleep(0.1)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    fake.before = work
+    out = tmp_path / "shared"
+    children = [forked(lambda: search(plan(), out=out, trials=8, storage=postgres)) for _ in range(3)]
+    codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+    assert codes == [-signal.SIGKILL, 0, 0]
+    fake.runs.clear()
+    found = search(plan(), out=out, trials=8, storage=postgres)
+    assert fake.runs == []
+    assert settled(found) == settled(alone)
+    begun = sorted(len((out / f"trial-{number:04d}" / "begun").read_text()) for number in range(8))
+    assert begun == [1] * 7 + [2]
+
+
+def test_another_search_on_postgresql_is_refused(postgres: str, fake: FakeTrainer, tmp_path: Path) -> None:
+    search(plan(), out=tmp_path / "one", trials=1, storage=postgres)
+    with pytest.raises(UserError, match=r"holds another search \(sampler\.seed: 42 there, 7 asked for\)"):
+        search(plan(seed=7), out=tmp_path / "two", trials=1, storage=postgres)
+    with pytest.raises(UserError, match=r"cannot be opened: .*does not exist") as caught:
+        search(plan(), out=tmp_path / "three", trials=1, storage=postgres.replace("?", "-nowhere?"))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "three").exists()
+    assert fake.runs == ["trial-0000"]
 
 
 # ---- The command

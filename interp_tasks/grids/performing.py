@@ -1,0 +1,213 @@
+"""One unit done, wherever: its outcome is on disk before anyone hears of it."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.checkpoints.atomic import replace_file
+from interp_tasks.checkpoints.digest import digest
+from interp_tasks.checkpoints.meta import is_whole
+from interp_tasks.checkpoints.run_files import checkpoint_folder, read_file, read_json, stored_steps
+from interp_tasks.errors import UserError
+from interp_tasks.grids.units import MeasureUnit, TrainUnit, Unit
+
+if TYPE_CHECKING:
+    import pandas
+
+UNITS = "units"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What became of a unit.
+
+    Attributes:
+        status: ``"done"`` or ``"failed"``.
+        error: one line; ``trace``: where it was raised.
+        sha256: of the rows that it measured.
+    """
+
+    key: str
+    what: str
+    status: str
+    seconds: float
+    error: str = ""
+    trace: str = ""
+    sha256: str = ""
+
+
+def perform(unit: Unit, root: str, device: str, imports: Sequence[str] = ()) -> Record:
+    """Do one unit, and write down what came of it; what goes wrong in it is its outcome.
+
+    Args:
+        root: the grid's folder, absolute, and the same for all who work on it.
+        imports: files that register tasks.
+    """
+    start = time.perf_counter()
+    error = trace = ""
+    try:
+        import_all(imports)
+        if isinstance(unit, TrainUnit):
+            train_unit(unit, Path(root), device)
+        else:
+            measure_unit(unit, Path(root), device)
+    except Exception as failure:
+        error, trace = one_line(failure), traceback.format_exc()
+    made = "" if error else result_sha256(Path(root), unit.key)
+    record = Record(
+        unit.key, unit.what, "failed" if error else "done", time.perf_counter() - start, error, trace, made
+    )
+    write_record(Path(root), record)
+    return record
+
+
+def import_all(files: Sequence[str]) -> None:
+    from interp_tasks.cli.settings import import_file
+
+    for file in files:
+        import_file(Path(file))
+
+
+def one_line(failure: Exception) -> str:
+    """A user's mistake in its own words, anything else with its kind."""
+    from circuits import CircuitsError
+    from tasks.base import TaskError
+
+    expected = isinstance(failure, (UserError, TaskError, CircuitsError))
+    text = " ".join(str(failure).split())
+    return text if expected and text else f"{type(failure).__name__}: {text}"
+
+
+def train_unit(unit: TrainUnit, root: Path, device: str) -> None:
+    from interp_tasks.training.trainer import train
+    from tasks import get
+
+    resolved = unit.resolved
+    train(
+        get(resolved.task_name, **resolved.task),
+        out=root / unit.folder,
+        preset=resolved.preset,
+        settings=resolved.model,
+        config=resolved.train,
+        device=device,
+    )
+
+
+def measure_unit(unit: MeasureUnit, root: Path, device: str) -> None:
+    import warnings
+
+    import torch
+
+    from interp_tasks import experiments
+    from interp_tasks.grids.units import option_parameters
+
+    call = getattr(experiments, unit.asked.name)
+    takes_device = any(parameter.name == "device" for parameter in option_parameters())
+    settings = dict(unit.asked.settings)
+    if takes_device and device != "cpu" and accepts_options(call):
+        settings.setdefault("device", device)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(unit.threads)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = call(unit.refs(lambda run: place_of(run, root)), **settings)
+    finally:
+        torch.set_num_threads(threads)
+    (root / UNITS).mkdir(parents=True, exist_ok=True)
+    result = replace(result, frame=relative(result.frame, f"{root}/"))
+    replace_file(result_file(root, unit.key), result.parquet())
+
+
+def relative(rows: pandas.DataFrame, root: str) -> pandas.DataFrame:
+    """Runs of the grid by their folders under it: the same wherever the grid lies, and after it was moved."""
+    return rows.assign(
+        **{
+            name: rows[name].map(lambda text: text.replace(root, "") if isinstance(text, str) else text)
+            for name in ("run", "ref")
+        }
+    )
+
+
+def accepts_options(call: Any) -> bool:
+    import inspect
+
+    return any(each.kind is each.VAR_KEYWORD for each in inspect.signature(call).parameters.values())
+
+
+def place_of(run: str, root: Path) -> str:
+    """Where a run is: one of the grid's under its folder, any other as it is named."""
+    return str(root / run) if run.startswith("runs/") and (root / run).is_dir() else run
+
+
+def result_file(root: Path, key: str) -> Path:
+    return root / UNITS / f"{key}.parquet"
+
+
+def record_file(root: Path, key: str) -> Path:
+    return root / UNITS / f"{key}.json"
+
+
+def write_record(root: Path, record: Record) -> None:
+    (root / UNITS).mkdir(parents=True, exist_ok=True)
+    replace_file(record_file(root, record.key), (json.dumps(asdict(record), indent=1) + "\n").encode())
+
+
+def read_record(root: Path, unit: Unit) -> Record | None:
+    """What became of a unit, if that still holds: what it made must be there. A mangled record is none."""
+    try:
+        record = Record(**read_json(record_file(root, unit.key), "what became of a unit"))
+    except (UserError, TypeError):
+        return None
+    texts = (record.what, record.error, record.trace, record.sha256)
+    if not all(isinstance(each, str) for each in texts) or not isinstance(record.seconds, (int, float)):
+        return None
+    if record.key != unit.key or record.status not in ("done", "failed"):
+        return None
+    if record.status == "done" and not is_made(root, unit, record):
+        return None
+    return record
+
+
+def is_made(root: Path, unit: Unit, record: Record) -> bool:
+    if isinstance(unit, TrainUnit):
+        return is_trained(root, unit)
+    if record.sha256 and record.sha256 != result_sha256(root, unit.key):
+        return False
+    return read_result(root, unit.key) is not None
+
+
+def is_trained(root: Path, unit: TrainUnit) -> bool:
+    """Whether the run is there to its end."""
+    run = root / unit.folder
+    steps = stored_steps(run)
+    return (
+        bool(steps) and steps[-1] >= unit.resolved.train.steps and is_whole(checkpoint_folder(run, steps[-1]))
+    )
+
+
+def result_sha256(root: Path, key: str) -> str:
+    """Of a unit's rows; empty where there are none."""
+    try:
+        return str(digest(read_file(result_file(root, key), "the rows of a unit"))["sha256"])
+    except UserError:
+        return ""
+
+
+def read_result(root: Path, key: str) -> pandas.DataFrame | None:
+    """A unit's rows; ``None`` where they cannot be read."""
+    import io
+
+    import pandas
+
+    try:
+        return pandas.read_parquet(io.BytesIO(read_file(result_file(root, key), "the rows of a unit")))
+    # A mangled file makes Arrow and pandas raise whatever their code runs into first.
+    except Exception:
+        return None

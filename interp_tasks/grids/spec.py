@@ -1,0 +1,205 @@
+"""What a grid asks for: models to train, runs that are there, experiments on all of them. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, field_validator
+
+from interp_tasks.errors import UserError
+from interp_tasks.training.config import SECTIONS
+from tasks.messages import one_line
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+#: More units than anyone means to ask for.
+MOST_UNITS = 100_000
+
+
+class Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Training(Entry):
+    """Runs to train: every combination of the values given, each with every seed.
+
+    Attributes:
+        task, preset: as of ``interp-run train``.
+        settings: as of ``--set``, in the file under ``set``. A list stands for one run per value; of a setting that is
+            a list itself, a list of lists does.
+        seeds: ``"0:4"``, ``"0,2"``, or a list.
+    """
+
+    task: str
+    preset: str = "cpu"
+    settings: dict[str, Any] = Field(default_factory=dict, alias="set")
+    seeds: tuple[int, ...] = (0,)
+
+    @field_validator("settings", mode="before")
+    @classmethod
+    def _flat(cls, given: Any) -> Any:
+        return checked_settings(flattened(given))
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _numbers(cls, given: Any) -> tuple[int, ...]:
+        if isinstance(given, str):
+            from interp_tasks.cli.settings import read_seeds
+
+            given = read_seeds(given) or []
+        if not isinstance(given, (list, tuple)) or not all(type(seed) is int for seed in given):
+            raise ValueError('write seeds as "0:4", "0,2" or [0, 2]')
+        if not given or min(given) < 0 or len(set(given)) < len(given):
+            raise ValueError("name different seeds from 0 up")
+        return tuple(given)
+
+    def combinations(self, lists: frozenset[str]) -> Iterator[dict[str, Any]]:
+        """Each combination of settings; ``lists``: keys whose value is a list itself."""
+        options = {key: axis(value, key in lists) for key, value in self.settings.items()}
+        for values in product(*options.values()):
+            yield dict(zip(options, values, strict=True))
+
+    def size(self, lists: frozenset[str]) -> int:
+        """How many combinations there are.
+
+        Raises:
+            UserError: for a list of no values.
+        """
+        counts = {key: len(axis(value, key in lists)) for key, value in self.settings.items()}
+        for key, count in counts.items():
+            if not count:
+                raise UserError(f"set {key}: a list of no values asks for no run")
+        return math.prod(counts.values())
+
+    def axes(self, lists: frozenset[str]) -> tuple[str, ...]:
+        """The settings that differ between combinations."""
+        return tuple(key for key, value in self.settings.items() if len(axis(value, key in lists)) > 1)
+
+
+def flattened(settings: Any) -> Any:
+    """``task.p = 11`` without quotes is a table in TOML, and means ``"task.p" = 11`` all the same."""
+    if not isinstance(settings, Mapping):
+        return settings
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        is_section = key in SECTIONS and isinstance(value, Mapping)
+        found |= {f"{key}.{name}": each for name, each in value.items()} if is_section else {key: value}
+    return found
+
+
+def checked_settings(given: Any) -> Any:
+    """Refuse what no key can be made of: dates, infinities, objects."""
+    try:
+        json.dumps(given, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"settings are text, finite numbers, true or false, and lists of them ({error})"
+        ) from None
+    return given
+
+
+def axis(value: Any, is_list: bool) -> list[Any]:
+    """The values that a setting runs through."""
+    if not isinstance(value, list):
+        return [value]
+    if is_list:
+        return value if value and all(isinstance(each, list) for each in value) else [value]
+    return value
+
+
+class Asked(Entry):
+    """An experiment: a function of ``interp_tasks.experiments``.
+
+    Attributes:
+        at: marks or steps, ``RUN@mark`` each; none: the experiment takes the run itself, as ``drops`` does.
+        over: one call for each run, for all seeds of one configuration, or for all runs.
+        settings: its keyword arguments.
+    """
+
+    name: str
+    at: tuple[StrictStr | StrictInt, ...] = ()
+    over: Literal["run", "seeds", "all"] = "run"
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("at", mode="before")
+    @classmethod
+    def _several(cls, given: Any) -> Any:
+        return [given] if isinstance(given, (str, int)) else given
+
+    @field_validator("settings", mode="before")
+    @classmethod
+    def _of_json(cls, given: Any) -> Any:
+        return checked_settings(given)
+
+
+class Spec(Entry):
+    """A grid.
+
+    Attributes:
+        train: what is trained.
+        runs: runs that are there already, ``zoo:NAME`` or folders.
+        experiment: what is measured on each.
+        threads: CPU threads of a unit; results depend on it.
+    """
+
+    train: tuple[Training, ...] = ()
+    runs: tuple[str, ...] = ()
+    experiment: tuple[Asked, ...] = ()
+    threads: int = Field(1, ge=1, le=1024, strict=True)
+
+    @field_validator("train", "experiment", mode="before")
+    @classmethod
+    def _one_or_several(cls, given: Any) -> Any:
+        return [given] if isinstance(given, Mapping) else given
+
+
+#: What may stand below a key of a grid.
+KEYS = {
+    "train": [field.alias or name for name, field in Training.model_fields.items()],
+    "experiment": list(Asked.model_fields),
+}
+
+
+def read_spec(path: str | Path) -> Spec:
+    """A grid from a TOML file.
+
+    Raises:
+        UserError: in one line, naming what is wrong.
+    """
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; a grid is a TOML file, see docs/grids.md") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not TOML: {error}") from None
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply for a grid") from None
+    return spec_of(values, str(path))
+
+
+def spec_of(values: Mapping[str, Any], name: str = "grid") -> Spec:
+    """A grid from a dict of the same shape.
+
+    Raises:
+        UserError: in one line, naming what is wrong.
+    """
+    try:
+        found = Spec(**values)
+    except ValidationError as error:
+        raise UserError(f"{name}: {one_line(error, 'grid', Spec.model_fields, KEYS)}") from None
+    except TypeError as error:
+        raise UserError(f"{name}: {error}") from None
+    if not found.train and not found.runs:
+        raise UserError(f'{name}: no runs: write [[train]] with a task, or runs = ["zoo:..."]')
+    return found

@@ -1,0 +1,282 @@
+"""A grid as units of work, each with a key: the same configuration has the same key, whoever asks and when."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from interp_tasks.checkpoints.meta import read_meta
+from interp_tasks.checkpoints.refs import check_selector, resolve
+from interp_tasks.checkpoints.run_files import is_checkpoint
+from interp_tasks.cli.options import check_device, check_task_name
+from interp_tasks.errors import UserError
+from interp_tasks.grids.spec import MOST_UNITS, Asked, Spec, Training
+from interp_tasks.training.config import Resolved, list_keys, resolve_config
+
+#: What examines no run that is there.
+NOT_OF_RUNS = frozenset({"data", "demo", "subjects"})
+KEY_LENGTH = 16
+#: A run that is not there.
+NOWHERE = "runs/\N{EM DASH}"
+
+
+@dataclass(frozen=True)
+class TrainUnit:
+    """One run to train.
+
+    Attributes:
+        key: of the whole configuration, seed and threads included.
+        folder: of the run, under the grid's.
+        varied: the settings that differ within its block, by key.
+    """
+
+    key: str
+    folder: str
+    resolved: Resolved
+    varied: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def what(self) -> str:
+        return f"train {self.folder}"
+
+
+@dataclass(frozen=True)
+class MeasureUnit:
+    """One call of an experiment.
+
+    Attributes:
+        runs: what it is called on; those of this grid by their folders under it.
+        needs: keys of the units that train them.
+    """
+
+    key: str
+    asked: Asked
+    runs: tuple[str, ...]
+    needs: tuple[str, ...]
+    threads: int
+
+    @property
+    def what(self) -> str:
+        on = self.runs[0] if len(self.runs) == 1 else f"{self.runs[0]} and {len(self.runs) - 1} more"
+        return f"{self.asked.name} of {on}"
+
+    def refs(self, place: Callable[[str], str]) -> list[str]:
+        """REFs, ``place`` saying where a run is."""
+        where = [place(run) for run in self.runs]
+        return [f"{run}@{mark}" for run in where for mark in self.asked.at] or where
+
+
+Unit: TypeAlias = TrainUnit | MeasureUnit
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every unit, in order: what is trained, then what is measured."""
+
+    train: tuple[TrainUnit, ...]
+    measure: tuple[MeasureUnit, ...]
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return (*self.train, *self.measure)
+
+    def __len__(self) -> int:
+        return len(self.train) + len(self.measure)
+
+
+def check(spec: Spec) -> None:
+    """Refuse what can be refused without torch: settings, presets, experiments and their arguments.
+
+    Raises:
+        UserError: in one line.
+    """
+    count = 0
+    for block in spec.train:
+        count += len(block.seeds) * block.size(list_keys(block.task))
+        if count > MOST_UNITS:
+            raise UserError(f"the grid asks for more than {MOST_UNITS:,} runs: fewer values, or fewer seeds")
+    for block in spec.train:
+        for values in combinations(block):
+            start = resolved_of(block, values).train.start_from
+            if start is not None:
+                resolve(start)
+    for asked in spec.experiment:
+        check_experiment(asked)
+        for mark in asked.at:
+            for selector in str(mark).split(","):
+                check_selector(selector.strip(), f"experiment {asked.name}, at")
+    for run in spec.runs:
+        check_given(run, [asked for asked in spec.experiment if asked.at])
+
+
+def check_given(run: str, asked: Sequence[Asked]) -> None:
+    """Refuse a run that is not there, and marks or steps that it does not have."""
+    if not Path(run).is_dir():
+        resolve(run)
+    for mark in dict.fromkeys(mark for each in asked for mark in each.at):
+        resolve(f"{run}@{mark}")
+
+
+def check_experiment(asked: Asked) -> None:
+    from interp_tasks import experiments
+
+    names = sorted(
+        name
+        for name in experiments.__all__
+        if name.islower() and name not in NOT_OF_RUNS and inspect.isfunction(getattr(experiments, name))
+    )
+    if asked.name not in names:
+        raise UserError(f"no experiment {asked.name!r}: experiments are {', '.join(names)}")
+    parameters = list(inspect.signature(getattr(experiments, asked.name)).parameters.values())
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        parameters += option_parameters()
+    known = [
+        parameter.name
+        for parameter in parameters[1:]
+        if parameter.kind is not parameter.VAR_KEYWORD and parameter.name != "progress"
+    ]
+    for name in asked.settings:
+        if name not in known:
+            raise UserError(f"experiment {asked.name} has no setting {name!r}: it has {', '.join(known)}")
+    of_whole_runs = parameters[0].name == "runs"
+    if asked.at and of_whole_runs:
+        raise UserError(f"experiment {asked.name} takes whole runs: leave out at = {list(asked.at)}")
+    rehearse(asked, getattr(experiments, asked.name))
+
+
+def rehearse(asked: Asked, experiment: Callable[..., Any]) -> None:
+    """Refuse arguments before the runs are trained that they are for.
+
+    Experiments look at their arguments before they look for their runs: of one that is not there, they say so last.
+    """
+    with said_of(asked):
+        try:
+            experiment([NOWHERE], **asked.settings)
+        except UserError as error:
+            if NOWHERE not in str(error):
+                raise
+        # Where to run, and on what, is looked at once the run is there.
+        if "device" in asked.settings:
+            check_device(asked.settings["device"])
+        if asked.settings.get("task") is not None:
+            check_task_name(asked.settings["task"])
+
+
+@contextlib.contextmanager
+def said_of(asked: Asked) -> Iterator[None]:
+    """A mistake in the arguments of an experiment, which is named once."""
+    try:
+        yield
+    except (UserError, TypeError) as error:
+        said = str(error).removeprefix(f"{asked.name}: ")
+        raise UserError(f"experiment {asked.name}: {said}") from None
+
+
+def option_parameters() -> list[inspect.Parameter]:
+    """What experiments share as ``**options``."""
+    from interp_tasks.experiments import Options
+
+    return [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in Options.__annotations__]
+
+
+def plan(spec: Spec) -> Plan:
+    """Every unit of a grid; the same one asked for twice is there once.
+
+    Raises:
+        UserError: for settings that cannot be.
+    """
+    trained: dict[str, TrainUnit] = {}
+    for block in spec.train:
+        trained |= {unit.key: unit for unit in units_of(block, spec.threads)}
+    keys = {unit.folder: unit.key for unit in trained.values()}
+    measured: dict[str, MeasureUnit] = {}
+    for asked in spec.experiment:
+        for runs in groups(asked, list(trained.values()), spec.runs):
+            needs = tuple(keys[run] for run in runs if run in keys)
+            others = [content_of(run, asked) for run in runs if run not in keys]
+            content = [asked.model_dump(mode="json"), needs, others, spec.threads]
+            measured[key_of(content)] = MeasureUnit(key_of(content), asked, runs, needs, spec.threads)
+    return Plan(tuple(trained.values()), tuple(measured.values()))
+
+
+def content_of(run: str, asked: Asked) -> dict[str, Any]:
+    """What an experiment reads of a run that is there: trained further, it is another."""
+    whole = run if is_checkpoint(Path(run)) else f"{run}@all"
+    refs = [f"{run}@{mark}" for mark in asked.at] or [whole]
+    folders = [checkpoint.path for ref in refs for checkpoint in resolve(ref)]
+    return {"run": run, "checkpoints": [read_meta(folder)["sha256"] for folder in folders]}
+
+
+def groups(asked: Asked, trained: Sequence[TrainUnit], given: Sequence[str]) -> list[tuple[str, ...]]:
+    """The runs of each call."""
+    if asked.over == "all":
+        return [(*(unit.folder for unit in trained), *given)]
+    families: dict[str, list[str]] = {}
+    for unit in trained:
+        same = unit.folder if asked.over == "run" else str(Path(unit.folder).parent)
+        families.setdefault(same, []).append(unit.folder)
+    return [*map(tuple, families.values()), *((run,) for run in given)]
+
+
+def combinations(block: Training) -> list[dict[str, Any]]:
+    return list(block.combinations(list_keys(block.task)))
+
+
+def resolved_of(block: Training, values: Mapping[str, Any]) -> Resolved:
+    for key, instead in (("train.seed", "seeds"), ("train.threads", "threads, at the top")):
+        if key in values:
+            raise UserError(f"set {key}: write {instead}")
+    typed = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+    return resolve_config(block.task, block.preset, typed)
+
+
+def units_of(block: Training, threads: int) -> list[TrainUnit]:
+    """A block's runs. Knows torch: a task fills in its defaults."""
+    from interp_tasks.training.trainer import model_settings
+    from tasks import get
+
+    axes = block.axes(list_keys(block.task))
+    found = []
+    for values in combinations(block):
+        resolved = resolved_of(block, values)
+        task = get(resolved.task_name, **resolved.task)
+        model = model_settings(task, resolved.model).model_dump(mode="json")
+        train = resolved.train.model_copy(update={"threads": threads})
+        whole = {
+            "task": {"name": task.name, **task.model_dump(mode="json")},
+            "model": model,
+            "train": train.model_dump(mode="json"),
+        }
+        # More steps go on in the same folder, unless the grid compares numbers of steps.
+        lasting = {
+            **whole,
+            "train": {key: value for key, value in whole["train"].items() if key not in ("seed", "steps")},
+        }
+        varied = {key: values[key] for key in axes}
+        steps = {"train.steps": train.steps} if "train.steps" in axes else {}
+        name = f"{label(block.task, varied)}-{key_of([lasting, steps])[:8]}"
+        for seed in block.seeds:
+            config = train.model_copy(update={"seed": seed})
+            key = key_of({**whole, "train": config.model_dump(mode="json")})
+            settled = Resolved(resolved.task_name, resolved.preset, resolved.task, resolved.model, config)
+            found.append(TrainUnit(key, f"runs/{name}/seed-{seed}", settled, varied))
+    return found
+
+
+def label(task: str, varied: Mapping[str, Any]) -> str:
+    """``miiii,d_model-64``: a name for a folder, without what a file system or a REF minds."""
+    parts = [task, *(f"{key.partition('.')[2]}-{value}" for key, value in varied.items())]
+    return re.sub(r"[^A-Za-z0-9_,+-]+", "_", ",".join(parts)).strip("_")[:80]
+
+
+def key_of(content: Any) -> str:
+    """Hexadecimal, of JSON."""
+    text = json.dumps(content, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]

@@ -1,0 +1,7 @@
+"""Faults by the hundred: runs killed, files mangled, disks full, workers gone, and the same bits whatever happens.
+
+    python -m tests.campaigns NAME [--n N] [--seed S] [--only NUMBER]
+
+Every trial has a number, and is repeated by it. The short forms are tests; what the long ones found stands in
+``docs/reliability.md``.
+"""
