@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from interp_tasks.reporting.palette import GRID, GROUND, INK, template
+from interp_tasks.reporting.packing import deflated
 from interp_tasks.reporting.sections import Section, embed
 from interp_tasks.reporting.stamping import versions
 from interp_tasks.reporting.writing import write_atomically
@@ -45,13 +45,18 @@ class Page:
             f'<section id="s{index}"{self._label(section, index)}>\n{section.html(f"s{index}-x")}\n</section>'
             for index, section in enumerate(self.sections)
         )
-        plotly = ""
+        plotly, scripts = "", ["tables.js"]
         if any(section.needs_plotly for section in self.sections):
             from plotly.offline import get_plotlyjs
 
+            from interp_tasks.reporting.palette import template
+
             templates = embed(json.dumps({"light": template("light"), "dark": template("dark")}))
+            scripts += ["figures.js", "stepper.js"]
+            code = get_plotlyjs()
             plotly = (
-                f"<script>{get_plotlyjs()}</script>\n"
+                f"<!-- {licence(code)} -->\n"
+                f'<script type="text/plain" id="plotly">{deflated(code)}</script>\n'
                 f'<script type="application/json" id="plot-templates">{templates}</script>'
             )
         made_with = ", ".join(f"{name} {number}" for name, number in self.versions.items())
@@ -77,7 +82,7 @@ class Page:
                 f"<p>{escape(made_with)}</p>",
                 f"<details><summary>Configuration</summary><pre>{escape(config)}</pre></details>\n</footer>",
                 plotly,
-                f"<script>{asset('page.js')}</script>",
+                f"<script>{''.join(map(asset, scripts))}</script>",
                 "</body>\n</html>\n",
             ]
         )
@@ -104,15 +109,24 @@ def is_page(path: Path) -> bool:
         return False
 
 
+def licence(code: str) -> str:
+    """What a script says of itself in its first comment."""
+    comment = code.partition("/*")[2].partition("*/")[0]
+    return " ".join(comment.replace("*", " ").replace("--", " ").split())
+
+
 def asset(name: str) -> str:
     return resources.files("interp_tasks.reporting").joinpath(name).read_text(encoding="utf-8")
 
 
 def colours() -> str:
     """The palette as CSS variables, so that plots and page cannot drift apart."""
+    # Where torch is loaded: the palette is that of ``circuits``, and a command's help needs no page.
+    from interp_tasks.reporting.palette import COLOURS, GRID, GROUND, INK
 
     def variables(scheme: Any) -> str:
-        return f"--ground:{GROUND[scheme]};--ink:{INK[scheme]};--rule:{GRID[scheme]}"
+        accent = COLOURS[scheme][0]
+        return f"--ground:{GROUND[scheme]};--ink:{INK[scheme]};--rule:{GRID[scheme]};--accent:{accent}"
 
     return (
         f":root{{{variables('light')}}}\n@media (prefers-color-scheme:dark){{:root{{{variables('dark')}}}}}"

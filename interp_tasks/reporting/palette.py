@@ -1,85 +1,31 @@
-"""Colours that colour-blind readers tell apart, on a light and on a dark ground, as plotly templates.
+"""The palette of all figures, which is that of ``circuits``."""
 
-The hues are Okabe and Ito's; each list is shifted in lightness until every colour has a contrast of at least
-3:1 with its ground (WCAG 1.4.11; a test holds it). A figure names the light ones; a page in the dark scheme
-puts the dark ones in their place.
-"""
+from circuits.palette import (
+    COLOURS,
+    GRID,
+    GROUND,
+    INK,
+    SEQUENTIAL,
+    SYMBOLS,
+    Scheme,
+    contrast,
+    diverging,
+    mixed,
+    readable_on,
+    template,
+)
 
-from __future__ import annotations
-
-from typing import Any, Literal
-
-Scheme = Literal["light", "dark"]
-
-GROUND: dict[Scheme, str] = {"light": "#ffffff", "dark": "#15181c"}
-INK: dict[Scheme, str] = {"light": "#1b1f24", "dark": "#e6e8eb"}
-GRID: dict[Scheme, str] = {"light": "#dfe3e8", "dark": "#343a42"}
-COLOURS: dict[Scheme, list[str]] = {
-    "light": ["#0072b2", "#d55e00", "#00805d", "#b3528a", "#8a6d00", "#2b87bd", "#5c5c5c"],
-    "dark": ["#56b4e9", "#ff8a3d", "#2fc79b", "#e39cc4", "#f0e442", "#8fb8ff", "#c2c7cd"],
-}
-#: One symbol per series beside its colour, so that no reading rests on colour alone.
-SYMBOLS = ["circle", "diamond", "square", "triangle-up", "x", "star", "cross"]
-#: Perceptually even scale for one-sided values; blue to orange through the ground for signed ones.
-SEQUENTIAL = "Cividis"
-
-
-def diverging(scheme: Scheme) -> list[list[float | str]]:
-    blue, orange = COLOURS[scheme][0], COLOURS[scheme][1]
-    return [[0.0, blue], [0.5, "#f2f2f2" if scheme == "light" else "#23272d"], [1.0, orange]]
-
-
-def mixed(scheme: Scheme, share: float) -> str:
-    """The colour of a signed value on :func:`diverging`, as ``#rrggbb``; ``share`` of the largest: -1 to 1."""
-    stops = [str(colour) for _, colour in diverging(scheme)]
-    end, part = (stops[2] if share > 0 else stops[0]), min(abs(share), 1.0)
-    pairs = zip(_channels(stops[1]), _channels(end), strict=True)
-    return "#" + "".join(f"{round(middle + part * (far - middle)):02x}" for middle, far in pairs)
-
-
-def readable_on(colour: str) -> str:
-    """Black or white, whichever has more contrast with a ground: at least 4.5:1 with any (WCAG 1.4.3)."""
-    return "#000000" if contrast(colour, "#000000") > contrast(colour, "#ffffff") else "#ffffff"
-
-
-def contrast(one: str, other: str) -> float:
-    """The contrast ratio of two colours, 1 to 21 (WCAG 2)."""
-    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
-def _luminance(colour: str) -> float:
-    linear = (
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-        for c in (channel / 255 for channel in _channels(colour))
-    )
-    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def _channels(colour: str) -> list[int]:
-    return [int(colour[start : start + 2], 16) for start in (1, 3, 5)]
-
-
-def template(scheme: Scheme) -> dict[str, Any]:
-    """A plotly layout template for one colour scheme."""
-    axis = {
-        "gridcolor": GRID[scheme],
-        "linecolor": GRID[scheme],
-        "zerolinecolor": GRID[scheme],
-        "automargin": True,
-    }
-    return {
-        "layout": {
-            "colorway": COLOURS[scheme],
-            "colorscale": {"sequential": SEQUENTIAL, "diverging": diverging(scheme)},
-            "font": {"color": INK[scheme], "family": "system-ui, sans-serif", "size": 13},
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "xaxis": axis,
-            "yaxis": axis,
-            "hoverlabel": {"bgcolor": GROUND[scheme], "font": {"color": INK[scheme]}},
-            "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.04, "x": 0},
-            "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": INK[scheme], "activecolor": COLOURS[scheme][0]},
-            "margin": {"l": 60, "r": 20, "t": 60, "b": 50},
-        }
-    }
+__all__ = [
+    "COLOURS",
+    "GRID",
+    "GROUND",
+    "INK",
+    "SEQUENTIAL",
+    "SYMBOLS",
+    "Scheme",
+    "contrast",
+    "diverging",
+    "mixed",
+    "readable_on",
+    "template",
+]

@@ -86,6 +86,7 @@ class Table:
         columns: what is shown (default: every column).
         name: stem of the downloaded file.
         download: what is downloaded (default: all of ``frame``).
+        tall: it scrolls within a window of its own, below its header.
     """
 
     needs_plotly: ClassVar[bool] = False
@@ -96,39 +97,62 @@ class Table:
     columns: Sequence[Column] = ()
     name: str = "table"
     download: pandas.DataFrame | None = None
+    tall: bool = False
 
     def html(self, identifier: str) -> str:
-        columns = self.columns or [Column(str(name), str(name)) for name in self.frame.columns]
         rows: list[Any] = self.frame.to_dict("records")
-        # A column is set as numbers if anything in it is one.
-        numeric = {c.key for c in columns if any(is_number(row[c.key]) for row in rows)}
-        head = "".join(
-            f'<th scope="col"{number_class(column.key in numeric)}>'
-            f'<button type="button">{escape(column.header)}</button></th>'
-            for column in columns
-        )
+        columns, numeric = self.shown_columns()
+        head = "".join(self.header(column, number_class(column.key in numeric)) for column in columns)
         body = "\n".join(
             "<tr>" + "".join(cell(column, row, column.key in numeric) for column in columns) + "</tr>"
             for row in rows
         )
+        data = embed(json.dumps({"name": self.name, "csv": self.whole().to_csv(index=False)}))
+        return (
+            self.around(identifier, head, body)
+            + f'<script type="application/json" id="{identifier}-data">{data}</script>'
+        )
+
+    def shown_columns(self) -> tuple[Sequence[Column], set[str]]:
+        """The columns, and the keys of those that are set as numbers: if anything in them is one."""
+        columns = self.columns or [Column(str(name), str(name)) for name in self.frame.columns]
+        return columns, {c.key for c in columns if any(is_number(value) for value in self.frame[c.key])}
+
+    def whole(self) -> pandas.DataFrame:
+        """What is downloaded."""
+        return self.frame if self.download is None else self.download
+
+    @staticmethod
+    def header(column: Column, kind: str) -> str:
+        return f'<th scope="col"{kind}><button type="button">{escape(column.header)}</button></th>'
+
+    def around(self, identifier: str, head: str, body: str, attributes: str = "") -> str:
+        """The table and its button, around its rows."""
         caption = escape(self.caption or self.title)
-        whole = self.frame if self.download is None else self.download
-        data = embed(json.dumps({"name": self.name, "csv": whole.to_csv(index=False)}))
+        tall = " tall" if self.tall else ""
         return (
             f"{heading(self.title, identifier)}\n"
-            f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(self.title or self.name)}">'
-            f'<table id="{identifier}"><caption><span>{caption}</span></caption><thead><tr>{head}</tr></thead>'
-            f"<tbody>\n{body}\n</tbody></table></div>\n"
+            f'<div class="scroll{tall}" tabindex="0" role="region" aria-label="{escape(self.title or self.name)}">'
+            f'<table id="{identifier}"{attributes}><caption><span>{caption}</span></caption>'
+            f"<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>\n"
             f'<button type="button" class="download" data-table="{identifier}">Download CSV</button>'
-            f'<script type="application/json" id="{identifier}-data">{data}</script>'
         )
 
 
 def cell(column: Column, row: Mapping[str, Any], numeric: bool) -> str:
-    value = row[column.key]
-    key = "" if value is None or (isinstance(value, float) and math.isnan(value)) else str(value)
+    shown, key = cell_parts(column, row)
     kind = ' class="sentences"' if column.sentences else number_class(numeric)
-    return f'<td{kind} data-value="{escape(key)}">{escape(column.shown(row))}</td>'
+    return f'<td{kind} data-value="{escape(key)}">{escape(shown)}</td>'
+
+
+def cell_parts(column: Column, row: Mapping[str, Any]) -> tuple[str, str]:
+    """What a cell shows, and what it is sorted by."""
+    value = row[column.key]
+    return column.shown(row), "" if is_missing(value) else str(value)
+
+
+def is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def is_number(value: Any) -> bool:
@@ -143,7 +167,8 @@ def number_class(numeric: bool) -> str:
 class Figure:
     """A plotly figure, drawn in the reader's colour scheme; ``alt`` says in words what it shows.
 
-    Colours of the palette, and those left to the template, change with the scheme; others stay as they are.
+    Colours of the palette, and those left to the template, change with the scheme; others stay as they are. ``width``
+    is the most that it takes of the page (default: all).
     """
 
     needs_plotly: ClassVar[bool] = True
@@ -153,16 +178,23 @@ class Figure:
     caption: str = ""
     alt: str = ""
     height: int = field(default=420)
+    width: int | None = None
 
     def html(self, identifier: str) -> str:
-        specification = json.loads(self.figure.to_json())
+        from circuits.plots import untitled
+
+        # The page says the title itself.
+        figure = untitled(self.figure)
+        height = self.height - ((self.figure.layout.height or 0) - (figure.layout.height or 0))
+        specification = json.loads(figure.to_json())
         specification.get("layout", {}).pop("template", None)
         data = embed(json.dumps(specification))
+        wide = f";max-width:{self.width}px" if self.width is not None else ""
         alt = escape(self.alt or ". ".join(filter(None, [self.title, self.caption])) or "figure")
         return (
             f"{heading(self.title, identifier)}\n<figure>"
             f'<div class="plot" id="{identifier}" role="img" aria-label="{alt}" '
-            f'style="height:{self.height}px"></div>'
+            f'style="height:{height}px{wide}"></div>'
             f"<figcaption>{escape(self.caption)}</figcaption></figure>"
             f'<script type="application/json" id="{identifier}-data">{data}</script>'
         )

@@ -1,12 +1,15 @@
 """Pages: self-contained, escaped, sortable, in colours that can be told apart."""
 
+import base64
 import json
 import re
+import zlib
 from html.parser import HTMLParser
 
 import pandas
 import plotly.graph_objects
 import pytest
+from plotly.offline import get_plotlyjs
 
 from interp_tasks.errors import UserError
 from interp_tasks.reporting import (
@@ -27,6 +30,10 @@ from interp_tasks.reporting.palette import COLOURS, GROUND
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\u2028"
 VOID = {"meta", "img", "br", "link", "input", "hr"}
+
+
+def inflated(text):
+    return zlib.decompress(base64.b64decode(text)).decode()
 
 
 class Reader(HTMLParser):
@@ -97,7 +104,10 @@ def test_page_asks_for_nothing_from_outside(frame):
 
 
 def test_plotly_is_embedded_once_and_only_where_it_is_needed(frame):
-    assert page(frame).html().count("* plotly.js v") == 1
+    html = page(frame).html()
+    assert html.count("<!-- plotly.js v") == 1
+    assert "Licensed under the MIT license -->" in html
+    assert inflated(Reader(html).scripts["plotly"]) == get_plotlyjs()
     without = page(frame, with_figure=False).html()
     assert "plotly.js v" not in without
     assert len(without) < 30_000
