@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from interp_tasks import experiments
     from interp_tasks.checkpoints import Checkpoint, load_checkpoint, load_checkpoints, save_checkpoint
     from interp_tasks.errors import UserError
-    from interp_tasks.training import TrainConfig, train
+    from interp_tasks.training import TrainConfig, train, train_stacked
 
 _HOMES = {
     "Checkpoint": "interp_tasks.checkpoints",
@@ -22,6 +22,7 @@ _HOMES = {
     "load_checkpoints": "interp_tasks.checkpoints",
     "save_checkpoint": "interp_tasks.checkpoints",
     "train": "interp_tasks.training",
+    "train_stacked": "interp_tasks.training",
 }
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "load_checkpoints",
     "save_checkpoint",
     "train",
+    "train_stacked",
 ]
 
 

@@ -5,5 +5,19 @@ class UserError(ValueError):
     """What is wrong and what would be right, in one line."""
 
 
+class Stopped(Exception):
+    """A run that was asked to stop has stored where it is.
+
+    Attributes:
+        code: exit status of the command line.
+    """
+
+    code = 130
+
+
+class ProcessLost(UserError):
+    """Another process of a run on several has gone."""
+
+
 class Diverged(UserError):
     """Training diverged: a search goes on with other settings, anything else stops."""

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from interp_tasks.cli.streams import silence, to_stderr
-from interp_tasks.errors import UserError
+from interp_tasks.errors import ProcessLost, Stopped, UserError
 
 USAGE = 2
 INTERRUPTED = 130
@@ -77,8 +77,14 @@ def guarded(command: Callable[[], Any], debug: bool) -> int:
     except (KeyboardInterrupt, typer.Abort):
         say("interrupted", debug)
         return INTERRUPTED
+    except Stopped as stop:
+        say(str(stop), debug)
+        return stop.code
     except CLICK_ERROR as error:
         say(usage_message(error), debug)
+        return USAGE
+    except ProcessLost as error:
+        say(str(error), debug, of_one=True)
         return USAGE
     except user_errors() as error:
         say(str(error), debug)
@@ -86,7 +92,11 @@ def guarded(command: Callable[[], Any], debug: bool) -> int:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        say("not enough memory: ask for fewer --samples, a smaller batch or a smaller model", debug)
+        say(
+            "not enough memory: ask for fewer --samples, a smaller batch or a smaller model",
+            debug,
+            of_one=True,
+        )
         return USAGE
     except ImportError as error:
         if not is_without_models(error):
@@ -152,7 +162,10 @@ def user_errors() -> tuple[type[Exception], ...]:
     return (UserError, *elsewhere)
 
 
-def say(message: str, debug: bool) -> None:
+def say(message: str, debug: bool, *, of_one: bool = False) -> None:
+    """One line on stderr: of several processes that torchrun started the first says it, unless it is ``of_one``."""
+    if os.environ.get("RANK", "0") != "0" and os.environ.get("WORLD_SIZE", "1") != "1" and not of_one:
+        return
     if debug:
         to_stderr(traceback.format_exc().rstrip())
     line = " ".join(message.split())

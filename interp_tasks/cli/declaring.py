@@ -6,12 +6,14 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from interp_tasks.cli.boundary import NOT_TEXT, not_text
+from interp_tasks.errors import UserError
+from interp_tasks.training.launch import launched
 
 
 class Once(TyperCommand):
@@ -52,6 +54,9 @@ def spelled(parameter: Any) -> str:
 @dataclass(kw_only=True)
 class Command(ABC):
     """What every command has."""
+
+    #: Whether torchrun may start several processes of it.
+    takes_processes: ClassVar[bool] = False
 
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")] = False
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and warnings.")] = False
@@ -94,6 +99,8 @@ def add_command(app: typer.Typer, name: str) -> Callable[[CommandClass], Command
 
         def call(**options: Any) -> None:
             command = command_class(**options)
+            if not command.takes_processes and launched().count > 1:
+                raise UserError(f"interp-run {name} is of one process: only train is started by torchrun")
             command.check()
             command.execute()
 

@@ -1,26 +1,19 @@
-"""The options of every command that examines checkpoints. An experiment adds its own, and ``measure``."""
+"""The options of every command that examines checkpoints: which examples; an experiment adds its own."""
 
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import typer
 
-from interp_tasks.cli.declaring import Command
-from interp_tasks.cli.output import FORMATS, check_targets, emit
-from interp_tasks.cli.progress import progress_line
-from interp_tasks.cli.settings import import_file, read_settings
+from interp_tasks.cli.printing import PrintingCommand, ResultCommand
+from interp_tasks.cli.settings import read_settings
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.specifications import check_choice
 from interp_tasks.experiments.subjects import Examples, Options, Progress, check_refs
-
-if TYPE_CHECKING:
-    from interp_tasks.experiments import Result
 
 DEVICE = re.compile(r"cpu|(cuda|mps)(:\d+)?", re.ASCII)
 REF_HELP = (
@@ -40,14 +33,9 @@ def check_device(device: str) -> None:
 
 
 @dataclass(kw_only=True)
-class ExperimentCommand(Command):
-    """Loads checkpoints, measures, prints one tidy table."""
+class ExamplesCommand(PrintingCommand):
+    """Runs models on examples of a task, or on tokens."""
 
-    name: ClassVar[str]
-
-    ckpt: Annotated[list[str], typer.Option("--ckpt", metavar="REF", help=REF_HELP)] = field(
-        default_factory=list
-    )
     samples: Annotated[
         int | None,
         typer.Option("--samples", metavar="N", help="Examples; every row with --tokens.", show_default="256"),
@@ -68,43 +56,15 @@ class ExperimentCommand(Command):
         Path | None,
         typer.Option("--tokens", metavar="FILE.npy", help="Run on these tokens, an int array (batch, pos)."),
     ] = None
-    import_path: Annotated[
-        Path | None, typer.Option("--import", metavar="FILE.py", help="Import a file that registers tasks.")
-    ] = None
-    format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table"
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Write parquet, csv and json files there.")
-    ] = None
-    plot: Annotated[bool, typer.Option("--plot", help="Write an HTML page with a figure.")] = False
 
     def check(self) -> None:
-        check_choice("--format", self.format, FORMATS)
         check_device(self.device)
-        examples = self.examples()
+        self.examples()
         if self.task is not None and self.import_path is None:
             check_task_name(self.task)
         if self.tokens is not None and not self.tokens.is_file():
             raise UserError(f"--tokens {self.tokens}: no such file")
-        if self.import_path is not None and not self.import_path.is_file():
-            raise UserError(f"--import {self.import_path}: no such file")
-        check_targets(self.name, self.out, self.plot)
-        if self.reads_checkpoints:
-            check_refs(self.ckpt, examples)
-
-    def execute(self) -> None:
-        if self.import_path is not None:
-            import_file(self.import_path)
-        with progress_line(self.quiet) as progress:
-            result = self.measure(progress)
-        emit(result, self.format, self.out, self.plot, self.quiet)
-
-    @property
-    def reads_checkpoints(self) -> bool:
-        return True
-
-    @abstractmethod
-    def measure(self, progress: Progress | None) -> Result:
-        """Run the experiment."""
+        super().check()
 
     def examples(self) -> Examples:
         """Which examples are asked for, checked."""
@@ -127,6 +87,24 @@ class ExperimentCommand(Command):
 
     def task_config(self) -> dict[str, Any]:
         return task_config(self.task, self.settings)
+
+
+@dataclass(kw_only=True)
+class ExperimentCommand(ExamplesCommand, ResultCommand):
+    """Loads checkpoints, measures, prints one tidy table."""
+
+    ckpt: Annotated[list[str], typer.Option("--ckpt", metavar="REF", help=REF_HELP)] = field(
+        default_factory=list
+    )
+
+    def check(self) -> None:
+        super().check()
+        if self.reads_checkpoints:
+            check_refs(self.ckpt, self.examples())
+
+    @property
+    def reads_checkpoints(self) -> bool:
+        return True
 
 
 def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:

@@ -12,20 +12,25 @@ from interp_tasks.cli.progress import note
 from interp_tasks.cli.streams import write_data
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.results import FILES, PAGE, target
-from interp_tasks.reporting import check_writable_file
+from interp_tasks.reporting import Figure, check_writable_file, write_together
+from interp_tasks.reporting.pictures import PICTURES, left_over, marked
 
 if TYPE_CHECKING:
     from interp_tasks.experiments import Result
 
 FORMATS = ("table", "json", "csv")
+#: What figures are written as: a page of all, or a picture of each.
+PLOT_FORMATS = ("html", *PICTURES)
 
 
-def check_targets(name: str, out: Path | None, plot: bool) -> None:
+def check_targets(name: str, out: Path | None, plot: str | None) -> None:
     """Refuse, before slow work, what could not be written after it."""
     if out is not None:
         for suffix in FILES:
             check_writable_file(target(out, name, suffix))
-    if plot:
+    if plot in PICTURES:
+        check_writable_file(target(out or "", name, f".{plot}"))
+    if plot == "html":
         page = target(out or "", name, PAGE)
         check_writable_file(page)
         if out is None and target("", name, ".config.json").exists():
@@ -49,15 +54,35 @@ def print_as(result: Result, format: str) -> None:
         print_result(rows, shown_columns(rows), result.notes, said(result.experiment, result.config))
 
 
-def emit(result: Result, format: str, out: Path | None, plot: bool, quiet: bool) -> None:
-    """Print a result, and write the files asked for."""
+def emit(result: Result, format: str, out: Path | None, plot: str | None, quiet: bool) -> None:
+    """Print a result, and write the files asked for; ``plot``: one of ``PLOT_FORMATS``, or no figure."""
 
     def write() -> list[Path]:
+        drawn = draw(result, plot, out) if plot in PICTURES else {}
+        folder = Path(out or "")
+        # The files of a folder are of one result; where no pictures are asked for, only in a folder of results.
+        stale = left_over(folder, result.experiment, drawn) if drawn or out is not None else ()
+        pictures = write_together(drawn, list(stale))
         if out is not None:
-            return result.write(out, page=plot)
-        return [result.page().write(target("", result.experiment, PAGE))] if plot else []
+            return [*result.write(out, page=plot == "html"), *pictures]
+        if plot == "html":
+            return [result.page().write(target("", result.experiment, PAGE))]
+        return pictures
 
     write_and_show(write, lambda: print_as(result, format), quiet)
+
+
+def draw(result: Result, kind: str, out: Path | None) -> dict[Path, str | bytes]:
+    """Every figure of a result's page as ``NAME.png``, ``NAME-2.png``, ..., with its title and caption in it."""
+    from circuits.plots import picture, titled
+
+    figures = [section for section in result.page().sections if isinstance(section, Figure)]
+    files: dict[Path, str | bytes] = {}
+    for number, one in enumerate(figures, start=1):
+        name = result.experiment if number == 1 else f"{result.experiment}-{number}"
+        drawn = titled(one.figure, one.title, one.caption)
+        files[target(out or "", name, f".{kind}")] = marked(picture(drawn, kind), kind)
+    return files
 
 
 def write_and_show(write: Callable[[], list[Path]], show: Callable[[], None], quiet: bool) -> None:

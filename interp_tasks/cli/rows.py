@@ -29,7 +29,8 @@ def print_rows(rows: Sequence[Mapping[str, Any]], format: str, shown: Sequence[s
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
         for name in shown:
             numeric = all(isinstance(row[name], (int, float)) for row in rows)
-            table.add_column(name, justify="right" if numeric else "left")
+            # What is cropped cannot be typed again.
+            table.add_column(name, justify="right" if numeric else "left", overflow="fold")
         for row in rows:
             table.add_row(*(plain(row[name]) for name in shown))
         console().print(table)

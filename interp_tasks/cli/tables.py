@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas
     from rich.console import Console
+    from rich.table import Table
 
     from interp_tasks.reporting import Column
 
@@ -20,7 +22,11 @@ WIDEST = 120
 GAP = 2
 #: Where room is short, names of several words are broken into lines of about this length.
 WORDS = 14
-NARROWEST = 3
+NARROWEST = 5
+#: Where even that is too wide: blanks between columns, length of lines, and from what length on names are broken.
+TIGHT, SHORT, LONG = 1, 9, 24
+#: How narrow the columns are of a table that is printed in several parts.
+PARTED = 2
 
 
 def console(at_least: int = 0) -> Console:
@@ -39,33 +45,91 @@ def console(at_least: int = 0) -> Console:
 def print_result(
     frame: pandas.DataFrame, columns: Sequence[Column], notes: Sequence[str], done: Sequence[str] = ()
 ) -> None:
-    """Blocks headed by the checkpoint they are about and by what was ``done``; columns line up across blocks."""
-    from rich.table import Table
+    """Blocks headed by the checkpoint they are about and by what was ``done``; columns line up across blocks.
+
+    Columns for which there is no room stand in a further table below, beside those that say what a row is about.
+    """
     from rich.text import Text
 
     rows = frame.to_dict("records")
-    for narrow in range(NARROWEST + 1):
-        text, widths = laid_out(rows, columns, narrow)
-        if room_for(widths) <= console().width:
-            break
-    out, wide = console(), console(at_least=room_for(widths))
+    out = console()
+    narrow, parts = arranged(rows, columns, out.width)
+    layouts = [(part, *laid_out(rows, part, narrow)) for part in parts]
+    wide = console(at_least=max(room_for(widths, gap_of(narrow)) for _, _, widths in layouts))
     for ref in dict.fromkeys(frame["ref"]):
         mine = [index for index, row in enumerate(rows) if row["ref"] == ref]
-        out.print(Text(heading([*title(rows[mine[0]]), *done], out.width), style="bold"))
-        table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
-        for column, width in zip(columns, widths, strict=True):
-            header = broken(column.header, narrow)
-            numeric = column.key in ("baseline", "value", "effect", "p_adjusted")
-            table.add_column(
-                header, min_width=width, justify="right" if numeric and column.text is None else "left"
-            )
-        for index in mine:
-            repeated = index != mine[0] and text[index][0] == text[index - 1][0] and not narrow
-            table.add_row("" if repeated else text[index][0], *text[index][1:])
-        wide.print(table)
-        out.print()
+        out.print(Text(heading([*title([rows[index] for index in mine]), *done], out.width), style="bold"))
+        for part, text, widths in layouts:
+            told = mine
+            if len(parts) > 1:
+                about = len(shared(parts))
+                told = [index for index in mine if any(cell.strip("–") for cell in text[index][about:])]
+            if told:
+                wide.print(block(part, text, widths, told, narrow))
+                out.print()
     for line in notes:
         out.print(Text(line, style="dim"), soft_wrap=False)
+
+
+def block(
+    columns: Sequence[Column],
+    text: Sequence[Sequence[str]],
+    widths: Sequence[int],
+    rows: Sequence[int],
+    narrow: int,
+) -> Table:
+    """Some rows as a table."""
+    from rich.table import Table
+
+    found = Table(
+        box=None, padding=(0, gap_of(narrow), 0, 0), pad_edge=False, header_style="dim", show_edge=False
+    )
+    for column, width in zip(columns, widths, strict=True):
+        numeric = column.key in ("baseline", "value", "effect", "p_adjusted")
+        found.add_column(
+            broken(column.header, narrow),
+            min_width=width,
+            justify="right" if numeric and column.text is None else "left",
+        )
+    for index in rows:
+        repeated = index != rows[0] and text[index][0] == text[index - 1][0] and not narrow
+        found.add_row("" if repeated else text[index][0], *text[index][1:])
+    return found
+
+
+def arranged(
+    rows: Sequence[Any], columns: Sequence[Column], width: int
+) -> tuple[int, list[Sequence[Column]]]:
+    """How narrow columns have to be, and all of them, or, where no narrowness is enough, some at a time."""
+    for narrow in range(NARROWEST + 1):
+        if room_for(laid_out(rows, columns, narrow)[1], gap_of(narrow)) <= width:
+            return narrow, [columns]
+    text, widths = laid_out(rows, columns, PARTED)
+    # As many as tell the rows of a block apart.
+    blocks = [row["ref"] for row in rows]
+    about = next(
+        (
+            count
+            for count in range(1, len(columns))
+            if len({(ref, *cells[:count]) for ref, cells in zip(blocks, text, strict=True)}) == len(rows)
+        ),
+        1,
+    )
+    parts: list[list[int]] = [[]]
+    for place in range(about, len(columns)):
+        if parts[-1] and room_for([*widths[:about], *(widths[one] for one in [*parts[-1], place])]) > width:
+            parts.append([])
+        parts[-1].append(place)
+    return PARTED, [[*columns[:about], *(columns[place] for place in part)] for part in parts]
+
+
+def shared(parts: Sequence[Sequence[Column]]) -> list[Column]:
+    """The columns that every part begins with."""
+    return [first for first, *others in zip(*parts, strict=False) if all(other is first for other in others)]
+
+
+def gap_of(narrow: int) -> int:
+    return TIGHT if narrow >= NARROWEST - 1 else GAP
 
 
 def print_sentences(sentences: Sequence[str]) -> None:
@@ -94,25 +158,39 @@ def laid_out(
     return text, widths
 
 
-def room_for(widths: Sequence[int]) -> int:
-    return sum(widths) + GAP * len(widths)
+def room_for(widths: Sequence[int], gap: int = GAP) -> int:
+    return sum(widths) + gap * (len(widths) - 1)
 
 
 def broken(text: str, narrow: int) -> str:
-    """A cell or header in as little width as ``narrow`` asks for; no word of it is cut.
+    """A cell or header in as little width as ``narrow`` asks for; nothing of it is left out.
 
-    1: intervals below their numbers; 2: names of several words in lines too; 3: an interval takes two lines.
+    1: intervals below their numbers; 2: names of several words in lines too; 3: an interval takes two lines; 4:
+    shorter lines of names; 5: long names, such as those of runs, are broken at their marks.
     """
     lines = text.replace(" [", "\n[").split("\n") if narrow else [text]
+    room = SHORT if narrow >= NARROWEST - 1 else WORDS
     if narrow > 1:
         lines = [
             part
             for line in lines
-            for part in ([line] if "[" in line else wrap(line, WORDS, break_long_words=False))
+            for part in ([line] if "[" in line else wrap(line, room, break_long_words=False))
         ]
+    if narrow == NARROWEST:
+        lines = [part for line in lines for part in ([line] if "[" in line else at_marks(line))]
     if narrow > 2:
         lines = [line.replace(", ", ",\n") if "[" in line else line for line in lines]
     return "\n".join(lines)
+
+
+def at_marks(name: str) -> list[str]:
+    """A name in lines that end at a mark of it, none longer than ``LONG`` that need not be."""
+    lines = [""]
+    for part in re.findall(r"[^-,/_]*[-,/_]|[^-,/_]+", name):
+        if lines[-1] and len(lines[-1]) + len(part) > LONG:
+            lines.append("")
+        lines[-1] += part
+    return lines
 
 
 def longest(text: str) -> int:
@@ -131,13 +209,18 @@ def heading(parts: Sequence[str], width: int) -> str:
     return "\n".join(lines)
 
 
-def title(row: Any) -> list[str]:
-    """``runs/x@4000``, ``step 4000``, ``256 test examples, seed 0``; no step where no checkpoint was read."""
+def title(rows: Sequence[Any]) -> list[str]:
+    """``runs/x@4000``, ``step 4000``, ``256 test examples, seed 0``; no step where no checkpoint was read.
+
+    Of rows that differ the first; of its split as many examples as any row has (an embedding has fewer than a grid).
+    """
     import pandas
 
+    row = rows[0]
     split = row["split"] if isinstance(row["split"], str) else "given"
     step = [] if pandas.isna(row["step"]) else [f"step {row['step']}"]
-    counted = "all" if pandas.isna(row["n"]) else row["n"]
+    same = [one["n"] for one in rows if one["split"] == row["split"] and not pandas.isna(one["n"])]
+    counted = "all" if pandas.isna(row["n"]) else max(same, default=row["n"])
     about = "weights alone" if split == "weights" else f"{counted} {split} examples"
     number = row["seed"]
     seed = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.head_edits import HeadEdit, choices, read_specs
 from interp_tasks.experiments.measuring import measure, swept
 from interp_tasks.experiments.results import Result
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@checked
 def ablation(
     refs: str | Sequence[str],
     heads: str | Sequence[Any] = "all",

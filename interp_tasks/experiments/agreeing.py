@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.baselining import no_tokens
 from interp_tasks.experiments.comparing import chosen, declared
 from interp_tasks.experiments.measuring import Found, measure
@@ -33,7 +34,7 @@ class AlgorithmResult(Result):
     def plot(self) -> plotly.graph_objects.Figure:
         from interp_tasks.experiments.agreement_plots import figure
 
-        return figure(self.frame)
+        return self.titled(figure(self.frame), self.heading())
 
     def heading(self) -> str:
         return "Agreement of read-outs with methods, over hidden entries"
@@ -45,6 +46,7 @@ class AlgorithmResult(Result):
         )
 
 
+@checked
 def algorithm(
     refs: str | Sequence[str],
     methods: str | Sequence[str] = (),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.head_classes import READ, THRESHOLD, Roles, roles
 from interp_tasks.experiments.measuring import Found, measure
 from interp_tasks.experiments.results import Result
@@ -52,7 +53,7 @@ class AttentionResult(Result):
             for name, heads in classes.groups.items()
             for head in heads
         }
-        return self.maps[ref].plot(titles=titles)
+        return self.titled(self.maps[ref].plot(titles=titles), f"Mean attention, {ref}")
 
     def over_steps(self) -> plotly.graph_objects.Figure:
         """Scores of every head at the steps of its run: a panel per template and movement."""
@@ -80,6 +81,7 @@ class AttentionResult(Result):
         return "A map per head, titled with its class: layers down, heads across; queries down, keys across."
 
 
+@checked
 def attention(
     refs: str | Sequence[str],
     templates: str | Sequence[str] = (),

@@ -6,8 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.experiments.logit_measures import Row, measured, scored
-from interp_tasks.experiments.modular_inputs import Inputs, passes
-from interp_tasks.experiments.progress_table import ATTENTION_FIT, ATTENTION_FREE, ATTENTION_SELF, FREQUENCY
+from interp_tasks.experiments.modular_inputs import Answer, Inputs, passes
+from interp_tasks.experiments.progress_table import (
+    ATTENTION_FIT,
+    ATTENTION_FREE,
+    ATTENTION_SELF,
+    FREQUENCY,
+    WAVES_FOR_ATTENTION,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +32,6 @@ def rows_of_attention(inputs: Inputs, patterns: Mapping[int, Tensor]) -> Iterato
     import torch
 
     from circuits.fourier import variance_explained
-    from circuits.harmonics import cos_sin
 
     if len(inputs.operands) != 2:
         return
@@ -37,7 +42,7 @@ def rows_of_attention(inputs: Inputs, patterns: Mapping[int, Tensor]) -> Iterato
         for answer in inputs.answers:
             fits: dict[str, list[Tensor]] = {ATTENTION_FIT: [], ATTENTION_FREE: []}
             for key in answer.sum.frequencies:
-                one, other = (cos_sin(terms, key, answer.sum.period) for terms in answer.sum.terms.T)
+                one, other = operand_waves(answer, key)
                 fits[ATTENTION_FIT].append(variance_explained(seen, one - other))
                 fits[ATTENTION_FREE].append(variance_explained(seen, torch.cat([one, other], 1)))
             for metric, shares in fits.items():
@@ -48,6 +53,76 @@ def rows_of_attention(inputs: Inputs, patterns: Mapping[int, Tensor]) -> Iterato
                     if metric == ATTENTION_FIT:
                         key = answer.sum.frequencies[int(best.indices[head])]
                         yield measured(answer.name, FREQUENCY, float(key), **place)
+
+
+def rows_of_waves(
+    model: Any, inputs: Inputs, patterns: Mapping[int, Tensor], logits: Tensor
+) -> Iterator[Row]:
+    """Losses with the fit in the place of every head's attention where the output is read.
+
+    Nanda et al. 2023's linearised softmax: the first operand gets the fit of ``rows_of_attention`` with its best
+    frequency, positions beside the operands their mean over the inputs, and the second operand what is left.
+    """
+    import torch
+
+    if len(inputs.operands) != 2:
+        return
+    first, second = inputs.operands
+    for answer in inputs.answers:
+        made = {}
+        for layer, pattern in patterns.items():
+            new = pattern.double().mean(0).expand(pattern.shape).clone()
+            new[:, :, first] = fitted(answer, pattern[:, :, first].double())
+            new[:, :, second] = 0.0
+            new[:, :, second] = 1.0 - new.sum(2)
+            made[layer] = new
+        parts, start = [], 0
+        for tokens in passes(model, inputs):
+            rows = slice(start, start + len(tokens))
+            chosen = {layer: new[rows] for layer, new in made.items()}
+            parts.append(output_with(model, inputs, tokens, chosen))
+            start = rows.stop
+        clean = inputs.scores(logits[:, answer.classes], answer)
+        scores = inputs.scores(torch.cat(parts)[:, answer.classes], answer)
+        yield from scored(answer.name, WAVES_FOR_ATTENTION, scores, clean, "naive")
+
+
+def fitted(answer: Answer, seen: Tensor) -> Tensor:
+    """Attention to the first operand ``[input head]`` as a constant and the waves of each head's best frequency."""
+    import torch
+
+    from circuits.fourier import regression, variance_explained
+
+    waves = {}
+    for key in answer.sum.frequencies:
+        one, other = operand_waves(answer, key)
+        waves[key] = one - other
+    explained = torch.stack([variance_explained(seen, wave) for wave in waves.values()])
+    best = [answer.sum.frequencies[at] for at in explained.argmax(0).tolist()]
+    return torch.cat([regression(seen[:, [head]], waves[key]) for head, key in enumerate(best)], 1)
+
+
+def operand_waves(answer: Answer, key: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of w m₁x₁, and of w m₂x₂, ``[input wave]``."""
+    from circuits.harmonics import cos_sin
+
+    one, other = (cos_sin(terms, key, answer.sum.period) for terms in answer.sum.terms.T)
+    return one, other
+
+
+def output_with(model: Any, inputs: Inputs, tokens: Tensor, patterns: Mapping[int, Tensor]) -> Tensor:
+    """The output ``[input class]`` with attention from where it is read set to ``[input head key]``, by layer."""
+    from circuits import edit, run
+
+    def put(new: Tensor) -> Any:
+        return lambda old: old.index_copy(
+            2, old.new_tensor([inputs.position]).long(), new.to(old)[:, :, None]
+        )
+
+    edits = [
+        edit(f"pattern.{layer}", put(new), positions=[inputs.position]) for layer, new in patterns.items()
+    ]
+    return run(model, tokens, *edits)[:, inputs.position].double().cpu()
 
 
 def rows_of_skips(model: Any, inputs: Inputs, logits: Tensor) -> Iterator[Row]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.columns import tidy
 from interp_tasks.experiments.comparing import Comparison, ComparisonResult, chosen, declared, forward
 from interp_tasks.experiments.measuring import Found, measure
@@ -22,6 +23,7 @@ PAIRED = "Intervals: 95%, bootstrap over examples; effects are paired with the m
 ALONE = "alone"
 
 
+@checked
 def baseline(
     refs: str | Sequence[str] = (),
     methods: str | Sequence[str] = (),

@@ -30,7 +30,7 @@ class ComparisonResult(Result):
     def plot(self) -> plotly.graph_objects.Figure:
         from interp_tasks.experiments.comparison_plots import figure
 
-        return figure(self.frame)
+        return self.titled(figure(self.frame), self.heading())
 
     def heading(self) -> str:
         return "Models and methods on the same examples"

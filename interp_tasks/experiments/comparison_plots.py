@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures import log_axis
 from interp_tasks.reporting.palette import COLOURS, SYMBOLS, template
 
 if TYPE_CHECKING:
@@ -21,9 +22,7 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
     metrics = list(dict.fromkeys(frame["metric"]))
     refs, methods = (list(dict.fromkeys(frame[column])) for column in ("ref", "intervention"))
     whole = PANEL * len(metrics) + GAP * (len(metrics) - 1)
-    found = make_subplots(
-        rows=len(metrics), cols=1, subplot_titles=metrics, vertical_spacing=GAP / whole if metrics[1:] else 0
-    )
+    found = make_subplots(rows=len(metrics), cols=1, vertical_spacing=GAP / whole if metrics[1:] else 0)
     for row, metric in enumerate(metrics, start=1):
         of = frame[frame["metric"] == metric]
         for index, ref in enumerate(refs):
@@ -44,8 +43,10 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
                 shown = not any(old.name == method for old in found.data)
                 trace = line(mine, "baseline", str(method), index, dash)
                 found.add_trace({**trace, "showlegend": shown}, row=row, col=1)
-        smallest = float(of[["value", "ci_low", "baseline"]].min().min())
-        found.update_yaxes(type="log" if smallest > 0 else "linear", title_text=metric, row=row, col=1)
+        numbers = of[["value", "ci_low", "ci_high", "baseline"]]
+        smallest, largest = float(numbers.min().min()), float(numbers.max().max())
+        axis = log_axis(smallest, largest) if smallest > 0 else {"type": "linear"}
+        found.update_yaxes(title_text=metric, row=row, col=1, **axis)
         found.update_xaxes(
             type="category",
             categoryorder="array",
@@ -53,6 +54,7 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
             row=row,
             col=1,
         )
+    found.update_xaxes(title_text="variation of the data", row=len(metrics), col=1)
     found.update_layout(
         height=TOP + whole + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.baselining import no_tokens
 from interp_tasks.experiments.comparing import forward
 from interp_tasks.experiments.measuring import Found, measure
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@checked
 def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """Put another token at hidden entries and see whether the output there is that token's value.
 

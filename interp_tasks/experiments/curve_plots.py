@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures import log_axis
 from interp_tasks.experiments.runs import Curve
 from interp_tasks.reporting.palette import COLOURS, SYMBOLS, template
 
@@ -25,10 +26,8 @@ def curves_figure(curves: Mapping[tuple[str, str], Curve]) -> plotly.graph_objec
     for index, ((run, metric), curve) in enumerate(curves.items()):
         name = run if len(metrics) == 1 else f"{run}, {metric}"
         add_curve(found, curve, name, index)
-    positive = all(min(curve.values) > 0 for curve in curves.values())
-    title = metrics[0] if len(metrics) == 1 else "value"
     found.update_xaxes(title_text="step")
-    found.update_yaxes(title_text=title, type="log" if positive else "linear")
+    found.update_yaxes(title_text=" or ".join(metrics[:3]), **axis(list(curves.values())))
     finish(found, len(curves))
     return found
 
@@ -107,13 +106,19 @@ def run_figure(
             row=2,
             col=1,
         )
-    positive = all(min(curve.values) > 0 for curve in curves)
-    found.update_yaxes(title_text="metric", type="log" if positive else "linear", row=1, col=1)
+    found.update_yaxes(title_text="validation metric", row=1, col=1, **axis(curves))
     if accuracies:
         found.update_yaxes(title_text="accuracy", rangemode="tozero", row=2, col=1)
     found.update_xaxes(title_text="step", row=rows, col=1)
     finish(found, len(curves) + len(accuracies), rows)
     return found
+
+
+def axis(curves: Sequence[Curve]) -> dict[str, Any]:
+    """Logarithmic where all values are above 0."""
+    smallest = min(min(curve.values) for curve in curves)
+    largest = max(max(curve.values) for curve in curves)
+    return log_axis(smallest, largest) if smallest > 0 else {"type": "linear"}
 
 
 def plain(curve: Curve) -> Curve:

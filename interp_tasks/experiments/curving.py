@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.drop import final_level, plateau_steps
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.columns import tidy
 from interp_tasks.experiments.dropping import measures, plateau_levels
 from interp_tasks.experiments.pairing import without_intervals
@@ -46,7 +47,8 @@ class CurveResult(Result):
             str(name): (part["step"].tolist(), part["value"].tolist())
             for name, part in stored.groupby("metric", sort=False)
         }
-        return run_figure(list(curves.values()), levels, curves[self.own[run]], accuracies)
+        found = run_figure(list(curves.values()), levels, curves[self.own[run]], accuracies)
+        return self.titled(found, f"Training of {run}")
 
     def page(self, title: str | None = None) -> Page:
         page = super().page(title or "curve")
@@ -62,6 +64,7 @@ class CurveResult(Result):
         return "Dotted: the plateau by theory. Bold: from onset to end of the drop."
 
 
+@checked
 def curve(runs: str | Sequence[str], **options: Unpack[Options]) -> CurveResult:
     """Each run's curve in numbers.
 
@@ -97,7 +100,7 @@ def curve(runs: str | Sequence[str], **options: Unpack[Options]) -> CurveResult:
             for subject in subjects(
                 f"{run.name}@all", examples, options.get("device", "cpu"), options.get("progress")
             )
-            for row in at_checkpoint(run, subject)
+            for row in at_checkpoint(run.name, subject)
         ]
         rows += stored
         rows += stored_sharpness(run, own, stored)
@@ -205,7 +208,7 @@ def fall(run: Run, own: Curve) -> Iterator[dict[str, Any]]:
         yield {**shared, "metric": f"share of the fall: {name}", "value": part / whole if whole else math.nan}
 
 
-def at_checkpoint(run: Run, subject: Subject) -> Iterator[dict[str, Any]]:
+def at_checkpoint(run: str, subject: Subject) -> Iterator[dict[str, Any]]:
     """Metrics and exact accuracies of one stored step, pooled, with intervals over examples."""
     import numpy as np
     import torch
@@ -224,8 +227,8 @@ def at_checkpoint(run: Run, subject: Subject) -> Iterator[dict[str, Any]]:
         low, high = interval(bootstrap(series, entries, subject.seed, RESAMPLES), 0.95)
         row = {
             **subject.labels,
-            "run": run.name,
-            "ref": run.name,
+            "run": run,
+            "ref": run,
             "n": len(batch),
             "n_runs": 1,
             "variant": "stored step",

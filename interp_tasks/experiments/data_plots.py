@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from interp_tasks.experiments.displaying import Inputs, Matrices
 
 #: Sides of panels in pixels, and how many stand beside one another.
-PANEL, GAP, TOP, COLUMNS = 230, 60, 70, 4
+PANEL, GAP, TOP, COLUMNS = 230, 80, 70, 4
 #: Cells have their number written in them up to this side.
 WRITTEN = 13
 POLAR, INPUTS, ANSWERS, DFT, EXAMPLES = "Polar plot", "Inputs (X)", "Answers (Y)", "DFT matrix", "Examples"
@@ -125,8 +125,9 @@ def panels(maps: Mapping[str, NDArray[np.int64]], axes: list[str]) -> plotly.gra
             trace |= {"texttemplate": "%{z}", "textfont": {"size": 9}}
         at = {"row": place // columns + 1, "col": place % columns + 1}
         found.add_trace(trace, **at)
-        found.update_yaxes(autorange="reversed", showgrid=False, zeroline=False, nticks=4, **at)
-        found.update_xaxes(showgrid=False, zeroline=False, nticks=4, **at)
+        quiet = {"showgrid": False, "zeroline": False, "nticks": 4, **at}
+        found.update_yaxes(autorange="reversed", title_text=axes[0] if at["col"] == 1 else None, **quiet)
+        found.update_xaxes(title={"text": axes[1], "standoff": 4}, **quiet)
     found.update_layout(height=TOP + whole + 40, margin={"t": TOP, "b": 40}, template=template("light"))
     found.update_annotations(font_size=13)
     return found
@@ -151,7 +152,7 @@ def dft(size: int) -> plotly.graph_objects.Figure:
     found.update_layout(
         height=520,
         margin={"t": 40, "b": 50},
-        coloraxis={"autocolorscale": True, "cmin": -largest, "cmax": largest},
+        coloraxis=colours(largest, "value"),
         xaxis={"title": "x", "showgrid": False, "zeroline": False},
         yaxis={
             "title": "row of the basis",
@@ -162,6 +163,12 @@ def dft(size: int) -> plotly.graph_objects.Figure:
         template=template("light"),
     )
     return found
+
+
+def colours(largest: float, title: str) -> dict[str, Any]:
+    """The diverging colours of the template, about 0."""
+    bar = {"title": {"text": title}, "thickness": 12}
+    return {"autocolorscale": True, "cmin": -largest, "cmax": largest, "colorbar": bar}
 
 
 def examples(matrices: Matrices) -> plotly.graph_objects.Figure:
@@ -193,12 +200,13 @@ def examples(matrices: Matrices) -> plotly.graph_objects.Figure:
         }
         at = {"row": place // columns + 1, "col": place % columns + 1}
         found.add_trace(trace, **at)
-        found.update_yaxes(autorange="reversed", showgrid=False, zeroline=False, dtick=1, **at)
-        found.update_xaxes(showgrid=False, zeroline=False, dtick=1, **at)
+        quiet = {"showgrid": False, "zeroline": False, "dtick": 1, **at}
+        found.update_yaxes(autorange="reversed", title_text="row" if at["col"] == 1 else None, **quiet)
+        found.update_xaxes(title={"text": "column", "standoff": 4}, **quiet)
     found.update_layout(
         height=TOP + whole + 40,
         margin={"t": TOP, "b": 40},
-        coloraxis={"autocolorscale": True, "cmin": -largest, "cmax": largest},
+        coloraxis=colours(largest, "entry"),
         template=template("light"),
     )
     found.update_annotations(font_size=13)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.checkpoints import resolve
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.experiments.ablating import ablation
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.columns import shown_columns, value_text
 from interp_tasks.experiments.measuring import HOLM
 from interp_tasks.experiments.results import Result, join
@@ -79,6 +80,7 @@ def check_studies() -> None:
             resolve(f"{study.run}@{mark}")
 
 
+@checked
 def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) -> list[Outcome]:
     """Ablate every head of the shipped models, before and after their drop."""
     outcomes = []

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.measuring import Found, measure
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.subjects import Options, Subject
@@ -20,6 +21,7 @@ ROUGH, PRIME, LARGE = "rough numbers", "primes", "primes that are no modulus"
 EVERY = "all"
 
 
+@checked
 def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """Precision and recall of "no answer is remainder 0" as a detector of primes, over all inputs of a split.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.columns import tidy
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.specifications import check_choice, check_samples, check_seed
@@ -31,6 +32,8 @@ MOST_NUMBERS = 20_000
 DRAWN = 6
 #: What stands in the column ``split`` where every input is looked at.
 GRID = "grid"
+#: What tasks of two digits call their sum, among the targets of probes.
+SUM = "sum"
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,11 @@ class DataResult(Result):
 
     def plot(self) -> plotly.graph_objects.Figure:
         """The first of :meth:`views`."""
-        return next(iter(self.views().values()))
+        from circuits.plots import titled
+        from interp_tasks.experiments.data_plots import CAPTIONS
+
+        name, found = next(iter(self.views().items()))
+        return titled(found, name, CAPTIONS.get(name, ""))
 
     def views(self) -> dict[str, plotly.graph_objects.Figure]:
         """Every figure, by title: of inputs the polar plot, X, Y and the DFT matrix; else some examples."""
@@ -93,6 +100,7 @@ class DataResult(Result):
         return Page(page.title, [*figures, *page.sections[1:]], page.config, page.versions)
 
 
+@checked
 def data(
     task: str | Task,
     config: Mapping[str, Any] | None = None,
@@ -134,7 +142,8 @@ def data(
         split = GRID
         answers = answers_of(chosen, batch)
         found = over_grid(batch, axes, answers, tuple(multiples))
-        inputs = found if len(axes) == 2 else None
+        drawn = over_grid(batch, axes, {**answers, **sum_of(chosen, batch)}, tuple(multiples))
+        inputs = drawn if len(axes) == 2 else None
         rows = [*answer_rows(chosen, answers), *exchanged_rows(found), *split_rows(chosen)]
     else:
         batch = chosen.sample(samples or SAMPLES, seed=seed, split=split)  # type: ignore[arg-type]  # the split was checked as text
@@ -175,7 +184,7 @@ def notes(split: str, variant: str) -> Iterator[str]:
 def check_multiples(multiples: Sequence[int]) -> None:
     wrong = [number for number in multiples if not 1 < number < 10**6]
     if wrong:
-        raise UserError(f"--multiples {wrong[0]}: give whole numbers from 2, such as 17,23")
+        raise UserError(f"--multiples {wrong[0]}: give whole numbers from 2 to 999999, such as 17,23")
 
 
 def read(task: str | Task, config: Mapping[str, Any]) -> Task:
@@ -198,6 +207,12 @@ def answers_of(task: Task, batch: Batch) -> dict[str, Tensor]:
     if not answers and not classes and batch.targets.ndim == 1 and not batch.targets.is_floating_point():
         return {"answer": batch.targets}
     return answers or classes
+
+
+def sum_of(task: Task, batch: Batch) -> dict[str, Tensor]:
+    """The sum of the digits modulo p, which figure 3 shows beside the answers; of tasks that declare one."""
+    target = task.probe_targets(batch).targets.get(SUM)
+    return {} if target is None else {SUM: target.values.flatten()}
 
 
 def over_grid(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.drop import final_level, first_lasting
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.columns import tidy
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.runs import Curve, Run, family, read_runs, setting
@@ -33,7 +34,7 @@ class DropsResult(Result):
         """Every curve; its drop, from onset to end, is drawn bold."""
         from interp_tasks.experiments.curve_plots import curves_figure
 
-        return curves_figure(self.curves)
+        return self.titled(curves_figure(self.curves), self.heading())
 
     def page(self, title: str | None = None) -> Page:
         page = super().page(title or "drops")
@@ -48,6 +49,7 @@ class DropsResult(Result):
         return "Bold: from onset to end of the drop. A curve without a bold part has none."
 
 
+@checked
 def drops(
     runs: str | Sequence[str], metric: str | None = None, against: str | Sequence[str] = (), seed: int = 0
 ) -> DropsResult:

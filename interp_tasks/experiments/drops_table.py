@@ -76,6 +76,11 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
     return [*columns, *(Column(name, name, _cell(name)) for name in (*STEPS, *LEVELS))]
 
 
+def whole(step: float) -> str:
+    """A step that may lie between two; what is just before the first is step 0, and not "-0"."""
+    return "0" if abs(step) <= 0.5 else f"{step:.0f}"
+
+
 def _cell(name: str) -> Callable[[Mapping[str, Any]], str]:
     def text(row: Mapping[str, Any]) -> str:
         value = row[name]
@@ -84,6 +89,6 @@ def _cell(name: str) -> Callable[[Mapping[str, Any]], str]:
         low, high = row[f"{name} range"]
         if name not in STEPS or row["kind"] == "rank correlation":
             return with_interval(number(value), low, high)
-        return f"{value:.0f}" + (f" [{low:.0f}, {high:.0f}]" if row["kind"] == "median" else "")
+        return whole(value) + (f" [{whole(low)}, {whole(high)}]" if row["kind"] == "median" else "")
 
     return text

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.measuring import Found, measure
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.subjects import Examples, Options, Subject, check_refs
@@ -47,7 +48,8 @@ class EmbeddingsResult(Result):
         from interp_tasks.experiments.embedding_plots import arrangement
 
         ref = list(dict.fromkeys([*self.tokens, *self.positions]))[-1] if ref is None else ref
-        return arrangement(ref, self.tokens.get(ref), self.positions.get(ref))
+        found = arrangement(ref, self.tokens.get(ref), self.positions.get(ref))
+        return self.titled(found, f"Embeddings, {ref}")
 
     def page(self, title: str | None = None) -> Page:
         """The arrangement in every checkpoint, over training where there are several, and the table."""
@@ -75,6 +77,7 @@ class EmbeddingsResult(Result):
         return "Values: principal components, coloured by bins half a unit wide. Positions: t-SNE, coloured by column."
 
 
+@checked
 def embeddings(
     refs: str | Sequence[str],
     largest: float | None = None,

@@ -135,6 +135,13 @@ def over_training(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
                     row=index // 2 + 1,
                     col=index % 2 + 1,
                 )
-    found.update_layout(height=whole + 160, margin={"t": 100, "b": 60}, template=template("light"))
+    for column in range(min(2, len(metrics))):
+        found.update_xaxes(title_text="step", row=(len(metrics) - 1 - column) // 2 + 1, col=column + 1)
+    found.update_layout(
+        height=whole + 160,
+        margin={"t": 100, "b": 60},
+        legend={"y": 1 + 34 / whole},
+        template=template("light"),
+    )
     found.update_annotations(font_size=13)
     return found

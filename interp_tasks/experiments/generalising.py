@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.drop import final_level
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.columns import tidy
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.runs import Run, family, read_runs
@@ -21,10 +22,13 @@ ACCURACY = "accuracy"
 SPLITS = ("validation", "train")
 #: What the table calls things; ``{level}`` is the level in per cent.
 STEP, LASTING, REACHED = "step at {level}", "step at {level} for good", "reached {level}"
+SECONDS = "seconds at {level}"
 THEN = "validation when train is at {level}"
 FINAL, MIRROR, PLACE = "final level", "rank correlation with its loss", "place in order"
 PAIRS, SPREAD = "pairs in order", "last step / first step"
 RATIO, AT_LEAST, AT_MOST = "ratio of steps", "ratio of steps, at least", "ratio of steps, at most"
+#: Of an accuracy, by default.
+LEVEL = 0.95
 #: The primes below it generalise one by one, says the figure of the MIIII paper, those from it on together.
 TOGETHER_FROM = 11
 
@@ -53,7 +57,7 @@ class GeneralisationResult(Result):
         """Accuracy of every answer over the steps: a line each, or a map with a row per answer where there are many."""
         from interp_tasks.experiments.generalising_plots import figure
 
-        return figure(self.runs, ACCURACY, self.level)
+        return self.titled(figure(self.runs, ACCURACY, self.level), self.heading())
 
     def losses(self) -> plotly.graph_objects.Figure | None:
         """The same of the losses, where they are logged by answer as well."""
@@ -77,9 +81,10 @@ class GeneralisationResult(Result):
         return Page(page.title, [page.sections[0], drawn, *page.sections[1:]], page.config, page.versions)
 
 
+@checked
 def generalisation(
     runs: str | Sequence[str],
-    level: float = 0.95,
+    level: float = LEVEL,
     against: str | Sequence[str] = (),
     seed: int = 0,
 ) -> GeneralisationResult:
@@ -96,9 +101,10 @@ def generalisation(
         A :class:`GeneralisationResult`. The ``variant`` is an accuracy as the run logs it, the ``split`` validation or
         train; the ``metric`` is ``step at 95%`` and ``step at 95% for good`` (interpolated between logged steps; empty
         for a run that is not there by its last step, which is the ``step`` of the row), ``reached 95%`` (1 or 0),
-        ``final level``, ``rank correlation with its loss`` over all logged steps. Of validation, ``baseline`` is the
-        step of train, ``effect`` the delay, and ``validation when train is at 95%`` is how far it has come by then:
-        chance where a run memorises first, the level where it does not.
+        ``final level``, ``seconds at 95%`` of a run that logs its clock (updates alone), ``rank correlation with its
+        loss`` over all logged steps. Of validation, ``baseline`` is the step of train, ``effect`` the delay, and
+        ``validation when train is at 95%`` is how far it has come by then: chance where a run memorises first, the
+        level where it does not.
         Variants that begin with ``order`` are about several accuracies ``accuracy_q`` of a run: ``place in order`` of
         each, ``pairs in order`` (the share of pairs of which the smaller q comes first), ``last step / first step``.
         Against others: ``ratio of steps``, and what it is ``at least`` and ``at most`` where one side never gets there.
@@ -138,7 +144,12 @@ def generalisation(
         "seed": seed,
     }
     return GeneralisationResult(
-        "generalisation", frame, config, notes(found, bool(others)), runs=found, level=level
+        "generalisation",
+        frame,
+        config,
+        (*notes(found, bool(others)), *unread(found)),
+        runs=found,
+        level=level,
     )
 
 
@@ -167,6 +178,19 @@ def notes(found: Sequence[Run], compared: bool) -> tuple[str, ...]:
             else []
         ),
     )
+
+
+def unread(found: Sequence[Run]) -> Iterator[str]:
+    """What of the logged accuracies is no number."""
+    for run in found:
+        for split in SPLITS:
+            for name in named(run, ACCURACY, split):
+                steps = run.left_out(name, split)
+                if steps:
+                    yield (
+                        f"{run.name}: {split} {name} is no number at {len(steps)} logged step"
+                        f"{'s' if len(steps) > 1 else ''}, the first of them {steps[0]}: left out."
+                    )
 
 
 def named(run: Run, kind: str, split: str = "validation") -> list[str]:
@@ -237,6 +261,9 @@ def rows_of(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dict[s
         }
         yield {**shared, "metric": FINAL, "value": reach.final}
         if reach.split == "validation":
+            if run.clock:
+                seconds = SECONDS.format(level=percent(level))
+                yield {**shared, "metric": seconds, "value": seconds_at(run, reach.first)}
             if other is not None:
                 value = value_at(run, reach.name, other.first)
                 yield {**shared, "metric": THEN.format(level=percent(level)), "value": value}
@@ -248,6 +275,16 @@ def value_at(run: Run, name: str, step: float) -> float:
     import numpy as np
 
     return float(np.interp(step, *run.points(name))) if math.isfinite(step) else math.nan
+
+
+def seconds_at(run: Run, step: float) -> float:
+    """Seconds of training until a step, linear between logged ones; NaN where the clock does not go so far."""
+    import numpy as np
+
+    steps = sorted(run.clock)
+    if not math.isfinite(step) or not steps[0] <= step <= steps[-1]:
+        return math.nan
+    return float(np.interp(step, steps, [run.clock[each] for each in steps]))
 
 
 def mirrored(run: Run, name: str) -> float:
@@ -298,11 +335,10 @@ def order_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dic
             continue
         row = {**shared, "variant": variant}
         yield {**row, "metric": PAIRS, "value": in_order(chosen)}
-        yield {
-            **row,
-            "metric": SPREAD,
-            "value": finite(chosen.max() / chosen.min()) if chosen.min() else math.nan,
-        }
+        first, last = chosen.min(), chosen.max()
+        # Of answers none of which got there nothing is known; nor is there a share of step 0.
+        known = 0 < first < math.inf
+        yield {**row, "metric": SPREAD, "value": finite(last / first) if known else math.nan}
         yield {
             **row,
             "metric": REACHED.format(level=percent(level)),
@@ -335,7 +371,7 @@ def pooled(
     for key in dict.fromkeys((row["split"], row["variant"], row["metric"]) for row in mine):
         same = [row for row in mine if (row["split"], row["variant"], row["metric"]) == key]
         values = np.array([row["value"] for row in same])
-        steps = key[2].startswith("step at")
+        steps = key[2].startswith(("step at", "seconds at"))
         if steps:
             values = np.where(np.isnan(values), np.inf, values)
         values = values[~np.isnan(values)]

@@ -13,6 +13,7 @@ from interp_tasks.experiments.generalising import (
     FINAL,
     PAIRS,
     RATIO,
+    SECONDS,
     SPREAD,
     THEN,
 )
@@ -39,12 +40,12 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
                 cells.get(("validation", f"step at {level} for good")), cells, "validation", level
             ),
             "delay": "" if valid is None else delay_text(valid),
+            "seconds": text(cells.get(("validation", SECONDS.format(level=level)))),
             "then": text(cells.get(("validation", THEN.format(level=level)))),
             "final": text(cells.get(("validation", FINAL))),
             "ratio": ratio_text(cells),
         }
-        if ("validation", PAIRS) in cells:
-            shown["validation"] = order_text(cells)
+        shown["order"] = order_text(cells) if ("validation", PAIRS) in cells else ""
         rows.append({**first, **shown})
     found = pandas.DataFrame(rows)
     names = list(found["run"].unique())
@@ -68,6 +69,10 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
         Column(f"validation when train is at {level}", "then"),
         Column("final", "final"),
     ]
+    if (rows["order"] != "").any():
+        columns.append(Column("order", "order"))
+    if (rows["seconds"] != "").any():
+        columns.append(Column(f"seconds to {level}", "seconds"))
     if (rows["ratio"] != "").any():
         columns.append(Column("steps / the other's", "ratio"))
     return columns

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.measuring import Found, measure
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.subjects import Options, Subject
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 FORCED, GREEDY = "teacher forcing", "greedy"
 
 
+@checked
 def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """Judge greedy decoding by the task's metrics, beside the same with the true tokens before each answer.
 

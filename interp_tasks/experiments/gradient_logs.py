@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.drop import final_level
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.columns import tidy
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.runs import Run, read_runs
@@ -50,7 +51,8 @@ class GradientsResult(Result):
         """A run (default: the first): each tensor's norm by step, over its largest and as it is."""
         from interp_tasks.experiments.gradient_plots import figure
 
-        return figure(self.logged[next(iter(self.logged)) if run is None else run])
+        run = next(iter(self.logged)) if run is None else run
+        return self.titled(figure(self.logged[run]), f"Gradient norms of {run}")
 
     def page(self, title: str | None = None) -> Page:
         page = super().page(title or "gradients")
@@ -66,6 +68,7 @@ class GradientsResult(Result):
         return "Maps: each tensor's norm over its own largest. Lines: the norms themselves, on a log axis."
 
 
+@checked
 def gradients(runs: str | Sequence[str], start: int = 0) -> GradientsResult:
     """When the gradient of each tensor becomes small, and whether that of attention does so before the others'.
 
@@ -126,9 +129,13 @@ def read_norms(run: Run, start: int) -> dict[str, Norms]:
     """
     lines = [line for line in run.lines if line["step"] >= start and LOGGED in line]
     if not lines:
-        told = f" from step {start} on" if any(LOGGED in line for line in run.lines) else ""
+        logged = [line["step"] for line in run.lines if LOGGED in line]
+        if logged:
+            raise UserError(
+                f"{run.name} logged no gradient norms from step {start} on: its last are of {logged[-1]}"
+            )
         raise UserError(
-            f"{run.name} logged no gradient norms{told}: train with --set train.gradient_norms_every=100"
+            f"{run.name} logged no gradient norms: train with --set train.gradient_norms_every=100"
         )
     found: dict[str, Norms] = {}
     for stage in STAGES:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.experiments.curve_plots import line
 from interp_tasks.experiments.gradient_logs import AT, FINAL, HALF, LARGEST, RANK, STAGES
 from interp_tasks.reporting import Column
-from interp_tasks.reporting.palette import SEQUENTIAL, SYMBOLS, template
+from interp_tasks.reporting.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
 
 if TYPE_CHECKING:
     import pandas
@@ -24,6 +24,8 @@ LINES, ROW, GAP, AROUND = 320, 26, 90, 120
 def figure(logged: Mapping[str, Norms]) -> plotly.graph_objects.Figure:
     """By stage a map of each tensor's norm over its largest, and below it the norms themselves."""
     from plotly.subplots import make_subplots
+
+    from circuits.figures import POWERS
 
     heights = [height for one in logged.values() for height in (ROW * max(4, len(one.norms)), LINES)]
     whole = sum(heights) + GAP * (len(heights) - 1)
@@ -67,12 +69,17 @@ def figure(logged: Mapping[str, Norms]) -> plotly.graph_objects.Figure:
                     "legendgroup": name,
                     "showlegend": stage == STAGES[0],
                     "line": {**style, "width": 1.5},
-                    "marker": {"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 6, "color": style["color"]},
+                    # Colours begin again with another symbol each.
+                    "marker": {
+                        "symbol": SYMBOLS[(index + index // len(COLOURS["light"])) % len(SYMBOLS)],
+                        "size": 6,
+                        "color": style["color"],
+                    },
                 },
                 row=row + 1,
                 col=1,
             )
-        found.update_yaxes(type="log", title_text="norm", exponentformat="power", row=row + 1, col=1)
+        found.update_yaxes(type="log", title_text="norm", **POWERS, row=row + 1, col=1)
     found.update_xaxes(title_text="step")
     return found.update_layout(
         height=whole + AROUND,
@@ -82,7 +89,13 @@ def figure(logged: Mapping[str, Norms]) -> plotly.graph_objects.Figure:
             "colorscale": SEQUENTIAL,
             "cmin": 0,
             "cmax": 1,
-            "colorbar": {"len": heights[0] / whole, "y": 1, "yanchor": "top", "thickness": 12},
+            "colorbar": {
+                "len": heights[0] / whole,
+                "y": 1,
+                "yanchor": "top",
+                "thickness": 12,
+                "title": "norm /<br>largest",
+            },
         },
         template=template("light"),
     )

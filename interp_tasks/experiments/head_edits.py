@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
@@ -85,13 +86,28 @@ def read_specs(heads: str | Sequence[Any]) -> list[Any]:
     specs = [heads] if isinstance(heads, str) or is_pairs(heads) else list(heads)
     if not specs:
         raise UserError("--heads: no heads given; write all, each, each-layer, or heads such as 0.1")
-    return [check_heads(spec) if isinstance(spec, str) else spec for spec in specs]
+    return [check_heads(spec) if isinstance(spec, str) else pairs(spec) for spec in specs]
+
+
+def pairs(spec: Any) -> list[tuple[int, int]]:
+    """One choice of heads, ``[(0, 1), (0, 2)]``; a file has lists where Python has tuples.
+
+    Raises:
+        UserError: in one line.
+    """
+    if not isinstance(spec, (list, tuple)) or not is_pairs(spec):
+        raise UserError(
+            f"heads: {spec!r} is no choice of heads: write 0.1 (layer.head) or a list of (layer, head)"
+        )
+    return [(int(layer), int(head)) for layer, head in spec]
 
 
 def is_pairs(heads: Any) -> bool:
     """Whether a list is one choice of heads, ``[(0, 1), (0, 2)]``, rather than a list of specs."""
     return bool(heads) and all(
-        isinstance(head, tuple) and len(head) == 2 and all(isinstance(part, int) for part in head)
+        isinstance(head, (list, tuple))
+        and len(head) == 2
+        and all(isinstance(part, Integral) and not isinstance(part, bool) for part in head)
         for head in heads
     )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.activity import DEVIATIONS, LEAST, active_counts, amplitudes, of_equal_size
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.measuring import Found, measure
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.spectral import THRESHOLD, TOKENS_PER_PASS, check_threshold
@@ -63,7 +64,8 @@ class NeuronsResult(Result):
         """Each chosen neuron of one checkpoint (default: the last) over the grid, its 2-D spectrum beside it."""
         from interp_tasks.experiments.imaging_plots import images_figure
 
-        return images_figure(self.images[list(self.images)[-1] if ref is None else ref])
+        ref = list(self.images)[-1] if ref is None else ref
+        return self.titled(images_figure(self.images[ref]), f"Over the inputs, {ref}")
 
     def over_steps(self) -> plotly.graph_objects.Figure:
         """Active frequencies, clusters and variance explained at the steps of each run."""
@@ -137,6 +139,7 @@ class Measured:
         return self.spectrum.variance
 
 
+@checked
 def neurons(
     refs: str | Sequence[str],
     neurons: Sequence[int] = NEURONS,

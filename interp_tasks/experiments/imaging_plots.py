@@ -52,7 +52,8 @@ def images_figure(images: Mapping[str, Image]) -> plotly.graph_objects.Figure:
                 {
                     "type": "heatmap",
                     "z": table.tolist(),
-                    "zmin": 0 if column == 2 else None,
+                    # Both ends or neither counts; a neuron that is nowhere active has no share above 0.
+                    **({} if column == 1 else {"zmin": 0, "zmax": float(table.max()) or 100}),
                     "colorscale": SEQUENTIAL,
                     "colorbar": {
                         "len": PANEL / whole,
@@ -60,6 +61,10 @@ def images_figure(images: Mapping[str, Image]) -> plotly.graph_objects.Figure:
                         "x": 0.43 if column == 1 else 1.02,
                         "thickness": 12,
                         "ticksuffix": unit,
+                        "title": {
+                            "text": ("value", "share of<br>variance")[column - 1],
+                            "font": {"size": 12},
+                        },
                     },
                     "hovertemplate": f"{first} %{{y}}, {second} %{{x}}<br>{says}<extra></extra>",
                 },
@@ -92,25 +97,28 @@ def steps_figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
         rows=2, cols=1, vertical_spacing=GAP / whole, subplot_titles=["Frequencies", "Shares"]
     )
     tensors = list(frame.groupby(["run", "intervention"], sort=False, dropna=False))
-    index = 0
     for panel, wanted in enumerate((counted, shares), start=1):
+        index = 0
         for variant, metric, name in dict.fromkeys(wanted):
             for (run, tensor), part in tensors:
                 points = part[(part["variant"] == variant) & (part["metric"] == metric)].sort_values("step")
                 if points.empty:
                     continue
                 said = name if len(tensors) == 1 else f"{name}, {tensor} of {run}"
-                found.add_trace(
-                    line(said, points["step"].tolist(), points["value"].tolist(), index), row=panel, col=1
-                )
+                trace = line(said, points["step"].tolist(), points["value"].tolist(), index)
+                # Each panel has its legend beside it.
+                legend = "legend" if panel == 1 else "legend2"
+                found.add_trace({**trace, "legend": legend}, row=panel, col=1)
                 index += 1
+    beside = {"orientation": "v", "x": 1.02, "yanchor": "top", "font": {"size": 12}}
     found.update_xaxes(title_text="step")
     found.update_yaxes(title_text="number", rangemode="tozero", row=1, col=1)
     found.update_yaxes(title_text="share", range=[0, 1.03], row=2, col=1)
     return found.update_layout(
         height=whole + AROUND + 60,
         margin={"t": 70, "b": 50},
-        legend={"orientation": "v", "x": 1.02, "y": 1, "yanchor": "top"},
+        legend={**beside, "y": 1, "title": {"text": "number of"}},
+        legend2={**beside, "y": PANEL / whole, "title": {"text": "share of"}},
         template=template("light"),
     )
 

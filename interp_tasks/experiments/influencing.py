@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.measuring import Found, measure
 from interp_tasks.experiments.pairing import without_intervals
 from interp_tasks.experiments.results import Result
@@ -43,7 +44,7 @@ class InfluenceResult(Result):
         """A map per checkpoint, and one of each reference."""
         from interp_tasks.experiments.influence_plots import figure
 
-        return figure(self.maps) if self.maps else super().plot()
+        return self.titled(figure(self.maps), self.heading()) if self.maps else super().plot()
 
     def heading(self) -> str:
         return "Where the entries are that move an output"
@@ -55,6 +56,7 @@ class InfluenceResult(Result):
         )
 
 
+@checked
 def influence(
     refs: str | Sequence[str],
     shift: float | None = SHIFT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.measuring import Found, measure
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.subjects import Options, Subject
@@ -19,6 +20,7 @@ READ_OUT, WITHOUT = "read-out", "without direct"
 TOKENS_PER_PASS = 16384
 
 
+@checked
 def lens(
     refs: str | Sequence[str],
     **options: Unpack[Options],

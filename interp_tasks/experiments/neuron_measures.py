@@ -16,6 +16,7 @@ from interp_tasks.experiments.progress_table import (
     KEYS_OF_EMBEDDING,
     NORM,
     NORM_IN_EMBEDDING,
+    OF_CLUSTER,
     ON_WAVE,
     RESIDUAL,
     of_frequency,
@@ -115,14 +116,15 @@ def w_l(model: Any) -> Tensor:
 def rows_of_map(
     neurons: Neurons, answer: Answer, keys: Sequence[int], embedding: Mapping[int, float] | None
 ) -> Iterator[Row]:
-    """W_L as cosines and sines over the classes, and how the neurons' projections on them follow the answer.
+    """W_L as cosines and sines over the classes, how the neurons' projections on them follow the answer, and whether
+    the neurons of a frequency write to it alone.
 
     Args:
         embedding: the norm of each frequency in W_E, where the answer has the embedding's period.
     """
     import torch
 
-    from circuits.fourier import basis, frequencies, variance_explained
+    from circuits.fourier import basis, clusters, frequencies, spectrum, variance_explained
 
     weights = neurons.to_logits[:, answer.classes]
     period = answer.sum.period
@@ -146,6 +148,14 @@ def rows_of_map(
             yield measured(which, ON_WAVE, share, **common)
             # Waves have mean square 1; the amplitude is that of cos and sin themselves.
             yield measured(which, AMPLITUDE, float(slope) * (1.0 if 2 * key == period else 2**0.5), **common)
+    if set(neurons.inputs.sizes) == {period}:
+        # A neuron's column is what it writes to the classes.
+        power = waves.square()
+        found = clusters(spectrum(neurons.values, neurons.inputs.sizes))
+        for label in found.sizes:
+            mine = power[:, found.neurons(label)]
+            of_cluster = float(mine[of_row == label].sum() / mine.sum())
+            yield measured(of_frequency(answer.name, int(label)), OF_CLUSTER, of_cluster, **common)  # type: ignore[arg-type]
     if embedding is not None:
         strong = [key for key, norm in embedding.items() if norm > max(embedding.values()) / 4]
         yield measured(answer.name, KEYS_OF_EMBEDDING, float(len(strong)), site="embed")
@@ -162,13 +172,14 @@ def rows_of_concentration(model: Any, answer: Answer, keys: Sequence[int]) -> It
 
 
 def rows_of_removal(neurons: Neurons, answer: Answer, keys: Sequence[int]) -> Iterator[Row]:
-    """Losses with frequencies of the neurons removed or kept; the neurons are functions of the input."""
+    """Losses with frequencies of the neurons, or of the logits, removed or kept: both are functions of the input."""
     import torch
 
     from circuits.fourier import basis, clusters, frequencies, share, spectrum
 
     inputs, total = neurons.inputs, answer.sum
-    clean = inputs.scores(neurons.logits[:, answer.classes], answer)
+    logits = neurons.logits[:, answer.classes]
+    clean = inputs.scores(logits, answer)
 
     def rows(variant: str, name: str, logits: Tensor) -> Iterator[Row]:
         found = scored(variant, name, inputs.scores(logits, answer), clean, neurons.engine)
@@ -189,6 +200,15 @@ def rows_of_removal(neurons: Neurons, answer: Answer, keys: Sequence[int]) -> It
     for key in keys:
         without = neurons.logits_with(removed(total.block([key])), answer)
         yield from rows(of_frequency(answer.name, key), "neurons: without one key frequency", without)
+    for name, edited in (
+        ("logits: key frequencies alone", kept(total.block(keys))(logits)),
+        ("logits: without key frequencies", removed(total.block(keys))(logits)),
+    ):
+        yield from scored(answer.name, name, inputs.scores(edited, answer), clean)
+    for key in keys:
+        without = removed(total.block([key]))(logits)
+        name = "logits: without one key frequency"
+        yield from scored(of_frequency(answer.name, key), name, inputs.scores(without, answer), clean)
     of_row = frequencies(total.period)
     waves = basis(total.period) @ neurons.to_logits[:, answer.classes].T
     chosen = waves[torch.isin(of_row, torch.tensor(list(keys), dtype=torch.long))]

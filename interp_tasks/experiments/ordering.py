@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.measuring import Found, measure
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.specifications import check_choice
@@ -41,7 +42,7 @@ class OrderResult(Result):
         """A panel per run, a line per quantity: 0 at the plateau, 1 at the end."""
         from interp_tasks.experiments.order_plots import figure
 
-        return figure(self.curves)
+        return self.titled(figure(self.curves), self.heading())
 
     def heading(self) -> str:
         return "Share of its way that each quantity has made"
@@ -50,6 +51,7 @@ class OrderResult(Result):
         return "0: the value on the plateau (or at the first checkpoint, if asked for). 1: the value at the last one."
 
 
+@checked
 def order(
     refs: str | Sequence[str],
     kinds: str | Sequence[str] = (),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.donors import Donor, check_donor
 from interp_tasks.experiments.head_edits import choices, positions, read_specs
 from interp_tasks.experiments.measuring import Found, measure, swept
@@ -26,6 +27,7 @@ RESAMPLE = "resample"
 NAME = re.compile(r"[A-Za-z_][\w-]*")
 
 
+@checked
 def patch(
     refs: str | Sequence[str],
     source: str,

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.measuring import Found, measure, swept
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.specifications import called, check_draws
@@ -22,6 +23,7 @@ ALL = "all"
 WHAT = re.compile(r"[a-z_]+(-[a-z_]+)?")
 
 
+@checked
 def permute(
     refs: str | Sequence[str],
     draws: int = 20,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from circuits.figures import log_axis
 from interp_tasks.experiments.columns import value_text
 from interp_tasks.reporting import Column, p_value
 from interp_tasks.reporting.palette import COLOURS, SYMBOLS, template
@@ -28,16 +29,19 @@ def figure(points: Sequence[Point]) -> plotly.graph_objects.Figure:
     for name in runs:
         mine = [point for point in points if point.run.name == name and math.isfinite(point.step)]
         p = next(point.p for point in points if point.run.name == name)
-        index = bases.index(p)
+        # Runs of one p are told apart by their own names.
+        short = name.rsplit("/", 1)[-1]
+        kind = f"p = {p}" if len(bases) > 1 or len(runs) == 1 else f"{short}, p = {p}"
+        index = bases.index(p) if len(bases) > 1 else runs.index(name)
         colour = COLOURS["light"][index % len(COLOURS["light"])]
         symbol = SYMBOLS[index % len(SYMBOLS)]
         found.add_trace(
             {
                 "type": "scatter",
                 "mode": "lines+markers",
-                "name": f"p = {p}",
-                "legendgroup": str(p),
-                "showlegend": not any(trace.legendgroup == str(p) for trace in found.data),
+                "name": kind,
+                "legendgroup": kind,
+                "showlegend": not any(trace.legendgroup == kind for trace in found.data),
                 "x": [str(point.q) for point in mine],
                 "y": [point.step for point in mine],
                 "line": {"color": colour, "width": 1.5},
@@ -46,13 +50,15 @@ def figure(points: Sequence[Point]) -> plotly.graph_objects.Figure:
                     "color": colour,
                     "symbol": [symbol if point.p % point.q == 1 else f"{symbol}-open" for point in mine],
                 },
-                "hovertemplate": f"{name.rsplit('/', 1)[-1]}<br>q = %{{x}}: step %{{y:.0f}}<extra>p = {p}</extra>",
+                "hovertemplate": f"{short}<br>q = %{{x}}: step %{{y:.0f}}<extra>p = {p}</extra>",
             }
         )
     found.update_xaxes(
-        title_text="q", type="category", categoryorder="array", categoryarray=list(map(str, order))
+        title_text="prime q", type="category", categoryorder="array", categoryarray=list(map(str, order))
     )
-    found.update_yaxes(title_text="step", type="log")
+    steps = [point.step for point in points if 0 < point.step < math.inf]
+    axis = log_axis(min(steps), max(steps)) if steps else {"type": "log"}
+    found.update_yaxes(title_text="step", **axis)
     found.update_layout(height=460, margin={"t": 80, "b": 70}, template=template("light"))
     return found
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.columns import tidy
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.runs import Run, read_runs, setting
@@ -53,7 +54,7 @@ class PrimeOrderResult(Result):
         """The step of every prime, a line per value of p."""
         from interp_tasks.experiments.prime_order_plots import figure
 
-        return figure(self.points)
+        return self.titled(figure(self.points), self.heading())
 
     def heading(self) -> str:
         return "Step at which each prime generalises"
@@ -62,6 +63,7 @@ class PrimeOrderResult(Result):
         return "Filled: q divides p − 1, the answer is the sum of the digits mod q. Open: it does not. Log scale."
 
 
+@checked
 def prime_order(runs: str | Sequence[str], level: float = LEVEL, seed: int = 0) -> PrimeOrderResult:
     """Correlate the step at which each prime of a run generalises with what q is to p.
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from interp_tasks.reporting.palette import COLOURS, SYMBOLS, template
-
 if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
@@ -19,6 +17,5 @@ def figure(tables: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
     from circuits.probe_figure import figure as drawn
 
     whole = pandas.concat([table.assign(ref=ref) for ref, table in tables.items()], ignore_index=True)
-    found: plotly.graph_objects.Figure = drawn(whole, COLOURS["light"], SYMBOLS, by="ref")
-    found.update_layout(template=template("light"))
+    found: plotly.graph_objects.Figure = drawn(whole, by="ref")
     return found

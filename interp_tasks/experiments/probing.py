@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.measuring import Found, measure
 from interp_tasks.experiments.probe_settings import SAMPLES, Asked
 from interp_tasks.experiments.probe_table import notes, tidy_rows
@@ -33,7 +34,7 @@ class ProbeResult(Result):
         """A row of panels per target, a panel per metric: values over layers, with both controls."""
         from interp_tasks.experiments.probe_plots import figure
 
-        return figure(self.tables)
+        return self.titled(figure(self.tables), self.heading())
 
     def page(self, title: str | None = None) -> Page:
         return super().page(title or f"probe: {self.config['method']}")
@@ -44,10 +45,12 @@ class ProbeResult(Result):
     def caption(self) -> str:
         return (
             "Lines: probes on held-out examples, bands their 95% intervals. Dotted: the same on targets that were "
-            "exchanged between examples. Dashed: the same on an untrained model."
+            "exchanged between examples. Dashed: the same on an untrained model. Of a single layer: points, crosses "
+            "and open circles."
         )
 
 
+@checked
 def probe(
     refs: str | Sequence[str],
     sites: str | Sequence[str] = ("resid_post",),

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.measuring import Found, measure
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.specifications import check_choice
-from interp_tasks.experiments.spectral import read_rule
+from interp_tasks.experiments.spectral import RULES, THRESHOLD, read_rule
 from interp_tasks.experiments.subjects import Examples, Options, Subject, check_refs
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 #: What is measured of every checkpoint, and of the last one of each run alone.
 CURVES, MECHANISM = ("losses", "gini", "weights"), ("map", "neurons", "attention", "skips")
 KINDS = (*CURVES, *MECHANISM)
+#: Rules by name, with their usual number: those of ``fourier``, of W_L, and one of the neurons.
+CLUSTERS = "clusters"
+KEY_RULES = {**RULES, CLUSTERS: THRESHOLD}
+USUAL = "of-largest"
 
 
 @dataclass(frozen=True)
@@ -60,10 +65,11 @@ class ProgressResult(Result):
         )
 
 
+@checked
 def progress(
     refs: str | Sequence[str],
     *,
-    rule: str = "of-largest",
+    rule: str = USUAL,
     keys: Sequence[int] | None = None,
     answers: str | Sequence[str] = (),
     kinds: str | Sequence[str] = (),
@@ -74,12 +80,13 @@ def progress(
     From all inputs of the grid, at the position where the output is read, and the answer's own classes. ``losses``:
     restricted, excluded (all keys, one at a time, the worst single frequency), of the fitted cosines; cross-entropy in
     nats. ``gini``, ``weights``: of every checkpoint, too. ``map`` (W_L by frequency), ``neurons`` (frequencies removed
-    there), ``attention`` (as waves of the digits), ``skips``: of the last checkpoint given of each run.
+    and in the logits), ``attention`` (as waves of the digits), ``skips``: of the last checkpoint given of each run.
 
     Args:
         refs: one or several REFs; four or more of a run give its phases (see :mod:`interp_tasks.experiments.phases`).
-        rule: which frequencies are key, as in ``fourier``, of W_L = W_U·W_out over the answer's classes. They are taken
-            from the last checkpoint that the run has stored, whichever are given, and used at all of them.
+        rule: which frequencies are key, as in ``fourier``, of W_L = W_U·W_out over the answer's classes; or
+            ``"clusters"``: those that explain more than 0.85 of the variance of at least one neuron of the last layer.
+            They are taken from the last checkpoint that the run has stored, whichever are given, and used at all.
         keys: these frequencies instead; for a single answer.
         answers: some of the task's modular answers; none: all.
         kinds: some of ``KINDS``; none: all.
@@ -92,7 +99,7 @@ def progress(
     Raises:
         UserError, TaskError, CircuitsError: in one line; a UserError for a task without modular answers.
     """
-    name, number = read_rule(rule)
+    name, number = read_key_rule(rule, keys)
     asked = check_kinds([kinds] if isinstance(kinds, str) else kinds)
     wanted = [answers] if isinstance(answers, str) else list(answers)
     if keys is not None and not all(isinstance(key, int) for key in keys):
@@ -150,6 +157,22 @@ def check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
     return tuple(kind for kind in KINDS if not kinds or kind in kinds)
 
 
+def read_key_rule(rule: str, keys: Sequence[int] | None = None) -> tuple[str, float]:
+    """A rule's name and number.
+
+    Raises:
+        UserError: for a rule there is not, for no number; for a rule beside keys, which it would not decide.
+    """
+    name, number = read_rule(rule, KEY_RULES)
+    if name == CLUSTERS and number > 1:
+        raise UserError(f"--rule {rule}: after = comes a share of a neuron's variance, from 0 to 1")
+    if keys is not None and rule != USUAL:
+        raise UserError(
+            f"--keys are the key frequencies whatever --rule {rule} says: leave one of the two out"
+        )
+    return name, number
+
+
 def read_keys(text: str | None) -> tuple[int, ...] | None:
     """Frequencies from ``3,24``.
 
@@ -194,18 +217,23 @@ def read_inputs_of(subject: Subject, answers: Sequence[str], keys: tuple[int, ..
 def final_keys(
     ref: str, device: str, inputs: Inputs, name: str, number: float, chosen: tuple[int, ...] | None
 ) -> dict[str, tuple[int, ...]]:
-    """The key frequencies of each answer, of W_L in one checkpoint."""
+    """The key frequencies of each answer, of W_L or of the neurons in one checkpoint."""
     from circuits.fourier import key_frequencies, spectrum
-    from circuits.key_rules import RULES
+    from circuits.key_rules import RULES as MADE
     from interp_tasks.checkpoints import load_checkpoint
     from interp_tasks.experiments.neuron_measures import w_l
 
     if chosen is not None:
         return {answer.name: chosen for answer in inputs.answers}
-    weights = w_l(load_checkpoint(ref, device=device).model)
+    model = load_checkpoint(ref, device=device).model
+    weights = w_l(model)
+    if name == CLUSTERS:
+        (neurons,) = activations(model, inputs, ["mlp_post"])[1].values()
+        sizes = {answer.name: answer.sum.clusters(neurons, number).sizes for answer in inputs.answers}
+        return {answer: tuple(int(key) for key in found) for answer, found in sizes.items()}  # type: ignore[arg-type]
     found = {}
     for answer in inputs.answers:
-        keys = key_frequencies(spectrum(weights[:, answer.classes], axis=1), RULES[name](number)).keys
+        keys = key_frequencies(spectrum(weights[:, answer.classes], axis=1), MADE[name](number)).keys
         found[answer.name] = tuple(key for key in keys if isinstance(key, int))
     return found
 
@@ -262,7 +290,7 @@ class Followed:
         logits: Tensor,
         seen: Mapping[str, Tensor],
     ) -> list[Row]:
-        from interp_tasks.experiments.attention_fits import rows_of_attention, rows_of_skips
+        from interp_tasks.experiments.attention_fits import rows_of_attention, rows_of_skips, rows_of_waves
         from interp_tasks.experiments.neuron_measures import Neurons, rows_of_map, rows_of_removal
 
         rows: list[Row] = []
@@ -279,6 +307,7 @@ class Followed:
         if "attention" in kinds:
             patterns = {layer: seen[f"pattern.{layer}"] for layer in range(model.cfg.n_layers)}
             rows += rows_of_attention(inputs, patterns)
+            rows += rows_of_waves(model, inputs, patterns, logits)
         if "skips" in kinds:
             rows += rows_of_skips(model, inputs, logits)
         return rows
@@ -384,7 +413,7 @@ def embedding_norms(subject: Subject, answer: Answer) -> dict[int, float] | None
 def notes(
     followed: Mapping[str, Followed], name: str, number: float, chosen: tuple[int, ...] | None
 ) -> Sequence[str]:
-    from circuits.key_rules import RULES
+    from circuits.key_rules import RULES as MADE
 
     said = ["Over all inputs of the grid: nothing is sampled. loss: cross-entropy in nats."]
     for one in followed.values():
@@ -393,9 +422,14 @@ def notes(
             f"{answer} {', '.join(map(str, keys)) or 'none'}" for answer, keys in one.keys.items()
         )
         said.append(f"Key frequencies of {run}: {listed}.")
-    if chosen is None:
+    if chosen is None and name == CLUSTERS:
         said.append(
-            f"{RULES[name](number).statement}; of W_L over the answer's classes, in the last checkpoint that the run "
+            f"key: more than {number:g} of the variance of at least one neuron; of the last layer's neurons over all "
+            "inputs, in the last checkpoint that the run has stored, for all checkpoints."
+        )
+    elif chosen is None:
+        said.append(
+            f"{MADE[name](number).statement}; of W_L over the answer's classes, in the last checkpoint that the run "
             "has stored, for all checkpoints."
         )
     return said

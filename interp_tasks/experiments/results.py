@@ -128,7 +128,13 @@ class Result:
         """Every value beside its baseline, a panel per metric; of the experiment ``heads`` a map of effects as well."""
         from interp_tasks.experiments.plotting import figure
 
-        return figure(self.frame)
+        return self.titled(figure(self.frame), self.heading())
+
+    def titled(self, figure: plotly.graph_objects.Figure, title: str) -> plotly.graph_objects.Figure:
+        """A figure that says what it shows, and how to read it; a page says that beside it instead."""
+        from circuits.plots import titled
+
+        return titled(figure, title, self.caption())
 
     def page(self, title: str | None = None) -> Page:
         """Figure and table on one self-contained page."""

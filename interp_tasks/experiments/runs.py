@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from interp_tasks.checkpoints import Drop, detect_drop, read_metrics, read_run, resolve
-from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE
+from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, read_clock
 from interp_tasks.errors import UserError
 
 
@@ -34,6 +34,8 @@ class Run:
         config: of ``run.json``.
         drop_metric: the metric whose drop is the task's, and its direction.
         lines: of ``metrics.jsonl``.
+        clock: step -> seconds of training until then; empty for a run without a clock.
+        validated_on: examples of the fixed validation sample; ``None`` where the run does not say.
     """
 
     name: str
@@ -42,6 +44,8 @@ class Run:
     drop_metric: str
     direction: str
     lines: Sequence[Mapping[str, Any]]
+    clock: Mapping[int, float] = field(default_factory=dict)
+    validated_on: int | None = None
 
     def logged(self, split: str = "validation") -> tuple[str, ...]:
         """The metrics that it logs of a split."""
@@ -56,6 +60,11 @@ class Run:
             if isinstance(value, (int, float)) and math.isfinite(value)
         ]
         return tuple(step for step, _ in kept), tuple(value for _, value in kept)
+
+    def left_out(self, metric: str, split: str = "validation") -> tuple[int, ...]:
+        """The steps at which what was logged of a metric is no finite number."""
+        logged = {line["step"] for line in self.lines if metric in (line.get(split) or {})}
+        return tuple(sorted(logged - set(self.points(metric, split)[0])))
 
     def curve(self, metric: str) -> Curve:
         """A metric with its drop; accuracies go up, all else moves as the task's own metric does.
@@ -87,9 +96,9 @@ class Run:
             "run": self.name,
             "ref": self.name,
             "step": self.lines[-1]["step"] if self.lines else None,
-            "seed": train.get("seed"),
+            "seed": whole(train.get("seed")),
             "split": "validation",
-            "n": train.get("eval_samples"),
+            "n": whole(train.get("eval_samples") if self.validated_on is None else self.validated_on),
             "n_runs": 1,
         }
 
@@ -145,7 +154,21 @@ def read_one(name: str, path: Path) -> Run:
                 f"{path / METRICS_FILE} is mangled: line {number} has no later step than the one before it, or "
                 "metrics that are not an object"
             )
-    return Run(name, path, config, metric["name"], metric["direction"], lines)
+    return Run(
+        name, path, config, metric["name"], metric["direction"], lines, read_clock(path), examples(described)
+    )
+
+
+def examples(described: Mapping[str, Any]) -> int | None:
+    """Examples of the validation sample, of a mixture of one of its kinds."""
+    found = described.get("validation_examples")
+    numbers = list(found.values()) if isinstance(found, dict) else []
+    return max(numbers) if numbers and all(type(number) is int for number in numbers) else None
+
+
+def whole(value: Any) -> int | None:
+    """A number that a column of whole numbers can hold, ``None`` for all else."""
+    return value if type(value) is int and abs(value) < 2**63 else None
 
 
 def setting(config: Mapping[str, Any], key: str) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.head_classes import roles_elsewhere
 from interp_tasks.experiments.head_edits import HeadEdit, by_layer
 from interp_tasks.experiments.measuring import Found, measure, swept
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from circuits import Head
 
 
+@checked
 def heads(
     refs: str | Sequence[str],
     mode: str = "uniform",

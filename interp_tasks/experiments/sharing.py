@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.measuring import Found, measure
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.specifications import check_draws
@@ -32,19 +33,20 @@ class PrimesResult(Result):
         """The share of each answer in every tensor, and what every removal does to every answer."""
         from interp_tasks.experiments.sharing_plots import figure
 
-        return figure(self.frame, self.damages)
+        return self.titled(figure(self.frame, self.damages), self.heading())
 
     def heading(self) -> str:
         return "What belongs to each modular answer"
 
     def caption(self) -> str:
         return (
-            "Bars: the share of each tensor's variance that is a function of the answer; open marks: the same of "
+            "Bars: the share of each tensor's variance that is a function of the answer; open bars: the same of "
             "shuffled digits. Maps: rows are taken away, columns judged: the share of the accuracy above chance that "
             "is lost, 1 where none is left; the same scale in all."
         )
 
 
+@checked
 def primes(
     refs: str | Sequence[str],
     *,
@@ -108,6 +110,10 @@ def primes(
     options = {**options, "samples": options.get("samples") or SAMPLES}
     result = measure("primes", refs, options, look, config={"draws": draws, "ablate": ablate})
     frame = result.frame
+    if frame.empty:
+        raise UserError(
+            "primes: what these checkpoints compute is the same for every input: no variance to share out"
+        )
     frame.loc[frame["variant"].notna() & frame["site"].notna() & is_share(frame), "split"] = "grid"
     return PrimesResult(
         **{**vars(result), "frame": frame, "notes": tuple(notes(draws, ablate))}, damages=damages

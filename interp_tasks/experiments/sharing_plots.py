@@ -32,8 +32,10 @@ def figure(frame: pandas.DataFrame, damages: Mapping[str, Sequence[Damage]]) -> 
         for tensor, part in shares[shares["ref"] == ref].groupby(
             shares["intervention"].str.partition(": ")[2], sort=False
         ):
-            panels.append((BARS, f"{tensor}<br>{ref}", part))
-        panels += [(MAP, f"{one.kind} at {one.place}<br>{ref}", one) for one in damages.get(ref, ())]
+            panels.append((BARS, f"functions of the answer and of the digits in {tensor}<br>{ref}", part))
+        panels += [
+            (MAP, f"{one.kind} taken away at {one.place}<br>{ref}", one) for one in damages.get(ref, ())
+        ]
     whole = sum(height for height, _, _ in panels) + GAP * (len(panels) - 1)
     found = make_subplots(
         rows=len(panels),
@@ -45,7 +47,9 @@ def figure(frame: pandas.DataFrame, damages: Mapping[str, Sequence[Damage]]) -> 
         subplot_titles=[
             title
             for height, title, _ in panels
-            for title in ([title] if height == BARS else [title, "as much at random"])
+            for title in (
+                [title] if height == BARS else [title, f"as much at random<br>{title.split('<br>')[1]}"]
+            )
         ],
     )
     for row, (height, _, shown) in enumerate(panels, start=1):
@@ -79,7 +83,8 @@ def figure(frame: pandas.DataFrame, damages: Mapping[str, Sequence[Damage]]) -> 
 def bars(found: Any, row: int, part: pandas.DataFrame) -> None:
     """Of one tensor a bar per answer, for functions of the digits and of the answer, with their controls."""
     drawn = {trace.name for trace in found.data}
-    names = {DIGIT: "digit mod q", DIGITS: "digits mod q", ANSWER: "the answer"}
+    # Of embeddings there is one digit, of activations all of them: the same in one colour.
+    names = {DIGIT: "digits mod q", DIGITS: "digits mod q", ANSWER: "the answer"}
     for what, rows in part.groupby(part["intervention"].str.partition(": ")[0], sort=False):
         colour = COLOURS["light"][0 if what == ANSWER else 1]
         name = names[str(what)]
@@ -115,7 +120,7 @@ def bars(found: Any, row: int, part: pandas.DataFrame) -> None:
             row=row,
             col=1,
         )
-    found.update_xaxes(type="category", row=row, col=1)
+    found.update_xaxes(type="category", title={"text": "answer", "standoff": 4}, row=row, col=1)
     found.update_yaxes(title_text="share of variance", rangemode="tozero", row=row, col=1)
 
 
@@ -137,7 +142,7 @@ def heatmap(found: Any, row: int, column: int, one: Damage, lost: Any) -> None:
     )
     found.update_xaxes(
         type="category",
-        title_text="judged",
+        title_text="answer that is judged",
         tickangle=-90 if len(names) > NUMBERED else 0,
         row=row,
         col=column,
@@ -145,7 +150,7 @@ def heatmap(found: Any, row: int, column: int, one: Damage, lost: Any) -> None:
     found.update_yaxes(
         type="category",
         autorange="reversed",
-        title_text="taken away" if column == 1 else None,
+        title_text="answer that is taken away" if column == 1 else None,
         row=row,
         col=column,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.baselining import PAIRED, no_tokens
 from interp_tasks.experiments.comparing import Comparison, ComparisonResult, chosen, declared, forward
 from interp_tasks.experiments.measuring import Found, measure
@@ -20,6 +21,7 @@ GROUPS = ("entries", "rank", "rows", "columns")
 UNTRAINED = "untrained_positions"
 
 
+@checked
 def ood(
     refs: str | Sequence[str],
     vary: str | Sequence[str] = GROUPS,

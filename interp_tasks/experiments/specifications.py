@@ -14,6 +14,8 @@ SPLITS = ("train", "validation", "test")
 SEED_END = 2**63
 #: One past the most examples or draws: beyond it the sizes of tensors overflow (``tasks.base`` has the same).
 MOST = 2**40
+#: More draws than any interval or p-value of ours is worth.
+MOST_DRAWS = 100_000
 #: The word for one row per head.
 EACH = "each"
 #: The word for one row per layer, of all its heads.
@@ -130,8 +132,8 @@ def has_heads(site: str) -> bool:
 def check_draws(draws: int) -> None:
     if draws < 1:
         raise UserError(f"--draws {draws}: at least one draw is needed")
-    if draws >= MOST:
-        raise UserError(f"--draws {draws}: more than can be drawn")
+    if draws > MOST_DRAWS:
+        raise UserError(f"--draws {draws}: at most {MOST_DRAWS}")
 
 
 def check_positions(option: str, spec: str) -> tuple[int, ...]:

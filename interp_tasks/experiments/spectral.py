@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.measuring import Found, measure
 from interp_tasks.experiments.results import Result
 from interp_tasks.experiments.specifications import check_choice
@@ -69,7 +70,7 @@ class FourierResult(Result):
         """The share of each frequency, key frequencies marked; over two coordinates each combination too."""
         from interp_tasks.experiments.spectral_plots import figure
 
-        return figure(self.spectra)
+        return self.titled(figure(self.spectra), self.heading())
 
     def heading(self) -> str:
         return "Share of variance by frequency"
@@ -81,6 +82,7 @@ class FourierResult(Result):
         )
 
 
+@checked
 def fourier(
     refs: str | Sequence[str],
     *,
@@ -165,20 +167,20 @@ def notes(threshold: float, every: bool, on_inputs: list[str], frame: Any) -> It
         )
 
 
-def read_rule(rule: str) -> tuple[str, float]:
-    """A rule's name and number, from ``NAME`` or ``NAME=NUMBER``.
+def read_rule(rule: str, rules: Mapping[str, float] = RULES) -> tuple[str, float]:
+    """A rule's name and number, from ``NAME`` or ``NAME=NUMBER``; ``rules``: those there are, with their usual numbers.
 
     Raises:
         UserError: for a rule there is not, for no number.
     """
     name, equals, text = rule.partition("=")
-    check_choice("--rule", name, tuple(RULES))
+    check_choice("--rule", name, tuple(rules))
     try:
-        number = float(text) if equals else RULES[name]
+        number = float(text) if equals else rules[name]
     except ValueError:
         number = -1.0
     if not 0 <= number < 1e9:
-        raise UserError(f"--rule {rule}: after = comes a number from 0, such as {name}={RULES[name]:g}")
+        raise UserError(f"--rule {rule}: after = comes a number from 0, such as {name}={rules[name]:g}")
     return name, number
 
 

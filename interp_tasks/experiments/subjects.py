@@ -86,6 +86,10 @@ class Examples:
         check_samples(self.samples)
         check_seed(self.seed)
         check_choice("--split", self.split, SPLITS)
+        if self.task is not None and not (isinstance(self.task, str) or hasattr(self.task, "check_model")):
+            raise UserError(f"task is a task or the name of one, not {self.task!r}")
+        if isinstance(self.tokens, (str, Path)) and not Path(self.tokens).exists():
+            raise UserError(f"cannot read {self.tokens}: No such file or directory")
         if self.task is not None and self.tokens is not None:
             raise UserError(
                 "give --task or --tokens, not both: tokens of your own have no targets to compare with"
@@ -140,7 +144,7 @@ class Named:
 
 
 def check_refs(refs: str | Sequence[str], examples: Examples) -> list[Named]:
-    """Every checkpoint the REFs name, without loading one.
+    """Every checkpoint the REFs name, without loading one, once the examples can be.
 
     Rows are labelled with the REF as it was written where that names one checkpoint (``RUN@pre`` says more
     than the step it stands for, which has a column of its own), else with the REF of exactly this checkpoint.
@@ -149,6 +153,7 @@ def check_refs(refs: str | Sequence[str], examples: Examples) -> list[Named]:
         UserError: for a REF that names nothing, for none given, for a checkpoint without a task where one is
             needed.
     """
+    examples.check()
     given = [refs] if isinstance(refs, str) else [str(ref) for ref in refs]
     if not given:
         raise UserError("no checkpoint: give --ckpt REF, such as zoo:matrix-completion-4x4@post or RUN@last")
@@ -180,7 +185,6 @@ def subjects(
     """
     from interp_tasks.checkpoints import load_checkpoint
 
-    examples.check()
     named = check_refs(refs, examples)
     check_device(device)
     own_tokens = read_tokens(examples.tokens, examples.samples)

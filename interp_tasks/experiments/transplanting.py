@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.donors import Donor, check_donors
 from interp_tasks.experiments.measuring import Found, measure, swept
 from interp_tasks.experiments.results import Result
@@ -32,7 +33,7 @@ class TransplantResult(Result):
             return super().plot()
         from interp_tasks.experiments.transplant_plots import figure
 
-        return figure(self.frame)
+        return self.titled(figure(self.frame), self.heading())
 
     def heading(self) -> str:
         if not self.is_grid:
@@ -49,6 +50,7 @@ class TransplantResult(Result):
         )
 
 
+@checked
 def transplant(
     refs: str | Sequence[str],
     source: str | Sequence[str],

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.embedding import WEIGHTS, Tables, interval, resamples, run_of
 from interp_tasks.experiments.measuring import Found, measure
 from interp_tasks.experiments.results import Result
@@ -96,13 +97,15 @@ class WeightsResult(Result):
         from interp_tasks.experiments.weight_plots import overview
 
         ref = next(iter(self.shown)) if ref is None else ref
-        return overview(ref, self.shown[ref])
+        return self.titled(overview(ref, self.shown[ref]), f"Embeddings, {ref}")
 
     def maps(self, ref: str | None = None) -> plotly.graph_objects.Figure:
         """Of one checkpoint (default: the first): every weight tensor as a heat map."""
         from interp_tasks.experiments.weight_plots import heatmaps
 
         ref = next(iter(self.shown)) if ref is None else ref
+        if not self.shown[ref].weights:
+            raise UserError(f"{ref}: every weight is 0, there is no map to draw")
         return heatmaps(ref, self.shown[ref].weights)
 
     def page(self, title: str | None = None) -> Page:
@@ -110,10 +113,10 @@ class WeightsResult(Result):
         page = super().page(title or "weights")
         figures = []
         for ref in self.shown:
-            for figure, name, caption in (
-                (self.plot(ref), f"Embeddings, {ref}", self.caption()),
-                (self.maps(ref), f"Weights, {ref}", MAPS),
-            ):
+            drawn = [(self.plot(ref), f"Embeddings, {ref}", self.caption())]
+            if self.shown[ref].weights:
+                drawn.append((self.maps(ref), f"Weights, {ref}", MAPS))
+            for figure, name, caption in drawn:
                 figures.append(Figure(figure, name, caption, height=int(figure.layout.height)))
         return Page(page.title, [*figures, *page.sections[1:]], page.config, page.versions)
 
@@ -127,6 +130,7 @@ class WeightsResult(Result):
 MAPS = "Every tensor that is not 0 throughout, in 255 steps from minus to plus its largest entry; heads side by side."
 
 
+@checked
 def weights(
     refs: str | Sequence[str],
     control: str | Sequence[str] = (),
@@ -380,7 +384,9 @@ def spectral_numbers(rows: Array) -> tuple[dict[str, float], float, frozenset[in
         NINETY: float(many),
         GINI: gini(transform(rows).norm(dim=1)),
     }
-    return numbers, float(norms.mean() + norms.std()), published
+    # As the rule has it: in the transform frequency 0 counts √2-fold beside cos and sin together.
+    sizes = np.concatenate([norms[:1] * np.sqrt(2), norms[1:]])
+    return numbers, float(sizes.mean() + sizes.std()), published
 
 
 def of_tables(

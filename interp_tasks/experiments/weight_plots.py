@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from interp_tasks.experiments.weighing import Seen, Shown
 
 PANEL, GAP, TOP, BOTTOM = 260, 105, 110, 60
+#: Of the figure with a legend of several lines: above the panels, and of the legend below them.
+ABOVE, KEY = 50, 100
 #: Singular vectors that are drawn.
 VECTORS = 4
 #: Steps of a heat map's scale on either side of 0: whole numbers of a byte.
@@ -59,10 +61,11 @@ def overview(ref: str, shown: Shown) -> plotly.graph_objects.Figure:
         row += 1
         add_positions(found, row, one, other)
     found.update_layout(
-        height=TOP + whole + BOTTOM,
-        margin={"t": TOP, "b": BOTTOM},
+        height=ABOVE + whole + BOTTOM + KEY,
+        margin={"t": ABOVE, "b": BOTTOM + KEY},
         bargap=0.4,
-        legend={"y": 1 + 50 / whole},
+        # Below: above all panels its several lines would reach into the title.
+        legend={"y": -60 / whole, "yanchor": "top"},
         template=template("light"),
     )
     found.update_annotations(font_size=13)
@@ -83,7 +86,7 @@ def add_values(found: Any, row: int, table: Seen) -> None:
     places = list(range(1, len(sizes) + 1))
     for name, values, colour, dash in (
         ("untrained, mean", table.beside, COLOURS["light"][6], "dot"),
-        ("this model", sizes, COLOURS["light"][0], "solid"),
+        ("singular values", sizes, COLOURS["light"][0], "solid"),
     ):
         if values is not None:
             found.add_trace(
@@ -110,12 +113,12 @@ def add_values(found: Any, row: int, table: Seen) -> None:
                     "y": [float(sizes[at - 1])],
                     "marker": {"symbol": symbol, "size": 11, "color": COLOURS["light"][1]},
                     "hovertemplate": f"{share:.0%} of the sum with %{{x}}<extra></extra>",
-                    **named(found, f"{share:.0%} of ΣS"),
+                    **named(found, f"singular values: {share:.0%} of ΣS"),
                 },
                 row=row,
                 col=1,
             )
-    found.update_xaxes(title_text="singular value", row=row, col=1)
+    found.update_xaxes(title_text="number of the singular value", row=row, col=1)
     found.update_yaxes(title_text="size", rangemode="tozero", row=row, col=1)
 
 
@@ -161,8 +164,8 @@ def add_spectrum(found: Any, row: int, table: Seen) -> None:
     assert frequencies is not None
     norms, significant = frequencies.norms, frequencies.significant
     for name, chosen, colour in (
-        ("not significant", ~significant, COLOURS["light"][0]),
-        ("above relabelled digits", significant, COLOURS["light"][1]),
+        ("norm: not significant", ~significant, COLOURS["light"][0]),
+        ("norm: above relabelled digits", significant, COLOURS["light"][1]),
     ):
         held = chosen.nonzero()[0]
         if len(held):
@@ -181,12 +184,12 @@ def add_spectrum(found: Any, row: int, table: Seen) -> None:
     places = list(range(1, len(norms) + 1))
     lines: list[tuple[str, list[float], str, str]] = [
         (
-            "threshold: relabelled digits",
+            "norm: threshold by relabelled digits",
             [frequencies.threshold] * len(norms),
             COLOURS["light"][1],
             "dash",
         ),
-        ("threshold: mean + 1 sd", [table.above_mean] * len(norms), COLOURS["light"][2], "dashdot"),
+        ("norm: threshold mean + 1 sd", [table.above_mean] * len(norms), COLOURS["light"][2], "dashdot"),
     ]
     if table.norms_beside is not None:
         lines.append(("untrained, mean", table.norms_beside.tolist(), COLOURS["light"][6], "dot"))
@@ -205,15 +208,15 @@ def add_spectrum(found: Any, row: int, table: Seen) -> None:
             col=1,
         )
     found.update_xaxes(title_text="frequency", row=row, col=1)
-    found.update_yaxes(title_text="norm", rangemode="tozero", row=row, col=1)
+    found.update_yaxes(title_text="norm of cos and sin", rangemode="tozero", row=row, col=1)
 
 
 def add_positions(found: Any, row: int, one: Any, other: Any) -> None:
     from interp_tasks.experiments.weighing import PUBLISHED_DIMENSIONS
 
     for name, part, colour, symbol in (
-        (f"dimensions 0–{PUBLISHED_DIMENSIONS - 1}", slice(PUBLISHED_DIMENSIONS), 1, "diamond"),
-        ("other dimensions", slice(PUBLISHED_DIMENSIONS, None), 0, "circle"),
+        (f"W_pos: dimensions 0–{PUBLISHED_DIMENSIONS - 1}", slice(PUBLISHED_DIMENSIONS), 1, "diamond"),
+        ("W_pos: other dimensions", slice(PUBLISHED_DIMENSIONS, None), 0, "circle"),
     ):
         if len(one[part]):
             found.add_trace(
@@ -229,8 +232,8 @@ def add_positions(found: Any, row: int, one: Any, other: Any) -> None:
                 row=row,
                 col=1,
             )
-    found.update_xaxes(title_text="first position", row=row, col=1)
-    found.update_yaxes(title_text="second position", row=row, col=1)
+    found.update_xaxes(title_text="W_pos at the first position", row=row, col=1)
+    found.update_yaxes(title_text="at the second position", row=row, col=1)
 
 
 def heatmaps(ref: str, weights: Mapping[str, NDArray[np.float32]]) -> plotly.graph_objects.Figure:
@@ -265,7 +268,10 @@ def heatmaps(ref: str, weights: Mapping[str, NDArray[np.float32]]) -> plotly.gra
             col=1,
         )
         found.update_yaxes(autorange="reversed", showgrid=False, zeroline=False, nticks=4, row=row, col=1)
-        found.update_xaxes(showgrid=False, zeroline=False, row=row, col=1)
+        found.update_yaxes(title_text="row", row=row, col=1)
+        found.update_xaxes(
+            title={"text": "column", "standoff": 4}, showgrid=False, zeroline=False, row=row, col=1
+        )
     found.update_layout(
         height=TOP + whole + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},

@@ -344,6 +344,8 @@ def test_train_makes_runs_extends_them_and_ablation_reads_them(call, tmp_path):
     assert "step 3" in stdout
     rows = records(call, "--ckpt", f"{out}/seed-*@last")
     assert [row["step"] for row in rows] == [3] * 3 + [2] * 3
+    nested = call("train", "matrix-completion", *TINY, "--out", out / "seed-0", "--seeds", "0:2")
+    assert nested == (2, "", f"interp-run: {out}/seed-0 is the folder of a run: choose another --out\n")
     code, stdout, err = call(
         "train", "matrix-completion", *TINY, "--set", "train.batch_size=5", "--out", out / "seed-1"
     )

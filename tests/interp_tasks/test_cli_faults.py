@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import types
 from pathlib import Path
 
 import numpy
@@ -24,6 +25,7 @@ from interp_tasks.checkpoints.lock import RunLock
 from interp_tasks.cli import app, main
 from interp_tasks.cli.boundary import exit_code_of
 from interp_tasks.cli.streams import FOR_PEOPLE, FOR_PROGRAMS
+from interp_tasks.cli.tables import title
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import ablation
 from interp_tasks.zoo import pack as packing
@@ -133,7 +135,7 @@ SAYS = {
     "too many examples": "--samples 1000",
     "too many draws": "--draws 1000",
     "too many runs": "99999999999 in all",
-    "too large a batch": "cannot sample 1000",
+    "too large a batch": "train.batch_size: input should be less than or equal to 1000000000",
     "no text": "'run\\udcff': a name that is no text",
 }
 
@@ -724,3 +726,26 @@ def test_what_cannot_be_packed_leaves_nothing(tiny, tmp_path, monkeypatch, capsy
     assert stop.value.code == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "zoo").exists()
+
+
+def test_interrupted_before_the_command_line_is_there(monkeypatch, capsys):
+    def interrupt(name):
+        raise KeyboardInterrupt
+
+    loading = types.ModuleType("interp_tasks.cli.app")
+    loading.__getattr__ = interrupt
+    monkeypatch.setitem(sys.modules, "interp_tasks.cli.app", loading)
+    assert main(["tasks"]) == 130
+    assert capsys.readouterr() == ("", "interp-run: interrupted\n")
+
+
+def test_a_head_counts_the_most_examples_of_its_split():
+    rows = [
+        {"ref": "r@1", "step": 1, "split": split, "n": n, "seed": 0}
+        for split, n in (("grid", 113), ("grid", 12769), ("test", 99999))
+    ]
+    assert title(rows)[-1] == "12769 grid examples, seed 0"
+
+
+def test_draws_have_an_end(call):
+    assert "--draws 100001: at most 100000" in refused(call("primes", "--ckpt", "x@0", "--draws", "100001"))

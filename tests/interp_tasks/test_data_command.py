@@ -32,6 +32,9 @@ def test_the_grid_and_its_answers_are_arithmetic():
         assert value(result.frame, f"mod_{q}", "coefficient of x1") == P % q
         often = np.bincount(np.arange(P * P) % q).max()
         assert value(result.frame, f"mod_{q}", "accuracy of the commonest") == often / P**2
+    # Beside the answers, as in figure 3; no row is about it.
+    assert np.array_equal(shown.answers["sum"], (x0 + x1) % P)
+    assert "sum" not in set(result.frame["variant"])
     assert tuple(result.frame.columns) == COLUMNS
     assert value(result.frame, "all answers", "chance accuracy") == pytest.approx(
         np.mean([1 / q for q in (2, 3, 5, 7)])
@@ -63,7 +66,8 @@ def test_the_high_digit_first_is_drawn_as_it_stands_in_the_tokens():
 
 def test_shuffled_answers_are_those_of_the_table():
     plain, shuffled = (data("miiii", {"p": P, "variant": variant}) for variant in ("plain", "shuffled"))
-    for one, other in zip(plain.inputs.answers.values(), shuffled.inputs.answers.values(), strict=True):
+    for q in (2, 3, 5, 7):
+        one, other = (result.inputs.answers[f"mod_{q}"] for result in (plain, shuffled))
         assert np.array_equal(np.bincount(one.flat), np.bincount(other.flat))
         assert (one != other).any()
 
@@ -164,6 +168,7 @@ def test_the_command(capsys, tmp_path):
     [
         (["miiiii"], "miiii"),
         (["miiii", "--multiples", "1"], "--multiples 1: give whole numbers from 2"),
+        (["miiii", "--multiples", "1000000"], "--multiples 1000000: give whole numbers from 2 to 999999"),
         (["miiii", "--multiples", "a"], "write whole numbers"),
         (["miiii", "--set", "train.steps=3"], "sets the task's own settings"),
         (["miiii", "--set", "task.p=12"], "p must be prime"),

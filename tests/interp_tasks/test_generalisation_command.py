@@ -14,6 +14,8 @@ from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, generalisation
 from interp_tasks.experiments.generalising_table import view_rows
 from interp_tasks.experiments.reaching import in_order, median, over_seeds, ratio_of_steps, reached
+from interp_tasks.published import Claim
+from interp_tasks.reproducing.judging import judge
 
 STEPS = range(0, 1001, 100)
 
@@ -112,6 +114,103 @@ def test_a_censored_run_is_no_number(tmp_path):
     shown = view_rows(found.frame).set_index("variant")
     assert shown.loc["accuracy_3", "validation"] == "not by 700"
     assert shown.loc["accuracy_2", "validation"] == "300"
+
+
+def test_of_answers_none_of_which_gets_there_there_is_no_spread(tmp_path):
+    run = write(tmp_path / "run", {"accuracy_2": ramp(900, 700), "accuracy_3": ramp(900, 700)})
+    found = generalisation(run)
+    assert math.isnan(row(found, run, "order of all answers", "last step / first step")["value"])
+    assert math.isnan(row(found, run, "order of all answers", "pairs in order")["value"])
+
+
+def judged(result, where, holds, **more):
+    entry = {"id": "c", "row": 1, "study": "s", "source": "1", "says": "It.", "where": where, "holds": holds}
+    return judge(Claim(**entry, **more), result.frame, "run")
+
+
+def test_a_run_that_ends_too_soon_decides_what_its_last_step_decides(tmp_path):
+    """Never there by 1000: the step lies beyond, so it is no sooner than 900, and whether before 2000 is open."""
+    train = {"accuracy": ramp(200)}
+    never = write(tmp_path / "never", {"accuracy": ramp(5000)}, train)
+    found = generalisation(never)
+    where = {"split": "validation", "metric": "step at 95%"}
+    undecided = "not testable at this scale"
+    for bounds, verdict in (
+        ({"below": 2000}, undecided),
+        ({"below": 900}, "failed"),
+        ({"above": 900}, "held"),
+        ({"above": 1200}, undecided),
+        ({"above": 900, "below": 2000}, undecided),
+    ):
+        outcome = judged(found, where, bounds)
+        assert (outcome.verdict, outcome.value) == (verdict, None), bounds
+        assert "known to lie above 1e+03" in outcome.reason
+    # Of the 200 steps of training it is more than five times as many.
+    assert judged(found, where, {"above": 4}, per="baseline").verdict == "held"
+    assert judged(found, where, {"above": 6}, per="baseline").verdict == undecided
+    assert judged(found, where, {"below": 5}, per="baseline").verdict == "failed"
+    # What is known is judged as ever.
+    known = generalisation(write(tmp_path / "known", {"accuracy": ramp(400)}, train))
+    assert judged(known, where, {"below": 900}).verdict == "held"
+    assert judged(known, where, {"above": 900}).verdict == "failed"
+    # Where training does not get there either, nothing is known of their ratio.
+    neither = generalisation(write(tmp_path / "neither", {"accuracy": ramp(5000)}, {"accuracy": ramp(5000)}))
+    assert judged(neither, where, {"above": 0.1}, per="baseline").verdict == undecided
+
+
+def test_a_ratio_with_a_bound_alone_is_decided_by_the_bound(tmp_path):
+    run = write(tmp_path / "run", {"accuracy": ramp(200)})
+    never = write(tmp_path / "never", {"accuracy": ramp(5000)})
+    other = write(tmp_path / "other", {"accuracy": ramp(4000)})
+    undecided = "not testable at this scale"
+
+    def verdict(result, metric, **bounds):
+        return judged(result, {"metric": metric}, bounds).verdict
+
+    less = generalisation([run, never], against="never")  # below 200 / 1000
+    more = generalisation([run, never], against="run")  # above 1000 / 200
+    for metric in ("ratio of steps", "ratio of steps, at most", "ratio of steps, at least"):
+        assert verdict(less, metric, below=1) == "held"
+        assert verdict(less, metric, above=0.5) == "failed"
+        assert verdict(less, metric, below=0.1) == undecided
+        assert verdict(more, metric, below=1) == "failed"
+        assert verdict(more, metric, above=2) == "held"
+        assert verdict(more, metric, above=9) == undecided
+        assert verdict(generalisation([never, other], against="other"), metric, below=1) == undecided
+
+
+def test_of_several_seeds_the_first_that_ends_bounds_the_median(tmp_path):
+    for seed, until in enumerate((600, 1000, 1000)):
+        write(tmp_path / "run" / f"seed-{seed}", {"accuracy": ramp(5000, until)}, seed=seed)
+    found = generalisation(f"{tmp_path}/run/seed-*")
+    where = {"run": "/seed-*", "split": "validation", "metric": "step at 95%"}
+    assert judged(found, where, {"above": 500}).verdict == "held"
+    assert judged(found, where, {"above": 700}).verdict == "not testable at this scale"
+
+
+def test_seconds_are_those_of_the_clock_at_that_step(tmp_path, capsys):
+    run = write(tmp_path / "run", {"accuracy": ramp(250)}, {"accuracy": ramp(100)})
+    assert not (generalisation(run).frame["metric"] == "seconds at 95%").any()
+    times = {0: 0.0, 200: 10.0, 300: 30.0}
+    lines = [json.dumps({"step": step, "seconds": seconds}) for step, seconds in times.items()]
+    (tmp_path / "run" / "clock.jsonl").write_text("\n".join([*lines, "torn"]))
+    metric, found = "seconds at 95%", generalisation(run)
+    step = row(found, run, "accuracy", "step at 95%")["value"]
+    assert row(found, run, "accuracy", metric)["value"] == pytest.approx(10 + 20 * (step - 200) / 100)
+    assert main(["generalisation", run, "--quiet"]) == 0
+    assert "seconds to 95%" in capsys.readouterr().out
+    # A clock that stops before says nothing.
+    (tmp_path / "run" / "clock.jsonl").write_text("\n".join(lines[:2]) + "\n")
+    assert math.isnan(row(generalisation(run), run, "accuracy", metric)["value"])
+
+
+def test_what_is_no_number_is_left_out_and_said(tmp_path):
+    values = {**ramp(500), 300: None, 400: "good"}
+    found = generalisation(run := write(tmp_path / "run", {"accuracy": values}))
+    assert row(found, run, "accuracy", "step at 95%")["value"] == pytest.approx(500)
+    assert found.notes[-1] == (
+        f"{run}: validation accuracy is no number at 2 logged steps, the first of them 300: left out."
+    )
 
 
 def test_pairs_in_order_by_hand():

@@ -276,6 +276,9 @@ def test_figures_show_values_and_shares_in_percent(folder):
     values, share = result.plot().data
     np.testing.assert_allclose(np.array(values.z), drawn.values)
     np.testing.assert_allclose(np.array(share.z), 100 * drawn.share)
+    assert (share.zmin, share.zmax) == (0, pytest.approx(100 * drawn.share.max()))
+    off = experiments.neurons(folder, [11]).plot().data[1]
+    assert (off.zmin, off.zmax) == (0, 100)
 
 
 @pytest.mark.parametrize(

@@ -288,3 +288,14 @@ def test_a_strict_order_is_found_and_its_p_value_counts_permutations():
     assert all(math.isnan(one) for one in stratified(x, np.ones(4), np.zeros(4), 0))
     # Between strata nothing is compared.
     assert all(math.isnan(one) for one in stratified(x, y, np.arange(4), 0))
+
+
+def test_a_model_that_computes_nothing_is_refused_in_one_line(tmp_path):
+    addition = tasks.get("modular-addition", p=5)
+    model = addition.build_model(0, addition.Model(d_model=8))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    save_checkpoint(tmp_path / "nothing", model, addition)
+    with pytest.raises(UserError, match="the same for every input: no variance to share out"):
+        experiments.primes(str(tmp_path / "nothing"))

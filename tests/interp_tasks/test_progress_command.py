@@ -14,7 +14,7 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, phases
-from interp_tasks.experiments.attention_fits import rows_of_attention
+from interp_tasks.experiments.attention_fits import output_with, rows_of_attention, rows_of_waves
 from interp_tasks.experiments.modular_inputs import read_inputs
 from interp_tasks.experiments.neuron_measures import Neurons
 from interp_tasks.experiments.progressing import KINDS
@@ -194,6 +194,7 @@ def test_neurons_by_way_of_the_whole_model(folders, results, monkeypatch):
     monkeypatch.setattr(Neurons, "of", classmethod(naive))
     for name, given in (("modular-addition", {"keys": [1, 3]}), ("miiii", {})):
         slow = experiments.progress(folders[name], kinds=["neurons"], **given).frame
+        slow = slow[slow["intervention"].str.startswith("neurons")]
         fast = results[name].frame
         fast = fast[fast["intervention"].str.startswith("neurons")].reset_index(drop=True)
         assert set(slow["engine"]) == {"naive"}
@@ -204,7 +205,7 @@ def test_a_norm_before_the_read_out_takes_the_long_way(addition, tmp_path):
     model = scaled(addition, normalization="LN")
     folder = str(save_checkpoint(tmp_path / "c", model, addition))
     frame = experiments.progress(folder, keys=[2], kinds=["neurons"]).frame
-    assert set(frame["engine"]) == {"naive"}
+    assert set(frame.loc[frame["intervention"].str.startswith("neurons"), "engine"]) == {"naive"}
     tokens, _, r, _ = grid_of(addition, model, "sum")
     edit = ablate.frequencies("mlp_post.0", [2], (0, 1), P, grid=tokens, positions=[-1])
     expected = cross_entropy(run_model(model, tokens, edit)[:, -1].numpy(), r).mean()
@@ -262,6 +263,128 @@ def test_neurons_by_their_own_frequency(addition, models, results):
     assert value(frame, "sum", "loss", "neurons: own frequency of each alone") == pytest.approx(
         expected, rel=1e-5
     )
+
+
+def test_frequencies_of_the_logits_by_a_transform_over_both_digits(addition, models, results):
+    """On the complete grid the block of k is what numpy's FFT has at (±k or 0, ±k or 0), the constant apart."""
+    frame = results["modular-addition"].frame
+    _, logits, r, _ = grid_of(addition, models["modular-addition"], "sum")
+    spectrum = np.fft.fft2(logits.reshape(P, P, P), axes=(0, 1))
+    places = np.arange(P)
+
+    def without_blocks(keys):
+        gone = np.zeros((P, P), dtype=bool)
+        for key in keys:
+            here = np.isin(places, [0, key, P - key])
+            gone |= here[:, None] & here
+        gone[0, 0] = False
+        return np.fft.ifft2(spectrum * ~gone[:, :, None], axes=(0, 1)).real.reshape(P * P, P)
+
+    for said, edited in (
+        ("logits: without key frequencies", without_blocks([1, 3])),
+        ("logits: key frequencies alone", logits - without_blocks([1, 3]) + logits.mean(0)),
+    ):
+        expected = cross_entropy(edited, r).mean()
+        assert value(frame, "sum", "loss", said) == pytest.approx(expected, rel=1e-5), said
+    for key in (1, 3):
+        expected = cross_entropy(without_blocks([key]), r).mean()
+        found = value(frame, f"sum, frequency {key}", "loss", "logits: without one key frequency")
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_a_cluster_writes(addition, models, results):
+    """The power of its neurons' columns of W_L in its own frequency, by numpy's FFT over the classes."""
+    model, frame = models["modular-addition"], results["modular-addition"].frame
+    tokens, _, _, _ = grid_of(addition, model, "sum")
+    _, seen = run_model(model, tokens, cache=["mlp_post.0"])
+    found = fourier.clusters(fourier.spectrum(seen["mlp_post.0"][:, -1].double(), {"a": P, "b": P}))
+    power = np.abs(np.fft.fft((model.W_out[0] @ model.W_U).detach().double().numpy(), axis=1)) ** 2
+    metric = "power of W_L in the frequency of its neurons"
+    assert (frame["metric"] == metric).sum() == len(found.sizes) > 0
+    for key in found.sizes:
+        mine = power[found.neurons(key).numpy()]
+        share = mine[:, [key, P - key]].sum() / mine.sum()
+        assert value(frame, f"sum, frequency {key}", metric) == pytest.approx(share)
+
+
+def test_keys_by_the_neurons(folders, models, addition, primes):
+    """The union of the clusters' frequencies: of addition by the transform, of a prime by numpy's least squares."""
+    model = models["modular-addition"]
+    tokens, _, _, _ = grid_of(addition, model, "sum")
+    _, seen = run_model(model, tokens, cache=["mlp_post.0"])
+    spectrum = fourier.spectrum(seen["mlp_post.0"][:, -1], {"a": P, "b": P})
+    for rule, threshold in (("clusters", 0.85), ("clusters=0.9", 0.9)):
+        result = experiments.progress(folders["modular-addition"], rule=rule, kinds=["gini"])
+        assert list(result.keys.values()) == [{"sum": tuple(fourier.clusters(spectrum, threshold).sizes)}]
+        assert any(
+            f"more than {threshold:g} of the variance of at least one" in note for note in result.notes
+        )
+    assert len(fourier.clusters(spectrum, 0.85).sizes) > len(fourier.clusters(spectrum, 0.9).sizes)
+    model = models["miiii"]
+    tokens, _, _, _ = grid_of(primes, model, "mod_5")
+    _, seen = run_model(model, tokens, cache=["mlp_post.0"])
+    neurons = seen["mlp_post.0"][:, -1].double().numpy()
+    neurons = neurons - neurons.mean(0)
+    turns = 2 * np.pi / 5 * np.stack([tokens[:, 0].numpy(), P * tokens[:, 1].numpy()])
+    shares = []
+    for k in (1, 2):
+        one, other = ([np.ones(P * P), np.cos(k * turn), np.sin(k * turn)] for turn in turns)
+        block = np.stack([f * g for f in one for g in other], 1)
+        left = neurons - block @ np.linalg.lstsq(block, neurons, rcond=None)[0]
+        shares.append(1 - (left**2).sum(0) / np.maximum((neurons**2).sum(0), 1e-9))
+    shares = np.where((neurons**2).sum(0) > 1e-9, np.stack(shares), 0)
+    middle = float(np.median(shares.max(0)))
+    expected = sorted({k + 1 for k in shares.argmax(0)[shares.max(0) > middle]})
+    result = experiments.progress(
+        folders["miiii"], rule=f"clusters={middle!r}", answers="mod_5", kinds=["gini"]
+    )
+    assert list(result.keys.values()) == [{"mod_5": tuple(expected)}]
+
+
+def test_waves_in_the_place_of_attention(addition, models, results):
+    """By hand: every head's attention regressed on its best wave, z and all after it made anew from v."""
+    model, frame = models["modular-addition"], results["modular-addition"].frame
+    tokens, _, r, _ = grid_of(addition, model, "sum")
+    _, seen = run_model(model, tokens, cache=["pattern.0", "v.0", "resid_pre.0"])
+    pattern = seen["pattern.0"][:, :, -1].double().numpy()
+    a, b = tokens[:, 0].numpy(), tokens[:, 1].numpy()
+    mixed = np.zeros((P * P, 8))
+    for head in range(2):
+        attention, best = pattern[:, head, 0], None
+        for k in (1, 2, 3):
+            turn = 2 * np.pi * k / P
+            design = np.stack(
+                [np.ones(P * P), np.cos(turn * a) - np.cos(turn * b), np.sin(turn * a) - np.sin(turn * b)], 1
+            )
+            made = design @ np.linalg.lstsq(design, attention, rcond=None)[0]
+            if best is None or ((made - attention) ** 2).sum() < ((best - attention) ** 2).sum():
+                best = made
+        itself = pattern[:, head, 2].mean()
+        weights = np.stack([best, 1 - itself - best, np.full(P * P, itself)], 1)
+        z = np.einsum("ik,ikd->id", weights, seen["v.0"][:, :, head].double().numpy())
+        mixed += z @ model.W_O[0, head].detach().double().numpy()
+    stream = torch.tensor(seen["resid_pre.0"][:, -1].double().numpy() + mixed).float() + model.b_O[0].detach()
+    w_in, w_out, w_u = (weight.detach() for weight in (model.W_in[0], model.W_out[0], model.W_U))
+    stream = stream + torch.relu(stream @ w_in + model.b_in[0].detach()) @ w_out + model.b_out[0].detach()
+    expected = cross_entropy((stream @ w_u + model.b_U.detach()).numpy(), r).mean()
+    found = value(frame, "sum", "loss", "attention: waves of the digits alone")
+    assert found == pytest.approx(expected, rel=1e-4)
+    clean = value(frame, "sum", "loss")
+    assert abs(found - clean) > 0.005 * clean
+
+
+def test_attention_that_is_waves_already_is_left_as_it_is(addition, models):
+    model = models["modular-addition"]
+    inputs = read_inputs(addition)
+    a, b = inputs.tokens[:, 0].double(), inputs.tokens[:, 1].double()
+    turn = 2 * np.pi * 2 / P
+    first = 0.45 + 0.1 * ((turn * a).cos() - (turn * b).cos())
+    pattern = torch.stack([first, 0.9 - first, torch.full_like(first, 0.1)], 1)[:, None].repeat(1, 2, 1)
+    logits = output_with(model, inputs, inputs.tokens, {0: pattern})
+    (row, *_) = rows_of_waves(model, inputs, {0: pattern}, logits)
+    assert row["value"] == pytest.approx(row["baseline"], rel=1e-5)
+    plain = run_model(model, inputs.tokens)[:, -1].double()
+    assert (plain - logits).abs().max() > 0.1
 
 
 def test_skips_against_a_forward_by_hand(addition, models, results):
@@ -416,6 +539,8 @@ def test_the_command(folders, capsys, tmp_path):
     ("given", "message"),
     [
         ({"rule": "largest"}, "--rule 'largest'"),
+        ({"rule": "clusters=2"}, "a share of a neuron's variance, from 0 to 1"),
+        ({"rule": "noise", "keys": [1], "answers": "mod_5"}, "leave one of the two out"),
         ({"kinds": ["loss"]}, "--kind 'loss': choose losses"),
         ({"tokens": np.zeros((2, 3), dtype=int)}, "progress needs a task"),
         ({"answers": "mod_7"}, "--answer 'mod_7': task 'miiii' has mod_2, mod_3, mod_5"),

@@ -133,7 +133,10 @@ def test_numbers_of_a_spectrum_by_hand():
     found, bound, published = spectral_numbers(table)
     norms = np.zeros(P // 2 + 1)
     norms[[0, 2, 5, 7]] = np.sqrt([P, 2 * P, P, P / 2])
-    assert bound == pytest.approx(norms.mean() + norms.std())
+    sizes = np.abs(np.fft.rfft(table, axis=0)) * np.sqrt(2 / P)
+    sizes = np.sqrt((sizes**2).sum(1))
+    np.testing.assert_allclose(sizes[1:], norms[1:], atol=1e-12)
+    assert bound == pytest.approx(sizes.mean() + sizes.std())
     assert published == {k for k in (2, 5, 7) if norms[k] > bound}
     assert found["frequencies for 90% of the variance"] == 3
     assert found["frequencies above mean + 1 sd"] == len(published)
@@ -336,3 +339,17 @@ def test_shipped_addition_is_made_of_few_frequencies():
     frame = experiments.weights("zoo:modular-addition-113@post", untrained=False).frame
     strong = frame[(frame["metric"] == "norm") & frame["intervention"].str.contains("relabelled")]
     assert {"frequency 3", "frequency 24", "frequency 32", "frequency 41"} <= set(strong["variant"])
+
+
+def test_weights_that_are_all_0_have_a_page_and_no_map(tmp_path):
+    addition = tasks.get("modular-addition", p=5)
+    model = addition.build_model(0, addition.Model(d_model=8))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    save_checkpoint(tmp_path / "nothing", model, addition)
+    found = weights(str(tmp_path / "nothing"))
+    assert found.page().sections[0].title == f"Embeddings, {tmp_path}/nothing"
+    assert not any(str(section.title).startswith("Weights") for section in found.page().sections)
+    with pytest.raises(UserError, match="every weight is 0, there is no map to draw"):
+        found.maps()

@@ -5,6 +5,7 @@ from interp_tasks.cli.commands.agreeing import Algorithm
 from interp_tasks.cli.commands.attending import Attention
 from interp_tasks.cli.commands.baselining import Baseline, Ood
 from interp_tasks.cli.commands.copying_inputs import Copying
+from interp_tasks.cli.commands.costing import CostCommand
 from interp_tasks.cli.commands.curving import Curve
 from interp_tasks.cli.commands.demonstrating import Demo
 from interp_tasks.cli.commands.detecting import Detector
@@ -14,10 +15,11 @@ from interp_tasks.cli.commands.embedding import Embeddings
 from interp_tasks.cli.commands.generalising import Generalisation
 from interp_tasks.cli.commands.generating import Decoding
 from interp_tasks.cli.commands.gradient_logs import Gradients
+from interp_tasks.cli.commands.gridding import GridCommand
 from interp_tasks.cli.commands.imaging import Neurons
 from interp_tasks.cli.commands.influencing import Influence
 from interp_tasks.cli.commands.lensing import Lens
-from interp_tasks.cli.commands.listing import Checkpoints, Tasks
+from interp_tasks.cli.commands.listing import Checkpoints, Schema, Tasks
 from interp_tasks.cli.commands.ordering import Order
 from interp_tasks.cli.commands.patching import Patch
 from interp_tasks.cli.commands.permuting import Permute
@@ -29,6 +31,7 @@ from interp_tasks.cli.commands.scanning import Heads
 from interp_tasks.cli.commands.searching import Search
 from interp_tasks.cli.commands.sharing import Primes
 from interp_tasks.cli.commands.spectral import Fourier
+from interp_tasks.cli.commands.surveying import Report
 from interp_tasks.cli.commands.training import Train
 from interp_tasks.cli.commands.transplanting import Transplant
 from interp_tasks.cli.commands.weighing import Weights
@@ -36,6 +39,8 @@ from interp_tasks.cli.declaring import Command
 
 COMMANDS: dict[str, type[Command]] = {
     "train": Train,
+    "cost": CostCommand,
+    "grid": GridCommand,
     "search": Search,
     "tasks": Tasks,
     "data": Data,
@@ -67,6 +72,8 @@ COMMANDS: dict[str, type[Command]] = {
     "baseline": Baseline,
     "ood": Ood,
     "algorithm": Algorithm,
+    "report": Report,
     "demo": Demo,
     "reproduce": Reproduce,
+    "schema": Schema,
 }

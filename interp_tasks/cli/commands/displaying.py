@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 import typer
 
-from interp_tasks.cli.declaring import Command
 from interp_tasks.cli.options import check_task_name, task_config
-from interp_tasks.cli.output import FORMATS, check_targets, emit
-from interp_tasks.cli.settings import import_file
+from interp_tasks.cli.printing import ResultCommand
 from interp_tasks.errors import UserError
-from interp_tasks.experiments import data
+from interp_tasks.experiments import Result, data
 from interp_tasks.experiments.displaying import MULTIPLES, SAMPLES, check_multiples
 from interp_tasks.experiments.specifications import check_choice, check_samples, check_seed
-from interp_tasks.experiments.subjects import SPLITS
+from interp_tasks.experiments.subjects import SPLITS, Progress
 
 
 @dataclass(kw_only=True)
-class Data(Command):
+class Data(ResultCommand):
     """Look at a task's data: how many classes its answers have, and what guessing gets.
 
     With --plot a page: numbers in polar coordinates, inputs and answers over the grid, the DFT matrix; of tasks whose
@@ -47,17 +44,8 @@ class Data(Command):
     split: Annotated[str, typer.Option("--split", help="train, validation or test: of the examples.")] = (
         "test"
     )
-    import_path: Annotated[
-        Path | None, typer.Option("--import", metavar="FILE.py", help="Import a file that registers tasks.")
-    ] = None
-    format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table"
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Write parquet, csv and json files there.")
-    ] = None
-    plot: Annotated[bool, typer.Option("--plot", help="Write an HTML page with figures.")] = False
 
     def check(self) -> None:
-        check_choice("--format", self.format, FORMATS)
         check_choice("--split", self.split, SPLITS)
         check_samples(self.samples)
         check_seed(self.seed)
@@ -65,14 +53,10 @@ class Data(Command):
         task_config(self.task, self.settings)
         if self.import_path is None:
             check_task_name(self.task)
-        elif not self.import_path.is_file():
-            raise UserError(f"--import {self.import_path}: no such file")
-        check_targets(self.name, self.out, self.plot)
+        super().check()
 
-    def execute(self) -> None:
-        if self.import_path is not None:
-            import_file(self.import_path)
-        result = data(
+    def measure(self, progress: Progress | None) -> Result:
+        return data(
             self.task,
             task_config(self.task, self.settings),
             multiples=self.numbers(),
@@ -80,7 +64,6 @@ class Data(Command):
             split=self.split,
             seed=self.seed,
         )
-        emit(result, self.format, self.out, self.plot, self.quiet)
 
     def numbers(self) -> tuple[int, ...]:
         try:

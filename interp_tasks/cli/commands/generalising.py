@@ -9,7 +9,7 @@ import typer
 
 from interp_tasks.cli.runs import RunsCommand
 from interp_tasks.experiments import Result, generalisation
-from interp_tasks.experiments.generalising import check_level
+from interp_tasks.experiments.generalising import LEVEL, check_level
 from interp_tasks.experiments.specifications import check_seed
 from interp_tasks.experiments.subjects import Progress
 
@@ -24,7 +24,7 @@ class Generalisation(RunsCommand):
 
     name: ClassVar[str] = "generalisation"
 
-    level: Annotated[float, typer.Option("--level", help="Of an accuracy, above 0, at most 1.")] = 0.95
+    level: Annotated[float, typer.Option("--level", help="Of an accuracy, above 0, at most 1.")] = LEVEL
     against: Annotated[
         list[str],
         typer.Option(

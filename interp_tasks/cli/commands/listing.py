@@ -1,9 +1,9 @@
-"""``interp-run checkpoints`` and ``interp-run tasks``: what there is."""
+"""``interp-run checkpoints``, ``interp-run tasks`` and ``interp-run schema``: what there is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from importlib import resources
 from typing import Annotated, Any
 
 import typer
@@ -11,8 +11,9 @@ import typer
 from interp_tasks.checkpoints import describe_run, resolve
 from interp_tasks.cli.declaring import Command
 from interp_tasks.cli.output import FORMATS
+from interp_tasks.cli.printing import PrintingCommand
 from interp_tasks.cli.rows import print_rows
-from interp_tasks.cli.settings import import_file
+from interp_tasks.cli.streams import write_data
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.specifications import check_choice
 
@@ -46,23 +47,14 @@ class Checkpoints(Command):
 
 
 @dataclass(kw_only=True)
-class Tasks(Command):
+class Tasks(PrintingCommand):
     """List the tasks there are, with their presets."""
-
-    import_path: Annotated[
-        Path | None, typer.Option("--import", metavar="FILE.py", help="Import a file that registers tasks.")
-    ] = None
-    format: Annotated[str, FORMAT_OPTION] = "table"
-
-    def check(self) -> None:
-        check_choice("--format", self.format, FORMATS)
 
     def execute(self) -> None:
         from interp_tasks.training.config import presets_of
         from tasks import catalog
 
-        if self.import_path is not None:
-            import_file(self.import_path)
+        self.import_tasks()
         rows: list[dict[str, Any]] = [
             {
                 "task": name,
@@ -77,3 +69,14 @@ class Tasks(Command):
             for preset, sections in presets_of(name).items()
         ]
         print_rows(rows, self.format, ["task", "preset", "settings"])
+
+
+@dataclass(kw_only=True)
+class Schema(Command):
+    """Print the JSON schema of what --format json prints."""
+
+    def check(self) -> None:
+        """There is nothing to choose."""
+
+    def execute(self) -> None:
+        write_data(resources.files("interp_tasks.cli").joinpath("output.schema.json").read_text("utf-8"))

@@ -10,8 +10,7 @@ import typer
 from interp_tasks.cli.options import ExperimentCommand
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import Result, progress
-from interp_tasks.experiments.progressing import KINDS, check_kinds, read_keys
-from interp_tasks.experiments.spectral import read_rule
+from interp_tasks.experiments.progressing import KINDS, USUAL, check_kinds, read_key_rule, read_keys
 from interp_tasks.experiments.subjects import Progress as ProgressLine
 
 
@@ -30,9 +29,10 @@ class Progress(ExperimentCommand):
         typer.Option(
             "--rule",
             metavar="NAME[=NUMBER]",
-            help="Which frequencies of W_L are key: noise, of-largest, above-mean or preferred.",
+            help="Which frequencies are key: of W_L by noise, of-largest, above-mean or preferred; of neurons by "
+            "clusters.",
         ),
-    ] = "of-largest"
+    ] = USUAL
     keys: Annotated[str | None, typer.Option("--keys", metavar="3,24", help="These frequencies instead.")] = (
         None
     )
@@ -56,8 +56,7 @@ class Progress(ExperimentCommand):
     ] = field(default_factory=list)
 
     def check(self) -> None:
-        read_rule(self.rule)
-        read_keys(self.keys)
+        read_key_rule(self.rule, read_keys(self.keys))
         check_kinds(self.kind)
         if self.tokens is not None:
             raise UserError("progress needs a task: leave --tokens out, or give --task NAME instead")

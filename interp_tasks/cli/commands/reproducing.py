@@ -64,10 +64,11 @@ class Reproduce(Command):
             raise UserError(f"--jobs {self.jobs}: from 1 to 256 experiments at a time")
         if self.runs.exists() and not self.runs.is_dir():
             raise UserError(f"--runs {self.runs} is not a folder: name the one that holds runs, or will")
-        check(self.paper, self.preset, self.runs, self.chosen())
+        chosen = self.chosen()
         check_writable_folder(self.folder())
         if self.train:
             check_writable_folder(self.runs)
+        check(self.paper, self.preset, self.runs, chosen)
 
     def chosen(self) -> tuple[int, ...]:
         if self.rows is None:

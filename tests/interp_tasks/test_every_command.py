@@ -1,0 +1,135 @@
+"""Every command of ``interp-run``: its table fits 80 columns, its JSON is what the schema says."""
+
+import json
+from importlib import resources
+
+import jsonschema
+import pytest
+
+from interp_tasks.cli import main
+from interp_tasks.cli.commands import COMMANDS
+
+MC, RUN = "zoo:matrix-completion-4x4@post", "zoo:matrix-completion-4x4"
+ADD, MIIII = "zoo:modular-addition-113@post", "zoo:miiii-113-small"
+#: A grid of two runs of two steps.
+GRID = """[train]
+task = "modular-addition"
+[train.set]
+"task.p" = 5
+"train.steps" = 2
+"train.log_every" = 1
+"train.learning_rate" = [0.001, 0.01]
+
+[[experiment]]
+name = "curve"
+"""
+#: Command -> the rest of some calls of it. ``few.toml`` is ``GRID``.
+CALLS = {
+    "tasks": [""],
+    "schema": [""],
+    "checkpoints": [RUN],
+    "cost": ["modular-addition --rate 20", "matrix-completion --rate 20 --set train.grokfast=ema"],
+    "data": ["miiii --set task.p=11", "matrix-completion --samples 4"],
+    "train": ["modular-addition --set task.p=5 --set train.steps=2 --seeds 0:2"],
+    "grid": ["few.toml --dry-run", "few.toml --dry-run --rate 20", "few.toml --executor serial"],
+    "search": [
+        "modular-addition --trials 2 --vary train.learning_rate=0.001,0.01 --set train.steps=2 --set task.p=5"
+    ],
+    "curve": [RUN],
+    "drops": [f"{RUN} zoo:modular-addition-113"],
+    "generalisation": [MIIII],
+    "gradients": ["zoo:miiii-113"],
+    "prime-order": [MIIII],
+    "ablation": [f"--ckpt {MC} --samples 8 --heads each", f"--ckpt {MC} --samples 8 --heads all"],
+    "heads": [f"--ckpt {MC} --samples 8"],
+    "transplant": [f"--ckpt {MC} --source {RUN}@pre --samples 8"],
+    "patch": [f"--ckpt {MC} --source negated --samples 8"],
+    "permute": [f"--ckpt {MC} --draws 2 --samples 8"],
+    "lens": [f"--ckpt {MC} --samples 8"],
+    "probe": [f"--ckpt {MC} --target true_element --samples 64 --held-out 16"],
+    "attention": [f"--ckpt {MC} --samples 8"],
+    "fourier": [f"--ckpt {MC} --samples 8", f"--ckpt {ADD} --rule of-largest --samples 8"],
+    "neurons": [f"--ckpt {ADD} --neurons 0 --draws 1"],
+    "progress": [f"--ckpt {ADD} --kind losses"],
+    "embeddings": [f"--ckpt {MC}"],
+    "weights": [f"--ckpt {ADD}"],
+    "influence": [f"--ckpt {MC} --samples 4"],
+    "order": [f"--ckpt {RUN}@0,1000,2000,20000 --samples 16"],
+    "detector": [f"--ckpt {MIIII}@post"],
+    "primes": [f"--ckpt {MIIII}@post --samples 8 --draws 1"],
+    "decoding": ["--ckpt zoo:matrix-completion-autoregressive@last --samples 2"],
+    "copying": [f"--ckpt {MC} --samples 8"],
+    "baseline": [f"--ckpt {MC} --samples 4"],
+    "ood": [f"--ckpt {MC} --samples 4"],
+    "algorithm": [f"--ckpt {MC} --samples 8"],
+    "report": [
+        f"{RUN}@1000 --samples 4",
+        f"{RUN}@1000 --compare zoo:modular-addition-113@0 --samples 4",
+    ],
+    "reproduce": ["grokfast --jobs 1", "grokfast --preset paper --jobs 1"],
+    "demo": ["--samples 8"],
+}
+pytestmark = pytest.mark.filterwarnings("ignore:.*HookedTransformer.*:DeprecationWarning")
+CALLED = [f"{command} {rest}".strip() for command, calls in CALLS.items() for rest in calls]
+#: Commands with rows of their own -> what the schema calls those; of all others ``row``.
+OWN = {
+    "tasks": "preset",
+    "checkpoints": "checkpoint",
+    "cost": "cost",
+    "grid few.toml --dry-run": "unit",
+    "search": "search",
+    "report": "headline",
+    "reproduce": "verdict",
+}
+#: Not printed once more as JSON: what has no format, and what takes seconds and has the rows of the others.
+NOT_AGAIN = (
+    *("train", "schema", "demo", "neurons", "primes", "progress", "weights", "curve"),
+    *(f"report {RUN}@1000 --samples", "reproduce grokfast --jobs"),
+)
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """Run a command in a folder of its own; what it prints."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "few.toml").write_text(GRID)
+
+    def run(command):
+        assert main(command.split()) == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def schema():
+    return json.loads(resources.files("interp_tasks.cli").joinpath("output.schema.json").read_text("utf-8"))
+
+
+def test_every_command_is_called():
+    assert set(CALLS) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", [each for each in CALLED if not each.startswith("schema")])
+def test_tables_fit_80_columns_and_have_no_colour_in_a_pipe(call, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = call(f"{command} --quiet")
+    assert shown.strip()
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "\x1b" not in shown
+    assert "…" not in shown
+
+
+@pytest.mark.parametrize("command", [each for each in CALLED if not each.startswith(NOT_AGAIN)])
+def test_json_is_what_the_schema_says(call, command, schema):
+    found = json.loads(call(f"{command} --quiet --format json"))
+    assert found
+    jsonschema.Draft202012Validator(schema).validate(found)
+    name = next((name for begins, name in OWN.items() if command.startswith(begins)), "row")
+    of = {"$ref": f"#/$defs/{name}"}
+    whole = of if name == "search" else {"type": "array", "items": of}
+    jsonschema.Draft202012Validator({**whole, "$defs": schema["$defs"]}).validate(found)
+
+
+def test_the_command_prints_the_schema(call, schema):
+    assert json.loads(call("schema")) == schema
