@@ -114,6 +114,15 @@ class Bounds(Entry):
     def hold(self, value: float) -> bool:
         return (self.above is None or value > self.above) and (self.below is None or value < self.below)
 
+    def hold_between(self, low: float, high: float) -> bool | None:
+        """Of a number that is only known to lie between two: ``None`` where it may hold and may not."""
+        if (self.above is None or low >= self.above) and (self.below is None or high <= self.below):
+            return True
+        none = (self.above is not None and high <= self.above) or (
+            self.below is not None and low >= self.below
+        )
+        return False if none else None
+
     def __str__(self) -> str:
         parts = [
             f"{word} {bound:g}"
@@ -131,6 +140,7 @@ class Claim(Entry):
         source: section, table or figure.
         says: the statement, in our words.
         published: the published numbers, for display.
+        number: that of them which is drawn in figures, in the unit of the rule (a share, where ``per`` says so).
         where: picks rows of the study's table; ``ref`` is compared with what stands after the ``@``, ``run`` with the
             end of the run's name (a list: of one of several, whose names differ by scale); ``draw`` is empty unless
             asked for.
@@ -149,6 +159,7 @@ class Claim(Entry):
     source: str
     says: str
     published: str = ""
+    number: float | None = None
     where: Filter
     reduce: Literal["one", "mean", "min", "max", "sum", "count"] = "one"
     column: Literal["value", "effect", "baseline"] = "value"
@@ -188,10 +199,11 @@ class Claim(Entry):
 
 def said(where: Filter) -> str:
     """A filter in words."""
-    return ", ".join(
-        f"@{value}" if key == "ref" else f"{value}" if key == "metric" else f"{key} {value}"
-        for key, value in where.items()
-    )
+    parts = []
+    for key, value in where.items():
+        text = " or ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        parts.append(f"@{text}" if key == "ref" else text if key == "metric" else f"{key} {text}")
+    return ", ".join(parts)
 
 
 class Paper(Entry):

@@ -57,6 +57,14 @@ def judge(claim: Claim, frame: pandas.DataFrame, run: str) -> Outcome:
         value, low, high, n_runs = measured(claim, frame)
     except Unmeasured as unmeasured:
         return Outcome(claim, run, 0, "error", reason=str(unmeasured))
+    between = known_between(claim, frame)
+    if between is not None:
+        decided = claim.holds.hold_between(*between)
+        reason = f"a run ends too soon: the number is known to lie {in_words(*between)}"
+        if decided is None:
+            return Outcome(claim, run, n_runs, "not testable at this scale", reason=reason)
+        # What the table has in its place is a bound, which is no number of ours.
+        return Outcome(claim, run, n_runs, "held" if decided else "failed", reason=reason)
     if math.isnan(value):
         return Outcome(
             claim,
@@ -70,6 +78,47 @@ def judge(claim: Claim, frame: pandas.DataFrame, run: str) -> Outcome:
     crosses = any(claim.holds.hold(end) != holds for end in ends)
     reason = "the interval reaches across the rule's bound" if crosses else ""
     return Outcome(claim, run, n_runs, "held" if holds else "failed", value, low, high, reason)
+
+
+def known_between(claim: Claim, frame: pandas.DataFrame) -> tuple[float, float] | None:
+    """The bounds of a number of which a run that ended too soon leaves bounds alone; ``None`` for any other number.
+
+    A step that was not reached lies beyond the run's last one, and of a ratio of steps the table has the bounds.
+    """
+    from interp_tasks.experiments.generalising import AT_LEAST, AT_MOST, RATIO, SPREAD, THEN
+
+    rows = picked(frame, claim.where)
+    if claim.reduce != "one" or claim.column == "baseline" or len(rows) != 1:
+        return None
+    row = rows.iloc[0]
+    metric = str(row["metric"]).partition(", ")[0]
+    same = (frame["variant"] == row["variant"]) & (frame["split"] == row["split"])
+    if metric == RATIO:
+        beside = frame[same & (frame["run"] == row["run"])].set_index("metric")["value"]
+        low, high = float(beside.get(AT_LEAST, math.nan)), float(beside.get(AT_MOST, math.nan))
+        low, high = 0.0 if math.isnan(low) else low, math.inf if math.isnan(high) else high
+        return None if low == high else (low, high)
+    divisor = float(divisors(claim, rows, frame).iloc[0])
+    if not math.isnan(row[claim.column]) and not math.isnan(divisor):
+        return None
+    if metric.startswith((SPREAD, THEN.partition("{")[0])):
+        return -math.inf, math.inf
+    if not metric.startswith("step at"):
+        return None
+    if claim.column == "effect" or math.isnan(divisor):
+        return -math.inf, math.inf
+    # Of several seeds the first that ended without it.
+    name, alone = str(row["run"]), frame["n_runs"].fillna(1) <= 1
+    of_run = frame["run"].str.startswith(name[:-1]) & alone if name.endswith("*") else frame["run"] == name
+    unreached = frame[same & of_run & (frame["metric"] == metric) & frame["value"].isna()]
+    least = float(unreached["step"].min())
+    return (0.0 if math.isnan(least) else least / divisor), math.inf
+
+
+def in_words(low: float, high: float) -> str:
+    if math.isinf(high):
+        return "anywhere" if low <= 0 else f"above {low:.3g}"
+    return f"below {high:.3g}" if low <= 0 else f"between {low:.3g} and {high:.3g}"
 
 
 def measured(claim: Claim, frame: pandas.DataFrame) -> tuple[float, float | None, float | None, int]:

@@ -1,4 +1,4 @@
-"""Where the runs are that a paper's studies read: shipped, in the user's folder, or nowhere yet. Knows no torch."""
+"""Where the runs are that a paper's studies read: shipped, in the user's folder, or nowhere yet."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from interp_tasks.checkpoints.refs import ZOO, find_run, natural_key, zoo_folder
-from interp_tasks.checkpoints.run_files import is_run, read_run, stored_steps
+from interp_tasks.checkpoints.run_files import RUN_FILE, is_run, read_run, stored_steps
 from interp_tasks.errors import UserError
 from interp_tasks.published import Paper, TrainingRun
-from interp_tasks.training.config import TrainConfig, resolve_config
+from interp_tasks.training.config import SECTIONS, resolve_config
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,19 @@ def locate(run: TrainingRun, folder: Path) -> Located:
 
 def is_finished(path: Path) -> bool:
     """Whether a run has stored its last step."""
-    steps = read_run(path).get("config", {}).get("train", {}).get("steps")
-    return stored_steps(path)[-1:] == [steps]
+    return stored_steps(path)[-1:] == [config_there(path)["train"].get("steps")]
+
+
+def config_there(path: Path) -> dict[str, dict[str, Any]]:
+    """The sections of the config that made a run.
+
+    Raises:
+        UserError: if ``run.json`` has none, or they are no objects.
+    """
+    config = read_run(path).get("config")
+    if not isinstance(config, dict) or not all(isinstance(config.get(name), dict) for name in SECTIONS):
+        raise UserError(f"{path / RUN_FILE} is mangled: it has no config of {', '.join(SECTIONS)}")
+    return config
 
 
 #: Settings of training that leave the weights as they are.
@@ -65,17 +76,35 @@ ONLY_RECORDED = {
 
 def check_settings(run: TrainingRun, path: Path) -> None:
     """Refuse a folder that holds another run: a claim would be decided on the wrong model."""
-    there = read_run(path).get("config", {})
+    from tasks import get  # imports torch
+
+    there = config_there(path)
     settings = {key: as_text(value) for key, value in run.settings.items()}
-    wanted = resolve_config(run.task, run.train_preset, settings)
-    for section, values in (("task", wanted.task), ("model", wanted.model)):
-        for key, value in values.items():
-            compare(run, path, f"{section}.{key}", value, there.get(section, {}).get(key))
-    # A run that was stored before a setting was invented has its default.
-    stored = {**TrainConfig().model_dump(mode="json"), **there.get("train", {})}
-    for key, value in wanted.train.model_dump(mode="json").items():
-        if key not in ONLY_RECORDED and not (key == "seed" and run.seeds is not None):
-            compare(run, path, f"train.{key}", value, stored[key])
+    resolved = resolve_config(run.task, run.train_preset, settings)
+    compare(run, path, "task.name", run.task, there["task"].pop("name", None))
+    task = get(run.task, **resolved.task)
+    for section, wanted in (
+        ("task", task),
+        ("model", task.Model(**resolved.model)),
+        ("train", resolved.train),
+    ):
+        # A run that was stored before a setting was invented has its default; a model of one's own has none of them.
+        fields = {} if "own" in there[section] else type(wanted).model_fields
+        defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+        stored = {**defaults, **there[section]}
+        for key, value in wanted.model_dump(mode="json").items():
+            if section == "train" and (key in ONLY_RECORDED or (key == "seed" and run.seeds is not None)):
+                continue
+            compare(run, path, f"{section}.{key}", value, stored.get(key))
+
+
+def is_alike(run: TrainingRun, path: Path) -> bool:
+    """Whether a folder holds a run of these settings, whatever its seed, and the whole of it."""
+    try:
+        check_settings(run.model_copy(update={"seeds": "any"}), path)
+    except UserError:
+        return False
+    return is_finished(path)
 
 
 def compare(run: TrainingRun, path: Path, key: str, wanted: Any, there: Any) -> None:

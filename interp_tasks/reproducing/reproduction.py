@@ -215,7 +215,7 @@ def reproduce(
 def check(
     paper: str | Paper, preset: str, runs: str | Path, rows: Sequence[int]
 ) -> tuple[Paper, list[Located]]:
-    """What can be refused before slow work. Knows no torch."""
+    """What can be refused before slow work."""
     paper = read_paper(paper) if isinstance(paper, str) else paper
     check_choice("--preset", preset, PRESETS)
     numbers = [row.number for row in paper.row]

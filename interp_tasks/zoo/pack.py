@@ -22,7 +22,7 @@ import torch
 
 from interp_tasks.checkpoints import load_checkpoint, read_run, resolve, save_checkpoint
 from interp_tasks.checkpoints.refs import zoo_folder
-from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, checkpoint_folder
+from interp_tasks.checkpoints.run_files import CLOCK_FILE, METRICS_FILE, RUN_FILE, checkpoint_folder
 from interp_tasks.errors import UserError
 from tasks.base import Task, pool_parts
 
@@ -41,8 +41,16 @@ def stored_metrics(task: Task, model: Any, samples: int = SAMPLES, seed: int = 0
     return pool_parts(found)
 
 
+def shortened(log: str) -> str:
+    """The lines of a log with its numbers to nine digits, as many as tell single-precision numbers apart."""
+    lines = [
+        json.loads(line, parse_float=lambda text: float(f"{float(text):.9g}")) for line in log.splitlines()
+    ]
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
 def pack(run: Path, steps: list[int], destination: Path, *, final: bool = False) -> None:
-    """Copy run.json, the metrics log and the given checkpoints; the last keeps float32.
+    """Copy run.json, the metrics log (to nine digits) and the given checkpoints; the last keeps float32.
 
     Args:
         final: ship the last stored step alone, in float16.
@@ -63,7 +71,11 @@ def pack(run: Path, steps: list[int], destination: Path, *, final: bool = False)
     drop = {"name": task.drop_metric.name, "direction": task.drop_metric.direction}
     described = {**read_run(run), "drop_metric": drop}  # as the task declares it now
     (destination / RUN_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-    shutil.copy(run / METRICS_FILE, destination)
+    if (run / METRICS_FILE).is_file():
+        log = (run / METRICS_FILE).read_text(encoding="utf-8")
+        (destination / METRICS_FILE).write_text(shortened(log), encoding="utf-8")
+    if (run / CLOCK_FILE).is_file():
+        shutil.copy(run / CLOCK_FILE, destination)
     for step in steps:
         checkpoint = load_checkpoint(f"{run}@{step}")
         dtype = "float16" if final or step != steps[-1] else None

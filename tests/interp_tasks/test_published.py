@@ -121,6 +121,9 @@ def test_a_rule_says_what_it_is_about():
     )
     (claim,) = parse_paper(paper(**changes), "x").claim
     assert claim.rule == "effect / baseline of @pre, mse_masked, head 1 is above -0.05 and below 0.05"
+    several = {"where": {"variant": ["a", "b"], "metric": "loss"}, "reduce": "max", "holds": {"below": 1}}
+    (claim,) = parse_paper(paper(**entry("claim", **several)), "x").claim
+    assert claim.rule == "max of value of variant a or b, loss is below 1"
 
 
 @pytest.mark.parametrize("name", papers())

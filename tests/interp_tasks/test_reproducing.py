@@ -14,7 +14,7 @@ from interp_tasks.published import Claim
 from interp_tasks.published.papers import parse_paper
 from interp_tasks.reproducing import reproduce, train_missing
 from interp_tasks.reproducing.judging import Unmeasured, judge, measured, picked
-from interp_tasks.reproducing.locating import Located, as_text
+from interp_tasks.reproducing.locating import Located, as_text, locate_all
 from interp_tasks.reproducing.reproduction import about
 
 SETTINGS = {
@@ -281,6 +281,51 @@ def test_a_folder_with_another_run_is_refused(runs, changes, said):
     with pytest.raises(UserError, match="is not the run 'a' of the paper") as raised:
         reproduce(parse_paper(given, "x"), runs=runs)
     assert said in str(raised.value)
+
+
+def altered(runs, place, alter):
+    """A copy of the run with another ``run.json``, as the paper's run of that name."""
+    shutil.copytree(runs / "a", place / "a")
+    whole = json.loads((place / "a/run.json").read_text())
+    alter(whole)
+    (place / "a/run.json").write_text(json.dumps(whole))
+    return parse_paper(content(claim().model_dump()), "x")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (
+            "task.name",
+            "matrix-completion-sizes",
+            "its task.name is matrix-completion-sizes, not matrix-completion",
+        ),
+        ("task.p_mask", 0.75, "its task.p_mask is 0.75, not "),
+        ("model.act_fn", "relu", "its model.act_fn is relu, not gelu"),
+        ("model", {"own": {}}, "its model.n_layers is None, not 1"),
+    ],
+)
+def test_what_the_paper_leaves_at_its_default_tells_runs_apart(runs, tmp_path, key, value, said):
+    def alter(whole):
+        section, _, name = key.partition(".")
+        whole["config"] |= {section: whole["config"][section] | {name: value} if name else value}
+
+    paper = altered(runs, tmp_path, alter)
+    with pytest.raises(UserError, match="is not the run 'a' of the paper") as raised:
+        locate_all(paper, "cpu", tmp_path)
+    assert said in str(raised.value)
+
+
+def test_a_setting_that_is_newer_than_the_run_has_its_default(runs, tmp_path):
+    paper = altered(runs, tmp_path, lambda whole: whole["config"]["task"].pop("p_mask"))
+    assert locate_all(paper, "cpu", tmp_path)[0].base == f"{tmp_path}/a"
+
+
+@pytest.mark.parametrize("config", [None, [], {}, {"task": {"name": "miiii"}, "model": {}, "train": [1]}])
+def test_a_run_without_a_config_is_refused_in_one_line(runs, tmp_path, config):
+    paper = altered(runs, tmp_path, lambda whole: whole.update(config=config))
+    with pytest.raises(UserError, match=r"a/run\.json is mangled: it has no config of task, model, train"):
+        locate_all(paper, "cpu", tmp_path)
 
 
 def test_what_only_recorded_a_run_may_differ(runs):
