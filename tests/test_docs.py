@@ -1,10 +1,10 @@
 """Every python block and every `interp-run` line of README and docs runs, page by page, in an empty folder.
 
 A block with ``title="NAME"`` in its first line is saved under that name before it runs; the files of
-``docs/circuits/example-model.md`` are there for all pages of its folder. A ``text`` block after a python block is what
-that block prints: words and whole numbers must agree, and decimals to one unit of the last digit shown. Under
-``docs/circuits`` all that is printed must be shown, and all that is shown must have been printed. ``console`` and
-``toml`` blocks are for reading: installation, and what takes hours.
+``docs/circuits/example-model.md`` are there for all pages of its folder. A ``text`` block after a python or bash
+block is what that prints: words and whole numbers must agree, and decimals to one unit of the last digit shown. Under
+``docs/circuits`` and ``docs/tutorials`` all that python prints must be shown, and all that is shown must have been
+printed. ``console`` and ``toml`` blocks are for reading: installation, and what takes hours.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ import pytest
 import torch
 
 import circuits
+import interp_tasks
+import tasks
 from circuits import CircuitsError
 from interp_tasks.cli import main
 
 REPOSITORY = Path(__file__).parents[1]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 CIRCUITS = REPOSITORY / "docs" / "circuits"
+STRICT = (CIRCUITS, REPOSITORY / "docs" / "tutorials")
 EXAMPLE_MODEL = CIRCUITS / "example-model.md"
+API = REPOSITORY / "docs" / "api"
 TROUBLESHOOTING = CIRCUITS / "troubleshooting.md"
 BLOCK = re.compile(r"^```(\w*)[ ]?([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # Not what is a part of a word: "L0H1", "mlp_out.1".
@@ -78,6 +82,7 @@ def run_page(page: Path, folder: Path, strict: bool) -> None:
     """Run a page's blocks in `folder`, the current one; `strict`: output and what is shown of it go together."""
     names = {"__name__": page.stem}
     printed: str | None = None
+    owed = False  # a strict page has still to show what was printed
     for language, info, text in blocks(page):
         if language == "text":
             if printed is not None:
@@ -85,9 +90,9 @@ def run_page(page: Path, folder: Path, strict: bool) -> None:
                 assert wrong is None, f"{page.name}: {wrong}"
             else:
                 assert not strict, f"{page.name} shows what nothing printed: {text}"
-            printed = None
+            printed, owed = None, False
             continue
-        assert not (strict and printed), f"{page.name} prints what it does not show: {printed}"
+        assert not owed, f"{page.name} prints what it does not show: {printed}"
         printed = None
         if info.startswith("title="):
             (name,) = (name for name, held in files(page).items() if held == text)
@@ -96,6 +101,7 @@ def run_page(page: Path, folder: Path, strict: bool) -> None:
             with contextlib.redirect_stdout(io.StringIO()) as output:
                 exec(compile(text, f"{page.name}", "exec"), names)
             printed = output.getvalue() or None
+            owed = strict and printed is not None
         elif language == "bash":
             for line in text.replace("\\\n", " ").splitlines():
                 command, *arguments = shlex.split(line, comments=True) or [""]
@@ -103,16 +109,20 @@ def run_page(page: Path, folder: Path, strict: bool) -> None:
                     f"{page.name} shows {command!r}: mark the block as console"
                 )
                 if command:
-                    assert not main(arguments), f"{page.name}: {line}"
+                    with contextlib.redirect_stdout(io.StringIO()) as output:
+                        assert not main(arguments), f"{page.name}: {line}"
+                    printed = (printed or "") + output.getvalue()
         else:
             assert language in ("console", "toml"), f"{page.name} has a block of {language!r}"
-    assert not (strict and printed), f"{page.name} prints what it does not show: {printed}"
+    assert not owed, f"{page.name} prints what it does not show: {printed}"
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty folder, the current one; what is imported from it and what it does to global state is forgotten."""
     monkeypatch.chdir(tmp_path)
+    # pytest-xdist tells its workers how wide the terminal is, which would break lines of tables.
+    monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     known, seeds = set(sys.modules), (random.getstate(), np.random.get_state())
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(True):
@@ -138,7 +148,7 @@ def test_page_runs(page, folder):
     if page.parent == CIRCUITS:
         for name, text in files(EXAMPLE_MODEL).items():
             (folder / name).write_text(text, encoding="utf-8")
-    run_page(page, folder, strict=page.parent == CIRCUITS)
+    run_page(page, folder, strict=page.parent in STRICT)
 
 
 # Errors of `circuits` that the page names without code, or not at all: (file, a part of its source).
@@ -150,6 +160,11 @@ UNMET = (
     ("bridges.py", "has no {lacking[0]}; it is not served"),
     # Of TransformerLens 4.3, where these pages are not run.
     ("surface.py", "processed by enable_compatibility_mode"),
+    # Of machines without an exporter of pictures, or with one that fails.
+    ("exporting.py", "no picture was made"),
+    ("exporting.py", "plots.save: {MISSING}"),
+    # Of a full disk, or a folder that is not one's own.
+    ("exporting.py", "plots.save: cannot write"),
     # Ruled out by what is checked before.
     ("replacements.py", "a resample needs a batch of at least 2 examples"),
     ("replacements.py", "no attention scores were seen"),
@@ -188,11 +203,39 @@ def test_troubleshooting_runs_and_meets_every_error(folder, monkeypatch):
     assert len(known) == len(UNMET), "UNMET lists errors that are gone, or that the page meets"
 
 
+def anchors(page: Path) -> set[str]:
+    """What may follow the page's name after "#": its headings, as mkdocs writes them."""
+    headings = re.findall(r"^#{1,6} (.+)$", BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    ascii_only = (heading.encode("ascii", "ignore").decode() for heading in headings)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", one).strip().lower()) for one in ascii_only}
+
+
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         prose = BLOCK.sub("", page.read_text(encoding="utf-8"))
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", prose):
+            linked = page.parent / target if target else page
+            assert linked.exists(), f"{page.name} links to {target}"
+            # The names that API pages list are anchors of the built site alone, whose build checks them.
+            if anchor and linked.parent.name != "api":
+                assert anchor in anchors(linked), f"{page.name} links to {target}#{anchor}"
+
+
+def test_every_page_is_in_the_navigation():
+    listed = set(re.findall(r"[\w/-]+\.md", (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8")))
+    docs = REPOSITORY / "docs"
+    assert listed == {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
+
+
+def test_the_api_pages_list_every_public_name():
+    text = "".join(page.read_text(encoding="utf-8") for page in API.glob("*.md"))
+    listed = set(re.findall(r"^::: (\S+)$", text, re.MULTILINE))
+    public = {
+        f"{package.__name__}.{name}"
+        for package in (circuits, tasks, interp_tasks)
+        for name in package.__all__
+    }
+    assert listed == public
 
 
 def test_the_block_finder_finds_blocks():
@@ -223,6 +266,17 @@ def test_a_page_that_is_wrong_fails(folder, code, shown):
     page = folder / "page.md"
     page.write_text(f"```python\n{code}\n```\n" + (f"```text\n{shown}\n```\n" if shown else ""))
     with pytest.raises((AssertionError, FutureWarning)):
+        run_page(page, folder, strict=True)
+
+
+def test_what_a_command_is_shown_to_print_it_prints(folder):
+    page = folder / "page.md"
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        main(["tasks"])
+    page.write_text(f"```bash\ninterp-run tasks\n```\n```text\n{output.getvalue()}```\n")
+    run_page(page, folder, strict=True)
+    page.write_text("```bash\ninterp-run tasks\n```\n```text\nno tasks\n```\n")
+    with pytest.raises(AssertionError, match="are shown"):
         run_page(page, folder, strict=True)
 
 

@@ -1,0 +1,99 @@
+# %% [markdown]
+# # Matrix completion: a sudden drop, and what carries it
+#
+# A small transformer sees a 4×4 matrix of rank 1 with some entries hidden, and says them all. For a while it only
+# copies what it sees; then, abruptly, it fills in what is hidden (Gopalani, Lubana, Hu 2024). We watch the drop, take
+# attention away before and after it, read activations by linear probes, and look at what the heads attend to.
+#
+# The model ships with the package: `pip install .`, and this notebook runs in a minute, offline. Built from
+# `matrix-completion.py` by `build.py`; figures are interactive in JupyterLab, pictures elsewhere.
+
+# %%
+from circuits import ablate, heads, patterns, plots, sweep
+from interp_tasks import experiments, load_checkpoint
+
+before = load_checkpoint("zoo:matrix-completion-4x4@pre")
+after = load_checkpoint("zoo:matrix-completion-4x4@post")
+task, batch = after.task, after.task.sample(128, seed=0)
+print(
+    f"steps {before.step:,} and {after.step:,}; {len(batch)} test matrices of {batch.tokens.shape[1]} entries"
+)
+
+# %% [markdown]
+# ## The drop
+#
+# The mean squared error on hidden entries stays at that of guessing 0, and then falls. Bold is the drop, from where 10%
+# of the way is made to where 90% is.
+
+# %%
+experiments.drops("zoo:matrix-completion-4x4").plot()
+
+# %% [markdown]
+# ## Uniform attention, before and after
+#
+# Each head's attention is replaced by equal attention to every entry, one head at a time. Before the drop no head
+# matters for hidden entries; after it, those of the first layer do.
+
+# %%
+result = sweep(
+    after.model,
+    batch.tokens,
+    ablate.each(ablate.uniform, heads("all", after.model)),
+    metric=task.metrics,
+    batch=batch,
+    checkpoints={"before": before.model, "after": after.model},
+)
+plots.heads(result, "mse_masked", title="Effect of uniform attention on the error at hidden entries")
+
+# %% [markdown]
+# All heads together: what the drop gained is lost.
+
+# %%
+every = sweep(
+    after.model,
+    batch.tokens,
+    {"all heads": ablate.uniform("all"), "layer 0": ablate.uniform("0.0-3")},
+    metric=task.metrics,
+    batch=batch,
+    checkpoints={"before": before.model, "after": after.model},
+)
+every.plot("mse_masked")
+
+# %%
+columns = ["checkpoint", "variant", "baseline", "value", "effect", "effect_ci_low", "effect_ci_high"]
+every.frame[every.frame["metric"] == "mse_masked"][columns].round(3)
+
+# %% [markdown]
+# ## Probes
+#
+# Can the entry itself be read off the residual stream by a linear map? Where it is observed, in every layer; where it
+# is hidden, better with each layer. Dotted: targets exchanged between examples.
+
+# %%
+experiments.probe(
+    "zoo:matrix-completion-4x4@post", targets=["true_element"], samples=512, untrained=False
+).plot()
+
+# %% [markdown]
+# ## What heads attend to
+#
+# Mean attention over the matrices; entries are numbered row by row. Head 0.0 looks along rows, and others at observed
+# entries.
+
+# %%
+maps = patterns.attention(after.model, batch.tokens)
+maps.plot(titles={(0, 0): "L0H0: rows"})
+
+# %%
+templates = {
+    "row": patterns.row(4, 4, itself=False),
+    "column": patterns.column(4, 4, itself=False),
+    "itself": patterns.identity(16),
+}
+scores = patterns.scores(after.model, batch.tokens, templates)
+scores.plot("corrected")
+
+# %% [markdown]
+# On: [attention heads](../matrix-completion/attention-heads.md), [training
+# dynamics](../matrix-completion/training-dynamics.md), and what `circuits` can do with [a model of your
+# own](../circuits/index.md).
