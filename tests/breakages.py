@@ -1,6 +1,6 @@
 """Proof that the tests can fail: break one rule at a time in a scratch copy and see the named test go red.
 
-    python tests/breakages.py [--only NAME ...] [--jobs 2] [--list]
+    python tests/breakages.py [--only NAME ...] [--part K/N] [--jobs 2] [--list]
 
 `tests/breakages.toml` says what is broken (file, old text, new text), which rule that is, and which test
 must notice. An entry counts as red only if the named test ran and an assertion in it failed. A test that
@@ -397,9 +397,18 @@ def shared_out(tests: list[str], parts: int) -> list[tuple[str, ...]]:
     return [tuple(tests[start : start + size]) for start in range(0, len(tests), size)]
 
 
+def part(text: str) -> tuple[int, int]:
+    """``2/5`` -> 2, 5."""
+    first, _, step = text.partition("/")
+    if not (first.isdecimal() and step.isdecimal() and 1 <= int(first) <= int(step)):
+        raise argparse.ArgumentTypeError(f"{text!r}: write K/N, such as 2/5")
+    return int(first), int(step)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Break one rule at a time and see a test go red.")
     parser.add_argument("--only", action="append", metavar="NAME", help="entries whose name contains NAME")
+    parser.add_argument("--part", type=part, metavar="K/N", help="every N-th entry, from the K-th on")
     parser.add_argument("--jobs", type=int, default=2, help="children at a time (default: 2)")
     parser.add_argument("--list", action="store_true", help="show the entries and stop")
     parser.add_argument(
@@ -411,6 +420,9 @@ def main(arguments: list[str] | None = None) -> int:
     settings, entries = read_file(given.root / "tests" / "breakages.toml")
     if given.only:
         entries = [entry for entry in entries if any(part in entry.name for part in given.only)]
+    if given.part:
+        first, step = given.part
+        entries = entries[first - 1 :: step]
     if not entries:
         raise SystemExit("no such entry; --list shows them")
     if given.list:
