@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.experiments.activity import DEVIATIONS
-from interp_tasks.experiments.imaging import (
+from interp_tasks.experiments.activity_history import SIZE
+from interp_tasks.experiments.grid_feature_rows import (
     ACTIVE,
     ACTIVE_EACH,
     ALL,
@@ -14,7 +15,6 @@ from interp_tasks.experiments.imaging import (
     CLUSTERS,
     IN_CLUSTERS,
     SECOND,
-    SIZE,
 )
 from interp_tasks.reporting.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.experiments.activity import DEVIATIONS, LEAST
-from interp_tasks.experiments.imaging import (
+from interp_tasks.experiments.activity_history import SIZE
+from interp_tasks.experiments.grid_feature_rows import (
     ACTIVE,
     ACTIVE_EACH,
     ALL,
@@ -23,7 +24,6 @@ from interp_tasks.experiments.imaging import (
     MEAN,
     PAIRS,
     SECOND,
-    SIZE,
     TO_ONE,
 )
 from interp_tasks.reporting import Column

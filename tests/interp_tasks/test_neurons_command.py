@@ -15,7 +15,8 @@ from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
 from interp_tasks.experiments.activity import active_counts, amplitudes, of_equal_size
-from interp_tasks.experiments.imaging import Image, pairs_for_half, read_neurons
+from interp_tasks.experiments.grid_features import pairs_for_half
+from interp_tasks.experiments.imaging import Image, read_neurons
 from tasks import GridAxis
 
 P = 11
