@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +20,9 @@ INTERVALS: Mapping[str, tuple[str, str]] = {
     "value": ("ci_low", "ci_high"),
     "effect": ("effect_ci_low", "effect_ci_high"),
 }
+
+#: How bounds of several numbers make bounds of what a claim reduces them to.
+JOINED: Mapping[str, Callable[[Iterable[float]], float]] = {"one": max, "min": min, "max": max}
 
 
 @dataclass(frozen=True)
@@ -81,15 +84,29 @@ def judge(claim: Claim, frame: pandas.DataFrame, run: str) -> Outcome:
 
 
 def known_between(claim: Claim, frame: pandas.DataFrame) -> tuple[float, float] | None:
-    """The bounds of a number of which a run that ended too soon leaves bounds alone; ``None`` for any other number.
+    """The bounds of a number of which runs that ended too soon leave bounds alone; ``None`` for any other number."""
+    rows = picked(frame, claim.where)
+    join = JOINED.get(claim.reduce)
+    if join is None or claim.column == "baseline" or (claim.reduce == "one" and len(rows) != 1):
+        return None
+    bounds = [bounds_of(claim, rows.iloc[[place]], frame) for place in range(len(rows))]
+    if not any(bounds):
+        return None
+    numbers = (rows[claim.column].astype(float) / divisors(claim, rows)).tolist()
+    ends = [known or (number, number) for known, number in zip(bounds, numbers, strict=True)]
+    if any(math.isnan(end) for pair in ends for end in pair):
+        return None
+    lows, highs = zip(*ends, strict=True)
+    return join(lows), join(highs)
+
+
+def bounds_of(claim: Claim, rows: pandas.DataFrame, frame: pandas.DataFrame) -> tuple[float, float] | None:
+    """The bounds of the number of a single row.
 
     A step that was not reached lies beyond the run's last one, and of a ratio of steps the table has the bounds.
     """
     from interp_tasks.experiments.generalising import AT_LEAST, AT_MOST, RATIO, SPREAD, THEN
 
-    rows = picked(frame, claim.where)
-    if claim.reduce != "one" or claim.column == "baseline" or len(rows) != 1:
-        return None
     row = rows.iloc[0]
     metric = str(row["metric"]).partition(", ")[0]
     same = (frame["variant"] == row["variant"]) & (frame["split"] == row["split"])

@@ -158,6 +158,26 @@ def test_a_run_that_ends_too_soon_decides_what_its_last_step_decides(tmp_path):
     assert judged(neither, where, {"above": 0.1}, per="baseline").verdict == undecided
 
 
+def test_of_several_answers_the_last_and_the_first_step_are_bounded(tmp_path):
+    """2 is there at 300 and 3 not by 1000: the last of them comes after 1000, the first at 300."""
+    run = write(tmp_path / "run", {"accuracy_2": ramp(300), "accuracy_3": ramp(5000)})
+    found = generalisation(run)
+    where = {"split": "validation", "metric": "step at 95%", "variant": ["accuracy_2", "accuracy_3"]}
+    undecided = "not testable at this scale"
+    for reduce, bounds, verdict in (
+        ("max", {"below": 900}, "failed"),
+        ("max", {"above": 900}, "held"),
+        ("max", {"below": 2000}, undecided),
+        ("min", {"below": 400}, "held"),
+        ("min", {"above": 400}, "failed"),
+        ("min", {"above": 200}, "held"),
+    ):
+        assert judged(found, where, bounds, reduce=reduce).verdict == verdict, (reduce, bounds)
+    # A mean has no bound, and is no number.
+    assert judged(found, where, {"above": 1}, reduce="mean").verdict == "failed"
+    assert judged(found, {**where, "variant": "accuracy_2"}, {"below": 400}, reduce="max").value == 300
+
+
 def test_a_ratio_with_a_bound_alone_is_decided_by_the_bound(tmp_path):
     run = write(tmp_path / "run", {"accuracy": ramp(200)})
     never = write(tmp_path / "never", {"accuracy": ramp(5000)})
