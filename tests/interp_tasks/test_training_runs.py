@@ -136,15 +136,20 @@ def test_a_run_on_one_thread_takes_denormals_for_zero_and_gives_them_back(additi
         def __call__(self, step, model, run):
             return {"product": float(torch.tensor([1e-30]) * torch.tensor([1e-10]))}
 
-    def train_once(name):
-        run = train(addition, out=tmp_path / name, settings=TINY, config={"steps": 1}, observers=[Product()])
-        assert [line["product"] for line in read_metrics(run)] == [0.0, 0.0]
+    def products(threads):
+        config = {"steps": 1, "threads": threads}
+        run = train(
+            addition, out=tmp_path / f"{threads}", settings=TINY, config=config, observers=[Product()]
+        )
+        return [line["product"] for line in read_metrics(run)]
 
-    train_once("kept")
+    assert products(1) == [0, 0]
     assert float(torch.tensor([1e-30]) * torch.tensor([1e-10])) > 0
+    # Of several threads some would, and some that are older would not.
+    assert all(product > 0 for product in products(2))
     torch.set_flush_denormal(True)
     try:
-        train_once("flushed")
+        assert products(3) == [0, 0]
         assert float(torch.tensor([1e-30]) * torch.tensor([1e-10])) == 0
     finally:
         torch.set_flush_denormal(False)
