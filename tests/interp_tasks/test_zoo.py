@@ -41,7 +41,7 @@ SHIPPED_STEPS = {
     "matrix-completion-4x4-small-init": 5,
     "matrix-completion-5x5": 5,
     "matrix-completion-autoregressive": 4,
-    "matrix-completion-autoregressive-answer": 4,
+    "matrix-completion-autoregressive-answer": 3,
     "miiii-113": 6,
 }
 #: The run of a sweep whose way is looked at: ten steps of it, as of the core run beside it.
