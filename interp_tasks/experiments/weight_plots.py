@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects
     from numpy.typing import NDArray
 
-    from interp_tasks.experiments.weighing import Seen, Shown
+    from interp_tasks.experiments.embedding_tables import Seen
+    from interp_tasks.experiments.weighing import Shown
 
 PANEL, GAP, TOP, BOTTOM = 260, 105, 110, 60
 #: Of the figure with a legend of several lines: above the panels, and of the legend below them.
@@ -212,7 +213,7 @@ def add_spectrum(found: Any, row: int, table: Seen) -> None:
 
 
 def add_positions(found: Any, row: int, one: Any, other: Any) -> None:
-    from interp_tasks.experiments.weighing import PUBLISHED_DIMENSIONS
+    from interp_tasks.experiments.position_similarity import PUBLISHED_DIMENSIONS
 
     for name, part, colour, symbol in (
         (f"W_pos: dimensions 0–{PUBLISHED_DIMENSIONS - 1}", slice(PUBLISHED_DIMENSIONS), 1, "diamond"),

@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.weighing import BESIDE, BEST, COSINE, NORM, PEARSON
+from interp_tasks.experiments.beside_untrained import BESIDE
+from interp_tasks.experiments.embedding_tables import BEST, NORM
+from interp_tasks.experiments.position_similarity import COSINE, PEARSON
 from interp_tasks.reporting import Column, number, p_value, with_interval
 
 if TYPE_CHECKING:

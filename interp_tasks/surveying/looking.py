@@ -13,8 +13,8 @@ from interp_tasks.experiments.subjects import Examples, Options, Progress, Subje
 if TYPE_CHECKING:
     import pandas
 
+    from interp_tasks.experiments.embedding_tables import Table
     from interp_tasks.experiments.geometry import Array
-    from interp_tasks.experiments.weighing import Table
     from interp_tasks.surveying.sources import Source
     from tasks import Task
 
@@ -101,7 +101,8 @@ def snapshot(subject: Subject, view: View) -> Snapshot:
 
     from circuits import patterns
     from interp_tasks.experiments.curving import at_checkpoint
-    from interp_tasks.experiments.weighing import Table, Tables, tables_of
+    from interp_tasks.experiments.embedding import Tables
+    from interp_tasks.experiments.embedding_tables import Table, tables_of
 
     rows = list(at_checkpoint(view.source.name, subject)) if subject.task is not None else []
     if view.part:

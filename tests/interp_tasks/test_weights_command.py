@@ -13,11 +13,13 @@ from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, weights
+from interp_tasks.experiments.embedding_tables import spectral_numbers
+from interp_tasks.experiments.position_similarity import PUBLISHED_DIMENSIONS
 from interp_tasks.experiments.relabelling import relabelled
 from interp_tasks.experiments.singular import Singular, periodic_above, periodicity
 from interp_tasks.experiments.subjects import Examples, subjects
 from interp_tasks.experiments.untrained import untrained
-from interp_tasks.experiments.weighing import MODELS, PUBLISHED_DIMENSIONS, spectral_numbers
+from interp_tasks.experiments.weighing import MODELS
 from interp_tasks.experiments.weight_plots import STEPS
 
 RNG = np.random.default_rng(0)
