@@ -136,8 +136,10 @@ def neurons(
 ) -> Edit:
     """Ablate neurons of one layer's MLP, at mlp_post [batch pos d_mlp]: after the activation function, b_out stays.
 
-    neurons: indices from 0, or a boolean mask [d_mlp]. how: "zero", "mean" (over `reference` [batch pos]) or
-    "resample" (from `source` [batch pos], as `resample` does).
+    Args:
+        neurons: indices from 0, or a boolean mask [d_mlp].
+        how: "zero", "mean" (over `reference` [batch pos]) or "resample" (from `source` [batch pos], as `resample`
+            does).
     """
     verb = "ablate.neurons"
     how = read_choice(how, ("zero", "mean", "resample"), verb, "how")
@@ -182,10 +184,11 @@ def frequencies(
     activation. A run may then hold any examples of the grid, in any order: each loses, or keeps, the waves' values at
     its own coordinates.
 
-    keys: frequencies k, 1 <= k <= period / 2; w = 2πk/period. directions: "all", the products of {1, cos(w x),
-    sin(w x)} over the coordinates without the constant, never across frequencies (for two coordinates the 8
-    components of Nanda et al. 2023, arXiv:2301.05217, section 4.4), or "sum", only cos and sin of
-    w(x_1 + ... + x_m), which addition mod p is computed by.
+    Args:
+        keys: frequencies k, 1 <= k <= period / 2; w = 2πk/period.
+        directions: "all", the products of {1, cos(w x), sin(w x)} over the coordinates without the constant, never
+            across frequencies (for two coordinates the 8 components of Nanda et al. 2023, arXiv:2301.05217, section
+            4.4), or "sum", only cos and sin of w(x_1 + ... + x_m), which addition mod p is computed by.
     """
     verb = "ablate.frequencies"
     place = read_place(site, heads, verb)
@@ -223,11 +226,12 @@ def classes(
 ) -> Edit:
     """Remove the part of an activation that a class of the example decides, or (`keep`) everything else but the mean.
 
-    classes: whole numbers from 0, [example], or [example kind] for several kinds at once, of the `examples`
-    [example pos]. On these, each of them different, the activation at `site` is fitted, in float64, by its mean plus
-    an addition for every class (of several kinds by least squares), on the model as it is outside all of our blocks,
-    for each position and entry of the activation. A run may then hold any of the examples, in any order: each loses
-    its class's addition, or keeps the mean and that alone.
+    Args:
+        classes: whole numbers from 0, [example], or [example kind] for several kinds at once, of the `examples`
+            [example pos]. On these, each of them different, the activation at `site` is fitted, in float64, by its mean
+            plus an addition for every class (of several kinds by least squares), on the model as it is outside all of
+            our blocks, for each position and entry of the activation. A run may then hold any of the examples, in any
+            order: each loses its class's addition, or keeps the mean and that alone.
 
     Where the classes are remainders r modulo q, this removes all waves cos(2πjr/q), sin(2πjr/q), whether or not q
     divides the period of the tokens; where it does, and r is a token's or a sum's, it is `ablate.frequencies`.

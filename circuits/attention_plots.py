@@ -33,8 +33,10 @@ def attention(
         plots.attention(patterns.attention(model, tokens))
         plots.attention(cache(model, tokens, ["pattern.0"]).popitem()[1].mean(0))
 
-    maps: what `patterns.attention` found, or attention [layer head query key], [head query key] or [query key].
-    labels: what the positions are called (default: numbers). titles: Head -> its title (default: L0H1).
+    Args:
+        maps: what `patterns.attention` found, or attention [layer head query key], [head query key] or [query key].
+        labels: what the positions are called (default: numbers).
+        titles: Head -> its title (default: L0H1).
     """
     if not (isinstance(maps, Tensor) or hasattr(maps, "layers")):
         maps = torch.as_tensor(

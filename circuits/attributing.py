@@ -37,11 +37,14 @@ def attribution(
     """Estimate what patching each part of `site` from `source` into `base` would do (Nanda 2023, "Attribution
     patching"): (source − base)·∂metric/∂site, the gradient taken at base.
 
-    base: tokens [batch pos], the run that would be edited. source: tokens of the same shape, or [1 pos].
-    metric: as in `sweep`, of torch operations; `batch` too. Without one, `logit_diff`: base's first choice minus its
-        second. site: one site, of one layer ("resid_pre.1") or of every one ("z").
-    by: what gets a row: "head", "position", "head,position", "neuron" or "layer"; "auto" takes heads where the site
-        has them, else positions.
+    Args:
+        base: tokens [batch pos], the run that would be edited.
+        source: tokens of the same shape, or [1 pos].
+        metric: as in `sweep`, of torch operations; `batch` too. Without one, `logit_diff`: base's first choice minus
+            its second.
+        site: one site, of one layer ("resid_pre.1") or of every one ("z").
+        by: what gets a row: "head", "position", "head,position", "neuron" or "layer"; "auto" takes heads where the site
+            has them, else positions.
 
     A row's `effect` is the estimate, per example and with its interval; `value` is `baseline` plus it. Counts of
     (sum, count) pairs are taken as they are at base. The direction, source -> base, is named in `intervention`.

@@ -21,11 +21,13 @@ from circuits.surface import Surface
 class Maps:
     """Mean attention of every head.
 
-    mean: [layer head query key], float64, on the CPU; a query that no example selects is NaN.
-    diffuseness: [layer head], the entropy of attention over that of uniform attention to the visible keys, each summed
-        over examples and queries: 0 for attention to one key, 1 for uniform. NaN where no query sees two keys.
-    layers: which layers these are.
-    n: the number of examples.
+    Attributes:
+        mean: [layer head query key], float64, on the CPU; a query that no example selects is NaN.
+        diffuseness: [layer head], the entropy of attention over that of uniform attention to the visible keys, each
+            summed over examples and queries: 0 for attention to one key, 1 for uniform. NaN where no query sees two
+            keys.
+        layers: which layers these are.
+        n: the number of examples.
     """
 
     mean: Float[Tensor, "layer head query key"]
@@ -46,7 +48,9 @@ class Maps:
     def plot(self, labels: Sequence[str] | None = None, titles: Mapping[Any, str] | None = None) -> Any:
         """A plotly figure: a heatmap per head, layers down, heads across, in one colour scale.
 
-        labels: what the positions are called (default: numbers). titles: Head -> its title (default: L0H1).
+        Args:
+            labels: what the positions are called (default: numbers).
+            titles: Head -> its title (default: L0H1).
         """
         from circuits.attention_plots import attention as figure
 
@@ -64,8 +68,10 @@ def attention(
 ) -> Maps:
     """The mean attention map of every head over the examples, in one pass whose memory does not grow with them.
 
-    layers: only these. queries: positions, or a boolean mask [batch pos]; a query's row is the mean over the
-    examples that select it. chunk: tokens per forward. Inside `intervene` the edits are in force.
+    Args:
+        layers: only these.
+        queries: positions, or a boolean mask [batch pos]; a query's row is the mean over the examples that select it.
+        chunk: tokens per forward. Inside `intervene` the edits are in force.
     """
     verb = "patterns.attention"
     surface, tokens = Surface.of(model), read_run_tokens(tokens, verb)

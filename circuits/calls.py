@@ -155,7 +155,8 @@ def replacement_for(
 ) -> tuple[Tensor, Tensor]:
     """What takes the activation's place, and the boolean mask of where; both broadcast to it.
 
-    value_of: a smaller tensor that broadcasts to `current`, for a replacement that does not look at its entries.
+    Args:
+        value_of: a smaller tensor that broadcasts to `current`, for a replacement that does not look at its entries.
     """
     state = call.state
     selected = write.selected(current, state.rows, state.total)

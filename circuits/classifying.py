@@ -22,11 +22,12 @@ OTHER, UNCLEAR = "other", "unclear"
 class Classes:
     """The class of every head.
 
-    frame: one row per head: `class`; of the template that decided it (of those that fit the one that tells most, where
-        none does the one with the highest corrected score) `template`, `score`, `chance`, `corrected` and `bits`;
-        `rival`, the next template that fits, and by how many bits it is led, `lead` with its interval.
-    groups: class -> its heads, for classes that have any; `ablate.uniform(classes.groups["row"])`.
-    rule: the rule, in a sentence.
+    Attributes:
+        frame: one row per head: `class`; of the template that decided it (of those that fit the one that tells most,
+            where none does the one with the highest corrected score) `template`, `score`, `chance`, `corrected` and
+            `bits`; `rival`, the next template that fits, and by how many bits it is led, `lead` with its interval.
+        groups: class -> its heads, for classes that have any; `ablate.uniform(classes.groups["row"])`.
+        rule: the rule, in a sentence.
     """
 
     frame: pd.DataFrame
@@ -62,10 +63,12 @@ def classify(
     score goes below the threshold, or that of the lead in bits over another template that fits includes 0 (paired:
     the same resamples of examples for both), or there is no interval, with one example. "other": nothing fits.
 
-    unless: template -> another one, which must not fit: what a head does at some queries only, such as attending to its
-        own position where that is observed, unless it does so everywhere. "unclear" too where the interval of the
-        other's corrected score reaches the threshold. What stands on the right only serves this and is no class.
-    among: template -> heads: it is a class of these only, such as those that another measure finds static.
+    Args:
+        unless: template -> another one, which must not fit: what a head does at some queries only, such as attending to
+            its own position where that is observed, unless it does so everywhere. "unclear" too where the interval of
+            the other's corrected score reaches the threshold. What stands on the right only serves this and is no
+            class.
+        among: template -> heads: it is a class of these only, such as those that another measure finds static.
     """
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold <= 1:
         raise CircuitsError(f"patterns.classify: threshold is above 0 and at most 1; got {threshold!r}")

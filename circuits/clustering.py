@@ -21,8 +21,11 @@ THRESHOLD = 0.85
 class Clusters:
     """Which frequency each neuron follows.
 
-    labels: the frequencies. best: the index of each neuron's first one, -1 for a neuron that does not vary.
-    share: of the neuron's variance that it explains. threshold: a neuron below it is in no cluster.
+    Attributes:
+        labels: the frequencies.
+        best: the index of each neuron's first one, -1 for a neuron that does not vary.
+        share: of the neuron's variance that it explains.
+        threshold: a neuron below it is in no cluster.
     """
 
     labels: tuple[Label, ...]
@@ -71,8 +74,10 @@ class Clusters:
 def clusters(spectrum: Spectrum, threshold: float | int = THRESHOLD, by: str = "block") -> Clusters:
     """Each neuron with the frequency that explains most of its variance over the grid.
 
-    spectrum: of activations with one feature axis, the neurons. by: as in `Spectrum.bands`; "block" and 0.85 are those
-    of Nanda et al. 2023 (code), whose search leaves out the highest frequency. A tie goes to the lower frequency.
+    Args:
+        spectrum: of activations with one feature axis, the neurons.
+        by: as in `Spectrum.bands`; "block" and 0.85 are those of Nanda et al. 2023 (code), whose search leaves out the
+            highest frequency. A tie goes to the lower frequency.
     """
     bands = spectrum.bands(by)
     if bands.power.ndim != 2:

@@ -28,10 +28,15 @@ def compare(
 
         compare([(model(tokens), {"doubled": 2 * model(tokens)})], metric=metric)
 
-    parts: for consecutive lots of examples, the unedited output [n pos out] and, by variant, what is compared with
-        it. One lot is in memory at a time.
-    metric, batch, seed, draws, flips: as in `sweep`; batch covers the examples of all lots.
-    columns: by variant, what the table is to say of it: intervention, site, layer, head, position.
+    Args:
+        parts: for consecutive lots of examples, the unedited output [n pos out] and, by variant, what is compared with
+            it. One lot is in memory at a time.
+        metric: as in `sweep`; batch covers the examples of all lots.
+        batch: see `metric`.
+        seed: see `metric`.
+        draws: see `metric`.
+        flips: see `metric`.
+        columns: by variant, what the table is to say of it: intervention, site, layer, head, position.
 
     Raises `CircuitsError` for lots with different variants, and for what `sweep` refuses of a metric.
     """

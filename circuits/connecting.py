@@ -69,10 +69,18 @@ def edges(
     adds to the residual stream, source − base, times ∂metric/∂(the residual stream as this receiver alone sees it),
     summed over positions (edge attribution patching: Syed et al. 2023, arXiv:2310.10348).
 
-    method: "gradient", the gradient at base: the derivative of the metric along `patch.path`. "integrated", the mean
-        of the gradients at `steps` midpoints as the network's embeddings move from base to source (Hanna et al. 2024,
-        arXiv:2403.17806).
-    base, source, metric, batch, exact, seed, draws, flips: as in `patch.screen`.
+    Args:
+        method: "gradient", the gradient at base: the derivative of the metric along `patch.path`. "integrated", the
+            mean of the gradients at `steps` midpoints as the network's embeddings move from base to source (Hanna et
+            al. 2024, arXiv:2403.17806).
+        base: as in `patch.screen`.
+        source: see `base`.
+        metric: see `base`.
+        batch: see `base`.
+        exact: see `base`.
+        seed: see `base`.
+        draws: see `base`.
+        flips: see `base`.
 
     Heads that share key-value heads receive at k and v as a layer, as `patch.path` has it. Position embeddings are the
     same in both runs and send nothing. Refused inside a block of `intervene` that edits the model.

@@ -25,9 +25,11 @@ SINGULAR = 1e-9
 class Contrasts:
     """The functions of several kinds of classes, less their means over the examples.
 
-    classes: [kind example]. bases: of each kind [class function], orthonormal, each summing to 0.
-    blocks: where the functions of each kind are. gram: their products summed over examples, [function
-    function]; factor: its Cholesky factor.
+    Attributes:
+        classes: [kind example].
+        bases: of each kind [class function], orthonormal, each summing to 0.
+        blocks: where the functions of each kind are.
+        gram: their products summed over examples, [function function]; factor: its Cholesky factor.
     """
 
     classes: Int[Tensor, "kind example"]

@@ -25,9 +25,10 @@ class Grid:
         Grid({"row": 7, "column": 7})                                  # positions of a matrix, row by row
         Grid.of_inputs(tokens, {"a": 0, "b": 1}, values=113)           # examples, by two of their tokens
 
-    axes: the name and size of each coordinate; the last varies fastest.
-    rows: where along the tensor's axis each cell is found, in the order of the cells; None: in that order already.
-    length: the tensor's axis must be this long; None: as long as there are cells.
+    Attributes:
+        axes: the name and size of each coordinate; the last varies fastest.
+        rows: where along the tensor's axis each cell is found, in the order of the cells; None: in that order already.
+        length: the tensor's axis must be this long; None: as long as there are cells.
     """
 
     axes: Mapping[str, int]
@@ -52,9 +53,11 @@ class Grid:
     ) -> Grid:
         """Examples by their coordinates: the token ids at some positions.
 
-        tokens: [example pos]. coords: name -> position. values: the period, for ids 0..period-1; or for each
-        coordinate its ids in the order in which they are a cycle. Examples with other ids are left out; every
-        combination must be there once.
+        Args:
+            tokens: [example pos].
+            coords: name -> position.
+            values: the period, for ids 0..period-1; or for each coordinate its ids in the order in which they are a
+                cycle. Examples with other ids are left out; every combination must be there once.
         """
         tokens = read_run_tokens(tokens, "Grid.of_inputs")
         if isinstance(values, int):
@@ -118,9 +121,10 @@ def components(
     `F @ (F.T @ x)` is the part of x [cells ...] (in the order of the cells) that they carry. All sides of the grid
     are the same period.
 
-    along: None: the products over the coordinates of {1, cos(w x), sin(w x)}, without the constant, w = 2πk/p (8 per
-        key of two coordinates; the blocks of `Spectrum.bands`). Whole numbers m, one of them ±1: only cos and sin of
-        w(m₁x₁ + m₂x₂ + ...), as (1, 1) for a sum, (1, -1) for a difference.
+    Args:
+        along: None: the products over the coordinates of {1, cos(w x), sin(w x)}, without the constant, w = 2πk/p (8
+            per key of two coordinates; the blocks of `Spectrum.bands`). Whole numbers m, one of them ±1: only cos and
+            sin of w(m₁x₁ + m₂x₂ + ...), as (1, 1) for a sum, (1, -1) for a difference.
     """
     period = grid.sizes[0]
     keys = list(dict.fromkeys(keys))

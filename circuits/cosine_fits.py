@@ -17,8 +17,11 @@ from torch import Tensor
 class CosineFit:
     """Logits, fitted by α_0 + Σ_k α_k cos(w_k (r - c)), w_k = 2πk/q; see `ModularSum.cosines`.
 
-    by_difference: the mean logit of class c = r - d mod q, [d], d = 0..q-1: all that a function of r - c can explain.
-    difference: r - c mod q of each input and class. logits: what is fitted. float64.
+    Attributes:
+        by_difference: the mean logit of class c = r - d mod q, [d], d = 0..q-1: all that a function of r - c can
+            explain.
+        difference: r - c mod q of each input and class.
+        logits: what is fitted. float64.
     """
 
     by_difference: Float[Tensor, " difference"]
@@ -52,8 +55,9 @@ class CosineFit:
     def explained(self, keys: Iterable[int], of: str = "all") -> float:
         """Of the variance of the logits over inputs and classes, the share that cosines of some frequencies explain.
 
-        of: "all", about the mean of all; "classes", about each input's own mean over the classes, which no softmax
-        sees. 0 where there is no variance.
+        Args:
+            of: "all", about the mean of all; "classes", about each input's own mean over the classes, which no softmax
+                sees. 0 where there is no variance.
         """
         centre = self.logits.mean(1, keepdim=True) if of == "classes" else self.logits.mean()
         whole = float((self.logits - centre).square().mean())

@@ -38,9 +38,10 @@ def curve(
         plots.curve({"train": (steps, losses), "test": (steps, mean, low, high)}, x_title="step", y_title="loss (nats)")
         plots.curve({"seeds": (steps, losses)})       # losses [seed step]: the median, and a band over all seeds
 
-    data: a table, with a series per value of the columns `by`, in order of `x`; bounds are the columns low and high,
-    where the table has them. Or name -> y, (x, y) or (x, y, low, high); of y [run x] the line is the median over
-    runs, and the band goes from the smallest to the largest.
+    Args:
+        data: a table, with a series per value of the columns `by`, in order of `x`; bounds are the columns low and
+            high, where the table has them. Or name -> y, (x, y) or (x, y, low, high); of y [run x] the line is the
+            median over runs, and the band goes from the smallest to the largest.
     """
     if isinstance(data, pd.DataFrame):
         series = _of_table(data, x, y, by, low, high)

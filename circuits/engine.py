@@ -148,8 +148,9 @@ class Engine:
     ) -> Iterator[tuple[int, Lane, Tensor]]:
         """(checkpoint, lane, output at the positions that are read) of every lane, `width` of them in a stack.
 
-        references: of each checkpoint. A lane whose edits left every activation as it was is not `changed`; its
-        output is the clean one, up to rounding.
+        Args:
+            references: of each checkpoint. A lane whose edits left every activation as it was is not `changed`; its
+                output is the clean one, up to rounding.
         """
         ordered = sorted(lanes, key=lambda lane: lane.start)
         for first in range(0, len(ordered), width):

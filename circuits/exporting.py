@@ -28,8 +28,10 @@ def save(
 ) -> Path:
     """Write a figure where its ending says how: .html (one file, opens offline), .json, .png, .svg, .pdf, .jpg, .webp.
 
-    width, height: in pixels (default: the figure's own, else 1000 × 450). scale: pixels of the picture for each of
-    those; of no matter for .svg and .pdf.
+    Args:
+        width: in pixels (default: the figure's own, else 1000 × 450).
+        height: see `width`.
+        scale: pixels of the picture for each of those; of no matter for .svg and .pdf.
     """
     to = Path(path)
     kind = to.suffix.lower()

@@ -27,9 +27,11 @@ from circuits.tabulating import LEVEL
 class Following:
     """How often a head's attention follows what changes place.
 
-    frame: one row per head: `share` of the queries that attend most to the group in question before it moves and after,
-        pooled over pairs; `unpaired`, the same judged by the places of another pair, which a head reaches that always
-        prefers some groups; `effect` = share − unpaired; 95% intervals, bootstrap over pairs; `n` pairs.
+    Attributes:
+        frame: one row per head: `share` of the queries that attend most to the group in question before it moves and
+            after, pooled over pairs; `unpaired`, the same judged by the places of another pair, which a head reaches
+            that always prefers some groups; `effect` = share − unpaired; 95% intervals, bootstrap over pairs; `n`
+            pairs.
     """
 
     frame: pd.DataFrame
@@ -63,11 +65,14 @@ def follow(
 ) -> Following:
     """Does attention go along when something moves from one group of positions to another?
 
-    tokens, other: pairs of inputs, row by row, before and after the move.
-    groups: integers [pos], the group of each key, such as the column of an entry.
-    before, after: integers [batch], the group where the thing is in `tokens` and in `other`; they differ in every pair,
-        so that a head which does not look at it scores 0.
-    A query attends to the group that has the largest sum of its attention, not its mean.
+    Args:
+        tokens: pairs of inputs, row by row, before and after the move.
+        other: see `tokens`.
+        groups: integers [pos], the group of each key, such as the column of an entry.
+        before: integers [batch], the group where the thing is in `tokens` and in `other`; they differ in every pair, so
+            that a head which does not look at it scores 0. A query attends to the group that has the largest sum of its
+            attention, not its mean.
+        after: see `before`.
 
     queries: these only: positions, or a boolean mask [batch pos]. layers: only these. seed draws the bootstrap, of
     `draws` resamples, and the pairs of `unpaired`. chunk: tokens per forward. Inside `intervene` the edits are in

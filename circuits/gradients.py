@@ -89,7 +89,8 @@ class Pair:
     ) -> Run:
         """Run the model with the activations `moved` put in place, by hook.
 
-        graph: gradients can be asked for at `hooks`, even where the weights are frozen.
+        Args:
+            graph: gradients can be asked for at `hooks`, even where the weights are frozen.
         """
         moved, seen = moved or {}, dict[str, Tensor]()
         functions = {hook: _held(seen, hook, moved.get(hook), graph) for hook in (*moved, *hooks)}

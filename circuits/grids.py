@@ -26,9 +26,10 @@ def grid(
         grid(patch.activations, {"site": ["resid_pre.0", "resid_pre.1"], "positions": range(6)}, source=tokens)
         grid(transplant.weights, {"components": ["qkv", "mlp"], "layers": range(2)}, source=donor)
 
-    axes: argument of `make` -> the items it takes in turn; the last axis varies fastest. A name joins the items:
-    "L0H1" for a head, "position 3", "layer 2" for numbers, those of a list joined by "+", else the item itself.
-    `arguments` are the same in all.
+    Args:
+        axes: argument of `make` -> the items it takes in turn; the last axis varies fastest. A name joins the items:
+            "L0H1" for a head, "position 3", "layer 2" for numbers, those of a list joined by "+", else the item itself.
+            `arguments` are the same in all.
     """
     if not isinstance(axes, Mapping) or not axes:
         raise CircuitsError('grid: axes are a dict of argument -> items, such as {"positions": range(6)}')

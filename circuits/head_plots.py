@@ -48,11 +48,14 @@ def heads(
         plots.heads(result.frame, "mse_masked", column="value")
         plots.heads({"diffuseness": maps.diffuseness})
 
-    values: a result with a `frame`, or a table: one row per head, with columns `layer`, `head`, and where there are
-    several `metric`, `checkpoint` or `ref`; rows of no single head, and single draws, are left out. Or an array
-    [layer head], or several by name.
-    metric: these only. column: what is drawn (default: `effect` where there is one, else `value`). unit: what the
-    colours mean (default: the column). layers: names of an array's rows, where they do not count from 0.
+    Args:
+        values: a result with a `frame`, or a table: one row per head, with columns `layer`, `head`, and where there are
+            several `metric`, `checkpoint` or `ref`; rows of no single head, and single draws, are left out. Or an array
+            [layer head], or several by name.
+        metric: these only.
+        column: what is drawn (default: `effect` where there is one, else `value`).
+        unit: what the colours mean (default: the column).
+        layers: names of an array's rows, where they do not count from 0.
     """
     table = getattr(values, "frame", values)
     if isinstance(table, pd.DataFrame):

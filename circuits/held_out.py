@@ -22,10 +22,12 @@ ALL = "all"
 class Entries:
     """Of a batch [batch pos].
 
-    used: boolean [batch pos], which entries are fitted or scored.
-    fit, held_out: indices of examples, ascending; no example is in both.
-    fold: [batch], the cross-validation fold of each example of `fit`; −1 of the others.
-    splits: name -> boolean [batch pos], "all" first; what scores are told apart by.
+    Attributes:
+        used: boolean [batch pos], which entries are fitted or scored.
+        fit: indices of examples, ascending; no example is in both.
+        held_out: see `fit`.
+        fold: [batch], the cross-validation fold of each example of `fit`; −1 of the others.
+        splits: name -> boolean [batch pos], "all" first; what scores are told apart by.
     """
 
     used: Tensor

@@ -154,8 +154,10 @@ class KeyFrequencies:
 def key_frequencies(spectrum: Spectrum, rule: str | Rule = "noise", by: str = "block") -> KeyFrequencies:
     """The key frequencies of a spectrum, over all its features together, under a stated rule.
 
-    rule: "noise", "of-largest", "above-mean", "preferred", each with its published or usual number, or one with a
-    number of yours, `fourier.AboveMean(2)`, or a subclass of `fourier.Rule`. by: as in `Spectrum.bands`.
+    Args:
+        rule: "noise", "of-largest", "above-mean", "preferred", each with its published or usual number, or one with a
+            number of yours, `fourier.AboveMean(2)`, or a subclass of `fourier.Rule`.
+        by: as in `Spectrum.bands`.
     """
     if isinstance(rule, str):
         rule = RULES[read_choice(rule, RULES, "fourier.key_frequencies", "rule")]()

@@ -21,9 +21,10 @@ KINDS = (REGRESSION, CLASSIFICATION)
 class Target:
     """What is to be found at each position of each example.
 
-    values: float64 [batch pos d], or classes [batch pos]; pos is 1 where it is the same at all positions.
-    width: d, or the number of classes.
-    order: whose target each example has, where targets were exchanged.
+    Attributes:
+        values: float64 [batch pos d], or classes [batch pos]; pos is 1 where it is the same at all positions.
+        width: d, or the number of classes.
+        order: whose target each example has, where targets were exchanged.
     """
 
     name: str

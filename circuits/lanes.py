@@ -41,7 +41,9 @@ Place = tuple[str, int | None]
 class Lane:
     """One variant: what it writes where, and where in the forward pass it leaves the clean run.
 
-    calls, changed: of each checkpoint, the run under way, and whether some activation is another than it was.
+    Attributes:
+        calls: of each checkpoint, the run under way, and whether some activation is another than it was.
+        changed: see `calls`.
     """
 
     index: int

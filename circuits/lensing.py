@@ -24,13 +24,14 @@ from circuits.surface import Surface
 class Lens:
     """What `lens` found; every tensor is [batch pos out], as the model's output.
 
-    output: the model's own.
-    readouts: "embed", "layer 0", "layer 1", ...: the read-out (final norm and unembedding) of the residual stream
-        before the first layer and after each. The last equals `output`.
-    contributions: "embed", "pos_embed", "L0H0", ..., "b_O.0", "mlp_out.0", ..., in the order they are added: what
-        each adds to the output directly, along the residual stream, with the final norm's scale held at its value in
-        this run. What interventions put into the residual stream itself is "edits".
-    constant: [out], what the read-out adds by itself (biases). Contributions and constant add up to `output`.
+    Attributes:
+        output: the model's own.
+        readouts: "embed", "layer 0", "layer 1", ...: the read-out (final norm and unembedding) of the residual stream
+            before the first layer and after each. The last equals `output`.
+        contributions: "embed", "pos_embed", "L0H0", ..., "b_O.0", "mlp_out.0", ..., in the order they are added: what
+            each adds to the output directly, along the residual stream, with the final norm's scale held at its value
+            in this run. What interventions put into the residual stream itself is "edits".
+        constant: [out], what the read-out adds by itself (biases). Contributions and constant add up to `output`.
     """
 
     output: Tensor

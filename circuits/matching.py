@@ -27,13 +27,17 @@ from circuits.templates import read_templates, template_keys
 class Scores:
     """Heads against templates.
 
-    frame: one row per head and template. `score`: the share of attention on the template's keys, mean over examples
-        and queries; `chance`: the share that uniform attention to the visible keys would put there; `effect` = score −
-        chance; `corrected` = (score − chance) / (1 − chance), 1 where all attention is on the template and 0 at
-        chance; all with 95% intervals (`ci_low`, ...), bootstrap over examples. `bits`: how much the template says,
-        see `patterns.bits`. `queries`: how many were scored; `n`: examples.
-    mass, chance, queries: [head template example], float64: sums over the queries of an example, and their number.
-    heads, templates: what the axes are.
+    Attributes:
+        frame: one row per head and template. `score`: the share of attention on the template's keys, mean over examples
+            and queries; `chance`: the share that uniform attention to the visible keys would put there; `effect` =
+            score − chance; `corrected` = (score − chance) / (1 − chance), 1 where all attention is on the template and
+            0 at chance; all with 95% intervals (`ci_low`, ...), bootstrap over examples. `bits`: how much the template
+            says, see `patterns.bits`. `queries`: how many were scored; `n`: examples.
+        mass: [head template example], float64: sums over the queries of an example, and their number.
+        chance: see `mass`.
+        queries: see `mass`.
+        heads: what the axes are.
+        templates: see `heads`.
     """
 
     frame: pd.DataFrame
@@ -84,13 +88,16 @@ def scores(
 ) -> Scores:
     """Score every head against every template, in one pass.
 
-    templates: name -> bool [query key] or [batch query key], true at the keys that count (`patterns.row` and so
-        on), or a function that returns one, `fn(tokens[rows])`, or `fn(batch[rows])` where `batch` is given (it has
-        len() and takes a slice).
-    queries: score these only: positions, or a boolean mask [batch pos]. Of these a query is scored against a
-        template where it may see a key of it.
-    layers: only these. seed, draws: of the bootstrap. chunk: tokens per forward. Inside `intervene` the edits are in
-        force.
+    Args:
+        templates: name -> bool [query key] or [batch query key], true at the keys that count (`patterns.row` and so
+            on), or a function that returns one, `fn(tokens[rows])`, or `fn(batch[rows])` where `batch` is given (it has
+            len() and takes a slice).
+        queries: score these only: positions, or a boolean mask [batch pos]. Of these a query is scored against a
+            template where it may see a key of it.
+        layers: only these.
+        seed: of the bootstrap.
+        draws: see `seed`.
+        chunk: tokens per forward. Inside `intervene` the edits are in force.
     """
     verb = "patterns.scores"
     surface, tokens = Surface.of(model), read_run_tokens(tokens, verb)

@@ -153,7 +153,9 @@ def measure_all(surface: Surface, variants: list[Variant], question: Question, e
 def measure_stacked(engine: Engine, jobs: Sequence[Job], take_on: Callable[[int], None]) -> list[Found]:
     """Several checkpoints of one model, whose passes are made together.
 
-    engine: that of all their weights. take_on: gives the model the weights of one, with which it is measured.
+    Args:
+        engine: that of all their weights.
+        take_on: gives the model the weights of one, with which it is measured.
     """
     first, question = jobs[0], jobs[0].question
     rows = slice(0, len(question.tokens))

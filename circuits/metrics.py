@@ -84,7 +84,8 @@ def logit_difference(output: Tensor, batch: Any, position: int = -1) -> Tensor:
 
         sweep(model, tokens, variants, metric=logit_difference, batch=answers)
 
-    batch: answers [n 2], the token ids of right and wrong; output [n pos vocabulary].
+    Args:
+        batch: answers [n 2], the token ids of right and wrong; output [n pos vocabulary].
     """
     answers = torch.as_tensor(batch, device=output.device)
     if answers.ndim != 2 or answers.shape[1] != 2 or answers.is_floating_point():

@@ -27,11 +27,13 @@ class ModularSum:
         answer = fourier.ModularSum(grid.coordinates(), (1, 1), 113)
         answer.restricted(logits, keys), answer.excluded(logits, keys)
 
-    coordinates: x, whole numbers [input coordinate], of all inputs on which shares are to be taken. coefficients: m.
-    period: q. A wave of frequency k, 1 ≤ k ≤ q/2, is cos or sin of w·r, w = 2πk/q. On the complete grid of p^m inputs
-    the waves of q = p are orthonormal, as in Nanda et al. 2023. Where q does not divide p they are not, nor is their
-    mean 0; so shares are taken in the span of the waves, made orthonormal and orthogonal to the constant. What waves
-    have in common with the constant stays with the constant.
+    Attributes:
+        coordinates: x, whole numbers [input coordinate], of all inputs on which shares are to be taken.
+        coefficients: m.
+        period: q. A wave of frequency k, 1 ≤ k ≤ q/2, is cos or sin of w·r, w = 2πk/q. On the complete grid of p^m
+            inputs the waves of q = p are orthonormal, as in Nanda et al. 2023. Where q does not divide p they are not,
+            nor is their mean 0; so shares are taken in the span of the waves, made orthonormal and orthogonal to the
+            constant. What waves have in common with the constant stays with the constant.
     """
 
     coordinates: Shaped[Tensor, "input coordinate"]

@@ -25,9 +25,10 @@ from circuits.tabulating import LEVEL
 class Movement:
     """How far attention moves, in total variation: the share of a query's attention that goes to other keys, 0 to 1.
 
-    frame: one row per head: `distance` between the two inputs of a pair, mean over pairs and queries; `unpaired`, the
-        same between the first input of a pair and the second of another; `effect` = distance − unpaired; `share` =
-        distance / unpaired; 95% intervals, bootstrap over pairs. NaN where there is nothing to compare.
+    Attributes:
+        frame: one row per head: `distance` between the two inputs of a pair, mean over pairs and queries; `unpaired`,
+            the same between the first input of a pair and the second of another; `effect` = distance − unpaired;
+            `share` = distance / unpaired; 95% intervals, bootstrap over pairs. NaN where there is nothing to compare.
     """
 
     frame: pd.DataFrame
@@ -62,8 +63,10 @@ def movement(
     sensitivity to the mask, other matrices under the same masks that to the values. The yardstick `unpaired` pairs
     row i of `tokens` with row d(i) of `other`, d one derangement drawn from `seed`: inputs that share neither.
 
-    queries: compare these only: positions, or a boolean mask [batch pos]. layers: only these. seed also draws the
-    bootstrap, of `draws` resamples. chunk: tokens per forward. Inside `intervene` the edits are in force.
+    Args:
+        queries: compare these only: positions, or a boolean mask [batch pos].
+        layers: only these. seed also draws the bootstrap, of `draws` resamples.
+        chunk: tokens per forward. Inside `intervene` the edits are in force.
     """
     verb = "patterns.movement"
     surface, tokens, other = Surface.of(model), read_run_tokens(tokens, verb), read_run_tokens(other, verb)

@@ -17,7 +17,8 @@ from torch import Tensor
 class NormalEquations:
     """Sums over entries: gram X'X [d d], cross Y'X [column d], x Σx [d], y Σy [column], squares Σy² [column].
 
-    eps: the precision that the features came in, of which the tolerance takes note.
+    Attributes:
+        eps: the precision that the features came in, of which the tolerance takes note.
     """
 
     gram: Tensor

@@ -61,11 +61,13 @@ def path(
     clean value on the run's own tokens. `through="mlps"` lets the MLPs between them recompute. Two passes on the
     run's tokens come before each run of the model; the receiver's LayerNorm sees the changed residual stream.
 
-    sender: heads ("0.1"), or a site that writes to the residual stream: "z", "attn_out.0", "mlp_out.1",
-    "mlp_post.1", "embed", "pos_embed". receiver: heads (their q, k and v), a site "q.2", "k.2", "v.2",
-    "mlp_pre.1", a pair of such a site and heads ("q", "2.3"), or "output": the last residual stream.
-    source: as in `activations`. `queries`, also called `positions`, limits where the sender is replaced.
-    The direction is source -> run.
+    Args:
+        sender: heads ("0.1"), or a site that writes to the residual stream: "z", "attn_out.0", "mlp_out.1",
+            "mlp_post.1", "embed", "pos_embed".
+        receiver: heads (their q, k and v), a site "q.2", "k.2", "v.2", "mlp_pre.1", a pair of such a site and heads
+            ("q", "2.3"), or "output": the last residual stream.
+        source: as in `activations`. `queries`, also called `positions`, limits where the sender is replaced. The
+            direction is source -> run.
     """
     verb = "patch.path"
     places, is_layer = read_what(sender, verb)

@@ -75,10 +75,11 @@ class PermutedPositions(Edit):
 def positions(permutation_or_seed: Any) -> PermutedPositions:
     """Position i reads row perm[i] of the table of position embeddings; the input is unchanged.
 
-    permutation_or_seed: a permutation of 0..n-1, n at most the length of the run (later positions keep their
-    rows), or a seed, from which one permutation of the rows in use is drawn, uniform among all of them (the
-    identity included). Of the trained table no other rows are read. With a seed this is the positional
-    permutation of Gopalani et al. 2024 (arXiv:2410.22244, section 3.2.1).
+    Args:
+        permutation_or_seed: a permutation of 0..n-1, n at most the length of the run (later positions keep their rows),
+            or a seed, from which one permutation of the rows in use is drawn, uniform among all of them (the identity
+            included). Of the trained table no other rows are read. With a seed this is the positional permutation of
+            Gopalani et al. 2024 (arXiv:2410.22244, section 3.2.1).
 
     Rotary models and models without a position table are refused, and so is a run that does not read the first rows
     of the table in order (padding, position_ids, a key-value cache).
@@ -109,8 +110,10 @@ def draws(count: int, seed: int = 0) -> drawing.Draws:
 def slices(shape: Any, axis: int, seed: int = 0) -> PermutedPositions:
     """Whole slices of a grid of positions change places: of a matrix its rows (axis 0) or its columns (axis 1).
 
-    shape: of the grid, whose last axis varies fastest over positions; later positions keep their rows. axis: along
-    which the slices are counted. seed: draws one permutation of them, uniform among all (the identity included).
+    Args:
+        shape: of the grid, whose last axis varies fastest over positions; later positions keep their rows.
+        axis: along which the slices are counted.
+        seed: draws one permutation of them, uniform among all (the identity included).
 
     Where rows of the data may change places without making it more or less likely, and every position sees every
     other, this is the same as giving the model another example of the data: its expected error stays what it is.
@@ -123,7 +126,11 @@ def slices(shape: Any, axis: int, seed: int = 0) -> PermutedPositions:
 def within(shape: Any, axis: int, seed: int = 0, at: Any = None) -> PermutedPositions:
     """Inside each slice of a grid of positions its entries change places: of a matrix inside each row (axis 0).
 
-    shape, axis, seed: as in `slices`; each slice has a permutation of its own. at: only inside these slices.
+    Args:
+        shape: as in `slices`; each slice has a permutation of its own.
+        axis: see `shape`.
+        seed: see `shape`.
+        at: only inside these slices.
     """
     verb = "permute.within"
     places, axis = _grid(shape, axis, verb)

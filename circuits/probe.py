@@ -59,26 +59,30 @@ def linear(
 ) -> ProbeResult:
     """Fit a linear map from each site to each target on some examples, and score it on the others.
 
-    targets: a tensor or a dict of several, [batch] or [batch pos], or of vectors [batch 1 d] or [batch pos d]. What is
-        given per example is the same at all its positions.
-    kind: "regression", or "classification" of whole numbers from 0 (least squares on one-hot targets, the largest
-        prediction wins); or a dict by target.
-    sites: "resid_post", "z.1", a full hook name, or a list; each layer has a probe of its own. At z, q, k and v heads
-        are taken side by side, or one by one where `heads` chooses some; scores and patterns are the query's row.
-    positions: entries to fit and score, positions or a boolean mask [batch pos]. All share one probe, unless
-        `per_position`.
-    splits: name -> boolean mask [batch pos]; scores are given for each beside "all". Fits use all entries.
-    test: what is held out: a fraction or a number of examples (drawn by `seed`), a mask [batch], indices or a slice.
-    intercept: fit one; it is not penalised.
-    ridge: None for least squares, of minimal norm where that is not unique; a penalty as in Σ(y − xw)² + ridge·|w|²; or
-        several, of which each target takes the one with the least squared error in `folds`-fold cross-validation on the
-        examples to fit, no example being in two folds.
-    untrained: a model of the same architecture whose probes are a control. Edits do not act on it.
-    shuffles: how many times targets are exchanged between examples (as a whole; among the examples to fit and among
-        those held out) for a control, which is averaged over them. 0: none.
-    interventions: in force in `model`, as are those of a block around.
-    chunk: tokens per forward, at least one example. Results depend on it by rounding only.
-    seed, draws: of what is held out, folds and shuffles, and of the bootstrap over held-out examples (95%).
+    Args:
+        targets: a tensor or a dict of several, [batch] or [batch pos], or of vectors [batch 1 d] or [batch pos d]. What
+            is given per example is the same at all its positions.
+        kind: "regression", or "classification" of whole numbers from 0 (least squares on one-hot targets, the largest
+            prediction wins); or a dict by target.
+        sites: "resid_post", "z.1", a full hook name, or a list; each layer has a probe of its own. At z, q, k and v
+            heads are taken side by side, or one by one where `heads` chooses some; scores and patterns are the query's
+            row.
+        positions: entries to fit and score, positions or a boolean mask [batch pos]. All share one probe, unless
+            `per_position`.
+        splits: name -> boolean mask [batch pos]; scores are given for each beside "all". Fits use all entries.
+        test: what is held out: a fraction or a number of examples (drawn by `seed`), a mask [batch], indices or a
+            slice.
+        intercept: fit one; it is not penalised.
+        ridge: None for least squares, of minimal norm where that is not unique; a penalty as in Σ(y − xw)² +
+            ridge·|w|²; or several, of which each target takes the one with the least squared error in `folds`-fold
+            cross-validation on the examples to fit, no example being in two folds.
+        untrained: a model of the same architecture whose probes are a control. Edits do not act on it.
+        shuffles: how many times targets are exchanged between examples (as a whole; among the examples to fit and among
+            those held out) for a control, which is averaged over them. 0: none.
+        interventions: in force in `model`, as are those of a block around.
+        chunk: tokens per forward, at least one example. Results depend on it by rounding only.
+        seed: of what is held out, folds and shuffles, and of the bootstrap over held-out examples (95%).
+        draws: see `seed`.
 
     Source: least squares without intercept as in Gopalani, Lubana, Hu 2024, figure 6 and appendix K; the shuffled
     control and selectivity after Hewitt & Liang 2019 (arXiv:1909.03368).

@@ -31,16 +31,18 @@ _WHOLE = ("layer", "head", "position", "n", "entries", "fit_n", "rank")
 class ProbeResult:
     """What probes found.
 
-    frame: one row per site and layer (and head, position), target, split and metric. `value` with its interval is on
-        held-out examples, `n` of them with `entries` entries in the split; the probe was fitted on `fit_n` examples
-        with penalty `ridge` (0: least squares), in a space of `rank` dimensions. `shuffled` is the same metric of the
-        same probe fitted to, and scored by, targets exchanged between examples, `selectivity` = value − shuffled;
-        `untrained` that of the same probe on the untrained model, `over_untrained` = value − untrained; both with
-        paired intervals. For mse negative differences are the good ones. NaN: no such control, or no entry.
-    weights: (place, target) -> `LinearMap`; places are "resid_post.2", "z.1.3" (head 3), "resid_post.2@4"
-        (position 4).
-    errors: of several penalties, the cross-validated mean squared error of each: place, target, ridge, mse.
-    settings: seed, folds, draws and so on.
+    Attributes:
+        frame: one row per site and layer (and head, position), target, split and metric. `value` with its interval is
+            on held-out examples, `n` of them with `entries` entries in the split; the probe was fitted on `fit_n`
+            examples with penalty `ridge` (0: least squares), in a space of `rank` dimensions. `shuffled` is the same
+            metric of the same probe fitted to, and scored by, targets exchanged between examples, `selectivity` = value
+            − shuffled; `untrained` that of the same probe on the untrained model, `over_untrained` = value − untrained;
+            both with paired intervals. For mse negative differences are the good ones. NaN: no such control, or no
+            entry.
+        weights: (place, target) -> `LinearMap`; places are "resid_post.2", "z.1.3" (head 3), "resid_post.2@4" (position
+            4).
+        errors: of several penalties, the cross-validated mean squared error of each: place, target, ridge, mse.
+        settings: seed, folds, draws and so on.
     """
 
     frame: pd.DataFrame

@@ -24,9 +24,12 @@ from circuits.surface import Surface
 class LinearMap:
     """A fitted probe: prediction = x @ weight + intercept.
 
-    weight: [d k], for d numbers at the site (heads side by side) and k of the target, or classes; each column is a
-        direction at the site. intercept: [k], zero where none was fitted. ridge: the penalty, 0 for least squares.
-    rank: how many directions of the site held more than rounding. All float64, on the CPU.
+    Attributes:
+        weight: [d k], for d numbers at the site (heads side by side) and k of the target, or classes; each column is a
+            direction at the site.
+        intercept: [k], zero where none was fitted.
+        ridge: the penalty, 0 for least squares.
+        rank: how many directions of the site held more than rounding. All float64, on the CPU.
     """
 
     weight: Tensor

@@ -80,8 +80,9 @@ def ranked(
 ) -> ScreenResult:
     """The table of all candidates, with the exact effects of those of the largest estimates.
 
-    baseline: the metrics at base, piece by piece. The largest are chosen for each metric; what is measured for one is
-    measured for all.
+    Args:
+        baseline: the metrics at base, piece by piece. The largest are chosen for each metric; what is measured for one
+            is measured for all.
     """
     unedited = {
         metric: [np.concatenate([part[metric][which] for part in baseline]) for which in (0, 1)]
@@ -113,7 +114,8 @@ def _estimated(
 ) -> pd.DataFrame:
     """One metric's estimates with their intervals, the largest first; the index is the candidate's.
 
-    unedited: sums and counts [example] at base.
+    Args:
+        unedited: sums and counts [example] at base.
     """
     sums, entries = unedited
     shifts = np.stack([one.estimates(metric) for one in candidates])

@@ -27,10 +27,12 @@ FEATURES = 256
 class Active:
     """The shares of the frequencies along each coordinate, and the largest ones under relabelling.
 
-    share: coordinate -> [frequency feature], k = 1, 2, ...: of the feature's variance, what all products with cos k or
-        sin k of this coordinate carry, whatever they are of the others.
-    bound: [feature], the largest share of any frequency of any coordinate under any of the relabellings.
-    together, together_bound: the same of all features together, coordinate -> [frequency], and a number.
+    Attributes:
+        share: coordinate -> [frequency feature], k = 1, 2, ...: of the feature's variance, what all products with cos k
+            or sin k of this coordinate carry, whatever they are of the others.
+        bound: [feature], the largest share of any frequency of any coordinate under any of the relabellings.
+        together: the same of all features together, coordinate -> [frequency], and a number.
+        together_bound: see `together`.
     """
 
     share: Mapping[str, Float[Tensor, "frequency feature"]]
@@ -78,8 +80,9 @@ def active(x: Any, grid: Any, axis: int = 0, draws: int = DRAWS, seed: int = 0) 
     arbitrary functions of each as much as noise; so a feature without periodicity has an active frequency with
     probability 1 / (draws + 1) at most, all frequencies and coordinates taken together.
 
-    x: activations, whose `axis` unfolds into the grid; other axes are features, flattened into one. grid: as in
-    `spectrum`, of coordinates of 3 values or more.
+    Args:
+        x: activations, whose `axis` unfolds into the grid; other axes are features, flattened into one.
+        grid: as in `spectrum`, of coordinates of 3 values or more.
     """
     if isinstance(draws, bool) or not isinstance(draws, int | np.integer) or draws < 1:
         raise CircuitsError(f"fourier.active: draws={draws!r}; give a whole number of at least 1")

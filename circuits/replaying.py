@@ -102,7 +102,8 @@ class Replay:
     def of(cls, surface: Surface, weights: Mapping[str, Tensor] | None = None) -> Replay:
         """Raises `NotReplayed`, with the reason, for a model that is not plain.
 
-        weights: a state_dict, or several that are stacked. Default: the model's own.
+        Args:
+            weights: a state_dict, or several that are stacked. Default: the model's own.
         """
         cfg: Any = surface.model.cfg
         for setting, values in _PLAIN.items():
@@ -163,8 +164,10 @@ class Replay:
     ) -> Tensor:
         """resid_pre of a layer, which `tap` has seen, -> its resid_mid, or resid_post where it has no MLP.
 
-        explicit: compute scores and pattern, and show them to `tap`. mix: called with z and v where they are not
-        computed, for heads whose attention does not depend on scores. read: compute these positions only.
+        Args:
+            explicit: compute scores and pattern, and show them to `tap`.
+            mix: called with z and v where they are not computed, for heads whose attention does not depend on scores.
+            read: compute these positions only.
         """
         block = self.blocks[layer]
         heads, d_head, _ = block.out.shape[-3:]

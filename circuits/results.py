@@ -28,16 +28,17 @@ _WHOLE = ("draw", "layer", "head", "position", "n")
 class SweepResult:
     """What a sweep found.
 
-    frame: one row per variant, metric and checkpoint. `value` with its interval is the edited model's, `baseline`
-        the unedited model's on the same examples, `effect` = value − baseline and `ratio` = value /
-        baseline with paired intervals; `p_value` is a paired sign-flip test, `p_adjusted` Holm's adjustment over all
-        rows; `n` is the number of examples. `layer`, `head` and `position` are filled in where the variant is about
-        exactly one. A variant of several draws has a row for their mean, `draw` empty, and then one for each draw,
-        untested. `null_effect` marks an edit that was made and which changed not one example. A value without any entry
-        (ΣC = 0) is NaN.
-    baseline: the unedited model, one row per metric and checkpoint.
-    interventions: what each variant did, as JSON-able data; for several draws, one after the other.
-    settings: seed, draws, chunk and so on.
+    Attributes:
+        frame: one row per variant, metric and checkpoint. `value` with its interval is the edited model's, `baseline`
+            the unedited model's on the same examples, `effect` = value − baseline and `ratio` = value / baseline with
+            paired intervals; `p_value` is a paired sign-flip test, `p_adjusted` Holm's adjustment over all rows; `n` is
+            the number of examples. `layer`, `head` and `position` are filled in where the variant is about exactly one.
+            A variant of several draws has a row for their mean, `draw` empty, and then one for each draw, untested.
+            `null_effect` marks an edit that was made and which changed not one example. A value without any entry (ΣC =
+            0) is NaN.
+        baseline: the unedited model, one row per metric and checkpoint.
+        interventions: what each variant did, as JSON-able data; for several draws, one after the other.
+        settings: seed, draws, chunk and so on.
     """
 
     frame: pd.DataFrame
@@ -65,8 +66,9 @@ class SweepResult:
     def plot(self, metric: str | None = None, kind: str = "auto") -> Any:
         """A plotly figure with a panel per metric.
 
-        kind: "points", a point with its interval per variant and the unedited model as a line; "heatmap", the
-        effects of a grid over layers and heads or positions; "auto", a heatmap where there is such a grid.
+        Args:
+            kind: "points", a point with its interval per variant and the unedited model as a line; "heatmap", the
+                effects of a grid over layers and heads or positions; "auto", a heatmap where there is such a grid.
         """
         from circuits.plotting import figure
 

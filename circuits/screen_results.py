@@ -32,13 +32,14 @@ _EXACT = (
 class ScreenResult:
     """What `patch.screen` or `patch.edges` found.
 
-    frame: one row per candidate and metric, the largest |estimate| of each metric first (`rank` 1). `estimate` is of
-        the effect, with a bootstrap interval over the `n` examples. Where the patch was swept, `value`, `effect` (the
-        exact one) and what follows are those of the sweep; elsewhere they are empty.
-    correlation: one row per metric: `spearman`, the rank correlation of estimate and effect over the `n` rows of `of`
-        that were measured, with a percentile interval over examples. NaN for fewer than 3 rows.
-    exact: the sweep of the measured rows.
-    settings: method, steps, direction, seed and so on.
+    Attributes:
+        frame: one row per candidate and metric, the largest |estimate| of each metric first (`rank` 1). `estimate` is
+            of the effect, with a bootstrap interval over the `n` examples. Where the patch was swept, `value`, `effect`
+            (the exact one) and what follows are those of the sweep; elsewhere they are empty.
+        correlation: one row per metric: `spearman`, the rank correlation of estimate and effect over the `n` rows of
+            `of` that were measured, with a percentile interval over examples. NaN for fewer than 3 rows.
+        exact: the sweep of the measured rows.
+        settings: method, steps, direction, seed and so on.
     """
 
     frame: pd.DataFrame

@@ -53,21 +53,29 @@ def screen(
 ) -> ScreenResult:
     """Estimate what `patch.activations` from `source` would do at every component, and measure it for the largest.
 
-    base, source, metric, batch: as in `patch.attribution`.
-    sites: one or several, of a layer ("mlp_out.1") or of every one ("z"); by default embed, z and mlp_out, as far as
-        the model has them.
-    by: what gets a row: "component", each head where the site has heads, else the site of a layer; "position", that
-        at each position; "neuron", at mlp_pre and mlp_post.
-    method: "gradient", (source − base)·∂metric/∂site at base (Nanda 2023): one forward pass, and a backward pass per
-        metric, for all sites together; of little use where base is near the minimum of a loss. "integrated", the same
-        with the mean of the gradients at `steps` midpoints on a straight line from base to source (integrated
-        gradients, Sundararajan et al. 2017, arXiv:1703.01365): `steps` times the cost.
-    line: which line. "input", the network's embeddings move, and gradients at all sites are taken in the runs on the
-        way (Hanna et al. 2024, arXiv:2403.17806, there for edges): `steps` passes in all. "site", the activation at
-        one site of one layer moves as a whole, all else as at base: `steps` passes per site and layer, whose
-        estimates add up to the exact effect of patching that whole site, but for the error of the steps.
-    exact: how many rows, of the largest |estimate| of each metric, are also swept with `patch.activations`; or "all".
-    seed, draws, flips: as in `sweep`, for estimates and effects alike.
+    Args:
+        base: as in `patch.attribution`.
+        source: see `base`.
+        metric: see `base`.
+        batch: see `base`.
+        sites: one or several, of a layer ("mlp_out.1") or of every one ("z"); by default embed, z and mlp_out, as far
+            as the model has them.
+        by: what gets a row: "component", each head where the site has heads, else the site of a layer; "position", that
+            at each position; "neuron", at mlp_pre and mlp_post.
+        method: "gradient", (source − base)·∂metric/∂site at base (Nanda 2023): one forward pass, and a backward pass
+            per metric, for all sites together; of little use where base is near the minimum of a loss. "integrated",
+            the same with the mean of the gradients at `steps` midpoints on a straight line from base to source
+            (integrated gradients, Sundararajan et al. 2017, arXiv:1703.01365): `steps` times the cost.
+        line: which line. "input", the network's embeddings move, and gradients at all sites are taken in the runs on
+            the way (Hanna et al. 2024, arXiv:2403.17806, there for edges): `steps` passes in all. "site", the
+            activation at one site of one layer moves as a whole, all else as at base: `steps` passes per site and
+            layer, whose estimates add up to the exact effect of patching that whole site, but for the error of the
+            steps.
+        exact: how many rows, of the largest |estimate| of each metric, are also swept with `patch.activations`; or
+            "all".
+        seed: as in `sweep`, for estimates and effects alike.
+        draws: see `seed`.
+        flips: see `seed`.
 
     Both numbers are of base with the source's activation in it, minus base. Refused inside a block of `intervene`
     that edits the model. Raises `CircuitsError` for a metric without a gradient.

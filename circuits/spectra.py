@@ -28,9 +28,12 @@ Label = int | tuple[int, ...]
 class Bands:
     """The spectrum by frequency.
 
-    labels: frequencies k, or their combinations (k₁, k₂, ...).
-    power: [band *features], the variance each carries. degrees: the number of basis functions in each.
-    constant, variance: [*features], the squared mean over the grid, and the variance over it.
+    Attributes:
+        labels: frequencies k, or their combinations (k₁, k₂, ...).
+        power: [band *features], the variance each carries.
+        degrees: the number of basis functions in each.
+        constant: [*features], the squared mean over the grid, and the variance over it.
+        variance: see `constant`.
     """
 
     labels: tuple[Label, ...]
@@ -65,9 +68,10 @@ class Bands:
 class Spectrum:
     """The power of each combination of frequencies over a grid.
 
-    power: [k₁ ... k_m *features], k_i = 0..size_i/2: the sum of squared coefficients of the products of
-        {cos, sin}(2πk₁x₁/p) and so on, per cell of the grid. The whole is the mean square of the feature (Parseval),
-        all but the entry at 0 its variance. Units: those of the activation, squared.
+    Attributes:
+        power: [k₁ ... k_m *features], k_i = 0..size_i/2: the sum of squared coefficients of the products of {cos,
+            sin}(2πk₁x₁/p) and so on, per cell of the grid. The whole is the mean square of the feature (Parseval), all
+            but the entry at 0 its variance. Units: those of the activation, squared.
     """
 
     grid: Grid
@@ -95,9 +99,10 @@ class Spectrum:
     def bands(self, by: str = "block") -> Bands:
         """The power by frequency.
 
-        by: "block", for each k ≥ 1 all products of {1, cos k, sin k} over the coordinates, without the constant (for
-            two the 3 × 3 block of Nanda et al. 2023; what mixes frequencies is in no band); "component", each
-            combination (k₁, k₂); the name of a coordinate, all products with its frequency k ≥ 1.
+        Args:
+            by: "block", for each k ≥ 1 all products of {1, cos k, sin k} over the coordinates, without the constant
+                (for two the 3 × 3 block of Nanda et al. 2023; what mixes frequencies is in no band); "component", each
+                combination (k₁, k₂); the name of a coordinate, all products with its frequency k ≥ 1.
         """
         axes, sizes = len(self.grid.sizes), self.power.shape
         read_choice(by, (*_GROUPS, *self.grid.axes), "fourier", "by")
@@ -151,7 +156,8 @@ class Spectrum:
     def plot(self, keys: Iterable[Label] = ()) -> Any:
         """A plotly figure of the share of each frequency: bars for one coordinate, a heatmap for two.
 
-        keys: frequencies to mark, such as those of `key_frequencies`; then bars for two coordinates too.
+        Args:
+            keys: frequencies to mark, such as those of `key_frequencies`; then bars for two coordinates too.
         """
         from circuits.spectra_plots import spectrum as figure
 
@@ -166,8 +172,9 @@ def spectrum(x: Any, grid: Any = None, axis: int = 0) -> Spectrum:
         spectrum(post[:, -1], Grid.of_inputs(tokens, {"a": 0, "b": 1}, values=113))
         spectrum(model.W_pos[:49], {"row": 7, "column": 7})
 
-    grid: what the axis unfolds into: a `Grid`, the names and sizes of its coordinates, or sizes; None: the axis is one
-    coordinate. The other axes are features, each with its own spectrum.
+    Args:
+        grid: what the axis unfolds into: a `Grid`, the names and sizes of its coordinates, or sizes; None: the axis is
+            one coordinate. The other axes are features, each with its own spectrum.
     """
     values = read_values(x).detach()
     found = read_grid(grid, values.shape[read_axis(axis, values)])

@@ -27,9 +27,11 @@ def spectrum(
         plots.spectrum(found, fourier.key_frequencies(found))
         plots.spectrum(model.W_E[:113])
 
-    values: a `Spectrum` or its `Bands`, or weights or activations as `fourier.spectrum` takes them. keys: frequencies
-    that are marked, such as the key ones. by: bars by "block", "component" or a coordinate, see `Spectrum.bands`;
-    default: a bar per frequency of one coordinate, and of two a map, or with keys bars by block.
+    Args:
+        values: a `Spectrum` or its `Bands`, or weights or activations as `fourier.spectrum` takes them.
+        keys: frequencies that are marked, such as the key ones.
+        by: bars by "block", "component" or a coordinate, see `Spectrum.bands`; default: a bar per frequency of one
+            coordinate, and of two a map, or with keys bars by block.
     """
     from circuits.spectra import Bands, Spectrum
     from circuits.spectra import spectrum as measured

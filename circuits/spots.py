@@ -53,7 +53,8 @@ class Spot:
 def read_spots(surface: Surface, sites: Any, heads: Any, positions: Iterable[int] | None) -> tuple[Spot, ...]:
     """Each (site, layer), head and position that is probed on its own, in this order.
 
-    heads: None takes the heads of a site together; else each head chosen is one spot.
+    Args:
+        heads: None takes the heads of a site together; else each head chosen is one spot.
     """
     sites = [sites] if isinstance(sites, str | Site) else sites
     if not isinstance(sites, Iterable):

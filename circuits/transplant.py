@@ -116,10 +116,11 @@ class Transplant(Intervention):
 def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
     """Run with some weights of `source`, a model or a state_dict of the same architecture.
 
-    components: one or several of q, k, v, qkv, o, attn (= q, k, v, o), mlp, embed, pos_embed, unembed, ln1,
-    ln2, ln_final, ln (the three), each with its biases; `COMPONENTS` lists them, and `describe()` every
-    parameter by name. Attention and MLP never include a LayerNorm. `layers` (0-based) limits those that lie in
-    a layer; default: all layers.
+    Args:
+        components: one or several of q, k, v, qkv, o, attn (= q, k, v, o), mlp, embed, pos_embed, unembed, ln1, ln2,
+            ln_final, ln (the three), each with its biases; `COMPONENTS` lists them, and `describe()` every parameter by
+            name. Attention and MLP never include a LayerNorm. `layers` (0-based) limits those that lie in a layer;
+            default: all layers.
 
     Only the named weights are copied, at once, so that the source may change or go. They are put in before any
     activation is edited, and the model's own come back, bit for bit, when the block ends; clean passes run with

@@ -4,8 +4,8 @@ The functions of a class that examples have, such as x mod q, are a linear space
 activation is the mean of each class. Where the classes are remainders modulo q, the space is that of the waves
 cos(2πjx/q), sin(2πjx/q), whether or not q divides the period of x.
 
-parts = variance.partition(post, {"mod 3": x % 3, "mod 5": x % 5})
-parts.alone, parts.unique, parts.together
+    parts = variance.partition(post, {"mod 3": x % 3, "mod 5": x % 5})
+    parts.alone, parts.unique, parts.together
 """
 
 from __future__ import annotations
@@ -29,8 +29,12 @@ ROUNDING = 1e-20
 class Partition:
     """Shares of the variance over examples, of each feature; 0 for one that does not vary.
 
-    names: of the classes. alone: what the means of its classes explain (η²). unique: what they add to those of all
-    others, by least squares. together: what all explain. degrees: how many numbers each is free to choose.
+    Attributes:
+        names: of the classes.
+        alone: what the means of its classes explain (η²).
+        unique: what they add to those of all others, by least squares.
+        together: what all explain.
+        degrees: how many numbers each is free to choose.
     """
 
     names: tuple[str, ...]
@@ -49,8 +53,10 @@ class Partition:
 def explained(values: Any, classes: Any) -> Float[Tensor, "*kinds"]:
     """The share of the variance over examples that the means of classes explain (η², the correlation ratio).
 
-    values: [example *features]. classes: whole numbers from 0, [example], or of several kinds [kind example], each
-    for itself. Returns [*features] or [kind *features]; 0 for a feature that does not vary.
+    Args:
+        values: [example *features].
+        classes: whole numbers from 0, [example], or of several kinds [kind example], each for itself. Returns
+            [*features] or [kind *features]; 0 for a feature that does not vary.
     """
     between, whole, squares, shape = _sums(values, classes, "variance.explained")
     found = torch.where(whole > ROUNDING * squares, between / torch.where(whole > 0, whole, 1.0), 0.0)
@@ -78,8 +84,10 @@ def adjusted(share: float, examples: int, degrees: int) -> float:
 def partition(values: Any, classes: Mapping[str, Any]) -> Partition:
     """What several kinds of classes explain, each alone, each beyond all others, and all together.
 
-    values: [example *features]. classes: name -> whole numbers from 0 [example]. Where the kinds together can choose
-    as many numbers as there are examples, or repeat each other, what each adds is not defined: an error.
+    Args:
+        values: [example *features].
+        classes: name -> whole numbers from 0 [example]. Where the kinds together can choose as many numbers as there
+            are examples, or repeat each other, what each adds is not defined: an error.
     """
     read = _read_values(values)
     if not isinstance(classes, Mapping) or not classes:

@@ -26,10 +26,11 @@ DIRECTIONS = ("all", "sum")
 class Waves:
     """The functions of the coordinates that belong to some frequencies, orthonormal on the complete grid.
 
-    coords: the token positions whose ids, 0..period-1, are the coordinates x_1..x_m of an example.
-    keys: frequencies k, 1 <= k <= period/2.
-    directions: "all": for each k the products over coordinates of {1, cos(w x), sin(w x)}, w = 2πk/period, but
-        for the constant (8 for two coordinates); "sum": cos and sin of w(x_1 + ... + x_m).
+    Attributes:
+        coords: the token positions whose ids, 0..period-1, are the coordinates x_1..x_m of an example.
+        keys: frequencies k, 1 <= k <= period/2.
+        directions: "all": for each k the products over coordinates of {1, cos(w x), sin(w x)}, w = 2πk/period, but for
+            the constant (8 for two coordinates); "sum": cos and sin of w(x_1 + ... + x_m).
     """
 
     coords: Positions

@@ -119,7 +119,9 @@ def data(
         task: the name of a task with its settings in ``config``, or a task.
         multiples: of a grid of inputs: which multiples the polar plot shows, of as many numbers from 0 as there are
             inputs.
-        samples, split, seed: which examples, of a task without a grid of inputs; by default 256.
+        samples: how many examples, of a task without a grid of inputs; by default 256.
+        split: which examples these are.
+        seed: of their draw.
 
     Returns:
         A :class:`DataResult`. Of each answer (the ``variant``): how many classes it has, the accuracy of guessing and

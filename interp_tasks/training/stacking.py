@@ -60,9 +60,9 @@ def train_stacked(
     Runs that are behind others go on from the last step that all of them have stored; finished ones are left alone.
 
     Args:
+        task: as for :func:`train`, and so are ``preset``, ``settings``, ``config``, ``device`` and ``stop``.
         seeds: which replace ``train.seed``.
         progress: is told of every logged line of every run, its seed under ``"seed"``.
-        task, preset, settings, config, device, stop: as for :func:`train`.
 
     Returns:
         The run folders, in the order of the seeds.
