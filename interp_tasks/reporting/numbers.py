@@ -6,10 +6,15 @@ import math
 
 
 def number(value: float | None) -> str:
-    """Four significant digits; a dash for what was not measured."""
+    """Four significant digits, of steps and counts all of them; a dash for what was not measured."""
     if value is None or math.isnan(value):
         return "–"
-    return f"{value:.4g}"
+    return digits(value, 4)
+
+
+def digits(value: float, significant: int) -> str:
+    """A number to so many significant digits, without an exponent from 1,000 up to a million."""
+    return f"{value:.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.{significant}g}"
 
 
 def signed(value: float | None) -> str:
@@ -23,7 +28,7 @@ def interval(low: float | None, high: float | None) -> str:
     """``[low, high]``, or nothing where there is none."""
     if low is None or high is None or math.isnan(low) or math.isnan(high):
         return ""
-    return f"[{low:.3g}, {high:.3g}]"
+    return f"[{digits(low, 3)}, {digits(high, 3)}]"
 
 
 def with_interval(shown: str, low: float | None, high: float | None) -> str:

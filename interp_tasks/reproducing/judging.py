@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from interp_tasks.published import Claim
+from interp_tasks.reporting.numbers import digits
 from interp_tasks.reproducing.locating import config_of
 
 if TYPE_CHECKING:
@@ -134,8 +135,8 @@ def bounds_of(claim: Claim, rows: pandas.DataFrame, frame: pandas.DataFrame) -> 
 
 def in_words(low: float, high: float) -> str:
     if math.isinf(high):
-        return "anywhere" if low <= 0 else f"above {low:.3g}"
-    return f"below {high:.3g}" if low <= 0 else f"between {low:.3g} and {high:.3g}"
+        return "anywhere" if low <= 0 else f"above {digits(low, 3)}"
+    return f"below {digits(high, 3)}" if low <= 0 else f"between {digits(low, 3)} and {digits(high, 3)}"
 
 
 def measured(claim: Claim, frame: pandas.DataFrame) -> tuple[float, float | None, float | None, int]:

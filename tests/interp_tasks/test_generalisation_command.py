@@ -144,7 +144,7 @@ def test_a_run_that_ends_too_soon_decides_what_its_last_step_decides(tmp_path):
     ):
         outcome = judged(found, where, bounds)
         assert (outcome.verdict, outcome.value) == (verdict, None), bounds
-        assert "known to lie above 1e+03" in outcome.reason
+        assert "known to lie above 1000" in outcome.reason
     # Of the 200 steps of training it is more than five times as many.
     assert judged(found, where, {"above": 4}, per="baseline").verdict == "held"
     assert judged(found, where, {"above": 6}, per="baseline").verdict == undecided

@@ -254,6 +254,19 @@ def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
     )
 
 
+def test_what_there_is_to_know_of_a_verdict_stands_below_the_table(
+    runs, table, tmp_path, monkeypatch, capsys
+):
+    row = row_of(table)
+    close = claim(id="close", holds={"below": (row["value"] + row["ci_high"]) / 2})
+    paper = parse_paper(content(claim().model_dump(), close.model_dump()), "small.toml")
+    monkeypatch.setattr(reproducing.reproduction, "read_paper", lambda name: paper)
+    assert main(["reproduce", "small", "--runs", str(runs), "--out", str(tmp_path), "--jobs", "1"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "close (a) held: the interval reaches across the rule's bound. 2 claims, 4 verdicts" in shown
+    assert shown.count("(a) held:") == 1
+
+
 def test_a_crash_is_told_after_everything_else_is_written(runs, tmp_path, monkeypatch, capsys):
     paper = parse_paper(
         content(claim(where={"metric": "none"}).model_dump(), claim(id="u").model_dump()), "x"

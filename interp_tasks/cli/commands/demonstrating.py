@@ -20,7 +20,7 @@ from interp_tasks.reporting import check_writable_file
 
 @dataclass(kw_only=True)
 class Demo(Command):
-    """The main job on the models that come with the package, in a minute.
+    """The main job on the models that come with the package, in some ten seconds.
 
     Uniform attention in models of two tasks, before and after each learned abruptly. Prints the table and
     what it says about the published claims, and writes one HTML page.

@@ -151,6 +151,11 @@ def print_claims(found: Reproduction) -> None:
         table.add_row(row["row"], row["says"], row["published"], runs, ours(row), row["verdict"])
     out.print(table)
     out.print()
+    remarks = [row for row in rows if row["verdict"] in ("held", "failed") and row["reason"]]
+    for row in remarks:
+        out.print(Text(f"{row['claim']} ({row['run']}) {row['verdict']}: {row['reason']}."))
+    if remarks:
+        out.print()
     out.print(Text(summary(found)))
     if found.missing:
         hours = sum(each.run.hours for each in found.missing)
