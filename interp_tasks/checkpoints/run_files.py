@@ -54,6 +54,22 @@ def check_no_run(folder: Path) -> None:
         raise UserError(f"{folder} is the folder of a run: choose another --out")
 
 
+#: What lies in a folder of something else than runs, by what it is the folder of.
+OTHERS = {"search": "search.json", "grid": "units"}
+
+
+def check_free(folder: Path, kind: str) -> None:
+    """Refuse the folder of a run, or of a search or grid that is not of this kind.
+
+    Raises:
+        UserError: in one line.
+    """
+    check_no_run(folder)
+    for other, entry in OTHERS.items():
+        if other != kind and (folder / entry).exists():
+            raise UserError(f"{folder} is the folder of a {other}: choose another --out")
+
+
 def stored_steps(run: str | Path) -> list[int]:
     """The steps that a run has checkpoints of, ascending; empty for what is no run folder."""
     folder = Path(run) / CHECKPOINTS_FOLDER

@@ -16,6 +16,7 @@ import typer
 
 from interp_tasks.cli.streams import silence, to_stderr
 from interp_tasks.errors import ProcessLost, Stopped, UserError
+from interp_tasks.training.launch import follows
 
 USAGE = 2
 INTERRUPTED = 130
@@ -164,7 +165,7 @@ def user_errors() -> tuple[type[Exception], ...]:
 
 def say(message: str, debug: bool, *, of_one: bool = False) -> None:
     """One line on stderr: of several processes that torchrun started the first says it, unless it is ``of_one``."""
-    if os.environ.get("RANK", "0") != "0" and os.environ.get("WORLD_SIZE", "1") != "1" and not of_one:
+    if follows() and not of_one:
         return
     if debug:
         to_stderr(traceback.format_exc().rstrip())

@@ -135,6 +135,8 @@ def data(
     check_seed(seed)
     check_choice("--split", split, SPLITS)
     check_multiples(multiples)
+    if not isinstance(task, str) and not hasattr(task, "grid_axes"):
+        raise UserError(f"task {task!r}: give the name of a task, or a task; interp-run tasks lists them")
     chosen = read(task, config or {})
     axes = [axis for axis in chosen.grid_axes() if axis.position is not None]
     rows: list[dict[str, Any]]

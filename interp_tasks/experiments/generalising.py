@@ -229,6 +229,8 @@ def reaches_of(run: Run, level: float) -> list[Reach]:
                 Reach(run, name, split, *reached(steps, values, level), float(steps[-1]), final_level(values))
             )
     if not any(reach.split == "validation" for reach in found):
+        if any(name.startswith(ACCURACY) for name in run.logged()):
+            raise UserError(f"{run.name} logs no accuracy that is a finite number")
         raise UserError(
             f"{run.name} logs no accuracy: it has {', '.join(run.logged()) or 'nothing'}; "
             "generalisation is of tasks with right and wrong answers"

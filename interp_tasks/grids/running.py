@@ -12,6 +12,7 @@ from typing import Any
 
 from interp_tasks.checkpoints.atomic import folder_of, writing
 from interp_tasks.checkpoints.lock import RunLock
+from interp_tasks.checkpoints.run_files import check_free
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.subjects import check_device
 from interp_tasks.grids.executors import PATIENCE, Workplace, is_here, workplace
@@ -86,6 +87,7 @@ def grid(
     """
     out = folder_of(out)
     root = out.resolve()
+    check_free(root, "grid")
     spec = spec_of(spec) if isinstance(spec, Mapping) else spec
     spec = spec if isinstance(spec, Spec) else read_spec(spec)
     files = [str(Path(file).resolve()) for file in imports]

@@ -11,7 +11,7 @@ from optuna import Study
 from optuna.trial import Trial, TrialState
 
 from interp_tasks.checkpoints.atomic import folder_of
-from interp_tasks.checkpoints.run_files import check_no_run
+from interp_tasks.checkpoints.run_files import check_free
 from interp_tasks.errors import UserError
 from interp_tasks.searching.claiming import Claim, claim, claim_if_free
 from interp_tasks.searching.finding import Found
@@ -61,7 +61,7 @@ def search(
     check_place(device)
     out = folder_of(out)
     url = storage or default_storage(out)
-    check_no_run(out)
+    check_free(out, "search")
     check_storage(url)
     check_reachable(url)
     plan.check_values(built)

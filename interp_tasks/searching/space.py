@@ -72,6 +72,8 @@ class Range:
     whole: bool = False
 
     def __post_init__(self) -> None:
+        if any(isinstance(end, int) and end.bit_length() > 63 for end in (self.low, self.high, self.step)):
+            raise UserError(f"{self.key}: whole numbers of a range lie below 2^63")
         shown = f"{self.key}: {self.low:g}:{self.high:g}"
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise UserError(f"{shown} is no range: the first number is below the second, both finite")

@@ -63,11 +63,21 @@ def launched() -> Launch:
             count=int(os.environ["WORLD_SIZE"]),
             local_rank=int(os.environ.get("LOCAL_RANK", os.environ["RANK"])),
         )
+        address, port = (os.environ[name] for name in MEETING)
+        fits = 0 <= found.rank < found.count and bool(address) and 1 <= int(port) <= 65535
     except (KeyError, ValueError):
-        found = Launch(rank=-1)
-    if not 0 <= found.rank < found.count or any(name not in os.environ for name in MEETING):
+        fits = False
+    if not fits:
         raise UserError(
             "WORLD_SIZE is set, but RANK, MASTER_ADDR and MASTER_PORT do not go with it: "
             "start several processes by torchrun, or unset WORLD_SIZE"
         )
     return found
+
+
+def follows() -> bool:
+    """Whether this is one of several processes, and not the first."""
+    try:
+        return launched().rank > 0
+    except UserError:
+        return False

@@ -12,6 +12,8 @@ import contextlib
 import dataclasses
 import json
 import re
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -237,10 +239,26 @@ def join(launch: Launch, device: str) -> Processes:
             torch.cuda.set_device(device)
         # What is said beside the training is on the CPU.
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-        with losses_named():
+        # Python answers no signal while torch waits for the others: the default ends the process.
+        with losses_named(), default_signals():
             dist.init_process_group(backend, rank=launch.rank, world_size=launch.count)
         atexit.register(leave)
     return Processes(launch, "nccl" if on_gpu else "gloo")
+
+
+@contextlib.contextmanager
+def default_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the process at once, without Python."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}
+    ours = {number: handler for number, handler in before.items() if handler not in (None, signal.SIG_IGN)}
+    for number in ours:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
 
 
 def leave() -> None:

@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 import warnings
+from collections.abc import Callable
 
 #: Sums depend on the number of threads, and a process with threads cannot be forked.
 for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR"):
@@ -18,14 +19,26 @@ from tests.campaigns.frame import Campaign, perform, shown  # noqa: E402
 NAMES = ("kill", "mangle", "disk", "grid", "bits")
 
 
+def whole(least: int) -> Callable[[str], int]:
+    """Reads whole numbers from ``least`` on."""
+
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise ValueError(text)
+        return int(text)
+
+    number.__name__ = f"whole number from {least} on"
+    return number
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.campaigns", description=about, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("name", choices=NAMES)
-    parser.add_argument("--n", type=int, help="trials (default: those of the long form)")
-    parser.add_argument("--seed", type=int, default=0, help="number of the first trial")
-    parser.add_argument("--only", type=int, nargs="+", default=[], help="repeat these trials")
+    parser.add_argument("--n", type=whole(1), help="trials (default: those of the long form)")
+    parser.add_argument("--seed", type=whole(0), default=0, help="number of the first trial")
+    parser.add_argument("--only", type=whole(0), nargs="+", default=[], help="repeat these trials")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of failures")
     options = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -25,6 +25,14 @@ def campaign(name, n, *options):
     return summary
 
 
+@pytest.mark.parametrize("options", [("--n", "0"), ("--n", "-1"), ("--n", "a"), ("--only", "-1")])
+def test_a_campaign_without_a_trial_is_refused(options):
+    command = [sys.executable, "-m", "tests.campaigns", "mangle", *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.returncode == 2
+    assert "invalid whole number from" in done.stderr
+
+
 def test_killed_runs_end_with_the_same_bytes():
     summary = campaign("kill", 8)
     assert summary["failures"] == {}

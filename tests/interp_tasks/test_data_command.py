@@ -130,6 +130,12 @@ class Silent(Bare):
         return type(batch)(batch.tokens, batch.targets[:, None] > 1)
 
 
+@pytest.mark.parametrize("nothing", [None, 3, [], b"modular-addition"])
+def test_what_is_no_task_is_refused_in_one_line(nothing):
+    with pytest.raises(UserError, match="give the name of a task, or a task"):
+        data(nothing)
+
+
 def test_a_task_without_a_grid_has_numbers_and_no_picture():
     result = data(Bare(p=P), samples=30)
     assert value(result.frame, "sum", "classes") == len(Bare(p=P).sample(30).targets.unique())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -375,5 +377,50 @@ def test_what_the_environment_says(monkeypatch):
         with pytest.raises(UserError, match="start several processes by torchrun, or unset WORLD_SIZE"):
             launched()
     monkeypatch.setenv("MASTER_ADDR", "here")
+    for port in ("abc", "0", "99999"):
+        monkeypatch.setenv("MASTER_PORT", port)
+        with pytest.raises(UserError, match="MASTER_PORT do not go with it"):
+            launched()
     monkeypatch.setenv("MASTER_PORT", "1")
     assert launched() == Launch(rank=1, count=2, local_rank=1)
+
+
+@pytest.mark.parametrize(
+    ("rank", "says"), [("0", True), ("1", False), ("5", True), ("a", True), ("-1", True)]
+)
+def test_of_several_processes_the_first_says_it_and_whoever_is_none_of_them(rank, says, monkeypatch, capsys):
+    for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1", "RANK": rank}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "nothing"]) == 2
+    assert capsys.readouterr().err.count("interp-run: ") == says
+
+
+def test_who_waits_for_nobody_can_be_interrupted(tmp_path):
+    """No signal reaches Python while torch waits."""
+    script = tmp_path / "waits.py"
+    script.write_text(
+        "from interp_tasks.cli.stopping import asked_to_stop\n"
+        "from interp_tasks.training.launch import launched\n"
+        "from interp_tasks.training.processes import join\n"
+        "with asked_to_stop():\n"
+        "    print('waits', flush=True)\n"
+        "    join(launched(), 'cpu')\n"
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with subprocess.Popen(
+        [sys.executable, script], env=os.environ | place, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "waits\n"
+            # Until torch waits, the first signal is a request; then it is obeyed.
+            deadline = time.monotonic() + 30
+            while process.poll() is None and time.monotonic() < deadline:
+                process.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(1)
+            assert process.poll() is not None
+        finally:
+            process.kill()

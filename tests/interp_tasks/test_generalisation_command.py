@@ -335,8 +335,10 @@ def test_many_answers_are_maps_with_a_row_each(tmp_path):
 def test_what_cannot_generalise_is_refused(tmp_path, capsys):
     losses = write(tmp_path / "losses", {"loss": {0: 1.0, 100: 0.5}})
     seeds = [write(tmp_path / f"s{seed}", {"accuracy": ramp(200)}, seed=seed) for seed in (0, 1)]
+    words = write(tmp_path / "words", {"accuracy": {0: "low", 100: None}})
     for arguments, says in (
         ([losses], "logs no accuracy: it has loss"),
+        ([words], "logs no accuracy that is a finite number"),
         ([losses, "--level", "1.5"], "--level 1.5: an accuracy above 0, at most 1"),
         ([seeds[0], "--against", seeds[1]], "pairs are runs with one train.seed"),
         ([seeds[0], "--against", "nothing"], "nothing"),

@@ -185,6 +185,14 @@ def test_what_cannot_be_is_refused_in_one_line(spec, said):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("entry", "kind"), [("run.json", "run"), ("search.json", "search")])
+def test_the_folder_of_something_else_is_none_of_a_grid(tmp_path, entry, kind):
+    (tmp_path / entry).write_text("{}")
+    with pytest.raises(UserError, match=f"is the folder of a {kind}: choose another --out"):
+        grid(small(), tmp_path, executor="serial")
+    assert [file.name for file in tmp_path.iterdir()] == [entry]
+
+
 def test_a_device_that_is_not_there_is_refused_before_anything_is_trained(tmp_path):
     there = {**ABLATION, "settings": {**ABLATION["settings"], "device": "cuda:99"}}
     with pytest.raises(UserError, match=r"^experiment ablation: device 'cuda:99' is not there: this machine"):

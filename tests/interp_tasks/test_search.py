@@ -149,6 +149,13 @@ def test_the_folder_of_a_run_is_none_of_a_search(fake: FakeTrainer, tmp_path: Pa
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
 
 
+def test_the_folder_of_a_grid_is_none_of_a_search(fake: FakeTrainer, tmp_path: Path) -> None:
+    (tmp_path / "units").mkdir()
+    with pytest.raises(UserError, match="is the folder of a grid: choose another --out"):
+        search(plan(), out=tmp_path, trials=1)
+    assert [file.name for file in tmp_path.iterdir()] == ["units"]
+
+
 def test_a_device_that_is_not_there_leaves_the_folder_free(tmp_path):
     plan = make_plan("modular-addition", vary=["train.weight_decay=0.1,1"], settings={"task.p": "5"})
     with pytest.raises(UserError, match="no device 'nowhere'"):
@@ -167,6 +174,7 @@ def test_a_device_that_is_not_there_leaves_the_folder_free(tmp_path):
         ({"vary": ["train.weight_decay=-1:2"]}, "train.weight_decay = -1"),
         ({"vary": ["train.learning_rate=0:1:log"]}, "above 0"),
         ({"vary": ["train.learning_rate=1:0.5"]}, "is no range"),
+        ({"vary": [f"train.batch_size=1:1{'0' * 400}"]}, "whole numbers of a range lie below 2^63"),
         ({"vary": ["train.learning_rate=0.1:0.5:linear"]}, "after the range stands log, or a step"),
         ({"vary": ["train.learning_rate=0.1:0.5:1"]}, "a step of 1 does not fit"),
         ({"vary": ["model.d_model=8.5:16"]}, "takes whole numbers"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from interp_tasks.checkpoints.run_files import check_free
 from interp_tasks.cli.commands.costing import FASTEST, duration, flop, size
 from interp_tasks.cli.declaring import Command
 from interp_tasks.cli.options import check_device
@@ -77,6 +78,7 @@ class GridCommand(Command):
         check_executor(self.executor, self.jobs, spec.threads)
         if not self.import_paths:
             check(spec)
+        check_free(self.folder(), "grid")
         check_writable_folder(self.folder())
 
     def folder(self) -> Path:

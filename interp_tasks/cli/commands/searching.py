@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interp_tasks.checkpoints.run_files import check_no_run
+from interp_tasks.checkpoints.run_files import check_free
 from interp_tasks.cli.output import FORMATS
 from interp_tasks.cli.progress import note, progress_line
 from interp_tasks.cli.recipes import RecipeCommand
@@ -93,7 +93,7 @@ class Search(RecipeCommand):
             self.plan(settings)
         if self.storage is not None:
             check_storage(self.storage)
-        check_no_run(self.folder())
+        check_free(self.folder(), "search")
         check_writable_folder(self.folder())
 
     def folder(self) -> Path:
