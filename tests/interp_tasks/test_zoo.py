@@ -104,7 +104,9 @@ def test_the_stored_command_gives_the_config_that_trained_it(name):
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_marks_stand_before_and_after_a_drop(name):
     marks = find_marks(zoo_folder() / name)
-    assert 0 < marks["pre"] < marks["onset"] < marks["end"] < marks["post"]
+    # Of three stored steps the one before the drop is also that at which it begins.
+    assert marks["pre"] < marks["onset"] or len(stored_steps(zoo_folder() / name)) == 3
+    assert 0 < marks["pre"] <= marks["onset"] < marks["end"] < marks["post"]
     metric = read_run(zoo_folder() / name)["drop_metric"]["name"]
     before, after = (
         load_checkpoint(f"zoo:{name}@{mark}").meta["metrics"][metric] for mark in ("pre", "post")
