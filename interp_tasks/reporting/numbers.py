@@ -13,7 +13,8 @@ def number(value: float | None) -> str:
 
 
 def digits(value: float, significant: int) -> str:
-    """A number to so many significant digits, without an exponent from 1,000 up to a million."""
+    """A number to so many significant digits, without an exponent from 1,000 up to a million, and 0 without a sign."""
+    value += 0.0
     return f"{value:.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.{significant}g}"
 
 

@@ -198,6 +198,8 @@ def test_folder_without_permission_is_refused(tmp_path, monkeypatch):
 
 def test_numbers_as_people_read_them():
     assert number(0.123456) == "0.1235"
+    assert [number(value) for value in (1162.4, 123456.0, 2e6, -0.0)] == ["1162", "123456", "2e+06", "0"]
+    assert with_interval("1", 928.4, 1311.2) == "1 [928, 1311]"
     assert number(None) == number(float("nan")) == "–"
     assert signed(0.5) == "+0.5"
     assert signed(0.0) == "0"
