@@ -186,7 +186,8 @@ class _Run:
             if not running and not broken:
                 return  # what is left needs what failed
             finished = wait(running, return_when=FIRST_COMPLETED).done if running else set()
-            for future in finished:
+            # In the order in which they began: a set has another one in every process.
+            for future in [each for each in running if each in finished]:
                 unit = running.pop(future)
                 if future.cancelled():
                     broken = True
