@@ -399,12 +399,12 @@ def test_who_waits_for_nobody_can_be_interrupted(tmp_path):
     """No signal reaches Python while torch waits."""
     script = tmp_path / "waits.py"
     script.write_text(
-        "from interp_tasks.cli.stopping import asked_to_stop\n"
+        "import signal\n"
         "from interp_tasks.training.launch import launched\n"
         "from interp_tasks.training.processes import join\n"
-        "with asked_to_stop():\n"
-        "    print('waits', flush=True)\n"
-        "    join(launched(), 'cpu')\n"
+        "signal.signal(signal.SIGTERM, lambda *_: None)\n"
+        "print('waits', flush=True)\n"
+        "join(launched(), 'cpu')\n"
     )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -415,7 +415,7 @@ def test_who_waits_for_nobody_can_be_interrupted(tmp_path):
     ) as process:
         try:
             assert process.stdout.readline() == "waits\n"
-            # Not SIGINT, which background shells have their children ignore. Until torch waits, the first is a request.
+            # Not SIGINT, which background shells have their children ignore. Until torch waits, Python answers.
             deadline = time.monotonic() + 30
             while process.poll() is None and time.monotonic() < deadline:
                 process.terminate()
