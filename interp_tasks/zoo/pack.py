@@ -24,6 +24,7 @@ from interp_tasks.checkpoints import load_checkpoint, read_run, resolve, save_ch
 from interp_tasks.checkpoints.refs import zoo_folder
 from interp_tasks.checkpoints.run_files import CLOCK_FILE, METRICS_FILE, RUN_FILE, checkpoint_folder
 from interp_tasks.errors import UserError
+from interp_tasks.training.provenance import declared_drop
 from tasks.base import Task, pool_parts
 
 #: Test examples behind the stored metrics; finite tasks have fewer and use them all.
@@ -68,8 +69,7 @@ def pack(run: Path, steps: list[int], destination: Path, *, final: bool = False)
         resolve(f"{run}@{step}")
     (destination / "checkpoints").mkdir(parents=True)
     task = load_checkpoint(f"{run}@{steps[-1]}").require_task()
-    drop = {"name": task.drop_metric.name, "direction": task.drop_metric.direction}
-    described = {**read_run(run), "drop_metric": drop}  # as the task declares it now
+    described = {**read_run(run), "drop_metric": declared_drop(task)}  # as the task declares it now
     (destination / RUN_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     if (run / METRICS_FILE).is_file():
         log = (run / METRICS_FILE).read_text(encoding="utf-8")
