@@ -322,7 +322,7 @@ def test_run_json_holds_the_resolved_config_and_where_it_ran(addition, tmp_path)
     assert stored["validation_examples"] == {"": 17}
     (found,) = read_runs(str(run))
     assert found.labels()["n"] == 17
-    assert stored["drop_metric"] == {"name": "accuracy", "direction": "up"}
+    assert stored["drop_metric"] == {"name": "accuracy", "direction": "up", "plateau": None}
     assert {"python", "torch", "transformer-lens", "interp-tasks"} <= set(stored["versions"])
 
 
