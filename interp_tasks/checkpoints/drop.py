@@ -13,6 +13,11 @@ The rule, in order:
 5. It is no drop if P and F differ by less than 30% of P (accuracies: by less than 0.3), if the metric moved
    about as fast along its plateau as in the middle of its drop (a steady decay), or if the plateau is shorter
    than three logged values or a hundredth of the run (training's first steps).
+6. Where theory gives the plateau T (matrix completion: the variance of an entry, the error of a model that copies
+   what it sees and guesses the rest), a drop begins on it and gets past half of it. It is none if P is further from T
+   than counts as a change in 5, 30% of T: a fall from above *onto* the plateau, or from a level that was reached
+   before; nor if F has not come at least half of the way from T to a perfect score (0 for a loss, 1 for an accuracy):
+   a fall onto the plateau that ends there, or a run that stays with most of what it had to explain.
 
 "Lasting" means that the median of the next few logged values is past the level too, and that of those before
 is not: neither a spike (a slingshot, a lucky evaluation) nor a metric that has yet to rise to its plateau is
@@ -39,6 +44,8 @@ LEAST_CHANGE = 0.3
 STEADY = 0.75
 #: The crossing's least share of the run.
 EARLIEST = 0.01
+#: The share of the way from the plateau by theory to a perfect score that a drop makes at least.
+LEAST_WAY = 0.5
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,10 @@ def final_level(curve: Sequence[float]) -> float:
 
 
 def detect_drop(
-    steps: Sequence[int], values: Sequence[float | int | None], direction: Literal["down", "up"]
+    steps: Sequence[int],
+    values: Sequence[float | int | None],
+    direction: Literal["down", "up"],
+    theory: float | None = None,
 ) -> Drop | None:
     """The drop in a logged metric; ``None`` if there is none.
 
@@ -84,6 +94,7 @@ def detect_drop(
         steps: ascending, any spacing.
         values: one per step (JSON may have made a float an int); ``None``, NaN and infinities are skipped.
         direction: ``"down"`` for a loss, ``"up"`` for an accuracy.
+        theory: the plateau that theory gives, in the metric's units; ``None``: it gives none.
 
     Raises:
         ValueError: if the two differ in length, or steps do not ascend.
@@ -117,6 +128,8 @@ def detect_drop(
     change = plateau - final
     if change < (LEAST_CHANGE * abs(plateau) if direction == "down" else LEAST_CHANGE):
         return None
+    if theory is not None and not _leaves(theory, plateau, final, direction):
+        return None
     onset = _last_before(curve, crossing, plateau - 0.1 * change, window)
     end = _first_after(curve, crossing, plateau - 0.9 * change, window)
     flat = _plateau_indices(at, crossing)
@@ -138,6 +151,18 @@ def detect_drop(
         crossing=int(at[crossing]),
         middle=(int(at[middle[0]]), int(at[middle[1]])),
     )
+
+
+def _leaves(theory: float, plateau: float, final: float, direction: Literal["down", "up"]) -> bool:
+    """Whether a fall begins on the plateau by theory and makes half of the way from there to a perfect score.
+
+    Args:
+        plateau, final: as falls, whichever way the metric goes.
+    """
+    perfect = 0.0 if direction == "down" else -1.0
+    whole = (theory if direction == "down" else -theory) - perfect
+    begins_on_it = abs(plateau - perfect - whole) <= LEAST_CHANGE * whole
+    return begins_on_it and final - perfect <= (1 - LEAST_WAY) * whole
 
 
 def _first_crossing(curve: Array, level: float, window: int) -> int | None:

@@ -1,7 +1,11 @@
-"""The stored steps around a run's drop: ``pre``, ``onset``, ``end``, ``post``. Knows no torch."""
+"""The stored steps around a run's drop: ``pre``, ``onset``, ``end``, ``post``.
+
+Knows no torch; only of a run whose ``run.json`` is older than the plateau by theory is the task asked, which does.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,15 +30,22 @@ def find_marks(run: str | Path, run_name: str | None = None) -> dict[str, int]:
     """
     folder = Path(run)
     name = run_name or folder.as_posix()
-    steps = stored_steps(folder)
     if not (folder / RUN_FILE).is_file():
         raise UserError(f"{name} has no {RUN_FILE}, so its drop is unknown: give steps, or @last")
-    described = read_run(folder)
+    return marks_of(folder, read_run(folder), name)
+
+
+def marks_of(folder: Path, described: dict[str, Any], name: str) -> dict[str, int]:
+    """Return the step of each mark of a run that is described by the content of its ``run.json``.
+
+    Raises:
+        UserError: as :func:`find_marks`.
+    """
     published = described.get("published_drop") if described.get("preset") == "paper" else None
     given = {mark: int(step) for mark, step in (published or {}).items() if mark in MARKS}
     if set(given) == set(MARKS):
         return given
-    return {**marks_around(find_drop(folder, described, name), steps, name), **given}
+    return {**marks_around(find_drop(folder, described, name), stored_steps(folder), name), **given}
 
 
 def find_drop(run: Path, described: dict[str, Any], name: str) -> Drop:
@@ -64,13 +75,41 @@ def find_drop(run: Path, described: dict[str, Any], name: str) -> Drop:
     for (before, _), (step, _) in pairwise(points):
         if step <= before:
             raise UserError(f"{run / METRICS_FILE} is mangled: step {step} follows step {before}")
-    drop = detect_drop([step for step, _ in points], [value for _, value in points], metric["direction"])
+    theory = theoretical_plateau(described)
+    drop = detect_drop(
+        [step for step, _ in points], [value for _, value in points], metric["direction"], theory
+    )
     if drop is None:
+        expected = "" if theory is None else f" from its plateau by theory, {theory:.4g},"
         raise UserError(
-            f"{name} shows no drop in {metric['name']} up to step {points[-1][0]}: "
+            f"{name} shows no drop in {metric['name']}{expected} up to step {points[-1][0]}: "
             "give steps, or @last; or train longer (a larger train.steps)"
         )
     return drop
+
+
+def theoretical_plateau(described: Mapping[str, Any]) -> float | None:
+    """The plateau of a run's drop metric by theory, from its ``run.json``; ``None`` where there is none.
+
+    A run that does not say is older than this: its task is asked, if it is known here by the config of that time.
+    """
+    metric = described["drop_metric"]
+    if "plateau" in metric:
+        stored: float | None = metric["plateau"]
+        return stored
+    config = described.get("config")
+    section = config.get("task") if isinstance(config, dict) else None
+    if not isinstance(section, dict):
+        return None
+    import tasks
+
+    settings = {key: value for key, value in section.items() if key != "name"}
+    if section.get("name") not in tasks.list():
+        return None
+    try:
+        return tasks.get(section["name"], **settings).plateau_levels().get(metric["name"])
+    except (TypeError, ValueError):  # settings that this version of the task does not take
+        return None
 
 
 def marks_around(drop: Drop, steps: list[int], name: str) -> dict[str, int]:

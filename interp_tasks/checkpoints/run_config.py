@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from interp_tasks.checkpoints.atomic import to_json
+from interp_tasks.checkpoints.meta import reached
 from interp_tasks.checkpoints.run_files import RUN_FILE, read_run
 from interp_tasks.errors import UserError
 
@@ -15,19 +17,46 @@ FORMAT = 1
 _MISSING = "(not set)"
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """What decides whether a run may go on by another schedule: only if no step taken had another learning rate.
+
+    Attributes:
+        settings: the names of those train settings that may change so.
+        rates: from train settings, the learning rate of every update, which is counted from 0.
+    """
+
+    settings: tuple[str, ...]
+    rates: Callable[[Mapping[str, Any]], Callable[[int], float]]
+
+    def change(self, old: Mapping[str, Any], new: Mapping[str, Any], taken: int) -> str:
+        """The first of ``taken`` steps whose rate would be another, in words; nothing if there is none."""
+        before, after = self.rates(old), self.rates(new)
+        for update in range(taken):
+            if before(update) != after(update):
+                return (
+                    f"of the {taken:,} steps taken, step {update + 1:,} had a learning rate of {before(update):.6g} "
+                    f"and would have {after(update):.6g}"
+                )
+        return ""
+
+
 def run_json(
     run: Path,
     config: Mapping[str, Any],
     info: Mapping[str, Any],
     defaults: Mapping[str, Mapping[str, Any]] | None = None,
+    schedule: Schedule | None = None,
 ) -> dict[str, Any]:
     """The content ``run.json`` should have now: fresh, or the existing one with this opening recorded.
 
     Args:
         defaults: section -> setting -> what it is where nothing is said.
+        schedule: of the learning rate; ``None``: no setting of it may change.
 
     Raises:
-        UserError: if the existing one was made by another config, naming the differing keys and both values.
+        UserError: if the existing one was made by another config, naming the differing keys and both values, and the
+            first step that another schedule would change.
     """
     config, info = to_json(config, "config"), to_json(info, "info")
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -36,19 +65,30 @@ def run_json(
     existing = read_run(run)
     if existing.get("format") != FORMAT or not isinstance(existing.get("config"), dict):
         raise UserError(f"{run / RUN_FILE} is not a run of this version (format {existing.get('format')!r})")
-    differing = {
-        key: pair
-        for key, pair in differences(existing["config"], config).items()
-        if not _goes_on(key, *pair, to_json(defaults or {}, "defaults"))
+    old = _completed(existing["config"], config, to_json(defaults or {}, "defaults"))
+    changed = {key: pair for key, pair in differences(old, config).items() if not _was_off(*pair)}
+    scheduled = {f"train.{name}" for name in schedule.settings} if schedule else set()
+    refused = {
+        key: pair for key, pair in changed.items() if key not in scheduled and not _extends(key, *pair)
     }
-    if differing:
-        listed = "; ".join(
-            f"{key}: {old!r} there, {new!r} asked for" for key, (old, new) in differing.items()
-        )
-        raise UserError(f"{run} was made by another config ({listed}): choose another --out")
-    changed = {key: value for key, value in info.items() if existing.get(key) != value}
-    resumed = [*existing.get("resumed", []), {"at": now, **changed}]
+    if refused:
+        raise UserError(f"{run} was made by another config ({_listed(refused)}): choose another --out")
+    other = {key: pair for key, pair in changed.items() if key in scheduled}
+    if schedule and other:
+        change = schedule.change(old["train"], config["train"], reached(run) or 0)
+        if change:
+            raise UserError(
+                f"{run} was made by another schedule ({_listed(other)}): {change}; choose another --out"
+            )
+    opening: dict[str, Any] = {key: value for key, value in info.items() if existing.get(key) != value}
+    if changed:
+        opening["config"] = changed
+    resumed = [*existing.get("resumed", []), {"at": now, **opening}]
     return {**existing, "config": config, "resumed": resumed}
+
+
+def _listed(pairs: Mapping[str, tuple[Any, Any]]) -> str:
+    return "; ".join(f"{key}: {old!r} there, {new!r} asked for" for key, (old, new) in pairs.items())
 
 
 def differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
@@ -62,9 +102,21 @@ def differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]
     return {} if old == new and type(old) is type(new) else {key: (old, new)}
 
 
-def _goes_on(key: str, old: Any, new: Any, defaults: Mapping[str, Mapping[str, Any]]) -> bool:
-    # A setting that is newer than the run was off, or at its default, when it began.
-    section, _, name = key.partition(".")
-    if old == _MISSING and (not new or new == defaults.get(section, {}).get(name, _MISSING)):
-        return True
+def _completed(
+    old: Mapping[str, Any], new: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The old config with the settings that are newer than the run: they had their defaults when it began."""
+    completed = dict(old)
+    for section, known in defaults.items():
+        if isinstance(old.get(section), dict) and isinstance(new.get(section), dict):
+            newer = {name: known[name] for name in new[section] if name in known}
+            completed[section] = {**newer, **old[section]}
+    return completed
+
+
+def _was_off(old: Any, new: Any) -> bool:
+    return bool(old == _MISSING and not new)
+
+
+def _extends(key: str, old: Any, new: Any) -> bool:
     return key == "train.steps" and type(old) is int and type(new) is int and new > old

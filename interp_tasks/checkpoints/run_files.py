@@ -10,6 +10,7 @@ RUN/stopped/                   the same, where a run was asked to stop between t
 from __future__ import annotations
 
 import json
+import math
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -171,7 +172,11 @@ def _numbers(value: Any) -> bool:
 
 
 def _drop_metric(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+    if not isinstance(value, dict):
+        return False
+    plateau = value.get("plateau")
+    named = all(isinstance(each, str) for name, each in value.items() if name != "plateau")
+    return named and (plateau is None or (type(plateau) in (int, float) and math.isfinite(plateau)))
 
 
 #: What has another reader than a person, where it is there at all.

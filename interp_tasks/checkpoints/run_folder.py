@@ -30,7 +30,7 @@ from interp_tasks.checkpoints.loading import fill_parameters, read_parameters
 from interp_tasks.checkpoints.lock import LOCK_FILE, RunLock
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.metrics_log import MetricsLog
-from interp_tasks.checkpoints.run_config import run_json
+from interp_tasks.checkpoints.run_config import Schedule, run_json
 from interp_tasks.checkpoints.run_files import (
     CHECKPOINTS_FOLDER,
     CLOCK_FILE,
@@ -86,19 +86,23 @@ class RunFolder:
         *,
         keep_states: int = 2,
         defaults: Mapping[str, Mapping[str, Any]] | None = None,
+        schedule: Schedule | None = None,
     ) -> RunFolder:
         """Make the folder, or take over the one that the same config made.
 
         Args:
             config: resolved ``{"task": {"name": ..., ...}, "model": {...}, "train": {...}}``, compared whole.
             info: whatever else to keep: seeds, versions, hardware, git state, command, ``drop_metric``,
-                ``preset``. Not compared; what differs on a later opening is recorded under ``resumed``.
+                ``preset``. Not compared; what differs on a later opening is recorded under ``resumed``, and so is
+                what that opening changed in the config.
             keep_states: how many of the newest checkpoints keep their training state.
             defaults: section -> setting -> value; a setting that a run does not know had its default there.
+            schedule: says whether another learning rate schedule leaves the steps taken as they were.
 
         Raises:
             UserError: if the folder cannot be written, is held by another writer, is no run folder, or was
-                made by another config (a larger ``train.steps`` alone extends the run).
+                made by another config (a larger ``train.steps`` extends the run, and a schedule that changes only
+                steps to come may be given with it or by itself).
         """
         folder = Path(path)
         if folder.exists() and not folder.is_dir():
@@ -110,7 +114,9 @@ class RunFolder:
         try:
             with writing(folder):
                 _sweep(folder)
-                replace_file(folder / RUN_FILE, json_bytes(run_json(folder, config, info, defaults)))
+                replace_file(
+                    folder / RUN_FILE, json_bytes(run_json(folder, config, info, defaults, schedule))
+                )
                 (folder / CHECKPOINTS_FOLDER).mkdir(exist_ok=True)
                 sync_folder(folder)
         except BaseException:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from interp_tasks.checkpoints import Drop, detect_drop, read_metrics, read_run, resolve
+from interp_tasks.checkpoints.marks import theoretical_plateau
 from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, read_clock
 from interp_tasks.errors import UserError
 
@@ -36,6 +37,7 @@ class Run:
         lines: of ``metrics.jsonl``.
         clock: step -> seconds of training until then; empty for a run without a clock.
         validated_on: examples of the fixed validation sample; ``None`` where the run does not say.
+        plateau: of the drop metric, by theory; ``None`` where there is none.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Run:
     lines: Sequence[Mapping[str, Any]]
     clock: Mapping[int, float] = field(default_factory=dict)
     validated_on: int | None = None
+    plateau: float | None = None
 
     def logged(self, split: str = "validation") -> tuple[str, ...]:
         """The metrics that it logs of a split."""
@@ -79,7 +82,8 @@ class Run:
                 f"{', '.join(name for name in self.logged() if self.points(name)[1]) or 'nothing'}"
             )
         falls = self.direction == "down" if metric.startswith(self.drop_metric) else "accuracy" not in metric
-        return Curve(metric, steps, values, detect_drop(steps, values, "down" if falls else "up"))
+        theory = self.plateau if metric in self.own_metrics() else None
+        return Curve(metric, steps, values, detect_drop(steps, values, "down" if falls else "up", theory))
 
     def own_metrics(self) -> tuple[str, ...]:
         """The task's drop metric and, of a mixture, that of each part."""
@@ -155,7 +159,15 @@ def read_one(name: str, path: Path) -> Run:
                 "metrics that are not an object"
             )
     return Run(
-        name, path, config, metric["name"], metric["direction"], lines, read_clock(path), examples(described)
+        name,
+        path,
+        config,
+        metric["name"],
+        metric["direction"],
+        lines,
+        read_clock(path),
+        examples(described),
+        theoretical_plateau(described),
     )
 
 

@@ -18,11 +18,13 @@ from interp_tasks.checkpoints.run_files import is_checkpoint
 from interp_tasks.cli.options import check_device, check_task_name
 from interp_tasks.errors import UserError
 from interp_tasks.grids.spec import MOST_UNITS, Asked, Spec, Training
-from interp_tasks.training.config import Resolved, list_keys, resolve_config
+from interp_tasks.training.config import SCHEDULE, Resolved, list_keys, resolve_config
 
 #: What examines no run that is there.
 NOT_OF_RUNS = frozenset({"data", "demo", "subjects"})
 KEY_LENGTH = 16
+#: Train settings under which a run goes on in the folder that it has, see :class:`~interp_tasks.checkpoints.RunFolder`.
+GOES_ON = ("steps", *SCHEDULE)
 #: A run that is not there.
 NOWHERE = "runs/\N{EM DASH}"
 
@@ -193,8 +195,9 @@ def plan(spec: Spec) -> Plan:
         UserError: for settings that cannot be.
     """
     trained: dict[str, TrainUnit] = {}
+    names: dict[str, Any] = {}
     for block in spec.train:
-        trained |= {unit.key: unit for unit in units_of(block, spec.threads)}
+        trained |= {unit.key: unit for unit in units_of(block, spec.threads, names)}
     keys = {unit.folder: unit.key for unit in trained.values()}
     measured: dict[str, MeasureUnit] = {}
     for asked in spec.experiment:
@@ -237,8 +240,12 @@ def resolved_of(block: Training, values: Mapping[str, Any]) -> Resolved:
     return resolve_config(block.task, block.preset, typed)
 
 
-def units_of(block: Training, threads: int) -> list[TrainUnit]:
-    """A block's runs. Knows torch: a task fills in its defaults."""
+def units_of(block: Training, threads: int, names: dict[str, Any]) -> list[TrainUnit]:
+    """A block's runs. Knows torch: a task fills in its defaults.
+
+    Args:
+        names: of folders -> the steps and schedule of the runs in them; filled in, block after block.
+    """
     from interp_tasks.training.trainer import model_settings
     from tasks import get
 
@@ -254,14 +261,18 @@ def units_of(block: Training, threads: int) -> list[TrainUnit]:
             "model": model,
             "train": train.model_dump(mode="json"),
         }
-        # More steps go on in the same folder, unless the grid compares numbers of steps.
+        # More steps and a later schedule go on in the same folder, unless the grid compares them: in one block as
+        # axes, in several by the first of them, which keeps the name that it would have alone.
         lasting = {
             **whole,
-            "train": {key: value for key, value in whole["train"].items() if key not in ("seed", "steps")},
+            "train": {key: value for key, value in whole["train"].items() if key not in ("seed", *GOES_ON)},
         }
         varied = {key: values[key] for key in axes}
-        steps = {"train.steps": train.steps} if "train.steps" in axes else {}
-        name = f"{label(block.task, varied)}-{key_of([lasting, steps])[:8]}"
+        own = {f"train.{key}": whole["train"][key] for key in GOES_ON}
+        compared = {key: value for key, value in own.items() if key in axes}
+        name = f"{label(block.task, varied)}-{key_of([lasting, compared])[:8]}"
+        if names.setdefault(name, own) != own:
+            name = f"{label(block.task, varied)}-{key_of([lasting, own])[:8]}"
         for seed in block.seeds:
             config = train.model_copy(update={"seed": seed})
             key = key_of({**whole, "train": config.model_dump(mode="json")})

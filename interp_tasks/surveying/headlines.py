@@ -91,7 +91,9 @@ def quantities(view: View) -> list[tuple[str, str]]:
     found = [("task", task_text(view)), ("model", architecture(view))]
     train: Mapping[str, Any] = run.config.get("train", {}) if run is not None else {}
     if train:
-        told = ("optimizer", "learning_rate", "weight_decay", "batch_size", "seed")
+        falls = train.get("schedule", "constant") != "constant"
+        schedule = ("schedule", "schedule_start", "schedule_end", "schedule_floor") if falls else ()
+        told = ("optimizer", "learning_rate", *schedule, "weight_decay", "batch_size", "seed")
         found.append(
             (
                 "training",

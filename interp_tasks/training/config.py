@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -19,6 +20,8 @@ SECTIONS = ("task", "model", "train")
 Part = Literal["attn", "mlp", "embed", "pos_embed", "unembed"]
 PARTS: tuple[Part, ...] = get_args(Part)
 MOST_CHECKPOINTS = 1_000_000
+#: What says how the learning rate falls. A run may be given another schedule while no step taken is changed by it.
+SCHEDULE = ("schedule", "schedule_start", "schedule_end", "schedule_floor")
 
 
 class TrainConfig(BaseModel):
@@ -30,7 +33,11 @@ class TrainConfig(BaseModel):
         optimizer: ``"adam"`` adds weight decay to the gradient, ``"adamw"`` decouples it, ``"sgd"`` takes no betas.
         l1: times the sum of the absolute values of all parameters that train, added to the loss that is minimised.
         momentum: of ``"sgd"`` alone.
-        warmup_steps: the learning rate rises linearly over so many updates, then stays.
+        warmup_steps: the learning rate rises linearly over so many updates.
+        schedule: after that it stays, or falls along a line or half a cosine from step ``schedule_start`` (``None``:
+            the end of the warm-up) to step ``schedule_end``, then stays. Steps are counted from the run's first update,
+            whatever ``steps`` is: a shorter run has the same first steps.
+        schedule_floor: the share of ``learning_rate`` that it falls to.
         clip_norm: largest global gradient norm, applied after the Grokfast filter; ``None``: no clipping.
         grokfast: ``"ema"``: g ← g + λ h with h ← α h + (1 − α) g; ``"ma"``: h is the mean of the last
             ``grokfast_window`` gradients, and nothing is added before there are as many (Lee et al. 2024).
@@ -67,6 +74,10 @@ class TrainConfig(BaseModel):
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = Field(1e-8, gt=0)
     warmup_steps: int = Field(0, ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule_start: int | None = Field(None, ge=0, le=10**9)
+    schedule_end: int | None = Field(None, ge=1, le=10**9)
+    schedule_floor: float = Field(0.0, ge=0, le=1)
     clip_norm: float | None = Field(None, gt=0)
     grokfast: Literal["ema", "ma"] | None = None
     grokfast_alpha: float = Field(0.98, ge=0, lt=1)
@@ -107,6 +118,29 @@ class TrainConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _schedule_falls_after_the_warm_up(self) -> TrainConfig:
+        start, end = self.schedule_start, self.schedule_end
+        if self.schedule == "constant":
+            given = [
+                name for name in SCHEDULE if getattr(self, name) != type(self).model_fields[name].default
+            ]
+            if given:
+                raise ValueError(f"{given[0]} belongs to schedule linear or cosine, this one is constant")
+        elif end is None:
+            raise ValueError(
+                f"schedule {self.schedule} needs schedule_end, the step at which the rate has fallen"
+            )
+        elif start is not None and start < self.warmup_steps:
+            raise ValueError(
+                f"schedule_start = {start:,} lies within the warm-up of {self.warmup_steps:,} steps; choose it later"
+            )
+        elif end <= self._fall_start():
+            raise ValueError(
+                f"schedule_end = {end:,} does not come after step {self._fall_start():,}, where the rate begins to fall"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _what_goes_together(self) -> TrainConfig:
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum belongs to optimizer sgd, {self.optimizer} has betas")
@@ -115,6 +149,26 @@ class TrainConfig(BaseModel):
         if self.start_from is not None and not self.parts_started():
             raise ValueError("start_from would give nothing: every part trains; name start_parts")
         return self
+
+    def learning_rate_at(self, step: int) -> float:
+        """The learning rate of update number ``step``, counted from 0: warm-up, then the schedule.
+
+        The update at ``schedule_start`` is the last at the full rate, that at ``schedule_end`` the first at the floor.
+        """
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        start, end = self._fall_start(), self.schedule_end
+        if end is None or step <= start:
+            return self.learning_rate
+        if step >= end:
+            return self.learning_rate * self.schedule_floor
+        fallen = (step - start) / (end - start)
+        if self.schedule == "cosine":
+            fallen = (1 - math.cos(math.pi * fallen)) / 2
+        return self.learning_rate * (1 - (1 - self.schedule_floor) * fallen)
+
+    def _fall_start(self) -> int:
+        return self.warmup_steps if self.schedule_start is None else self.schedule_start
 
     def parts_started(self) -> tuple[Part, ...]:
         """The parts that come from ``start_from``."""

@@ -177,7 +177,7 @@ class Loop:
         seen = self.batch(max(step - 1, 0))
         output = self.forward(seen.tokens)
         line = {
-            "learning_rate": self.updater.learning_rate(max(step - 1, 0)),
+            "learning_rate": self.config.learning_rate_at(max(step - 1, 0)),
             "train": pool(self.task.metrics(output, seen)),
             "validation": pool_parts(
                 {

@@ -54,12 +54,6 @@ class Updater:
         self.optimizer = optimizer_of(list(self.parameters.values()), config)
         self.filter = filter_of(config)
 
-    def learning_rate(self, step: int) -> float:
-        """Learning rate of update number ``step``, counted from 0: linear warm-up, then constant."""
-        if step >= self.config.warmup_steps:
-            return self.config.learning_rate
-        return self.config.learning_rate * (step + 1) / self.config.warmup_steps
-
     def update(self, step: int, watch: GradientWatcher | None = None) -> None:
         """Update number ``step`` from the gradients in ``.grad``; they are cleared afterwards."""
         if watch:
@@ -71,7 +65,7 @@ class Updater:
         if self.config.clip_norm is not None:
             self._clip(self.config.clip_norm)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate(step)
+            group["lr"] = self.config.learning_rate_at(step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -25,7 +25,7 @@ def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -
     return {
         "preset": preset,
         **({"published_drop": dict(published)} if published else {}),
-        "drop_metric": {"name": task.drop_metric.name, "direction": task.drop_metric.direction},
+        "drop_metric": declared_drop(task),
         "seeds": {"train": config.seed},
         "versions": {
             "python": platform.python_version(),
@@ -40,6 +40,16 @@ def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -
         "git": git_state(),
         "command": command() if sys.argv[0].endswith(("interp-run", "interp_tasks/__main__.py")) else None,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def declared_drop(task: Task) -> dict[str, Any]:
+    """The drop metric that a task declares, with its plateau by theory (``None``: there is none), as plain JSON."""
+    metric = task.drop_metric
+    return {
+        "name": metric.name,
+        "direction": metric.direction,
+        "plateau": task.plateau_levels().get(metric.name),
     }
 
 

@@ -13,10 +13,11 @@ from pydantic import ValidationError
 
 from interp_tasks.checkpoints.architecture import config_to_json
 from interp_tasks.checkpoints.atomic import folder_of
+from interp_tasks.checkpoints.run_config import Schedule
 from interp_tasks.checkpoints.run_files import check_no_run, read_run
 from interp_tasks.checkpoints.run_folder import RunFolder
 from interp_tasks.errors import UserError
-from interp_tasks.training.config import TrainConfig, presets_of, train_config
+from interp_tasks.training.config import SCHEDULE, TrainConfig, presets_of, train_config
 from interp_tasks.training.launch import launched
 from interp_tasks.training.loop import Loop, Progress
 from interp_tasks.training.observers import Observer
@@ -120,7 +121,13 @@ def prepared(
 def opening(out: Path, described: Mapping[str, Any], loop: Loop, preset: str | None) -> RunFolder:
     """The run folder, locked."""
     info = run_info(loop.task, loop.config, preset, loop.device) | loop.described()
-    return RunFolder.open(out, described, info, defaults={"train": TrainConfig().model_dump(mode="json")})
+    return RunFolder.open(
+        out,
+        described,
+        info,
+        defaults={"train": TrainConfig().model_dump(mode="json")},
+        schedule=Schedule(SCHEDULE, lambda train: train_config(train).learning_rate_at),
+    )
 
 
 def resolved(

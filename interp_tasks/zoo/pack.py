@@ -16,9 +16,11 @@ from typing import Any
 import torch
 
 from interp_tasks.checkpoints import load_checkpoint, read_run, resolve, save_checkpoint
+from interp_tasks.checkpoints.marks import MARKS, marks_of
 from interp_tasks.checkpoints.run_files import CLOCK_FILE, METRICS_FILE, RUN_FILE, checkpoint_folder
 from interp_tasks.errors import UserError
 from interp_tasks.grids.performing import is_trained
+from interp_tasks.training.provenance import declared_drop
 from interp_tasks.zoo.recipe import ShippedRun, shipped_runs
 from tasks.base import Task, pool_parts
 
@@ -57,15 +59,14 @@ def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool =
     """
     if destination.exists():
         raise UserError(f"{destination} is there already: remove it first")
+    task = load_checkpoint(f"{run}@last").require_task()
+    described = {**read_run(run), "drop_metric": declared_drop(task)}  # as the task declares it now
     # Before anything is made.
-    steps = sorted({checkpoint.step for each in at for checkpoint in resolve(f"{run}@{each}")})
+    steps = sorted({step for each in at for step in steps_at(run, described, each)})
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".packed-") as scratch:
         made = Path(scratch) / destination.name
         made.mkdir()
-        task = load_checkpoint(f"{run}@last").require_task()
-        drop = {"name": task.drop_metric.name, "direction": task.drop_metric.direction}
-        described = {**read_run(run), "drop_metric": drop}  # as the task declares it now
         (made / RUN_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
         if (run / METRICS_FILE).is_file():
             log = (run / METRICS_FILE).read_text(encoding="utf-8")
@@ -76,6 +77,13 @@ def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool =
             dtype = None if exact and step == steps[-1] else "float16"
             pack_checkpoint(run, task, step, checkpoint_folder(made, step), dtype)
         made.rename(destination)
+
+
+def steps_at(run: Path, described: dict[str, Any], at: str | int) -> list[int]:
+    """Return the stored steps that a mark or a step of a run names, its drop being as ``described``."""
+    if at in MARKS:
+        return [marks_of(run, described, run.as_posix())[str(at)]]
+    return [checkpoint.step for checkpoint in resolve(f"{run}@{at}")]
 
 
 def pack_checkpoint(run: Path, task: Task, step: int, folder: Path, dtype: str | None) -> None:

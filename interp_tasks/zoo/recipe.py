@@ -74,8 +74,9 @@ def shipped_runs(recipe: str | Path) -> list[ShippedRun]:
 def _shipped(spec: Spec, recipe: str) -> Iterator[ShippedRun]:
     from interp_tasks.grids.units import units_of
 
+    folders: dict[str, Any] = {}
     for block in spec.train:
-        units = units_of(block, spec.threads)
+        units = units_of(block, spec.threads, folders)
         lists = list_keys(block.task)
         first = {key: axis(value, key in lists)[0] for key, value in block.settings.items()}
         for shipment in block.ship:

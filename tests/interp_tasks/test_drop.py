@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -9,9 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from interp_tasks.checkpoints import Drop, detect_drop, find_marks, zoo_names
+import tasks
+from interp_tasks.checkpoints import Drop, detect_drop, find_marks, read_run, zoo_names
 from interp_tasks.checkpoints.drop import plateau_steps
+from interp_tasks.checkpoints.marks import find_drop, theoretical_plateau
 from interp_tasks.checkpoints.refs import find_run
+from interp_tasks.errors import UserError
+from interp_tasks.training.provenance import declared_drop
 
 Curve = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
@@ -209,11 +215,112 @@ def test_a_real_modular_addition() -> None:
     assert drop.plateau < 0.03
 
 
+def falling(high: float, low: float) -> tuple[list[int], list[float]]:
+    return logged(lambda t: high - (high - low) * rise(t, 9000, 400), "every 100", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("high", "low", "drops"),
+    [
+        (1.0, 0.01, True),
+        (1.0, 0.48, True),
+        (1.0, 0.52, False),  # less than half of the way is made, and a third as well
+        (1.0, 2 / 3, False),
+        (1.28, 0.3, True),
+        (1.32, 0.3, False),  # from above the plateau, past it
+        (1.8, 1.0, False),  # onto the plateau
+        (0.72, 0.3, True),
+        (0.68, 0.3, False),  # from a level that was reached before
+    ],
+)
+def test_a_drop_begins_on_the_plateau_by_theory_and_makes_half_of_the_way(
+    high: float, low: float, drops: bool
+) -> None:
+    """Without theory each of them is one, with the same steps; the scale does not matter."""
+    steps, values = falling(high, low)
+    expected = detect_drop(steps, values, "down")
+    assert expected is not None
+    assert detect_drop(steps, values, "down", 1.0) == (expected if drops else None)
+    assert (detect_drop(steps, [value / 9 for value in values], "down", 1 / 9) is None) != drops
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "drops"),
+    [
+        (0.2, 1.0, True),
+        (0.2, 0.62, True),
+        (0.2, 0.58, False),  # half of the way from 0.2 to 1 is 0.6
+        (0.42, 1.0, True),
+        (0.46, 1.0, False),  # more than 30% of 0.8 nearer to 1
+        (0.0, 1.0, True),
+    ],
+)
+def test_an_accuracy_rises_from_the_plateau_by_theory_to_half_of_what_is_left(
+    low: float, high: float, drops: bool
+) -> None:
+    steps, values = falling(1 - low, 1 - high)
+    accuracies = [1 - value for value in values]
+    expected = detect_drop(steps, accuracies, "up")
+    assert expected is not None
+    assert detect_drop(steps, accuracies, "up", 0.2) == (expected if drops else None)
+
+
+SHIPPED = {
+    "matrix-completion-4x4": {"onset": 1000, "end": 8000},
+    "matrix-completion-4x4-small-init": {"onset": 3000, "end": 8000},
+    "matrix-completion-5x5": {"onset": 2500, "end": 7000},
+}
+
+
+@pytest.mark.parametrize("name", ["sgd", "gaussian"])
+def test_shipped_runs_without_a_drop(name: str) -> None:
+    """One falls onto the variance of an entry, the other ends above half of it; both change abruptly."""
+    run = find_run(f"zoo:matrix-completion-sweeps/{name}")
+    with pytest.raises(
+        UserError, match=r"shows no drop in mse_masked from its plateau by theory, 0\.(1111|0625),"
+    ):
+        find_drop(run, read_run(run), name)
+    described = read_run(run)
+    described["drop_metric"]["plateau"] = None
+    assert find_drop(run, described, name).final > described["config"]["task"]["scale"] ** 4 / 18
+
+
+def test_a_run_older_than_the_plateau_asks_its_task() -> None:
+    described = read_run(find_run("zoo:matrix-completion-sweeps/sizes"))
+    assert theoretical_plateau(described) == pytest.approx(1 / 9)
+    del described["drop_metric"]["plateau"]
+    assert theoretical_plateau(described) == pytest.approx(1 / 9)
+    for task in ({"name": "nobody's"}, {"name": "matrix-completion", "side": 4}, {}, None):
+        assert theoretical_plateau({**described, "config": {"task": task}}) is None
+    addition = read_run(find_run("zoo:modular-addition-113"))
+    assert addition["drop_metric"].pop("plateau") is None
+    assert theoretical_plateau(addition) is None
+
+
+def test_what_a_shipped_run_says_of_its_drop_is_what_its_task_declares_now() -> None:
+    for name in zoo_names():
+        described = read_run(find_run(f"zoo:{name}"))
+        section = described["config"]["task"]
+        task = tasks.get(section["name"], **{key: value for key, value in section.items() if key != "name"})
+        assert described["drop_metric"] == declared_drop(task), name
+
+
+def test_marks_of_a_shipped_run_need_no_torch() -> None:
+    code = (
+        "import sys; from interp_tasks.checkpoints import resolve\n"
+        "print([found.step for found in resolve('zoo:matrix-completion-4x4@onset,end')])\n"
+        "print(sorted({'torch', 'transformer_lens'} & set(sys.modules)))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines() == ["[1000, 8000]", "[]"]
+
+
 def test_every_shipped_run_has_its_marks() -> None:
     # Runs of sweeps, in a folder of their own, may have no drop, and ship their last step alone.
     for name in (name for name in zoo_names() if "/" not in name):
         marks = find_marks(find_run(f"zoo:{name}"), name)
         assert 0 < marks["pre"] <= marks["onset"] < marks["end"] <= marks["post"], name
+        assert SHIPPED.get(name, {}).items() <= marks.items(), name
 
 
 @pytest.mark.parametrize("power", [6, 12, 24])

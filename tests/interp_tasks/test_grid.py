@@ -16,6 +16,7 @@ import pytest
 
 import tasks
 from interp_tasks import train
+from interp_tasks.checkpoints import stored_steps
 from interp_tasks.checkpoints.lock import RunLock
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
@@ -92,9 +93,32 @@ def test_keys_follow_the_configuration_and_nothing_else():
     ):
         other = keys(**change)
         assert all(a != b for a, b in zip(other, same, strict=True)), change
-    longer = keys(**{"train.steps": 5})
-    assert longer[:2] != same[:2]
-    assert longer[2] == same[2]  # goes on in the same run
+    fall = {"train.schedule": "linear", "train.schedule_start": 4, "train.schedule_end": 6}
+    for change in ({"train.steps": 5}, fall):
+        longer = keys(**change)
+        assert longer[:2] != same[:2]
+        assert longer[2] == same[2]  # goes on in the same run
+
+
+def test_runs_that_differ_in_steps_or_schedule_have_folders_of_their_own():
+    """Within a block as axes, between blocks by their order: the first keeps the name that it has alone."""
+
+    def folders(*blocks):
+        trained = [small(seeds="0:2", **each)["train"] for each in blocks]
+        return [unit.folder for unit in plan(spec_of({"train": trained})).train]
+
+    fall = {"train.schedule": "linear", "train.schedule_end": 4}
+    alone = folders({})
+    found = folders({}, fall, {"train.steps": 6}, fall | {"train.schedule_end": 3})
+    assert found[:2] == alone
+    assert len(set(found)) == 8
+    assert {Path(folder).name for folder in found} == {"seed-0", "seed-1"}
+    assert len({Path(folder).parent for folder in found}) == 4
+    assert folders(fall) == alone
+    assert folders({}, {}) == alone
+    axis = folders(fall | {"train.schedule": ["linear", "cosine"]})
+    assert len(set(axis)) == 4
+    assert set(alone).isdisjoint(axis)
 
 
 def test_the_same_run_asked_for_twice_is_one_unit():
@@ -342,6 +366,24 @@ def test_more_steps_go_on_from_where_the_run_was(tmp_path):
 
     assert (longer.folder / longer.plan.train[0].folder / "checkpoints" / "00000004").is_dir()
     assert weights(longer) == weights(whole)
+
+
+def test_a_schedule_added_later_goes_on_from_where_the_run_was(tmp_path):
+    def steps(**settings):
+        return small(seeds="0", experiment=(), **settings)
+
+    grid(steps(), tmp_path / "g", executor="serial")
+    fall = {"train.steps": 8, "train.schedule": "linear", "train.schedule_start": 4, "train.schedule_end": 8}
+    falling = grid(steps(**fall), tmp_path / "g", executor="serial")
+    whole = grid(steps(**fall), tmp_path / "h", executor="serial")
+    runs = [each.folder / each.plan.train[0].folder for each in (falling, whole)]
+    assert stored_steps(runs[0])[-3:] == [2, 4, 8]
+    one, other = ((run / "checkpoints" / "00000008" / "model.safetensors").read_bytes() for run in runs)
+    assert one == other
+    refused = grid(steps(**fall | {"train.schedule_start": 3}), tmp_path / "g", executor="serial")
+    assert [record.error.partition("): ")[2] for record in refused.failed] == [
+        "of the 8 steps taken, step 5 had a learning rate of 0.001 and would have 0.0008; choose another --out"
+    ]
 
 
 def test_a_failing_unit_stops_only_what_needs_it_and_is_tried_again_on_request(tmp_path):

@@ -274,6 +274,10 @@ def test_mangled_runs(place: Path) -> None:
     assert "x/run.json is not valid JSON" in complaint("x@pre")
     (place / "x" / "run.json").write_text('{"drop_metric": {"name": "mse", "direction": "left"}}')
     assert "declares no drop_metric" in complaint("x@pre")
+    for plateau in ("high", True, float("inf"), [1]):
+        described = {"drop_metric": {"name": "mse", "direction": "down", "plateau": plateau}}
+        (place / "x" / "run.json").write_text(json.dumps(described))
+        assert "run.json is mangled: 'drop_metric' is of the wrong kind" in complaint("x@pre"), plateau
 
 
 def test_only_whole_checkpoints_count(place: Path) -> None:

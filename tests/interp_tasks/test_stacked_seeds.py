@@ -36,6 +36,9 @@ HARD = {
     "dropout": 0.2,
     "clip_norm": 0.05,
     "warmup_steps": 5,
+    "schedule": "cosine",
+    "schedule_end": 12,
+    "schedule_floor": 0.1,
     "weight_decay": 0.1,
     "checkpoint_every": 4,
     "log_every": 3,
@@ -146,6 +149,7 @@ UPDATES = {
     "adamw": {"weight_decay": 0.1},
     "adam": {"optimizer": "adam", "weight_decay": 0.1, "warmup_steps": 3},
     "sgd": {"optimizer": "sgd", "momentum": 0.9},
+    "falling": {"schedule": "linear", "schedule_start": 2, "schedule_end": 6, "schedule_floor": 0.01},
     "ema, clipped": {"grokfast": "ema", "clip_norm": 0.5},
     "ma, clipped": {"grokfast": "ma", "grokfast_window": 3, "clip_norm": 0.5},
 }

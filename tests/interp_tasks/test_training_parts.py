@@ -243,7 +243,7 @@ def test_a_run_older_than_a_setting_goes_on_at_its_default(tmp_path):
     stored = json.loads((run / "run.json").read_text())
     assert stored["config"]["train"].pop("grokfast_window") == 100
     (run / "run.json").write_text(json.dumps(stored))
-    with pytest.raises(UserError, match=r"train\.grokfast_window: '\(not set\)' there, 7 asked for"):
+    with pytest.raises(UserError, match=r"train\.grokfast_window: 100 there, 7 asked for"):
         train(task, out=run, settings=settings, config={"steps": 2, "threads": 1, "grokfast_window": 7})
     train(task, out=run, settings=settings, config={"steps": 2, "threads": 1})
     assert stored_steps(run)[-1] == 2

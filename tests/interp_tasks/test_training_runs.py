@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import jaxtyping
@@ -13,8 +14,10 @@ import tasks
 from interp_tasks import UserError, load_checkpoint, train, train_stacked
 from interp_tasks.checkpoints import read_metrics, read_run, stored_steps
 from interp_tasks.checkpoints.run_files import read_clock
+from interp_tasks.errors import Stopped
 from interp_tasks.experiments.runs import read_runs
 from interp_tasks.grids import grid
+from interp_tasks.training.config import SCHEDULE
 from interp_tasks.training.observers import Activations
 
 TINY = {"d_model": 8, "n_heads": 2}
@@ -46,6 +49,9 @@ HARD = {
     "dropout": 0.2,
     "clip_norm": 0.5,
     "warmup_steps": 5,
+    "schedule": "cosine",
+    "schedule_end": 12,
+    "schedule_floor": 0.1,
     "weight_decay": 0.1,
     "checkpoint_every": 4,
     "log_every": 3,
@@ -60,6 +66,104 @@ def test_an_extended_run_equals_one_that_was_long_from_the_start(addition, tmp_p
     train(addition, out=tmp_path / "short", settings=TINY, config={**HARD, "steps": 14})
     assert_same_weights(tmp_path / "short", tmp_path / "long", 14)
     assert stored_steps(tmp_path / "long") == [0, 1, 2, 4, 8, 12, 14]
+
+
+def constant(**changes):
+    return {**{key: value for key, value in HARD.items() if not key.startswith("schedule")}, **changes}
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("stops_at", [8, 10])
+def test_a_constant_run_takes_a_fall_of_the_steps_to_come(addition, tmp_path, stops_at, stacked):
+    """The run that had the schedule from the start, bit for bit, whether its end is a checkpoint's step or not."""
+
+    def run(folder, config):
+        if stacked:
+            return train_stacked(addition, out=folder, seeds=(0, 1), settings=TINY, config=config)[1]
+        return train(addition, out=folder, settings=TINY, config=config)
+
+    fall = {"schedule": "linear", "schedule_start": 10, "schedule_end": 14, "schedule_floor": 0.25}
+    whole = run(tmp_path / "whole", constant(steps=16, **fall))
+    run(tmp_path / "extended", constant(steps=stops_at))
+    torch.manual_seed(99)
+    extended = run(tmp_path / "extended", constant(steps=16, **fall))
+    assert_same_weights(extended, whole, 16)
+    logged = {line["step"]: line for line in read_metrics(extended)}
+    assert all(logged[line["step"]] == line for line in read_metrics(whole))
+    # Of the update before the step.
+    assert {step: logged[step]["learning_rate"] for step in (9, 12, 15, 16)} == pytest.approx(
+        {9: 1e-3, 12: 1e-3 * (1 - 0.75 / 4), 15: 0.25e-3, 16: 0.25e-3}
+    )
+    stored = read_run(extended)
+    assert stored["config"] == read_run(whole)["config"]
+    assert stored["resumed"][-1]["config"] == {
+        "train.steps": [stops_at, 16],
+        "train.schedule": ["constant", "linear"],
+        "train.schedule_start": [None, 10],
+        "train.schedule_end": [None, 14],
+        "train.schedule_floor": [0.0, 0.25],
+    }
+    run(tmp_path / "extended", constant(steps=16, **fall))
+    assert "config" not in read_run(extended)["resumed"][-1]
+
+
+def test_a_schedule_that_changes_a_step_taken_is_refused(addition, tmp_path):
+    """By the steps that are stored, not by those that were asked for."""
+    run = tmp_path / "run"
+    asked = iter([False] * 7 + [True])
+    with pytest.raises(Stopped, match="after step 8 of 20"):
+        train(addition, out=run, settings=TINY, config=constant(steps=20), stop=lambda: next(asked))
+
+    def given(**changes):
+        return train(addition, out=run, settings=TINY, config=constant(**{"steps": 20, **changes}))
+
+    def refusal(**changes):
+        before = (run / "run.json").read_bytes()
+        with pytest.raises(UserError) as caught:
+            given(**changes)
+        assert (run / "run.json").read_bytes() == before
+        return str(caught.value)
+
+    fall = {"schedule": "linear", "schedule_start": 7, "schedule_end": 17}
+    # The update after five others is the last at the full rate.
+    assert refusal(**fall | {"schedule_start": 5, "schedule_end": 15, "steps": 30}) == (
+        f"{run} was made by another schedule (train.schedule: 'constant' there, 'linear' asked for; "
+        "train.schedule_start: None there, 5 asked for; train.schedule_end: None there, 15 asked for): "
+        "of the 8 steps taken, step 7 had a learning rate of 0.001 and would have 0.0009; choose another --out"
+    )
+    assert "train.weight_decay: 0.1 there, 0.2 asked for)" in refusal(**fall, weight_decay=0.2)
+    assert "train.steps: 20 there, 18 asked for)" in refusal(**fall, steps=18)
+    # Nothing but steps to come, and no more of them than were asked for.
+    given(**fall)
+    assert stored_steps(run)[-1] == 20
+    assert "of the 20 steps taken, step 9 had a learning rate of 0.0009 and would have 0.001;" in refusal()
+    assert "step 9 had a learning rate of 0.0009 and would have" in refusal(
+        **fall | {"schedule": "cosine"}, steps=25
+    )
+    assert "step 9 had a learning rate of 0.0009 and would have 0.00091;" in refusal(
+        **fall, schedule_floor=0.1, steps=25
+    )
+    given(**fall, steps=24)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_run_older_than_schedules_takes_one(addition, tmp_path, known):
+    """Its run.json has none of the settings; it was trained at a constant rate."""
+    run = train(addition, out=tmp_path / "run", settings=TINY, config=constant(steps=8))
+    stored = json.loads((run / "run.json").read_text())
+    if not known:
+        for name in SCHEDULE:
+            del stored["config"]["train"][name]
+        (run / "run.json").write_text(json.dumps(stored))
+    assert "schedule" in stored["config"]["train"] or not known
+    fall = {"schedule": "linear", "schedule_end": 12}
+    with pytest.raises(UserError, match=r"of the 8 steps taken, step 8 had a learning rate of 0\.001"):
+        train(addition, out=run, settings=TINY, config=constant(steps=12, schedule_start=6, **fall))
+    train(addition, out=run, settings=TINY, config=constant(steps=12, schedule_start=8, **fall))
+    stored = read_run(run)
+    assert stored["config"]["train"] | fall == stored["config"]["train"]
+    assert stored["resumed"][-1]["config"]["train.schedule"] == ["constant", "linear"]
+    assert load_checkpoint(f"{run}@last").step == 12
 
 
 def test_the_clock_counts_updates_alone_and_goes_on(addition, tmp_path, monkeypatch):
@@ -218,7 +322,7 @@ def test_run_json_holds_the_resolved_config_and_where_it_ran(addition, tmp_path)
     assert stored["validation_examples"] == {"": 17}
     (found,) = read_runs(str(run))
     assert found.labels()["n"] == 17
-    assert stored["drop_metric"] == {"name": "accuracy", "direction": "up"}
+    assert stored["drop_metric"] == {"name": "accuracy", "direction": "up", "plateau": None}
     assert {"python", "torch", "transformer-lens", "interp-tasks"} <= set(stored["versions"])
 
 

@@ -1,6 +1,8 @@
-"""One update: Grokfast against its recurrence, warm-up, clipping, frozen tensors, the state that resumes it."""
+"""One update: Grokfast and the learning rate by formula, clipping, frozen tensors, the state that resumes it."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 import torch
@@ -86,11 +88,53 @@ def test_two_filters_are_told_apart_by_the_config(task):
         assert (config.grokfast_lambda, config.grokfast_window) == (2.0, 100)
 
 
-def test_learning_rate_warms_up_linearly_and_stays(task):
-    updater = Updater(small_model(task), TrainConfig(learning_rate=1e-2, warmup_steps=4))
-    assert [updater.learning_rate(step) for step in range(6)] == pytest.approx(
-        [0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01]
-    )
+#: Rates of the first updates, in units of ``learning_rate``.
+SCHEDULES = [
+    ({"warmup_steps": 4}, [1 / 4, 2 / 4, 3 / 4, 1, 1, 1]),
+    ({"schedule": "linear", "schedule_end": 4}, [1, 3 / 4, 2 / 4, 1 / 4, 0, 0]),
+    (
+        {"schedule": "linear", "schedule_start": 2, "schedule_end": 6, "schedule_floor": 0.2},
+        [1, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.2],
+    ),
+    # The cosine of 0, 60, 90, 120 and 180 degrees.
+    ({"schedule": "cosine", "schedule_end": 6}, [1, None, 3 / 4, 1 / 2, 1 / 4, None, 0, 0]),
+    ({"schedule": "cosine", "schedule_end": 2, "schedule_floor": 0.5}, [1, 3 / 4, 1 / 2, 1 / 2]),
+    # Both at once: the fall begins where the warm-up ends, or later.
+    ({"warmup_steps": 2, "schedule": "linear", "schedule_end": 4}, [1 / 2, 1, 1, 1 / 2, 0]),
+    (
+        {"warmup_steps": 2, "schedule": "linear", "schedule_start": 3, "schedule_end": 5},
+        [0.5, 1, 1, 1, 0.5, 0],
+    ),
+    ({"schedule": "linear", "schedule_end": 4, "schedule_floor": 1}, [1, 1, 1, 1, 1]),
+]
+
+
+@pytest.mark.parametrize(("settings", "expected"), SCHEDULES)
+def test_learning_rate_by_its_closed_form(task, settings, expected):
+    """Before the fall exactly the full rate, after it exactly the floor, and the optimiser is given it."""
+    config = TrainConfig(learning_rate=1e-2, **settings)
+    rates = [config.learning_rate_at(step) for step in range(len(expected))]
+    known = [(rate, share) for rate, share in zip(rates, expected, strict=True) if share is not None]
+    assert [rate for rate, _ in known] == pytest.approx([1e-2 * share for _, share in known])
+    assert all(rate == 1e-2 for rate, share in known if share == 1)
+    assert [config.model_copy(update={"steps": 3}).learning_rate_at(step) for step in range(8)] == [
+        config.model_copy(update={"steps": 10**9}).learning_rate_at(step) for step in range(8)
+    ]
+    updater = Updater(small_model(task), config)
+    for step, rate in enumerate(rates):
+        updater.update(step)
+        assert [group["lr"] for group in updater.optimizer.param_groups] == [rate]
+
+
+def test_a_fall_never_turns():
+    for schedule in ("linear", "cosine"):
+        config = TrainConfig(
+            warmup_steps=7, schedule=schedule, schedule_start=11, schedule_end=300, schedule_floor=0.01
+        )
+        rates = [config.learning_rate_at(step) for step in range(7, 400)]
+        assert all(before >= after for before, after in pairwise(rates))
+        assert len(set(rates)) == 300 - 11 + 1
+        assert rates[-1] == config.learning_rate * 0.01
 
 
 def gradients_seen_by(task, config, factor=1.0):
@@ -173,6 +217,9 @@ def test_checkpoint_steps_are_log_spaced_then_linear_with_the_published_ones():
     assert TrainConfig(steps=0).checkpoint_steps() == [0]
 
 
+COSINE = {"train.schedule": "cosine", "train.schedule_end": "90"}
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -181,6 +228,24 @@ def test_checkpoint_steps_are_log_spaced_then_linear_with_the_published_ones():
         ({"train.steps": "many"}, "train.steps: input should be a valid integer"),
         ({"train.learning_rate": "-1"}, "train.learning_rate: input should be greater than 0, got -1"),
         ({"train.betas": "[0.9, 1.0]"}, "betas must lie in [0, 1)"),
+        ({"train.schedule": "linear"}, "schedule linear needs schedule_end"),
+        ({"train.schedule": "step"}, "train.schedule: input should be 'constant', 'linear' or 'cosine'"),
+        ({"train.schedule_end": "9"}, "schedule_end belongs to schedule linear or cosine"),
+        ({"train.schedule_start": "0"}, "schedule_start belongs to schedule linear or cosine"),
+        ({**COSINE, "train.schedule_start": "90"}, "schedule_end = 90 does not come after step 90"),
+        ({**COSINE, "train.warmup_steps": "90"}, "schedule_end = 90 does not come after step 90"),
+        (
+            {**COSINE, "train.warmup_steps": "20", "train.schedule_start": "19"},
+            "schedule_start = 19 lies within the warm-up of 20 steps",
+        ),
+        (
+            {**COSINE, "train.schedule_floor": "-0.1"},
+            "train.schedule_floor: input should be greater than or equal to 0",
+        ),
+        (
+            {**COSINE, "train.schedule_floor": "1.1"},
+            "train.schedule_floor: input should be less than or equal to 1",
+        ),
     ],
 )
 def test_bad_overrides_are_one_line(overrides, message):
