@@ -67,5 +67,7 @@ class ModelSettings(BaseModel):
     @model_validator(mode="after")
     def _post_norm_is_a_layer_norm(self) -> ModelSettings:
         if self.norm == "post" and self.normalization is None:
-            raise ValueError("norm = post is a LayerNorm after each sum: set normalization = LN, or norm = pre")
+            raise ValueError(
+                "norm = post is a LayerNorm after each sum: set normalization = LN, or norm = pre"
+            )
         return self
