@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ _PARTS: dict[str, tuple[bool, str]] = {
     "embed": (False, r"embed\..+"),
     "pos_embed": (False, r"pos_embed\..+"),
     "unembed": (False, r"unembed\..+"),
+    "ln_embed": (False, r"ln_embed\..+"),
     "ln_final": (False, r"ln_final\..+"),
 }
 
@@ -50,8 +51,9 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
     "unembed": ("unembed",),
     "ln1": ("ln1",),
     "ln2": ("ln2",),
+    "ln_embed": ("ln_embed",),
     "ln_final": ("ln_final",),
-    "ln": ("ln1", "ln2", "ln_final"),
+    "ln": ("ln1", "ln2", "ln_embed", "ln_final"),
 }
 
 
@@ -62,8 +64,16 @@ class Transplant(Intervention):
     components: tuple[str, ...]
     layers: tuple[int, ...] | None
     values: tuple[tuple[str, Snapshot], ...]
+    # Of the source; None where it was a state_dict, which does not tell.
+    post_norm: bool | None = field(default=None, compare=False)
 
     def plan(self, surface: Surface) -> tuple[Swap, ...]:
+        if self.post_norm not in (None, surface.post_norm):
+            one, other = "a post-norm model", "none"
+            raise CircuitsError(
+                f"{self.label}: the source is {one if self.post_norm else other}, the model is "
+                f"{one if surface.post_norm else other}; both must be of one architecture"
+            )
         there = surface.named_weights()
         mine = selected(there, self.components, self.layers)
         values = dict(self.values)
@@ -118,9 +128,9 @@ def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
 
     Args:
         components: one or several of q, k, v, qkv, o, attn (= q, k, v, o), mlp, embed, pos_embed, unembed, ln1, ln2,
-            ln_final, ln (the three), each with its biases; `COMPONENTS` lists them, and `describe()` every parameter by
-            name. Attention and MLP never include a LayerNorm. `layers` (0-based) limits those that lie in a layer;
-            default: all layers.
+            ln_embed (after the embeddings of a post-norm model), ln_final, ln (those four, as far as the model has
+            them), each with its biases; `COMPONENTS` lists them, and `describe()` every parameter by name. Attention
+            and MLP never include a LayerNorm. `layers` (0-based) limits those that lie in a layer; default: all layers.
 
     Only the named weights are copied, at once, so that the source may change or go. They are put in before any
     activation is edited, and the model's own come back, bit for bit, when the block ends; clean passes run with
@@ -140,7 +150,7 @@ def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
         what = f"no component {wrong[0]!r}" if wrong else "no component given"
         raise CircuitsError(f"{verb}: {what}; choose from {', '.join(COMPONENTS)}")
     chosen = read_indices(layers, verb, "layers")
-    there = _tensors(source, verb)
+    there, post_norm = _tensors(source, verb)
     names = selected(there, given, chosen)
     for component in given:
         if not selected(there, (component,), chosen):
@@ -149,7 +159,8 @@ def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
                 f"{verb}: the source has no weights of {component!r}{where}; it has {_shown(there)}"
             )
     values = {name: plain(there[name], f"{verb}: the source's {name}") for name in names}
-    return Transplant(given, chosen, tuple((name, Snapshot(value)) for name, value in values.items()))
+    snapshots = tuple((name, Snapshot(value)) for name, value in values.items())
+    return Transplant(given, chosen, snapshots, post_norm)
 
 
 def selected(
@@ -168,11 +179,13 @@ def selected(
     return found
 
 
-def _tensors(source: Any, verb: str) -> dict[str, Any]:
+def _tensors(source: Any, verb: str) -> tuple[dict[str, Any], bool | None]:
+    """The weights by name, and whether they are of a post-norm model, where that is known."""
     if isinstance(source, nn.Module):
-        return dict(Surface.of(source).named_weights())
+        surface = Surface.of(source)
+        return dict(surface.named_weights()), surface.post_norm
     if isinstance(source, Mapping):
-        return {str(name): x for name, x in source.items() if isinstance(x, Tensor | np.ndarray)}
+        return {str(name): x for name, x in source.items() if isinstance(x, Tensor | np.ndarray)}, None
     raise CircuitsError(f"{verb}: source must be a model or a state_dict, got {type(source).__name__}")
 
 
