@@ -246,9 +246,13 @@ class Claim(Entry):
         """The rule with what it is about, in words."""
         about = self.column if self.reduce == "one" else f"{self.reduce} of {self.column}"
         if isinstance(self.per, dict):
+            # Of the other row what is not the same.
             column, other = self.divisor()
-            about += f" / {column} of {said(other)}"
-        elif self.per is not None:
+            differs = {key: value for key, value in other.items() if self.where.get(key) != value}
+            over = "that" if column == self.column else column
+            whole = f"{about} of {said(self.where)} / {over} of {said(differs or other)}"
+            return f"{whole} is {self.holds}"
+        if self.per is not None:
             about += {"baseline": " / baseline", "variance": " / variance of an entry"}[self.per]
         return f"{about} of {said(self.where)} is {self.holds}"
 

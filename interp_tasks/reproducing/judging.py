@@ -187,7 +187,13 @@ def verdict_on(claim: Claim, run: str, found: Measured) -> Outcome:
     if error is not None:
         values = [each.value for each in found.numbers]
         outcome = replace(outcome, p=p_value(claim, values, error))
-    return replace(outcome, **decision(claim.holds, interval))
+    outcome = replace(outcome, **decision(claim.holds, interval))
+    bounded = [each.known for each in found.numbers if each.known is not None]
+    if bounded:
+        ends = in_words(min(low for low, _ in bounded), max(high for _, high in bounded))
+        said = f"{len(bounded)} of {n_runs} runs end too soon: their numbers are known to lie {ends}"
+        outcome = replace(outcome, reason="; ".join(filter(None, (outcome.reason, said))))
+    return outcome
 
 
 def known_or_none(value: float) -> float | None:
