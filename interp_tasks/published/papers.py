@@ -53,6 +53,7 @@ class TrainingRun(Entry):
         task, train_preset, settings: as ``interp-run train TASK --preset ... --set ...`` takes them.
         seeds: ``"0:8"``, a run each, in ``NAME/seed-0``, ...
         hours: estimated training time, on two cores or (preset paper) on one large GPU.
+        untestable: why nothing that is said of trained models can be tested on it: it has stalled, say.
     """
 
     name: str
@@ -63,6 +64,7 @@ class TrainingRun(Entry):
     settings: dict[str, Any] = Field(default_factory=dict)
     seeds: str | None = None
     hours: float = Field(gt=0)
+    untestable: str = ""
 
     def command(self, folder: str) -> str:
         """What trains it."""

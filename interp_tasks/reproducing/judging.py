@@ -153,9 +153,11 @@ def judge(
         beside.append((name, number))
     passes = [name for name, number in beside if number is not None and claim.holds.hold(number)]
     outcome = replace(outcome, controls=tuple(beside))
-    if outcome.verdict == "held" and passes:
+    if passes:
         who = " and ".join(CONTROLS.get(name, name) for name in passes)
-        return replace(outcome, verdict="not testable", reason=f"{who} passes too")
+        reason = "; ".join(filter(None, (f"{who} passes too", outcome.reason)))
+        verdict: Verdict = "not testable" if outcome.verdict == "held" else outcome.verdict
+        return replace(outcome, verdict=verdict, reason=reason)
     return outcome
 
 
