@@ -263,8 +263,8 @@ def decide(
     if study.together and mine:
         names = {"": mine[0].job.name}
     if preset in claim.scale:
-        reason = claim.scale[preset]
-        return [Outcome(claim, name, 0, "not testable", reason=reason) for name in names.values() or [preset]]
+        name = next(iter(names.values()), preset)
+        return [Outcome(claim, name, 0, "not testable", reason=claim.scale[preset])]
     if not conditions:
         return [Outcome(claim, preset, 0, "not run", reason=f"no run is planned at the scale {preset}")]
     asked = claim.controlled(study)
