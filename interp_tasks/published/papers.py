@@ -18,6 +18,8 @@ else:
 
 PRESETS = ("cpu", "reference", "paper")
 Preset = Literal["cpu", "reference", "paper"]
+#: A model that should not pass what is said of a trained one.
+Control = Literal["untrained", "shuffled"]
 #: What a row of a table is picked by: a column and its value, or several values.
 Filter = dict[str, Any]
 
@@ -45,7 +47,8 @@ class TrainingRun(Entry):
 
     Attributes:
         name: ``zoo:NAME`` where it is shipped, else a folder of that name.
-        role: what studies call it; several runs may play one role.
+        role: what studies call it; several runs may play one role. Those of them with the same settings but for the seed
+            (and, at a constant rate, the length) are one condition: a claim is decided on all of them together.
         preset: the scale of ``reproduce`` at which it is used.
         task, train_preset, settings: as ``interp-run train TASK --preset ... --set ...`` takes them.
         seeds: ``"0:8"``, a run each, in ``NAME/seed-0``, ...
@@ -84,8 +87,13 @@ class Study(Entry):
         experiment: a function of ``interp_tasks.experiments``.
         role: the runs it is called on.
         at: marks or steps; REFs are ``RUN@mark``. Empty: the run itself.
-        together: all runs of the role in one call.
+        together: all runs of the role in one call; otherwise a call for each run, of several seeds for each seed.
         settings: keyword arguments; ``{run}`` in a text stands for the run.
+        controls: what its claims are judged on too: ``untrained``, the run's model before its first step (every mark of
+            ``at`` stands for it), and ``shuffled``, a run trained on shuffled labels. By default ``untrained`` where
+            ``at`` names checkpoints one by one (a log, or all of training, has no untrained model), and ``shuffled``
+            where a role is named for it; ``[]`` where the call itself puts checkpoints together (transplants).
+        shuffled: the role of the runs that are trained on shuffled labels.
     """
 
     id: str
@@ -95,6 +103,16 @@ class Study(Entry):
     at: tuple[str, ...] = ()
     together: bool = False
     settings: dict[str, Any] = Field(default_factory=dict)
+    controls: tuple[Control, ...] | None = None
+    shuffled: str | None = None
+
+    def controlled(self) -> tuple[Control, ...]:
+        """The controls of its claims, but where a claim says otherwise."""
+        if self.controls is not None:
+            return self.controls
+        single = bool(self.at) and "all" not in self.at
+        untrained: tuple[Control, ...] = ("untrained",) if single else ()
+        return (*untrained, "shuffled") if self.shuffled is not None else untrained
 
 
 class Bounds(Entry):
@@ -149,6 +167,13 @@ class Claim(Entry):
         per: divide by the row's ``baseline``, by the ``variance`` of an entry of the task, or by another row: by the
             same column of it, or by that which the filter's ``column`` names.
         holds: the rule, written before the first run on a trained model.
+        over: what the interval is over: ``runs``, where the claim is about what training makes (three runs at least), or
+            ``examples``, where it is about a method or a definition that no run of training changes.
+        unit: what our number is, in the words that stand after it: ``of the norm`` for 0.1275 of the norm. By default
+            what ``per`` says.
+        headline: whether it is one of those that the paper stands on; their p-values are corrected together.
+        controls: in the place of the study's.
+        uncontrolled: why a control that passes too says nothing against it: the claim is not judged on any.
         scale: preset -> why the claim cannot be tested there.
         departures: what of our setting differs from theirs and matters here.
     """
@@ -165,6 +190,11 @@ class Claim(Entry):
     column: Literal["value", "effect", "baseline"] = "value"
     per: Literal["baseline", "variance"] | Filter | None = None
     holds: Bounds
+    over: Literal["runs", "examples"] = "runs"
+    unit: str = ""
+    headline: bool = False
+    controls: tuple[Control, ...] | None = None
+    uncontrolled: str = ""
     scale: dict[Preset, str] = Field(default_factory=dict)
     departures: str = ""
 
@@ -179,6 +209,27 @@ class Claim(Entry):
     @classmethod
     def _several_departures(cls, given: Any) -> Any:
         return "; ".join(given) if isinstance(given, list) else given
+
+    @model_validator(mode="after")
+    def _controls_or_a_reason(self) -> Claim:
+        if self.uncontrolled and self.controls:
+            raise ValueError("either controls, or uncontrolled with the reason why there are none")
+        return self
+
+    def controlled(self, study: Study) -> tuple[Control, ...]:
+        """What it is judged on beside the trained models."""
+        if self.uncontrolled:
+            return ()
+        return study.controlled() if self.controls is None else self.controls
+
+    @property
+    def what(self) -> str:
+        """What our number is, to stand after it."""
+        if self.unit or self.per is None:
+            return self.unit
+        if isinstance(self.per, dict):
+            return "of the other"
+        return {"baseline": "of the unedited", "variance": "of the variance"}[self.per]
 
     def divisor(self) -> tuple[str, Filter]:
         """Of a rule about a share of another row: the column of that row, and what picks it."""
@@ -234,13 +285,16 @@ class Paper(Entry):
         for study in self.study:
             if missing := set(study.rows) - rows:
                 raise ValueError(f"study {study.id!r} is of row {min(missing)}, which is not in the paper")
-            if study.role not in roles:
-                raise ValueError(f"study {study.id!r}: no run plays {study.role!r}")
+            for role in filter(None, (study.role, study.shuffled)):
+                if role not in roles:
+                    raise ValueError(f"study {study.id!r}: no run plays {role!r}")
         for claim in self.claim:
             if claim.study not in studies:
                 raise ValueError(f"claim {claim.id!r}: no study {claim.study!r}")
             if claim.row not in studies[claim.study].rows:
                 raise ValueError(f"claim {claim.id!r} is of row {claim.row}, its study is not")
+            if "shuffled" in claim.controlled(studies[claim.study]) and studies[claim.study].shuffled is None:
+                raise ValueError(f"claim {claim.id!r}: its study names no role of shuffled runs")
         return self
 
     def runs(self, role: str, preset: str) -> list[TrainingRun]:
