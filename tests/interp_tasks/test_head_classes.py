@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 
 from circuits import edit, intervene, patterns
+from circuits.patch import activations
 from circuits.selection import Head
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
-from interp_tasks.experiments import ablation, attention, heads
+from interp_tasks.experiments import ablation, attention, heads, patch
 from interp_tasks.experiments.attention_plots import over_steps
 from interp_tasks.experiments.attention_table import view_columns, view_rows
 from interp_tasks.experiments.head_classes import UNINTERPRETABLE, roles, roles_elsewhere
@@ -245,6 +247,24 @@ def test_random_heads_beside_groups_of_ones_own():
     rows = frame[frame["variant"].str.startswith("random")]
     assert set(rows["variant"]) == {"random 2"}
     assert sorted(rows["draw"].dropna().unique()) == [0, 1]
+
+
+def test_a_patch_of_each_class_of_heads(tmp_path, capsys):
+    frame = patch(POST, "negated", heads="each-layer", by_class=True, samples=32, seed=SEED).frame
+    (subject,) = subjects(POST, Examples(samples=32, seed=SEED))
+    groups = roles_elsewhere(subject).groups()
+    assert list(dict.fromkeys(frame["variant"])) == ["layer 0", "layer 1", "layer 2", *groups]
+    batch = subject.batch
+    negated = subject.task.patch_sources(batch)["negated"]
+    with intervene(subject.model, activations("z", negated.tokens, groups["row"])), torch.no_grad():
+        output = subject.model(batch.tokens)
+    sums, counts = subject.task.metrics(output, negated)["mse_masked"]
+    rows = frame[(frame["variant"] == "row") & (frame["metric"] == "mse_masked (source)")]
+    assert rows["value"].item() == pytest.approx(float(sums.sum() / counts.sum()), rel=1e-5)
+    np.save(tmp_path / "tokens.npy", np.ones((2, 16), dtype=int))
+    options = ["--ckpt", POST, "--source", "resample", "--tokens", str(tmp_path / "tokens.npy"), "--quiet"]
+    assert main(["patch", *options, "--by-class"]) == 2
+    assert "give a task" in capsys.readouterr().err
 
 
 def test_numbers_of_heads_and_draws_that_mean_nothing(folders, capsys):
