@@ -47,8 +47,8 @@ class TrainingRun(Entry):
 
     Attributes:
         name: ``zoo:NAME`` where it is shipped, else a folder of that name.
-        role: what studies call it; several runs may play one role. Those of them with the same settings but for the seed
-            (and, at a constant rate, the length) are one condition: a claim is decided on all of them together.
+        role: what studies call it; several runs may play one role. Those with the same settings but for the seed (and,
+            at a constant rate, the length) are one condition: a claim is decided on all of them together.
         preset: the scale of ``reproduce`` at which it is used.
         task, train_preset, settings: as ``interp-run train TASK --preset ... --set ...`` takes them.
         seeds: ``"0:8"``, a run each, in ``NAME/seed-0``, ...
@@ -167,8 +167,10 @@ class Claim(Entry):
         per: divide by the row's ``baseline``, by the ``variance`` of an entry of the task, or by another row: by the
             same column of it, or by that which the filter's ``column`` names.
         holds: the rule, written before the first run on a trained model.
-        over: what the interval is over: ``runs``, where the claim is about what training makes (three runs at least), or
+        over: what the interval is over: ``runs``, where the claim is about what training makes (three at least), or
             ``examples``, where it is about a method or a definition that no run of training changes.
+        log: whether the interval over runs is of the logarithm, and the number the geometric mean: for rules about
+            orders of magnitude.
         unit: what our number is, in the words that stand after it: ``of the norm`` for 0.1275 of the norm. By default
             what ``per`` says.
         headline: whether it is one of those that the paper stands on; their p-values are corrected together.
@@ -191,6 +193,7 @@ class Claim(Entry):
     per: Literal["baseline", "variance"] | Filter | None = None
     holds: Bounds
     over: Literal["runs", "examples"] = "runs"
+    log: bool = False
     unit: str = ""
     headline: bool = False
     controls: tuple[Control, ...] | None = None

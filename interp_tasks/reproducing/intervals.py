@@ -1,0 +1,172 @@
+"""95% intervals over a few training runs, what they say of a bound, and Holm's correction. Knows no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from itertools import product
+from statistics import NormalDist
+
+#: What lies outside an interval, on both sides together.
+ALPHA = 0.05
+#: An interval over fewer runs is hardly bounded.
+FEWEST_RUNS = 3
+#: How many numbers that are known between bounds alone are tried at both ends: 2 to the power of it.
+MOST_CORNERS = 12
+
+Interval = tuple[float, float]
+
+
+def t_share(t: float, df: float) -> float:
+    """The share of Student's t distribution below ``t``."""
+    beyond = beta_share(df / (df + t * t), df / 2, 0.5) / 2
+    return 1 - beyond if t > 0 else beyond
+
+
+def beta_share(x: float, a: float, b: float) -> float:
+    """The regularised incomplete beta function, by its continued fraction (Lentz)."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):
+        return 1 - beta_share(1 - x, b, a)
+    front = math.exp(
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    )
+    tiny = 1e-300
+    c, d = 1.0, 1 - (a + b) * x / (a + 1)
+    d = 1 / (d or tiny)
+    fraction = d
+    for m in range(1, 300):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        for term in (even, odd):
+            d = 1 / ((1 + term * d) or tiny)
+            c = (1 + term / c) or tiny
+            fraction *= c * d
+        if abs(c * d - 1) < 1e-14:
+            break
+    return front * fraction / a
+
+
+@cache
+def t_quantile(share: float, df: float) -> float:
+    """The number below which a share of Student's t distribution lies."""
+    if share < 0.5:
+        return -t_quantile(1 - share, df)
+    low, high = 0.0, 2.0
+    while t_share(high, df) < share:
+        high *= 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_share(middle, df) < share else (low, middle)
+    return (low + high) / 2
+
+
+def z_quantile(share: float) -> float:
+    """That of the normal distribution."""
+    return NormalDist().inv_cdf(share)
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean of independent numbers, at least two."""
+    middle = mean(values)
+    spread = math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1)
+    return math.sqrt(spread / len(values))
+
+
+def over_runs(values: Sequence[float]) -> Interval | None:
+    """Student's t interval of a mean over runs; ``None`` for fewer than two."""
+    if len(values) < 2:
+        return None
+    half = t_quantile(1 - ALPHA / 2, len(values) - 1) * standard_error(values)
+    return mean(values) - half, mean(values) + half
+
+
+def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> Interval | None:
+    """Fieller's interval of the ratio of two means over independent runs.
+
+    The degrees of freedom are of the smaller group, which is the careful choice. ``None`` where the divisor cannot be
+    told from 0 (the set is unbounded then), or a group has fewer than two runs.
+    """
+    fewest = min(len(above), len(below))
+    if fewest < 2 or not mean(below):
+        return None
+    t = t_quantile(1 - ALPHA / 2, fewest - 1)
+    ratio = mean(above) / mean(below)
+    mine, other = (standard_error(values) ** 2 for values in (above, below))
+    g = t * t * other / mean(below) ** 2
+    if g >= 1:
+        return None
+    half = t / abs(mean(below)) * math.sqrt(mine * (1 - g) + ratio * ratio * other)
+    return (ratio - half) / (1 - g), (ratio + half) / (1 - g)
+
+
+def over_bounded_runs(bounds: Sequence[Interval]) -> Interval | None:
+    """What covers the t interval wherever in their bounds the runs' numbers lie; ``None`` for open or too many bounds.
+
+    The ends of a t interval are convex (concave) in the numbers, so that corners are their extremes.
+    """
+    ends = [tuple(dict.fromkeys(pair)) for pair in bounds]
+    if any(math.isinf(end) for pair in ends for end in pair):
+        return None
+    if len(bounds) < 2 or sum(len(pair) > 1 for pair in ends) > MOST_CORNERS:
+        return None
+    found = [interval for corner in product(*ends) if (interval := over_runs(corner)) is not None]
+    return min(low for low, _ in found), max(high for _, high in found)
+
+
+def median_over_runs(bounds: Sequence[Interval]) -> Interval | None:
+    """The interval of a median from order statistics, which asks nothing of the numbers; ``None`` below six runs.
+
+    Of numbers that are known between bounds alone the lower ones give the lower end, the upper ones the upper.
+    """
+    n = len(bounds)
+    # The widest interval misses the median where all runs lie on one side of it.
+    rank, below = -1, 0.0
+    while below + math.comb(n, rank + 1) / 2**n <= ALPHA / 2:
+        rank += 1
+        below += math.comb(n, rank) / 2**n
+    if rank < 0:
+        return None
+    lows, highs = (sorted(ends) for ends in zip(*bounds, strict=True))
+    return lows[rank], highs[n - 1 - rank]
+
+
+def widened(interval: Interval, value: float, looks: int) -> Interval:
+    """An interval for one of several looks that are to hold together (Bonferroni, normal)."""
+    factor = z_quantile(1 - ALPHA / 2 / looks) / z_quantile(1 - ALPHA / 2)
+    return value - factor * (value - interval[0]), value + factor * (interval[1] - value)
+
+
+def quotient(above: Interval, below: Interval) -> Interval | None:
+    """All that one number between bounds can be of another; ``None`` where that may be 0."""
+    if below[0] <= 0 <= below[1]:
+        return None
+    ends = [over / under for over in above for under in below]
+    return min(ends), max(ends)
+
+
+def p_of_bound(value: float, error: float, df: float | None, bound: float) -> float:
+    """The share of the t distribution (normal: ``df`` is ``None``) beyond a bound, on its side of the number.
+
+    One-sided: small where the number is well below the bound.
+    """
+    if error == 0:
+        return float(value >= bound)
+    t = (bound - value) / error
+    return 1 - (NormalDist().cdf(t) if df is None else t_share(t, df))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's corrected p-values: each as small as if it stood alone only where the smaller ones are small enough."""
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    found, so_far = [0.0] * len(p_values), 0.0
+    for place, index in enumerate(order):
+        so_far = max(so_far, min(1.0, (len(p_values) - place) * p_values[index]))
+        found[index] = so_far
+    return found
