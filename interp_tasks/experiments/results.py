@@ -202,6 +202,8 @@ def json_value(value: Any) -> Any:
         value = value.item()
     if isinstance(value, (list, tuple)):
         return [json_value(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): json_value(item) for key, item in value.items()}
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):

@@ -214,9 +214,11 @@ class Claim(Entry):
         return "; ".join(given) if isinstance(given, list) else given
 
     @model_validator(mode="after")
-    def _controls_or_a_reason(self) -> Claim:
+    def _consistent(self) -> Claim:
         if self.uncontrolled and self.controls:
             raise ValueError("either controls, or uncontrolled with the reason why there are none")
+        if self.log and any(end is not None and end <= 0 for end in (self.holds.above, self.holds.below)):
+            raise ValueError("a bound that is not above 0 has no logarithm")
         return self
 
     def controlled(self, study: Study) -> tuple[Control, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,37 @@ class Located:
 
     Attributes:
         base: what REFs of it begin with (of several seeds a glob); ``None`` where it has not been trained.
-        count: how many training runs it is.
+        bases: that of each training run, by its seed.
     """
 
     run: TrainingRun
     base: str | None
-    count: int = 0
+    bases: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """How many training runs it is."""
+        return len(self.bases)
+
+    @property
+    def condition(self) -> str:
+        """What it has in common with other seeds: every setting but the seed, and what leaves the weights as they are.
+
+        A longer run at a constant rate begins as a shorter one, and both are read where they have learnt.
+        """
+        settings = {key: as_text(value) for key, value in self.run.settings.items()}
+        resolved = resolve_config(self.run.task, self.run.train_preset, settings)
+        train = resolved.train.model_dump(mode="json", exclude=ONLY_RECORDED | {"seed"})
+        if train.get("schedule", "constant") == "constant":
+            del train["steps"]
+        return json.dumps(
+            [resolved.task_name, resolved.task, resolved.model, train], sort_keys=True, default=str
+        )
+
+    def alone(self, seed: int) -> Located:
+        """One of its seeds."""
+        base = self.bases[seed]
+        return Located(self.run, base, {seed: base})
 
 
 def locate(run: TrainingRun, folder: Path) -> Located:
@@ -46,7 +73,10 @@ def locate(run: TrainingRun, folder: Path) -> Located:
         # What was interrupted is not there yet: it is trained on, and nothing is decided on it.
         if len(found) >= planned and all(map(is_finished, found)):
             base = f"{prefix}{run.name}"
-            return Located(run, base if run.seeds is None else f"{base}/seed-*", len(found))
+            if run.seeds is None:
+                return Located(run, base, {config_there(place)["train"].get("seed", 0): base})
+            bases = {config_there(each)["train"].get("seed", 0): f"{base}/{each.name}" for each in found}
+            return Located(run, f"{base}/seed-*", bases)
     return Located(run, None)
 
 

@@ -2,45 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.published import Row
+from interp_tasks.published import Claim, Row
 from interp_tasks.reporting import Column, Figure, Page, Section, Table, Text, number, with_interval
 
 if TYPE_CHECKING:
-    import pandas
-
-    from interp_tasks.reproducing.judging import Outcome
     from interp_tasks.reproducing.reproduction import Reproduction
-
-VERDICTS = ("held", "failed", "not testable at this scale", "not run", "error")
 
 
 def ours(row: Mapping[str, Any]) -> str:
-    """Our number with its interval; never a number where nothing was run."""
+    """Our number with its interval and what it is; never a number where nothing was run."""
     if row["value"] is None or row["value"] != row["value"]:
         return "–"
-    return with_interval(number(row["value"]), row["ci_low"], row["ci_high"])
+    shown = with_interval(number(row["value"]), row["ci_low"], row["ci_high"])
+    return f"{shown} {row['what']}".rstrip()
+
+
+def short(row: Mapping[str, Any]) -> str:
+    """Our number with what it is, for one line."""
+    if row["value"] is None or row["value"] != row["value"]:
+        return "–"
+    return f"{number(row['value'])} {row['what']}".rstrip()
 
 
 def summary(found: Reproduction) -> str:
-    """How many verdicts of each kind."""
-    counts = found.counts()
-    parts = [f"{counts[name]} {name}" for name in VERDICTS if counts.get(name)]
+    """What stands there, without a score: a count of verdicts would weigh a headline like a footnote."""
     claims = len({outcome.claim.id for outcome in found.outcomes})
-    return f"{claims} claims, {len(found.outcomes)} verdicts: {', '.join(parts) or 'none'}."
+    tested = sum(outcome.p_holm is not None for outcome in found.outcomes)
+    family = (
+        f" Holm's correction is over the {tested} headline verdicts that have a p-value; the others stand uncorrected,"
+        f" and one in twenty of their intervals misses."
+        if tested
+        else " No verdict is corrected for how many there are: one in twenty intervals misses."
+    )
+    return f"{claims} claims.{family}"
 
 
-def tally(outcomes: Sequence[Outcome]) -> str:
-    """``held on 2 of 3 runs`` for one claim."""
-    decided = [each for each in outcomes if each.verdict in ("held", "failed")]
-    if not decided:
-        return outcomes[0].verdict
-    held = sum(each.verdict == "held" for each in decided)
-    if len(decided) == 1:
-        return decided[0].verdict
-    return f"held on {held} of {len(decided)}"
+def own(row: Mapping[str, Any]) -> str:
+    """Each run's own number."""
+    shown = (each["value"] for each in row["runs"])
+    return ", ".join("–" if value is None else number(value) for value in shown)
+
+
+def controls(row: Mapping[str, Any]) -> str:
+    """The number of models that should not pass."""
+    known = [(name, row[name]) for name in ("untrained", "shuffled") if row[name] == row[name]]
+    return ", ".join(f"{number(value)} {name}" for name, value in known if value is not None) or "–"
 
 
 #: Of all claims, one line each.
@@ -48,15 +57,23 @@ SUMMARY = (
     Column("row", "row"),
     Column("claim", "says", sentences=True),
     Column("published", "published", sentences=True),
+    Column("condition", "run"),
+    Column("ours [95% CI]", "value", ours),
+    Column("runs", "n_runs"),
+    Column("controls", "untrained", controls),
     Column("verdict", "verdict", sentences=True),
 )
-#: Of the claims of one row, on each run.
+#: Of the claims of one row, on each condition.
 SHOWN = (
     Column("claim", "says", sentences=True),
     Column("published", "published", sentences=True),
-    Column("run", "run"),
+    Column("condition", "run"),
     Column("runs", "n_runs"),
     Column("ours [95% CI]", "value", ours),
+    Column("each run", "runs", own),
+    Column("interval", "interval", sentences=True),
+    Column("controls", "untrained", controls),
+    Column("p", "p"),
     Column("verdict", "verdict", sentences=True),
     Column("note", "reason", sentences=True),
 )
@@ -68,9 +85,10 @@ def page(found: Reproduction) -> Page:
     sections: list[Section] = [
         Text(introduction(found)),
         Table(
-            tallies(found),
+            frame.sort_values("headline", ascending=False, kind="stable").sort_values("row", kind="stable"),
             "Claims",
-            "A verdict is what the rule says of our number. Rule, number and interval stand below, by experiment.",
+            "A verdict is what the rule says of the whole 95% interval: held, failed, or undecided where it reaches "
+            "across. Rules and each run's own number stand below, by experiment.",
             SUMMARY,
             name=f"{found.paper.name}-claims",
             download=frame,
@@ -89,20 +107,13 @@ def page(found: Reproduction) -> Page:
     return Page(f"{found.paper.title}: published and ours", sections, config, found.versions)
 
 
-def tallies(found: Reproduction) -> pandas.DataFrame:
-    """One row per claim, with what became of it on all runs."""
-    frame = found.frame().drop_duplicates("claim").reset_index(drop=True)
-    of = {name: tally([each for each in found.outcomes if each.claim.id == name]) for name in frame["claim"]}
-    return frame.assign(verdict=frame["claim"].map(of))
-
-
 def introduction(found: Reproduction) -> str:
     used = (each for done in found.done if done.result is not None for each in done.job.on)
-    there = {each.run.name: each for each in used if each.base is not None}.values()
+    there = {base for each in used for base in each.bases.values()}
     departures = "\n".join(f"- {line}" for line in found.paper.departures)
     return (
         f"{found.paper.citation}, repeated at the scale {found.preset}. {summary(found)}\n\n"
-        f"Measured on {sum(each.count for each in there)} training runs; {len(found.missing)} more are described but "
+        f"Measured on {len(there)} training runs; {len(found.missing)} more are described but "
         "not trained. Our models differ from theirs:\n\n"
         f"{departures}"
     )
@@ -139,11 +150,7 @@ def of_row(found: Reproduction, row: Row) -> list[Section]:
     outcomes = [each for each in found.outcomes if each.claim.row == row.number]
     lines = []
     for claim in {each.claim.id: each.claim for each in outcomes}.values():
-        mine = [each for each in outcomes if each.claim.id == claim.id]
-        departures = departs(claim.departures)
-        lines.append(
-            f"- {claim.says} ({claim.source}) Rule: {claim.rule}. {tally(mine).capitalize()}.{departures}"
-        )
+        lines.append(f"- {claim.says} ({claim.source}) Rule: {claim.rule}.{beside(claim)}")
     where = f" ({row.where})" if row.where else ""
     body = "\n".join(lines) or (row.note or "Nothing of it is decided here.")
     sections: list[Section] = [Text(body, f"{row.number}. {row.title}{where}")]
@@ -152,14 +159,14 @@ def of_row(found: Reproduction, row: Row) -> list[Section]:
         sections.append(
             Table(
                 frame[frame["row"] == row.number],
-                caption="Intervals: 95%, over examples, or over training runs where one number is of several.",
+                caption="Intervals: 95%, over training runs (a mean with Student's t), or as the table says.",
                 columns=SHOWN,
                 name=f"{found.paper.name}-{row.number}",
             )
         )
     for done in found.done:
         # A study that several rows read is drawn with the first of them.
-        if done.result is None or done.job.study.rows[0] != row.number:
+        if done.result is None or done.job.control or done.job.study.rows[0] != row.number:
             continue
         figure = done.result.plot()
         height = figure.layout.height
@@ -187,31 +194,29 @@ def markdown(found: Reproduction) -> str:
             lines += [row.note, ""]
             continue
         for claim in {each.claim.id: each.claim for each in outcomes}.values():
-            lines += [f"**{claim.says}** ({claim.source}) Rule: {claim.rule}.{departs(claim.departures)}", ""]
-            lines += ["| run | published | ours [95% CI] | verdict |", "|---|---|---|---|"]
+            lines += [f"**{claim.says}** ({claim.source}) Rule: {claim.rule}.{beside(claim)}", ""]
             lines += [
-                f"| {line(each)} | {cell(claim.published)} | {ours(numbers(each))} | {verdict(each)} |"
-                for each in outcomes
-                if each.claim.id == claim.id
+                "| condition | published | ours [95% CI] | runs | each run | controls | verdict |",
+                "|---|---|---|---|---|---|---|",
+            ]
+            lines += [
+                f"| {row_of['run']} | {cell(claim.published)} | {ours(row_of)} | {row_of['n_runs']} | {own(row_of)} "
+                f"| {controls(row_of)} | {verdict(row_of)} |"
+                for row_of in found.frame().to_dict("records")
+                if row_of["claim"] == claim.id
             ]
             lines.append("")
     return "\n".join(lines)
 
 
-def line(outcome: Outcome) -> str:
-    return f"{outcome.run} ({outcome.n_runs} runs)" if outcome.n_runs > 1 else outcome.run
-
-
-def numbers(outcome: Outcome) -> dict[str, Any]:
-    return {"value": outcome.value, "ci_low": outcome.low, "ci_high": outcome.high}
-
-
-def verdict(outcome: Outcome) -> str:
+def verdict(row: Mapping[str, Any]) -> str:
     """The verdict with its reason, or what would have to be trained."""
-    said = f"**{outcome.verdict}**" if outcome.verdict in ("held", "failed") else outcome.verdict
-    if outcome.command:
-        return f"{said}, {outcome.hours:g} h: `{cell(outcome.command)}`"
-    return f"{said}: {cell(outcome.reason)}" if outcome.reason else said
+    said = f"**{row['verdict']}**" if row["verdict"] in ("held", "failed") else row["verdict"]
+    if row["p_holm"] == row["p_holm"]:
+        said += f" (p {number(row['p_holm'])} after Holm)"
+    if row["command"]:
+        return f"{said}, {row['hours']:g} h: `{cell(row['command'])}`"
+    return f"{said}: {cell(row['reason'])}" if row["reason"] else said
 
 
 def cell(text: str) -> str:
@@ -219,17 +224,8 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def departs(departures: str) -> str:
-    """What of our setting differs, as a sentence to go on with."""
-    return f" Departs: {departures.rstrip('.')}." if departures else ""
-
-
-def shown_frame(found: Reproduction) -> pandas.DataFrame:
-    """The claims for a terminal: what is said only once for all runs of a claim."""
-    frame = found.frame()
-    repeated = frame["claim"].duplicated()
-    return frame.assign(
-        row=frame["row"].astype(str).mask(repeated, ""),
-        says=frame["says"].mask(repeated, ""),
-        published=frame["published"].mask(repeated, ""),
-    )
+def beside(claim: Claim) -> str:
+    """What else there is to know of a claim, as sentences to go on with."""
+    departures = f" Departs: {claim.departures.rstrip('.')}." if claim.departures else ""
+    uncontrolled = f" No control: {claim.uncontrolled.rstrip('.')}." if claim.uncontrolled else ""
+    return f"{' A headline.' if claim.headline else ''}{departures}{uncontrolled}"

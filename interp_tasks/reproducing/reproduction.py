@@ -13,9 +13,10 @@ from interp_tasks.experiments.specifications import check_choice
 from interp_tasks.published import Claim, Paper, read_paper
 from interp_tasks.published.papers import PRESETS
 from interp_tasks.reporting import versions, write_atomically
-from interp_tasks.reproducing.judging import Outcome, judge
+from interp_tasks.reproducing.intervals import ALPHA, holm
+from interp_tasks.reproducing.judging import Outcome, Seed, Seeds, judge, named
 from interp_tasks.reproducing.locating import Located, as_text, locate_all
-from interp_tasks.reproducing.studying import Done, Job, jobs_of, perform_all
+from interp_tasks.reproducing.studying import Done, Job, control_jobs, jobs_of, perform_all
 
 if TYPE_CHECKING:
     import pandas
@@ -31,7 +32,8 @@ class Reproduction:
     """What was found.
 
     Attributes:
-        outcomes: one for each claim and run (or role, where a study looks at its runs together).
+        outcomes: one for each claim and condition (runs of a role that differ in their seed alone), or role, where a
+            study looks at its runs together.
         done: each study's result, or why there is none.
         located: every run of the scale, and where it is.
         rows: what it was limited to; empty: everything.
@@ -72,12 +74,15 @@ class Reproduction:
         import pandas
 
         titles = {row.number: row.title for row in self.paper.row}
-        return pandas.DataFrame(
-            [
+        rows = []
+        for each in self.outcomes:
+            controls = dict(each.controls)
+            rows.append(
                 {
                     "row": each.claim.row,
                     "experiment": titles[each.claim.row],
                     "claim": each.claim.id,
+                    "headline": each.claim.headline,
                     "says": each.claim.says,
                     "source": each.claim.source,
                     "published": each.claim.published,
@@ -87,23 +92,25 @@ class Reproduction:
                     "value": each.value,
                     "ci_low": each.low,
                     "ci_high": each.high,
+                    "what": each.claim.what,
+                    "interval": each.interval,
+                    "runs": [{"run": name, "value": value} for name, value in each.runs],
+                    "untrained": controls.get("untrained"),
+                    "shuffled": controls.get("shuffled"),
+                    "p": each.p,
+                    "p_holm": each.p_holm,
                     "verdict": each.verdict,
                     "reason": each.reason,
                     "departures": each.claim.departures,
+                    "uncontrolled": each.claim.uncontrolled,
                     "command": each.command,
                     "hours": each.hours,
                 }
-                for each in self.outcomes
-            ],
-            columns=list(COLUMNS),
-        ).astype({"n_runs": "Int64", "value": float, "ci_low": float, "ci_high": float, "hours": float})
-
-    def counts(self) -> dict[str, int]:
-        """Verdict -> outcomes."""
-        found: dict[str, int] = {}
-        for outcome in self.outcomes:
-            found[outcome.verdict] = found.get(outcome.verdict, 0) + 1
-        return found
+            )
+        numbers = ("value", "ci_low", "ci_high", "untrained", "shuffled", "p", "p_holm", "hours")
+        return pandas.DataFrame(rows, columns=list(COLUMNS)).astype(
+            {"n_runs": "Int64", **dict.fromkeys(numbers, float)}
+        )
 
     def records(self) -> list[dict[str, Any]]:
         from interp_tasks.experiments.results import json_value
@@ -118,7 +125,10 @@ class Reproduction:
         return "[\n" + ",\n".join(rows) + "\n]\n"
 
     def to_csv(self) -> str:
-        text: str = self.frame().to_csv(index=False, lineterminator="\n")
+        frame = self.frame()
+        # A cell holds one text: the runs' own numbers, in their order.
+        own = ["; ".join(f"{each['run']}: {each['value']}" for each in runs) for runs in frame["runs"]]
+        text: str = frame.assign(runs=own).to_csv(index=False, lineterminator="\n")
         return text
 
     def markdown(self) -> str:
@@ -147,26 +157,17 @@ class Reproduction:
         for done in self.done:
             if done.result is not None:
                 place = folder / "studies" / done.job.study.id / done.job.name
+                if done.job.control is not None:
+                    place = place / done.job.control
                 done.result.write(place)
         written.append(self.page().write(folder / "index.html"))
         return written
 
 
 COLUMNS = (
-    *(
-        "row",
-        "experiment",
-        "claim",
-        "says",
-        "source",
-        "published",
-        "rule",
-        "run",
-        "n_runs",
-        "value",
-        "ci_low",
-    ),
-    *("ci_high", "verdict", "reason", "departures", "command", "hours"),
+    *("row", "experiment", "claim", "headline", "says", "source", "published", "rule", "run", "n_runs"),
+    *("value", "ci_low", "ci_high", "what", "interval", "runs", "untrained", "shuffled", "p", "p_holm"),
+    *("verdict", "reason", "departures", "uncontrolled", "command", "hours"),
 )
 
 
@@ -192,24 +193,32 @@ def reproduce(
         UserError: for a paper, preset or row there is not; for a folder that holds another run than the paper's.
     """
     paper, located = check(paper, preset, runs, rows)
-    jobs = jobs_of(paper, located, rows)
+    jobs = [*jobs_of(paper, located, rows), *control_jobs(paper, located, rows)]
     done: dict[int, Done] = {}
     order = {id_of(job): index for index, job in enumerate(jobs)}
     there = [job for job in jobs if job.refs()]
     for one in perform_all(there, processes):
         done[order[id_of(one.job)]] = one
         if progress is not None:
-            progress(len(done), len(there), f"{one.job.study.id} on {one.job.name}")
+            on = f"{one.job.name}, {one.job.control}" if one.job.control else one.job.name
+            progress(len(done), len(there), f"{one.job.study.id} on {on}")
     for index, job in enumerate(jobs):
         done.setdefault(index, Done(job, None, "not trained"))
     finished = tuple(done[index] for index in range(len(jobs)))
-    outcomes = tuple(
+    seeds = {
+        base: Seed(condition, seed)
+        for each in located
+        for condition in ([each.condition] if each.bases else [])
+        for seed, base in each.bases.items()
+    }
+    outcomes = [
         outcome
         for claim in sorted(paper.claim, key=lambda claim: claim.row)
         if not rows or claim.row in rows
-        for outcome in decide(claim, finished, preset, Path(runs).as_posix())
-    )
-    return Reproduction(paper, preset, outcomes, finished, tuple(located), tuple(rows), Path(runs).as_posix())
+        for outcome in decide(claim, paper, finished, preset, Path(runs).as_posix(), seeds)
+    ]
+    folder = Path(runs).as_posix()
+    return Reproduction(paper, preset, corrected(outcomes), finished, tuple(located), tuple(rows), folder)
 
 
 def check(
@@ -225,51 +234,136 @@ def check(
     return paper, locate_all(paper, preset, Path(runs))
 
 
-def id_of(job: Job) -> tuple[str, str]:
-    return job.study.id, job.name
+def id_of(job: Job) -> tuple[str, str, str]:
+    return job.study.id, job.name, job.control or ""
 
 
 def about(claim: Claim, lacking: Sequence[Located]) -> bool:
     """Whether a claim is about one of these runs by name."""
     filters = [claim.where, *([claim.per] if isinstance(claim.per, dict) else [])]
     given = [each["run"] for each in filters if "run" in each]
-    names = tuple(name for one in given for name in (one if isinstance(one, list) else [str(one)]))
-    called = (each.run.name + ("/seed-*" if each.run.seeds else "") for each in lacking)
-    return any(name.endswith(names) for name in called)
+    ends = [name for one in given for name in (one if isinstance(one, list) else [str(one)])]
+    called = (each.run.name + ("/seed-0" if each.run.seeds else "") for each in lacking)
+    return any(named(name, ends) for name in called)
 
 
-def decide(claim: Claim, done: Sequence[Done], preset: str, folder: str) -> list[Outcome]:
-    """A claim on every run that its study was to be done on."""
-    mine = [one for one in done if one.job.study.id == claim.study]
-    if preset in claim.scale:
-        names = [one.job.name for one in mine] or [preset]
-        reason = claim.scale[preset]
-        return [Outcome(claim, name, 0, "not testable at this scale", reason=reason) for name in names]
-    if not mine:
-        return [Outcome(claim, preset, 0, "not run", reason=f"no run is planned at the scale {preset}")]
-    outcomes = []
+def decide(
+    claim: Claim, paper: Paper, done: Sequence[Done], preset: str, folder: str, seeds: Seeds
+) -> list[Outcome]:
+    """A claim on every condition that its study was to be done on."""
+    study = next(each for each in paper.study if each.id == claim.study)
+    mine = [one for one in done if one.job.study.id == claim.study and one.job.control is None]
+    beside = [one for one in done if one.job.study.id == claim.study and one.job.control is not None]
+    conditions: dict[str, list[Done]] = {}
     for one in mine:
-        lacking = one.job.missing
-        if one.result is not None and not about(claim, lacking):
-            outcome = judge(claim, one.result.frame, one.job.name)
-            without = ", ".join(each.run.name.rpartition("/")[2] for each in lacking)
-            parts = [outcome.reason, f"without runs that are not trained: {without}" if lacking else ""]
-            outcomes.append(replace(outcome, reason="; ".join(filter(None, parts))))
-        elif one.crashed:
-            outcomes.append(Outcome(claim, one.job.name, 0, "error", reason=one.reason))
+        conditions.setdefault(one.job.condition, []).append(one)
+    if not study.together and "run" in claim.where and len(conditions) > 1:
+        conditions = {key: some for key, some in conditions.items() if about(claim, on(some))}
+    names = {key: some[0].job.on[0].run.name for key, some in conditions.items()}
+    if study.together and mine:
+        names = {"": mine[0].job.name}
+    if preset in claim.scale:
+        reason = claim.scale[preset]
+        return [Outcome(claim, name, 0, "not testable", reason=reason) for name in names.values() or [preset]]
+    if not conditions:
+        return [Outcome(claim, preset, 0, "not run", reason=f"no run is planned at the scale {preset}")]
+    asked = claim.controlled(study)
+    return [
+        decide_on(claim, some, names[key], folder, seeds, controls_of(claim, asked, key, some, beside))
+        for key, some in conditions.items()
+    ]
+
+
+def on(some: Sequence[Done]) -> list[Located]:
+    return [each for one in some for each in one.job.on]
+
+
+def decide_on(
+    claim: Claim,
+    some: Sequence[Done],
+    name: str,
+    folder: str,
+    seeds: Seeds,
+    controls: Mapping[str, pandas.DataFrame | str],
+) -> Outcome:
+    """A claim on the runs of one condition."""
+    import pandas
+
+    there = [one for one in some if one.result is not None]
+    lacking = [each for one in some for each in one.job.missing]
+    together = len(some) == 1 and some[0].job.study.together
+    if there and not (together and about(claim, lacking)):
+        frames = [one.result.frame for one in there if one.result is not None]
+        frame = frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
+        tables = {key: table for key, table in controls.items() if not isinstance(table, str)}
+        outcome = judge(claim, frame, name, seeds, tables)
+        without = ", ".join(each.run.name.rpartition("/")[2] for each in lacking)
+        refused = [
+            f"without {one.job.name}: {one.reason}" for one in some if one.result is None and one.job.refs()
+        ]
+        parts = [
+            outcome.reason,
+            f"without runs that are not trained: {without}" if lacking else "",
+            *refused,
+            *(table for table in controls.values() if isinstance(table, str)),
+        ]
+        return replace(outcome, reason="; ".join(filter(None, parts)))
+    crashed = [one.reason for one in some if one.crashed]
+    if crashed:
+        return Outcome(claim, name, 0, "error", reason=crashed[0])
+    if not lacking:
+        # It is there, and the study cannot be done on it.
+        return Outcome(claim, name, 0, "not testable", reason=some[0].reason)
+    return Outcome(
+        claim,
+        name,
+        0,
+        "not run",
+        reason="not trained",
+        command="; ".join(each.run.command(folder) for each in lacking),
+        hours=sum(each.run.hours for each in lacking) or None,
+    )
+
+
+def controls_of(
+    claim: Claim, asked: Sequence[str], condition: str, some: Sequence[Done], beside: Sequence[Done]
+) -> dict[str, pandas.DataFrame | str]:
+    """The table of each control beside the runs of a condition, or the line that says why there is none."""
+    import pandas
+
+    found: dict[str, pandas.DataFrame | str] = {}
+    bases = [base for one in some for each in one.job.on for base in each.bases.values()]
+    for control in asked:
+        mine = [one for one in beside if one.job.control == control]
+        if control == "untrained":
+            mine = [one for one in mine if one.job.condition == condition]
+        frames = [one.result.frame for one in mine if one.result is not None]
+        if control == "shuffled":
+            # They stand for the runs themselves, whose names claims and their divisors may ask for.
+            runs = [one.job.on[0].base for one in mine if one.result is not None]
+            frames = [
+                frame.assign(run=frame["run"].replace({run: base}))
+                for frame, run, base in zip(frames, runs, bases, strict=False)
+            ]
+        if frames:
+            found[control] = pandas.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
         else:
-            outcomes.append(
-                Outcome(
-                    claim,
-                    one.job.name,
-                    0,
-                    "not run",
-                    reason=one.reason or "not trained",
-                    command="; ".join(each.run.command(folder) for each in lacking),
-                    hours=sum(each.run.hours for each in lacking) or None,
-                )
-            )
-    return outcomes
+            why = mine[0].reason if mine else "no such run is there"
+            found[control] = f"not judged on its control, {control}: {why}"
+    return found
+
+
+def corrected(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    """Holm's correction over the headline claims that have a p-value: what does not stand it is undecided."""
+    tested = [index for index, each in enumerate(outcomes) if each.claim.headline and each.p is not None]
+    found = list(outcomes)
+    for index, p in zip(tested, holm([outcomes[each].p or 0.0 for each in tested]), strict=True):
+        one = replace(found[index], p_holm=p)
+        if p >= ALPHA and one.verdict in ("held", "failed"):
+            reason = f"not after Holm's correction over {len(tested)} headline verdicts: {one.verdict} alone"
+            one = replace(one, verdict="undecided", reason="; ".join(filter(None, (reason, one.reason))))
+        found[index] = one
+    return tuple(found)
 
 
 def train_missing(

@@ -2,34 +2,51 @@
 
 from __future__ import annotations
 
+import re
 import traceback
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.published import Paper, Study
-from interp_tasks.reproducing.locating import Located
+from interp_tasks.published import Paper, Study, TrainingRun
+from interp_tasks.published.papers import Control
+from interp_tasks.reproducing.locating import Located, as_text
 
 if TYPE_CHECKING:
     from interp_tasks.experiments import Result
 
+#: Untrained models of one condition.
+MOST_CONTROLS = 3
+
 
 @dataclass(frozen=True)
 class Job:
-    """A study on one run, or on all runs of its role."""
+    """A study on one run, or on all runs of its role.
+
+    Attributes:
+        control: what is read in the place of these runs' checkpoints; empty: themselves.
+    """
 
     study: Study
     on: tuple[Located, ...]
+    control: Control | None = None
 
     @property
     def name(self) -> str:
         """What the outcome calls what it was measured on."""
-        return self.on[0].run.name if len(self.on) == 1 else self.study.role
+        if self.study.together:
+            return self.on[0].run.name if len(self.on) == 1 else self.study.role
+        (one,) = self.on
+        alone = one.run.seeds is None or one.base is None
+        return one.run.name if alone else f"{one.run.name}/{str(one.base).rpartition('/')[2]}"
 
     @property
-    def count(self) -> int:
-        """How many training runs it reads."""
-        return sum(located.count for located in self.on)
+    def condition(self) -> str:
+        """What its run has in common with others that a claim is decided on together with it."""
+        return "" if self.study.together else self.on[0].condition
 
     @property
     def missing(self) -> tuple[Located, ...]:
@@ -65,14 +82,52 @@ class Done:
 def jobs_of(paper: Paper, located: Sequence[Located], rows: Sequence[int] = ()) -> list[Job]:
     """Every study, on every run of its role; ``rows`` limits them to studies of these rows."""
     found = []
-    for study in paper.study:
-        if rows and not set(rows) & set(study.rows):
-            continue
+    for study in studies_of(paper, rows):
         playing = [each for each in located if each.run.role == study.role]
         if study.together:
             found += [Job(study, tuple(playing))] if playing else []
         else:
-            found += [Job(study, (each,)) for each in playing]
+            found += [Job(study, (one,)) for one in each_alone(playing)]
+    return found
+
+
+def studies_of(paper: Paper, rows: Sequence[int]) -> list[Study]:
+    return [study for study in paper.study if not rows or set(rows) & set(study.rows)]
+
+
+def each_alone(several: Sequence[Located]) -> list[Located]:
+    """Every seed by itself."""
+    return [
+        one
+        for each in several
+        for one in ([each] if each.base is None else [each.alone(seed) for seed in each.bases])
+    ]
+
+
+def control_jobs(paper: Paper, located: Sequence[Located], rows: Sequence[int] = ()) -> list[Job]:
+    """Every study that a claim asks a control of, on that control.
+
+    Of each condition the first three runs have their untrained model: what they share is what is asked for.
+    """
+    found = []
+    for study in studies_of(paper, rows):
+        claims = [
+            claim for claim in paper.claim if claim.study == study.id and (not rows or claim.row in rows)
+        ]
+        asked = {name for claim in claims for name in claim.controlled(study)}
+        playing = [each for each in located if each.run.role == study.role and each.base is not None]
+        if "untrained" in asked and playing:
+            if study.together:
+                found.append(Job(study, tuple(playing), "untrained"))
+            else:
+                seen: Counter[str] = Counter()
+                for one in each_alone(playing):
+                    seen[one.condition] += 1
+                    if seen[one.condition] <= MOST_CONTROLS:
+                        found.append(Job(study, (one,), "untrained"))
+        if "shuffled" in asked and playing:
+            others = [each for each in located if each.run.role == study.shuffled and each.base is not None]
+            found += [Job(study, (one,), "shuffled") for one in each_alone(others)]
     return found
 
 
@@ -87,6 +142,9 @@ def perform(job: Job) -> Done:
         return Done(job, None, "not trained")
     try:
         call = getattr(experiments, job.study.experiment)
+        if job.control is not None:
+            with TemporaryDirectory() as place:
+                return Done(job, on_control(job, call, Path(place)))
         return Done(job, call(job.refs(), **job.settings()))
     except (UserError, TaskError, CircuitsError) as error:
         return Done(job, None, str(error))
@@ -125,3 +183,61 @@ def one_thread() -> None:
     torch.set_num_threads(1)
     # As the command line does for its own process.
     warnings.simplefilter("ignore")
+
+
+def on_control(job: Job, call: Callable[..., Result], place: Path) -> Result:
+    """A study's table on models that should not pass, named as the runs and marks that they stand for."""
+    import pandas
+
+    # An untrained model has its first step alone, one trained on shuffled labels no drop to be named after.
+    mark = "0" if job.control == "untrained" else "last"
+    named = {}
+    for each in job.on:
+        for seed, base in each.bases.items():
+            named[base] = untrained(each.run, seed, place) if job.control == "untrained" else base
+    stand_in = dict(zip(named.values(), named, strict=True))
+    (first, *_) = named.values()
+    settings = {key: filled(marked(value, mark), first) for key, value in job.study.settings.items()}
+    found = call([f"{run}@{mark}" if job.study.at else run for run in named.values()], **settings)
+    frame = found.frame.assign(run=found.frame["run"].replace(stand_in))
+    copies = []
+    for wanted in job.study.at or ("",):
+        refs = frame["ref"].map(
+            lambda ref, wanted=wanted: renamed(str(ref), stand_in, wanted if job.study.at else None)
+        )
+        copies.append(frame.assign(ref=refs))
+    whole = copies[0] if len(copies) == 1 else pandas.concat(copies, ignore_index=True)
+    return replace(found, frame=whole)
+
+
+def marked(value: Any, mark: str) -> Any:
+    """Settings that name a checkpoint of the run itself name that of the control."""
+    if isinstance(value, str):
+        return re.sub(r"\{run\}@[^@\s]+", f"{{run}}@{mark}", value)
+    if isinstance(value, list):
+        return [marked(item, mark) for item in value]
+    return {key: marked(item, mark) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def renamed(ref: str, stand_in: Mapping[str, str], mark: str | None) -> str:
+    run, _, step = ref.rpartition("@")
+    return ref if run not in stand_in else f"{stand_in[run]}@{step if mark is None else mark}"
+
+
+def untrained(run: TrainingRun, seed: int, place: Path) -> str:
+    """A folder with the model of a run before its first step: the same settings, no steps."""
+    from interp_tasks.training.config import resolve_config
+    from interp_tasks.training.trainer import train
+    from tasks import get
+
+    settings = {key: as_text(value) for key, value in run.settings.items()}
+    resolved = resolve_config(run.task, run.train_preset, settings)
+    out = place / run.name / f"seed-{seed}"
+    train(
+        get(resolved.task_name, **resolved.task),
+        out=out,
+        preset=resolved.preset,
+        settings=resolved.model,
+        config=resolved.train.model_copy(update={"seed": seed, "steps": 0}),
+    )
+    return out.as_posix()

@@ -157,6 +157,7 @@ def published_section(found: Mapping[str, Published]) -> list[Section]:
             "high": outcome.high,
             "rule": outcome.claim.rule,
             "verdict": outcome.verdict,
+            "note": outcome.reason,
             "departures": outcome.claim.departures,
         }
         for name, published in found.items()
@@ -176,10 +177,12 @@ def published_section(found: Mapping[str, Published]) -> list[Section]:
         ),
         Column("rule", "rule", sentences=True),
         Column("verdict", "verdict"),
+        Column("note", "note", sentences=True),
     ]
     caption = (
-        "Ours is the number that the rule is about, often a share; rules were written before the first run on a "
-        "trained model. Of the examples of this page: interp-run reproduce decides claims on more of them."
+        "What training makes is decided on three training runs at least, and this page is of one. Ours is the number "
+        "that the rule is about, often a share; rules were written before the first run on a trained model. Of the "
+        "examples of this page: interp-run reproduce decides claims on more of them."
     )
     return [Table(frame, "Published beside ours", caption, columns, name="report-published")]
 

@@ -58,9 +58,7 @@ def published_beside(view: View) -> Published:
                 continue
             if played is not None and played.preset in claim.scale:
                 reason = claim.scale[played.preset]
-                outcomes.append(
-                    (paper, Outcome(claim, view.name, 0, "not testable at this scale", reason=reason))
-                )
+                outcomes.append((paper, Outcome(claim, view.name, 0, "not testable", reason=reason)))
                 continue
             outcome = judge(claim, frame, view.name)
             if outcome.verdict == "error":
@@ -137,13 +135,13 @@ def generalisation_rows(run: Run) -> pandas.DataFrame | None:
 
 def marks_of(claim: Claim, paper: Paper, frame: pandas.DataFrame, view: View) -> Iterator[Mark]:
     """Where a claim's published number is drawn: none for what is no level of a metric."""
-    from interp_tasks.reproducing.judging import divisors, picked
+    from interp_tasks.reproducing.judging import divisor_of, picked
 
     rows = picked(frame, claim.where)
     if claim.number is None or len(rows) != 1:
         return
     row: Any = rows.to_dict("records")[0]
-    value = claim.number * float(divisors(claim, rows, frame).iloc[0])
+    value = claim.number * divisor_of(claim, rows.iloc[0], frame)
     value += row["baseline"] if claim.column == "effect" else 0.0
     says = f"published: {claim.published}<br>{paper.name}, {claim.source}<br>in the unit of this run: {value:.4g}"
     if "ref" in claim.where:

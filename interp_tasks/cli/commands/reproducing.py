@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,6 +57,9 @@ class Reproduce(Command):
         typer.Option("--out", metavar="DIR", help="Tables and page.", show_default="results/PAPER-PRESET"),
     ] = None
     format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table"
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Below each line what the claim says, and why the verdict.")
+    ] = False
 
     def check(self) -> None:
         check_choice("--format", self.format, FORMATS)
@@ -115,7 +119,7 @@ class Reproduce(Command):
         elif self.format == "csv":
             write_data(found.to_csv())
         else:
-            print_claims(found)
+            print_claims(found, self.verbose)
 
 
 def trainer_progress(progress: Progress) -> Any:
@@ -127,36 +131,34 @@ def trainer_progress(progress: Progress) -> Any:
     return of_run
 
 
-def print_claims(found: Reproduction) -> None:
-    """A table of claims, then what is missing."""
-    from rich.table import Table
+#: Widths of an unbroken line: verdict, published, ours, seeds; the claim's name has the rest.
+VERDICT, PUBLISHED, OURS, SEEDS = 12, 14, 20, 5
+
+
+def print_claims(found: Reproduction, verbose: bool) -> None:
+    """A line for each claim and condition, by experiment of the paper; then what is missing."""
     from rich.text import Text
 
-    from interp_tasks.reproducing.presenting import ours, shown_frame, summary
+    from interp_tasks.reproducing.presenting import summary
 
     out = console()
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
-    for header, settings in (
-        ("row", {"no_wrap": True}),
-        ("claim", {"ratio": 4}),
-        ("published", {"ratio": 2}),
-        ("run", {"ratio": 2, "overflow": "fold"}),
-        ("ours [95% CI]", {"ratio": 2}),
-        ("verdict", {"ratio": 1, "min_width": 8}),
-    ):
-        table.add_column(header, **settings)
-    rows: list[Any] = shown_frame(found).to_dict("records")
-    for row in rows:
-        runs = f"{row['run']} ({row['n_runs']} runs)" if row["n_runs"] > 1 else str(row["run"])
-        table.add_row(row["row"], row["says"], row["published"], runs, ours(row), row["verdict"])
-    out.print(table)
-    out.print()
-    remarks = [row for row in rows if row["verdict"] in ("held", "failed") and row["reason"]]
-    for row in remarks:
-        out.print(Text(f"{row['claim']} ({row['run']}) {row['verdict']}: {row['reason']}."))
-    if remarks:
+    width = out.width
+    rows: list[Any] = found.frame().to_dict("records")
+    head = ("verdict", "claim", "published", "ours", "seeds")
+    out.print(Text(line(head, width), style="dim"), soft_wrap=True)
+    for row in found.paper.row:
+        mine = [each for each in rows if each["row"] == row.number]
+        if not mine:
+            continue
+        where = f" ({row.where})" if row.where else ""
         out.print()
+        out.print(Text(cut(f"{row.number}. {row.title}{where}", width), style="bold"), soft_wrap=True)
+        for claim in dict.fromkeys(each["claim"] for each in mine):
+            print_claim(out, [each for each in mine if each["claim"] == claim], verbose)
+    out.print()
     out.print(Text(summary(found)))
+    if not verbose:
+        out.print(Text("--verbose: what each claim says, its rule, interval, runs, controls and reasons."))
     if found.missing:
         hours = sum(each.run.hours for each in found.missing)
         out.print(
@@ -164,3 +166,55 @@ def print_claims(found: Reproduction) -> None:
         )
     for each in found.missing:
         out.print(Text(f"{each.run.hours:g} h: {each.run.command(found.folder)}", style="dim"))
+
+
+def print_claim(out: Any, rows: list[Any], verbose: bool) -> None:
+    """A claim's line; of several conditions one each, below its name."""
+    from rich.text import Text
+
+    from interp_tasks.reproducing.presenting import short
+
+    first = rows[0]
+    several = len(rows) > 1
+    name = first["claim"] + (" *" if first["headline"] else "")
+    if several:
+        out.print(Text(line(("", name, first["published"], "", ""), out.width)), soft_wrap=True)
+    if verbose:
+        for text in (first["says"], f"Rule: {first['rule']}."):
+            out.print(Text(f"  {text}", style="dim"))
+    for row in rows:
+        called = f"  {row['run'].rpartition('/')[2]}" if several else name
+        published = "" if several else row["published"]
+        seeds = str(row["n_runs"]) if row["n_runs"] else "–"
+        cells = (row["verdict"], called, published, short(row), seeds)
+        out.print(Text(line(cells, out.width)), soft_wrap=True)
+        if verbose:
+            for text in particulars(row):
+                out.print(Text(f"  {text}", style="dim"))
+
+
+def particulars(row: Mapping[str, Any]) -> Iterator[str]:
+    """What there is to know of a verdict, a sentence each."""
+    from interp_tasks.reproducing.presenting import controls, number, ours, own
+
+    if row["interval"]:
+        yield f"{ours(row)}, interval {row['interval']}."
+    if len(row["runs"]) > 1:
+        yield f"Each run: {own(row)}."
+    if controls(row) != "–":
+        yield f"Controls: {controls(row)}."
+    if row["p_holm"] == row["p_holm"]:
+        yield f"p {number(row['p'])}, {number(row['p_holm'])} after Holm's correction."
+    if row["reason"]:
+        yield f"{row['reason'][0].upper()}{row['reason'][1:]}."
+
+
+def line(cells: Sequence[str], width: int) -> str:
+    """One line of the terminal's width; what is too long for its column ends in three dots."""
+    rest = width - (VERDICT + PUBLISHED + OURS + SEEDS) - 4
+    widths = (VERDICT, max(rest, 12), PUBLISHED, OURS, SEEDS)
+    return " ".join(cut(text, wide).ljust(wide) for text, wide in zip(cells, widths, strict=True)).rstrip()
+
+
+def cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
