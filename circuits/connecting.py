@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -118,10 +120,12 @@ def _estimates(
 ) -> tuple[PerExample, dict[str, dict[str, Tensor]]]:
     """The metrics at base; and by receiver and metric the estimates [sender n], of the senders before it."""
     streams = {one.hook: _stream(one) for one in receivers}
+    sums = _sums(piece.surface)
     sending = dict.fromkeys([sender.hook for sender in senders])
     outs = [KINDS["attn_out"].hook.format(layer) for layer in range(piece.surface.n_layers)]
     moving = [hook for hook in INPUTS if hook in piece.surface.hooks]
-    reading = dict.fromkeys([*streams.values(), *streams])
+    normed = [site.hook() for site in sums[1:] if piece.surface.stream_norm(site.name, site.layer)]
+    reading = dict.fromkeys([*(stream.hook() for stream in streams.values()), *streams, *normed])
     theirs = piece.run(piece.source, dict.fromkeys([*sending, *moving])).at
     ours = piece.run(piece.base, dict.fromkeys([*sending, *moving, *outs, *reading]), graph=True)
     clean = ours.output.detach()
@@ -136,8 +140,14 @@ def _estimates(
         for name, slopes in piece.slopes(run, piece.values(run.output, clean), streams).items():
             for receiver in receivers:
                 before = sum(sender.order < receiver.order for sender in senders)
-                stream = _to_stream(run, receiver, streams[receiver.hook], slopes[receiver.hook])
-                shift = torch.einsum("s b p d, b p d -> s b", changes[:before], stream.double())
+                stream = streams[receiver.hook]
+                slope = _to_stream(run, receiver, stream.hook(), slopes[receiver.hook])
+                at = _at_sums(piece.surface, run, sums, stream, slope)
+                shifts = [
+                    torch.einsum("s b p d, b p d -> s b", alike, at[place].double())
+                    for place, alike in _by_sum(piece.surface, senders[:before], changes)
+                ]
+                shift = torch.cat(shifts)
                 total = found[receiver.name].get(name, 0) + shift / (steps or 1)
                 found[receiver.name][name] = piece.finite(total, name, receiver.name)
     return read_values(piece.values(clean, clean), "metric", len(piece.base), BASELINE), found
@@ -183,11 +193,60 @@ def _to_stream(run: Run, receiver: End, stream: str, slope: Tensor) -> Tensor:
     return found
 
 
-def _stream(receiver: End) -> str:
-    """The hook of the residual stream that a receiver reads."""
+def _stream(receiver: End) -> Site:
+    """The residual stream that a receiver reads."""
     site = receiver.place.site.name
     before = {"mlp_pre": "resid_mid", "resid_post": "resid_post"}.get(site, "resid_pre")
-    return KINDS[before].hook.format(receiver.layer)
+    return Site(before, receiver.layer)
+
+
+def _sums(surface: Surface) -> list[Site]:
+    """Where something is added to the residual stream, in order; "embed" stands for the sum of the embeddings."""
+    places = [Site(name, layer) for layer in range(surface.n_layers) for name in ("resid_mid", "resid_post")]
+    return [Site("embed"), *(place for place in places if place.hook() in surface.hooks)]
+
+
+def _sum_of(surface: Surface, sender: End) -> Site:
+    """Where a sender is added."""
+    site = sender.place.site.name
+    if site == "embed":
+        return Site(site)
+    between = Site("resid_mid", sender.layer)
+    return between if site == "z" and between.hook() in surface.hooks else Site("resid_post", sender.layer)
+
+
+def _by_sum(surface: Surface, senders: list[End], changes: Tensor) -> Iterator[tuple[Site, Tensor]]:
+    """The changes [sender batch pos d_model] of senders that are added at one place, which lie side by side."""
+    first = 0
+    for place, some in groupby(_sum_of(surface, sender) for sender in senders):
+        end = first + len(list(some))
+        yield place, changes[first:end]
+        first = end
+
+
+def _at_sums(surface: Surface, run: Run, sums: list[Site], stream: Site, slope: Tensor) -> dict[Site, Tensor]:
+    """A gradient at the stream that a receiver reads, at each sum before it, along the stream alone.
+
+    Where the stream itself is normalised after a sum, the way leads back through that norm, which `patch.path` computes
+    anew.
+    """
+    found: dict[Site, Tensor] = {}
+    if stream in sums:
+        found[stream] = slope
+    earlier = [one for one in sums if one.layer is None or one.layer < (stream.layer or 0)]
+    if stream.name == "resid_post" and Site("resid_mid", stream.layer) in sums:
+        earlier.append(Site("resid_mid", stream.layer))
+    for place in reversed(earlier):
+        path = surface.stream_norm(place.name, place.layer)
+        if path is not None:
+            hooks = INPUTS if place.layer is None else [place.hook()]
+            x = sum(run.at[hook].detach() for hook in hooks if hook in run.at)
+            assert isinstance(x, Tensor)
+            with torch.enable_grad():
+                x.requires_grad_()
+                (slope,) = torch.autograd.grad(surface.model.get_submodule(path)(x), x, slope)
+        found[place] = slope
+    return found
 
 
 def _senders(surface: Surface) -> list[End]:

@@ -44,7 +44,9 @@ _WEIGHTS = 2**26
 class Clean:
     """What one clean pass leaves behind, for the lanes that need it."""
 
-    before: dict[int, Tensor] = field(default_factory=dict)  # resid_pre by layer; at n_layers the last stream
+    before: dict[int, Tensor] = field(
+        default_factory=dict
+    )  # what enters a layer; at n_layers the last stream
     between: dict[int, Tensor] = field(default_factory=dict)  # resid_mid
     z: dict[int, Tensor] = field(default_factory=dict)
     v: dict[int, Tensor] = field(default_factory=dict)
@@ -126,7 +128,7 @@ class Engine:
         for layer in range(replay.n_layers):
             if (layer, BEFORE) in starts:
                 kept.before[layer] = x
-            x = replay.block(layer, x, keep)
+            x = replay.block(layer, replay.entering(layer, x), keep)
             if {(layer, AT_Z), (layer, BETWEEN)} & starts:
                 kept.between[layer] = x
             if layer == replay.n_layers - 1 and (layer + 1, BEFORE) not in starts:
@@ -180,7 +182,7 @@ class Engine:
             x = self._joined_before(layer, x, stack, clean)
             sliced = read is not None and not edited & set(AFTER_ATTENTION)
             if x is not None:
-                x = stack.tap("resid_pre", layer, x)
+                x = stack.tap("resid_pre", layer, replay.entering(layer, x))
                 queries = read if sliced and not edited - {"resid_pre", "k", "v"} else None
                 explicit = any(lane.writes_scores(layer) for lane in stack.members)
                 mix = None if explicit or "pattern" not in edited else partial(self._mixed, stack)

@@ -47,8 +47,22 @@ def refuse_unproved(model: nn.Module) -> None:
         raise CircuitsError(f"gated_mlp with act_fn={cfg.act_fn!r} is not served; either alone is")
 
 
+def is_post_norm(hooks: Mapping[str, nn.Module], n_layers: int) -> bool:
+    """Tell whether norms stand on the residual stream itself, by the hook point of what a block hands on.
+
+    TransformerLens has it in the blocks of its HookedEncoder. Only blocks of one kind are served.
+    """
+    there = [f"blocks.{layer}.hook_normalized_resid_post" in hooks for layer in range(n_layers)]
+    if len(set(there)) > 1:
+        raise CircuitsError(
+            f"blocks {there.index(True)} and {there.index(False)} differ: one hands on its residual stream normalised, "
+            "one does not; circuits serves models whose blocks are all of one kind"
+        )
+    return all(there)
+
+
 def refuse_other_blocks(model: nn.Module, hooks: Mapping[str, nn.Module], n_layers: int) -> None:
-    """Sites mean something else where attention and MLP run side by side, or where a norm follows them."""
+    """Sites mean something else where attention and MLP run side by side, or where a norm follows within the branch."""
     architecture = str(getattr(model.cfg, "original_architecture", None) or "")
     for layer in range(n_layers):
         block = model.get_submodule(f"blocks.{layer}")
@@ -58,6 +72,6 @@ def refuse_other_blocks(model: nn.Module, hooks: Mapping[str, nn.Module], n_laye
             )
         if hasattr(block, "ln1_post") or architecture.startswith(_OTHER_MODELS):
             raise CircuitsError(
-                f"block {layer} normalises after attention, or q and k together; circuits serves pre-norm "
-                "blocks only"
+                f"block {layer} normalises what attention adds, or q and k together; circuits serves blocks with "
+                "norms before attention and MLP, or after the residual sums"
             )

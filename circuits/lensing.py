@@ -27,10 +27,12 @@ class Lens:
     Attributes:
         output: the model's own.
         readouts: "embed", "layer 0", "layer 1", ...: the read-out (final norm and unembedding) of the residual stream
-            before the first layer and after each. The last equals `output`.
+            before the first layer and after each. The last equals `output`. In a post-norm model it is the unembedding
+            alone, of what the embeddings and each layer hand on, normalised as they do it.
         contributions: "embed", "pos_embed", "L0H0", ..., "b_O.0", "mlp_out.0", ..., in the order they are added: what
-            each adds to the output directly, along the residual stream, with the final norm's scale held at its value
-            in this run. What interventions put into the residual stream itself is "edits".
+            each adds to the output directly, along the residual stream, with the scale of every norm on the way held at
+            its value in this run: that of the final norm; in a post-norm model those after each sum, whose biases are
+            "ln_embed.b", "ln1.b.0", "ln2.b.0", .... What interventions put into the residual stream itself is "edits".
         constant: [out], what the read-out adds by itself (biases). Contributions and constant add up to `output`.
     """
 
@@ -62,10 +64,14 @@ def lens(model: Any, tokens: Any, *interventions: Intervention) -> Lens:
     surface = Surface.of(model)
     tokens = read_run_tokens(tokens, "lens")
     surface.check_inputs(tokens, "lens: tokens")
-    streams = {"embed": Site("resid_pre", 0)}
-    streams |= {f"layer {layer}": Site("resid_post", layer) for layer in range(surface.n_layers)}
-    last = Site("resid_post", surface.n_layers - 1)
-    parts = [site for site in _PARTS if site.hook(0) in surface.hooks]
+    layers = range(surface.n_layers)
+    ends = [
+        Site(_HANDED_ON.format(layer)) if surface.post_norm else Site("resid_post", layer) for layer in layers
+    ]
+    streams = {"embed": Site("resid_pre", 0)} | {f"layer {layer}": end for layer, end in enumerate(ends)}
+    last = ends[-1]
+    wanted = (*_PARTS, *(_SUMS if surface.post_norm else ()))
+    parts = [site for site in wanted if site.hook(0) in surface.hooks]
     # One block around all of it: weights that an intervention puts in are also those that contributions are made with.
     with intervene(model, *interventions):
         output, seen = run(model, tokens, cache=[*parts, *streams.values()])
@@ -73,28 +79,53 @@ def lens(model: Any, tokens: Any, *interventions: Intervention) -> Lens:
             name: run(model, tokens, edit(last, _constantly(seen[stream])))
             for name, stream in streams.items()
         }
-        added = _added(surface, seen)
-        weights = _ReadOut.of(surface, seen[last], output)
+        added = _added(surface, seen, bool(interventions))
+        weights = _ReadOut.of(surface, seen[Site("resid_post", layers[-1])], output)
         contributions = {name: weights.linear(part) for name, part in added.items()}
-        rest = seen[last] - torch.stack(list(added.values())).sum(0)
-        if float(rest.abs().max()) > _allowed(seen[last]):
-            if not interventions:
-                raise CircuitsError(
-                    "lens: the residual stream of this model is not the sum of its embeddings, heads and MLPs; "
-                    "it, or a hook on it, adds something of its own"
-                )
-            contributions["edits"] = weights.linear(rest)
     return Lens(output, readouts, contributions, weights.constant)
 
 
 _PARTS = tuple(Site(name) for name in ("embed", "pos_embed", "z", "mlp_out"))
+_SUMS = tuple(Site(name) for name in ("resid_mid", "resid_post"))
+#: What a layer of a post-norm model hands on.
+_HANDED_ON = "blocks.{}.hook_normalized_resid_post"
 
 
-def _added(surface: Surface, seen: Activations) -> dict[str, Tensor]:
-    """What each component adds to the residual stream [batch pos d_model], in order."""
+def _added(surface: Surface, seen: Activations, edited: bool) -> dict[str, Tensor]:
+    """What each component adds to the last residual stream [batch pos d_model], in order.
+
+    Norms on the way there are linear maps, their scales held at those of this run.
+    """
     weights = {name: value.detach() for name, value in surface.named_weights().items()}
     shape = seen["embed"].shape
     found = {name: seen[name].expand(shape) for name in ("embed", "pos_embed") if Site(name).hook() in seen}
+
+    def settle(stream: Tensor) -> None:
+        """What the stream has that no component has added is the edits'."""
+        rest = stream - torch.stack(list(found.values())).sum(0)
+        if float(rest.abs().max()) <= _allowed(stream):
+            return
+        if not edited:
+            raise CircuitsError(
+                "lens: the residual stream of this model is not the sum of its embeddings, heads and MLPs; "
+                "it, or a hook on it, adds something of its own"
+            )
+        found["edits"] = found.pop("edits", 0) + rest
+
+    def normalise(site: str, layer: int | None) -> None:
+        path = surface.stream_norm(site, layer)
+        if path is None:
+            return
+        stream = torch.stack(list(found.values())).sum(0) if layer is None else seen[Site(site, layer)]
+        settle(stream)
+        centred = stream - stream.mean(-1, keepdim=True)
+        scale = (centred.square().mean(-1, keepdim=True) + _eps(surface)).sqrt()
+        for name, part in found.items():
+            found[name] = (part - part.mean(-1, keepdim=True)) / scale * weights[f"{path}.w"]
+        norm = path.split(".")[-1]
+        found[f"{norm}.b" if layer is None else f"{norm}.b.{layer}"] = weights[f"{path}.b"].expand(shape)
+
+    normalise("embed", None)
     for layer in range(surface.n_layers):
         z = seen[Site("z", layer)]
         prefix = f"blocks.{layer}.attn"
@@ -108,8 +139,18 @@ def _added(surface: Surface, seen: Activations) -> dict[str, Tensor]:
         if bias is not None:
             found[f"b_O.{layer}"] = bias.expand(shape)
         if Site("mlp_out", layer).hook() in seen:
+            normalise("resid_mid", layer)
             found[f"mlp_out.{layer}"] = seen[Site("mlp_out", layer)]
+        if layer < surface.n_layers - 1:
+            normalise("resid_post", layer)
+    settle(seen[Site("resid_post", surface.n_layers - 1)])
+    if "edits" in found:
+        found["edits"] = found.pop("edits")  # the last
     return found
+
+
+def _eps(surface: Surface) -> float:
+    return float(getattr(surface.model.cfg, "eps", 1e-5))
 
 
 @dataclass(frozen=True)
@@ -135,11 +176,12 @@ class _ReadOut:
         if weight is None:
             weight = weights["unembed.weight"].T
         bias = weights.get("unembed.b_U", weights.get("unembed.bias", weight.new_zeros(weight.shape[1])))
-        gain = weights.get("ln_final.w", weights.get("ln_final.weight"))
-        shift = weights.get("ln_final.b", weights.get("ln_final.bias"))
+        norm = surface.stream_norm("resid_post", surface.n_layers - 1) or "ln_final"
+        gain = weights.get(f"{norm}.w", weights.get(f"{norm}.weight"))
+        shift = weights.get(f"{norm}.b", weights.get(f"{norm}.bias"))
         constant = bias.clone() if shift is None else bias + shift @ weight
         folded = weight if gain is None else gain[:, None] * weight
-        eps = float(getattr(surface.model.cfg, "eps", 1e-5))
+        eps = _eps(surface)
         best, smallest = None, torch.inf
         for centred, normed in ((True, True), (False, True), (False, False)):
             centre = stream - stream.mean(-1, keepdim=True) if centred else stream

@@ -103,7 +103,8 @@ def _replayed(replay: Replay, tokens: Tensor, seen: Mapping[str, Tensor]) -> See
 
     x = replay.embedded(tokens.repeat(replay.copies, 1), keep)
     for layer in range(replay.n_layers):
-        after = keep("resid_post", layer, replay.mlp(layer, replay.block(layer, x, keep), keep))
+        between = replay.block(layer, replay.entering(layer, x), keep)
+        after = keep("resid_post", layer, replay.mlp(layer, between, keep))
         own = seen[KINDS["resid_post"].hook.format(layer)]
         if own.shape != after.shape:
             raise NotReplayed("its residual stream has another shape than that of the replay")

@@ -1,4 +1,4 @@
-"""The forward pass of a plain pre-norm transformer, from its weights: it can begin at any site of any layer.
+"""The forward pass of a plain transformer, from its weights: it can begin at any site of any layer.
 
 Which models it covers is told by `Replay.of`; whether it is the model's own forward is checked by whoever uses it.
 The weights of several checkpoints of one model may be stacked: then every weight has a first axis more, and of an
@@ -70,13 +70,14 @@ class Norm:
 class Block:
     """The weights of one layer; of matrices, the first axis is the input's."""
 
-    ln1: Norm
+    ln1: Norm  # of what attention reads
     qkv: Float[Tensor, "*stack d_model qkv"]  # of all heads, q before k before v
     qkv_bias: Tensor
     out: Float[Tensor, "*stack head d_head d_model"]
     out_bias: Tensor
     scale: float
-    ln2: Norm | None  # None: attention only
+    ln2: Norm | None  # of what the MLP reads; None: attention only
+    between: Norm  # of the residual stream itself between attention and MLP, in a post-norm model
     mlp_in: Tensor | None = None
     mlp_in_bias: Tensor | None = None
     mlp_out: Tensor | None = None
@@ -90,7 +91,9 @@ class Replay:
     embed: Tensor
     positions: Tensor
     blocks: tuple[Block, ...]
-    last_norm: Norm
+    entries: tuple[
+        Norm, ...
+    ]  # of the residual stream before each layer (post-norm), and before the unembedding
     unembed: Tensor
     unembed_bias: Tensor
     causal: bool
@@ -141,7 +144,7 @@ class Replay:
         return sum(weight.numel() * weight.element_size() for weight in _weights(self))
 
     def embedded(self, tokens: Tensor, tap: Tap) -> Tensor:
-        """tokens [row pos] -> the first residual stream."""
+        """tokens [row pos] -> the sum of the embeddings."""
         length, width = tokens.shape[1], self.embed.shape[-1]
         if self.embed.ndim > 2:
             copies, rows = self.copies, len(tokens) // self.copies
@@ -152,6 +155,10 @@ class Replay:
             embedded = self.embed[tokens]
             table = self.positions[:length].expand(*tokens.shape, -1)
         return tap("embed", None, embedded) + tap("pos_embed", None, table)
+
+    def entering(self, layer: int, x: Tensor) -> Tensor:
+        """What the layer before has left (or the embeddings' sum) -> resid_pre; at n_layers, what is unembedded."""
+        return self.entries[layer](x)
 
     def block(
         self,
@@ -212,13 +219,14 @@ class Replay:
         block = self.blocks[layer]
         if block.ln2 is None or block.mlp_in is None or block.mlp_out is None:
             return x
+        x = block.between(x)
         pre = tap("mlp_pre", layer, _affine(block.ln2(x), block.mlp_in, block.mlp_in_bias))
         post = tap("mlp_post", layer, self.activation(pre))
         return x + tap("mlp_out", layer, _affine(post, block.mlp_out, block.mlp_out_bias))
 
     def output(self, x: Tensor) -> Tensor:
         """The last residual stream -> logits [row pos out]."""
-        return _affine(self.last_norm(x), self.unembed, self.unembed_bias)
+        return _affine(self.entering(self.n_layers, x), self.unembed, self.unembed_bias)
 
     def visible(self, length: int, device: torch.device) -> Tensor:
         """Which keys a query may see, [query key]."""
@@ -260,7 +268,9 @@ def _read(surface: Surface, held: Mapping[str, Tensor]) -> Replay:
     kind = getattr(cfg, "normalization_type", None)
     norm_kind = None if kind is None else str(kind).upper().removesuffix("PRE")
 
-    def norm(path: str, kind: str | None) -> Norm:
+    def norm(path: str | None, kind: str | None) -> Norm:
+        if path is None:
+            return Norm(None, 0.0, None, None)
         weight = held.get(f"{path}.weight" if linear else f"{path}.w")
         bias = held.get(f"{path}.bias" if linear else f"{path}.b")
         return Norm(kind, float(cfg.eps), weight, bias)
@@ -272,7 +282,9 @@ def _read(surface: Surface, held: Mapping[str, Tensor]) -> Replay:
         big = name.upper()
         return held[f"{path}.W_{big}"].transpose(-3, -2).flatten(-2), held[f"{path}.b_{big}"].flatten(-2)
 
-    blocks = []
+    blocks, entries = [], [norm(surface.stream_norm("embed", None), norm_kind)]
+    # Norms stand on the branches, or on the stream.
+    branch = None if surface.post_norm else norm_kind
     for layer in range(surface.n_layers):
         path = f"blocks.{layer}"
         attention: Any = surface.model.get_submodule(f"{path}.attn")
@@ -287,29 +299,33 @@ def _read(surface: Surface, held: Mapping[str, Tensor]) -> Replay:
             else held[f"{path}.attn.W_O"]
         )
         plain: dict[str, Any] = {
-            "ln1": norm(f"{path}.ln1", norm_kind),
+            "ln1": norm(f"{path}.ln1", branch),
             "qkv": torch.cat([weight for weight, _ in parts], -1),
             "qkv_bias": torch.cat([bias for _, bias in parts], -1),
             "out": out.contiguous(),
             "out_bias": held[f"{path}.attn.o.bias" if linear else f"{path}.attn.b_O"],
             "scale": float(scale),
             "ln2": None,
+            "between": norm(surface.stream_norm("resid_mid", layer), norm_kind),
         }
         if hasattr(surface.model.get_submodule(path), "mlp"):
-            plain["ln2"] = norm(f"{path}.ln2", norm_kind)
+            plain["ln2"] = norm(f"{path}.ln2", branch)
             inner = held[f"{path}.mlp.in.weight" if linear else f"{path}.mlp.W_in"]
             outer = held[f"{path}.mlp.out.weight" if linear else f"{path}.mlp.W_out"]
             plain["mlp_in"], plain["mlp_out"] = (inner.mT, outer.mT) if linear else (inner, outer)
             plain["mlp_in_bias"] = held[f"{path}.mlp.in.bias" if linear else f"{path}.mlp.b_in"]
             plain["mlp_out_bias"] = held[f"{path}.mlp.out.bias" if linear else f"{path}.mlp.b_out"]
         blocks.append(Block(**plain))
-    last_kind = "RMS" if norm_kind is not None and getattr(cfg, "final_rms", False) else norm_kind
+        entries.append(norm(surface.stream_norm("resid_post", layer), norm_kind))
+    if not surface.post_norm:
+        last_kind = "RMS" if norm_kind is not None and getattr(cfg, "final_rms", False) else norm_kind
+        entries[-1] = norm("ln_final", last_kind)
     masked = surface.masked_score(0)
     return Replay(
         embed=held["embed.weight" if linear else "embed.W_E"],
         positions=held["pos_embed.weight" if linear else "pos_embed.W_pos"],
         blocks=tuple(blocks),
-        last_norm=norm("ln_final", last_kind),
+        entries=tuple(entries),
         unembed=held["unembed.weight"].mT if linear else held["unembed.W_U"],
         unembed_bias=held["unembed.bias" if linear else "unembed.b_U"],
         causal=cfg.attention_dir == "causal",

@@ -17,7 +17,7 @@ from circuits.bridges import FAMILY as BRIDGE
 from circuits.bridges import NativeBridge
 from circuits.errors import CircuitsError
 from circuits.handles import Function, Handle, Handles, Revocable, on_hook_point
-from circuits.layouts import refuse_other_blocks, refuse_unproved
+from circuits.layouts import is_post_norm, refuse_other_blocks, refuse_unproved
 from circuits.sites import KINDS, Site, SiteKind
 
 # (model class, site) pairs at which a written value is what the model goes on with, established by a random
@@ -63,6 +63,8 @@ class Surface:
         refuse_other_blocks(model, hooks, self.n_layers)
         if self.family in IN_LINE:
             refuse_unproved(model)
+        #: Whether each residual sum is normalised and that goes on, with no norm before attention and MLP.
+        self.post_norm: bool = is_post_norm(hooks, self.n_layers)
         self._bridge = NativeBridge(model, hooks) if self.family == BRIDGE else None
         key_heads = self._bridge.key_heads if self._bridge is not None else _key_heads(cfg)
         self.sizes: dict[str, int | None] = {
@@ -116,6 +118,19 @@ class Surface:
         attention = getattr(self.model.get_submodule(f"blocks.{layer}"), "attn", None)
         ignore = getattr(attention, "IGNORE", None)
         return None if ignore is None else float(ignore)
+
+    def stream_norm(self, site: str, layer: int | None) -> str | None:
+        """The path of the norm that the residual stream itself passes after a site; None where it passes none.
+
+        Args:
+            site: "embed" (then it is the sum of the embeddings that is normalised), "resid_mid" or "resid_post".
+        """
+        if not self.post_norm:
+            return None
+        if layer is None:
+            return "ln_embed" if hasattr(self.model, "ln_embed") else None
+        first = site == "resid_mid" or not hasattr(self.model.get_submodule(f"blocks.{layer}"), "mlp")
+        return f"blocks.{layer}.{'ln1' if first else 'ln2'}"
 
     @property
     def device(self) -> torch.device:

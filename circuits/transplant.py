@@ -33,6 +33,7 @@ _PARTS: dict[str, tuple[bool, str]] = {
     "embed": (False, r"embed\..+"),
     "pos_embed": (False, r"pos_embed\..+"),
     "unembed": (False, r"unembed\..+"),
+    "ln_embed": (False, r"ln_embed\..+"),
     "ln_final": (False, r"ln_final\..+"),
 }
 
@@ -50,8 +51,9 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
     "unembed": ("unembed",),
     "ln1": ("ln1",),
     "ln2": ("ln2",),
+    "ln_embed": ("ln_embed",),
     "ln_final": ("ln_final",),
-    "ln": ("ln1", "ln2", "ln_final"),
+    "ln": ("ln1", "ln2", "ln_embed", "ln_final"),
 }
 
 
@@ -118,9 +120,9 @@ def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
 
     Args:
         components: one or several of q, k, v, qkv, o, attn (= q, k, v, o), mlp, embed, pos_embed, unembed, ln1, ln2,
-            ln_final, ln (the three), each with its biases; `COMPONENTS` lists them, and `describe()` every parameter by
-            name. Attention and MLP never include a LayerNorm. `layers` (0-based) limits those that lie in a layer;
-            default: all layers.
+            ln_embed (after the embeddings of a post-norm model), ln_final, ln (those four, as far as the model has
+            them), each with its biases; `COMPONENTS` lists them, and `describe()` every parameter by name. Attention
+            and MLP never include a LayerNorm. `layers` (0-based) limits those that lie in a layer; default: all layers.
 
     Only the named weights are copied, at once, so that the source may change or go. They are put in before any
     activation is edited, and the model's own come back, bit for bit, when the block ends; clean passes run with

@@ -6,6 +6,7 @@ import contextlib
 import random
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy
@@ -36,23 +37,31 @@ def global_randomness_untouched() -> Iterator[None]:
 
 
 def construct(config: HookedTransformerConfig) -> HookedTransformer:
-    """A ``HookedTransformer``, without its deprecation notice (it is pinned) or random side effects."""
+    """The model that a config describes, without its deprecation notice (it is pinned) or random side effects."""
     from transformer_lens import HookedTransformer
+
+    from tasks.post_norm import PostNormConfig, PostNormTransformer
 
     with warnings.catch_warnings(), global_randomness_untouched():
         warnings.filterwarnings("ignore", message=".*HookedTransformer.*", category=DeprecationWarning)
+        if isinstance(config, PostNormConfig):
+            return PostNormTransformer(config)
         return HookedTransformer(config)
 
 
 def hooked_config(task: Task, settings: ModelSettings) -> HookedTransformerConfig:
     from transformer_lens import HookedTransformerConfig
 
+    from tasks.post_norm import EPS, PostNormConfig
+
     n_ctx = settings.n_ctx or task.sequence_length
     if n_ctx < task.sequence_length:
         raise TaskError(
             f"model.n_ctx = {n_ctx} is too short: task {task.name!r} has {task.sequence_length} positions"
         )
-    return HookedTransformerConfig(
+    post = settings.norm == "post"
+    described = partial(PostNormConfig, eps=EPS) if post else HookedTransformerConfig
+    return described(
         n_layers=settings.n_layers,
         n_heads=settings.n_heads,
         d_model=settings.d_model,
@@ -96,6 +105,11 @@ def build_hooked_transformer(task: Task, settings: ModelSettings, seed: int) -> 
         ):
             parameter.requires_grad_(False)
     return model
+
+
+def is_post_norm(model: HookedTransformer) -> bool:
+    """True where LayerNorms stand after the residual sums, as ``model.norm = post`` builds them."""
+    return getattr(model.cfg, "norm", "pre") == "post"
 
 
 def is_bias(name: str) -> bool:

@@ -21,13 +21,15 @@ def _is_list(annotation: Any) -> bool:
 
 
 class ModelSettings(BaseModel):
-    """A pre-LN (or norm-free) transformer, as ``HookedTransformer`` builds it.
+    """A pre-norm, post-norm or norm-free transformer, as a ``HookedTransformer``.
 
     Attributes:
         d_head: width of a head; ``None`` means d_model / n_heads.
         d_mlp: neurons per layer; ``None`` means 4 · d_model.
         n_ctx: rows of the position table; ``None`` means the task's sequence length. It may exceed it.
         normalization: ``"LN"``, or ``None`` for no LayerNorm at all.
+        norm: where LayerNorms stand. ``"pre"``: before attention, MLP and unembedding, eps 1e-5. ``"post"``, as in
+            BERT: after the embeddings and after each residual sum, none at the end, eps 1e-12.
         biases: which biases train. The others are zero and frozen (``HookedTransformer`` always has them).
         init: ``"normal"``: N(0, init_std) for every matrix; ``"nanda"``: N(0, 1/d_model), unembedding
             N(0, 1/d_vocab_out) (Nanda et al. 2023, code); ``"he"``: truncated normal of variance 2 / fan_in
@@ -47,6 +49,7 @@ class ModelSettings(BaseModel):
     attn_only: bool = False
     act_fn: Literal["relu", "gelu", "silu"] = "gelu"
     normalization: Literal["LN"] | None = "LN"
+    norm: Literal["pre", "post"] = "pre"
     attention: Literal["bidirectional", "causal"] = "causal"
     biases: Literal["trained", "mlp", "frozen"] = "trained"
     init: Literal["normal", "nanda", "he", "torch"] = "normal"
@@ -58,5 +61,13 @@ class ModelSettings(BaseModel):
             raise ValueError(
                 f"d_model = {self.d_model} does not divide into {self.n_heads} heads; "
                 "set d_head or change one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _post_norm_is_a_layer_norm(self) -> ModelSettings:
+        if self.norm == "post" and self.normalization is None:
+            raise ValueError(
+                "norm = post is a LayerNorm after each sum: set normalization = LN, or norm = pre"
             )
         return self

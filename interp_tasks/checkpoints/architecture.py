@@ -17,6 +17,7 @@ from interp_tasks.checkpoints.atomic import to_json
 from interp_tasks.checkpoints.tensors import dtype_name, dtype_named
 from interp_tasks.errors import UserError
 from tasks.hooked import construct, global_randomness_untouched
+from tasks.post_norm import PostNormConfig
 
 # Where a model runs is no part of what it is; n_params is computed.
 _NOT_STORED = {"device", "n_devices", "n_params"}
@@ -66,7 +67,9 @@ def model_from_json(stored: Mapping[str, Any], file: Path, device: str = "cpu") 
         UserError: naming ``file``, for a config that this transformer-lens does not know or refuses.
     """
     fields = dict(stored)
-    known = {field.name for field in dataclasses.fields(HookedTransformerConfig)} - _NOT_STORED
+    # Only post-norm models say how they are normed: a reader that does not know of it refuses the field.
+    kind = PostNormConfig if "norm" in fields else HookedTransformerConfig
+    known = {field.name for field in dataclasses.fields(kind)} - _NOT_STORED
     unknown = sorted(set(fields) - known)
     if unknown:
         raise UserError(
@@ -80,7 +83,7 @@ def model_from_json(stored: Mapping[str, Any], file: Path, device: str = "cpu") 
     overrides = {"dtype": dtype, "device": device, "init_weights": False, "tokenizer_name": None}
     try:
         with global_randomness_untouched():  # a config with a seed reseeds everything
-            config = HookedTransformerConfig(**{**fields, **overrides})
+            config = kind(**{**fields, **overrides})
         model = construct(config)
     # transformer-lens reports a config it cannot build with whatever its code runs into first.
     except Exception as error:

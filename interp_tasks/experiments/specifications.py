@@ -24,10 +24,10 @@ EACH_LAYER = "each-layer"
 # What follows says what circuits says, which cannot be asked without importing torch; tests compare the two.
 COMPONENTS = (
     *("q", "k", "v", "qkv", "o", "attn", "mlp", "embed", "pos_embed", "unembed"),
-    *("ln1", "ln2", "ln_final", "ln"),
+    *("ln1", "ln2", "ln_embed", "ln_final", "ln"),
 )
 #: Those that a model has once.
-LAYERLESS = ("embed", "pos_embed", "unembed", "ln_final")
+LAYERLESS = ("embed", "pos_embed", "unembed", "ln_embed", "ln_final")
 HEAD_SITES = ("q", "k", "v", "scores", "pattern", "z")
 LAYER_SITES = (
     *("resid_pre", *HEAD_SITES, "attn_out", "resid_mid", "mlp_pre", "mlp_post", "mlp_out", "resid_post"),

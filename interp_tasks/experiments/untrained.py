@@ -34,6 +34,7 @@ def untrained(subject: Subject, draw: int = 0) -> HookedTransformer:
     from pydantic import ValidationError
 
     from tasks import derive_seed
+    from tasks.hooked import is_post_norm
 
     task = subject.task
     assert task is not None
@@ -42,6 +43,7 @@ def untrained(subject: Subject, draw: int = 0) -> HookedTransformer:
         **initialisation(subject, task),
         **{name: getattr(cfg, held) for name, held in HELD_AS.items()},
     }
+    settings["norm"] = "post" if is_post_norm(subject.model) else "pre"
     if not cfg.attn_only:
         settings["d_mlp"] = cfg.d_mlp
     try:

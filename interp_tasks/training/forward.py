@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp_tasks.training.dropout import Dropout
+from tasks.hooked import is_post_norm
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -83,6 +84,7 @@ class FusedForward:
         self.model = model
         self.read_positions = tuple(read_positions)
         self.cfg = model.cfg
+        self.post_norm = is_post_norm(model)
         # A bias that is frozen at zero adds nothing; do not pay for it.
         self.silent = {
             name for name, p in model.named_parameters() if not p.requires_grad and not p.any().item()
@@ -109,15 +111,26 @@ class FusedForward:
             resid = resid + self._attend(layer, q, k, v, rows)
             if self.cfg.attn_only:
                 resid = resid if dropout is None else dropout(resid, layer, "resid_post", rows)
+                resid = self._after(f"blocks.{layer}.ln1", resid)
                 continue
             resid = resid if dropout is None else dropout(resid, layer, "resid_mid", rows)
+            resid = self._after(f"blocks.{layer}.ln1", resid)
             resid = resid + self._mlp(layer, resid)
             resid = resid if dropout is None else dropout(resid, layer, "resid_post", rows)
-        return self._affine(self._norm("ln_final", resid), "unembed.W_U", "unembed.b_U")
+            resid = self._after(f"blocks.{layer}.ln2", resid)
+        return self._affine(self._before("ln_final", resid), "unembed.W_U", "unembed.b_U")
 
     def _embed(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         positions = self.parameters["pos_embed.W_pos"][: tokens.shape[1]]
-        return F.embedding(tokens, self.parameters["embed.W_E"]) + positions
+        return self._after("ln_embed", F.embedding(tokens, self.parameters["embed.W_E"]) + positions)
+
+    def _before(self, name: str, x: Tensor) -> Tensor:
+        """The input of a sublayer, from the residual stream: normalised where the model is pre-norm."""
+        return x if self.post_norm else self._norm(name, x)
+
+    def _after(self, name: str, x: Tensor) -> Tensor:
+        """What goes on, from a sum in the residual stream: normalised where the model is post-norm."""
+        return self._norm(name, x) if self.post_norm else x
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         if self.cfg.normalization_type is None:
@@ -145,7 +158,7 @@ class FusedForward:
         return list(packed.chunk(len(kinds), dim=-1))
 
     def _qkv(self, layer: int, resid: Tensor, rows: list[int] | None) -> list[Tensor]:
-        x = self._norm(f"blocks.{layer}.ln1", resid)
+        x = self._before(f"blocks.{layer}.ln1", resid)
         if rows is None:
             return self._project(layer, "QKV", x)
         return [*self._project(layer, "Q", x[:, rows]), *self._project(layer, "KV", x)]
@@ -153,7 +166,7 @@ class FusedForward:
     def _qkv_by_lookup(self, tokens: Int[Tensor, "batch pos"], rows: list[int] | None) -> list[Tensor]:
         n_pos = tokens.shape[1]
         table = self.parameters["pos_embed.W_pos"][:n_pos, None] + self.parameters["embed.W_E"]
-        table = self._norm("blocks.0.ln1", table)  # [pos vocab d_model]
+        table = self._before("blocks.0.ln1", self._after("ln_embed", table))  # [pos vocab d_model]
         index = tokens + self.cfg.d_vocab * torch.arange(n_pos, device=tokens.device)
         if rows is None:
             weight, bias = self._projection(0, "QKV")
@@ -200,7 +213,7 @@ class FusedForward:
 
     def _mlp(self, layer: int, resid: Tensor) -> Tensor:
         prefix = f"blocks.{layer}.mlp."
-        x = self._norm(f"blocks.{layer}.ln2", resid)
+        x = self._before(f"blocks.{layer}.ln2", resid)
         hidden = ACTIVATIONS[self.cfg.act_fn](self._affine(x, f"{prefix}W_in", f"{prefix}b_in"))
         return self._affine(hidden, f"{prefix}W_out", f"{prefix}b_out")
 

@@ -1,7 +1,8 @@
 """Parts of a model: which start from another checkpoint, and which train (Gopalani, Lubana, Hu 2024, section 4).
 
 The parts share out all parameters. Attention takes the LayerNorm before it along, the MLP likewise, and the read-out
-the final one, so that a part that trains sets the scale of its own input.
+the final one, so that a part that trains sets the scale of its own input. In a post-norm model they take the LayerNorm
+after them, as in the authors' code; that of the embeddings, there trained with both tables, goes with the tokens'.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _PATTERNS: Mapping[str, str] = {
     "attn": r"blocks\.\d+\.(attn|ln1)\..+",
     "mlp": r"blocks\.\d+\.(mlp|ln2)\..+",
-    "embed": r"embed\..+",
+    "embed": r"(embed|ln_embed)\..+",
     "pos_embed": r"pos_embed\..+",
     "unembed": r"(unembed|ln_final)\..+",
 }

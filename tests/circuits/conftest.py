@@ -32,6 +32,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "attn_only": True,
         "n_layers": 1,
     },
+    "post-norm": {"norm": "post", "attention_dir": "bidirectional", "act_fn": "gelu", "n_layers": 2},
 }
 
 # Beyond these, what a site is compared for with the forward by hand: settings, and the classes that have them.
@@ -116,6 +117,18 @@ FEATURES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         },
         (HOOKED,),
     ),
+    "post-norm, causal, every hook on": (
+        {
+            "norm": "post",
+            "n_layers": 3,
+            "d_vocab_out": 3,
+            "use_attn_result": True,
+            "use_split_qkv_input": True,
+            "use_hook_mlp_in": True,
+        },
+        (HOOKED,),
+    ),
+    "post-norm, attention only": ({"norm": "post", "attn_only": True}, (HOOKED,)),
     "one hook for q, k and v": ({"use_attn_in": True, "n_layers": 1}, (HOOKED,)),
 }
 
@@ -155,6 +168,11 @@ def build(seed: int = 0, family: str | None = None, **changes: Any) -> Any:
 
 
 def _hooked(settings: dict[str, Any]) -> Any:
+    if settings.get("norm") == "post":
+        from tasks.hooked import construct
+        from tasks.post_norm import EPS, PostNormConfig
+
+        return construct(PostNormConfig(eps=EPS, dtype=torch.float64, **settings))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         config = transformer_lens.HookedTransformerConfig(dtype=torch.float64, **settings)
@@ -235,6 +253,8 @@ def hooked_only() -> str:
 
 @pytest.fixture(params=list(SHAPES))
 def model(request: pytest.FixtureRequest, family: str) -> Any:
+    if "norm" in SHAPES[request.param] and family != HOOKED:
+        pytest.skip("only HookedTransformer has a post-norm form")
     return build(family=family, **SHAPES[request.param])
 
 
@@ -341,6 +361,14 @@ def forward(
             return x
         return x * weights[f"{name}.w"] + weights.get(f"{name}.b", torch.zeros(()))
 
+    post_norm = getattr(cfg, "norm", "pre") == "post"
+
+    def on_branch(x: Tensor, name: str) -> Tensor:
+        return x if post_norm else norm(x, name)
+
+    def on_stream(x: Tensor, name: str) -> Tensor:
+        return norm(x, name) if post_norm else x
+
     def capped(x: Tensor, cap: float) -> Tensor:
         return cap * torch.tanh(x / cap) if cap > 0 else x
 
@@ -350,6 +378,7 @@ def forward(
         if hooked and keep is not None:
             positions = positions * keep[..., None]
         resid = resid + edit("pos_embed", None, positions)
+    resid = on_stream(resid, "ln_embed")
     for layer in range(cfg.n_layers):
         path = f"blocks.{layer}"
         attn = {n.split(".")[-1]: w for n, w in weights.items() if n.startswith(f"{path}.attn.")}
@@ -358,7 +387,7 @@ def forward(
             each = cfg.n_heads // cfg.n_key_value_heads
             attn |= {n: attn[n].repeat_interleave(each, 0) for n in ("W_K", "W_V", "b_K", "b_V")}
         resid = edit("resid_pre", layer, resid)
-        x = norm(resid, f"{path}.ln1")
+        x = on_branch(resid, f"{path}.ln1")
         q, k, v = (
             edit(s.lower(), layer, torch.einsum("bpd,hde->bphe", x, attn[f"W_{s}"]) + attn[f"b_{s}"])
             for s in "QKV"
@@ -395,8 +424,8 @@ def forward(
         out = edit("attn_out", layer, torch.einsum("bqhe,hed->bqd", z, attn["W_O"]) + attn["b_O"])
         resid = resid + out
         if not cfg.attn_only:
-            resid = edit("resid_mid", layer, resid)
-            x = norm(resid, f"{path}.ln2")
+            resid = on_stream(edit("resid_mid", layer, resid), f"{path}.ln1")
+            x = on_branch(resid, f"{path}.ln2")
             act = _ACTIVATIONS[cfg.act_fn]
             if cfg.gated_mlp:
                 post = act(edit("mlp_pre", layer, x @ mlp["W_gate"])) * (x @ mlp["W_in"])
@@ -408,11 +437,11 @@ def forward(
             post = edit("mlp_post", layer, post)
             out = post @ mlp["W_out"] + mlp.get("b_out", torch.zeros(()))
             resid = resid + edit("mlp_out", layer, out)
-        resid = edit("resid_post", layer, resid)
+        resid = on_stream(edit("resid_post", layer, resid), f"{path}.ln{1 if cfg.attn_only else 2}")
     last = cfg.normalization_type
     if cfg.final_rms and last is not None:
         last = last.replace("LN", "RMS")
-    logits = norm(resid, "ln_final", last) @ weights["unembed.W_U"]
+    logits = (resid if post_norm else norm(resid, "ln_final", last)) @ weights["unembed.W_U"]
     # On 4.x the bridge's is a buffer.
     bias = weights["unembed.b_U"] if "unembed.b_U" in weights else model.state_dict()["unembed.bias"]
     return capped(logits + bias, cfg.output_logits_soft_cap)

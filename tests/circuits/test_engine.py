@@ -41,12 +41,16 @@ SHAPES = {
     },
     "attention-only": {"attn_only": True, "normalization_type": "LNPre"},
     "scaled": {"n_layers": 1, "attn_scale": 3.0, "d_vocab_out": 7, "act_fn": "gelu"},
+    "post-norm": {"norm": "post", "n_layers": 3, "attention_dir": "bidirectional", "act_fn": "gelu"},
+    "post-norm, attention-only": {"norm": "post", "attn_only": True},
     "RMS": {"normalization_type": "RMS", "final_rms": True, "act_fn": "silu"},
 }
 
 
 @pytest.fixture(params=SHAPES)
 def shaped(request, family, make_model):
+    if family != "HookedTransformer" and "norm" in SHAPES[request.param]:
+        pytest.skip("only HookedTransformer has a post-norm form")
     return make_model(3, family, **SHAPES[request.param])
 
 

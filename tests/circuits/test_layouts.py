@@ -59,7 +59,7 @@ def test_every_setting_of_the_class_is_compared_refused_or_without_influence(mak
         ({"gated_mlp": True, "act_fn": "solu_ln"}, "gated_mlp with act_fn='solu_ln' is not served"),
         (
             {"original_architecture": "Olmo2ForCausalLM", "normalization_type": "RMS"},
-            "block 0 normalises after",
+            "block 0 normalises what attention adds",
         ),
         ({"original_architecture": "OlmoeForCausalLM", "normalization_type": "RMS"}, "or q and k together"),
     ],

@@ -89,9 +89,13 @@ RECEIVERS = {
 }
 
 
-@pytest.fixture
-def deep(family, make_model):
-    return make_model(family=family, n_layers=3)
+@pytest.fixture(params=["pre", "post"], ids="{}-norm".format)
+def deep(request, family, make_model):
+    if request.param == "pre":
+        return make_model(family=family, n_layers=3)
+    if family != "HookedTransformer":
+        pytest.skip("only HookedTransformer has a post-norm form")
+    return make_model(family=family, n_layers=3, norm="post")
 
 
 @pytest.fixture

@@ -57,6 +57,8 @@ def _models(make_model):
     names = make_model.__globals__
     for family in names["FAMILIES"]:
         for shape, changes in names["SHAPES"].items():
+            if family != names["HOOKED"] and "norm" in changes:
+                continue  # only HookedTransformer has a post-norm form
             MODELS[f"{family} {shape}"] = make_model, {"family": family, **changes}
     yield
     MODELS.clear()

@@ -431,7 +431,7 @@ def test_edges_are_the_slope_of_the_path_patched_metric(featured, tokens, other_
     step, tolerance = (3e-3, 3e-3) if single else (1e-5, 1e-6)
     names = by_name(edges(model, tokens, other_tokens, weighed, **ONE))
     largest = max(map(abs, names.values()))
-    sites = [name for name in ("embed", "z", "mlp_out") if name == "embed" or not model.cfg.attn_only]
+    sites = [name for name in ("embed", "z", "mlp_out") if name != "mlp_out" or not model.cfg.attn_only]
     ours, theirs = (cache(model, given, sites) for given in (tokens, other_tokens))
     ahead, behind = (
         {name: ours[name] + sign * step * (theirs[name] - ours[name]) for name in ours} for sign in (1, -1)

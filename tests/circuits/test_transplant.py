@@ -24,6 +24,7 @@ NAMES = {
         "embed": ("/embed.W_E",),
         "pos_embed": ("/pos_embed.W_pos",),
         "unembed": ("/unembed.W_U", "/unembed.b_U"),
+        "ln_embed": ("/ln_embed.w", "/ln_embed.b"),
         "ln_final": ("/ln_final.w", "/ln_final.b"),
     },
     "TransformerBridge": {
@@ -34,14 +35,15 @@ NAMES = {
         "embed": ("/embed.weight",),
         "pos_embed": ("/pos_embed.weight",),
         "unembed": ("/unembed.weight", "/unembed.bias"),
+        "ln_embed": (),
         "ln_final": ("/ln_final.weight", "/ln_final.bias"),
     },
 }
-PARTS = {"qkv": "q k v", "attn": "q k v o", "ln": "ln1 ln2 ln_final"}
+PARTS = {"qkv": "q k v", "attn": "q k v o", "ln": "ln1 ln2 ln_embed ln_final"}
 
 
 def names_of(model, component, layers=None):
-    table, layers = NAMES[type(model).__name__], range(model.cfg.n_layers) if layers is None else layers
+    table, layers = NAMES[Surface.of(model).family], range(model.cfg.n_layers) if layers is None else layers
     found = [name for part in PARTS.get(component, component).split() for name in table[part]]
     every = [
         name[1:] if name.startswith("/") else f"blocks.{layer}.{name}" for name in found for layer in layers

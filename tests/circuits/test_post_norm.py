@@ -1,0 +1,206 @@
+"""What is particular to post-norm models: several writes at once, read-outs and direct contributions, by hand.
+
+The tests of the operations run on a post-norm model as on others (conftest: SHAPES, FEATURES).
+"""
+
+import itertools
+import random
+import zlib
+
+import pytest
+import torch
+
+from circuits import CircuitsError, ablate, edit, lens, run, sweep
+from circuits.sites import KINDS, Site
+from circuits.surface import Surface
+
+NORMED = "blocks.{}.hook_normalized_resid_post"
+
+
+@pytest.fixture(params=["MLPs", "attention only"])
+def post_norm(request, make_model, hooked_only):
+    changes = {"act_fn": "gelu"} if request.param == "MLPs" else {"attn_only": True}
+    return make_model(family=hooked_only, norm="post", n_layers=3, attention_dir="bidirectional", **changes)
+
+
+def every_place(model):
+    surface = Surface.of(model)
+    layers = range(model.cfg.n_layers)
+    return [
+        (name, layer)
+        for name, kind in KINDS.items()
+        for layer in (layers if kind.per_layer else [None])
+        if kind.hook.format(layer) in surface.hooks
+    ]
+
+
+def noise(place, shape):
+    generator = torch.Generator().manual_seed(zlib.crc32(str(place).encode()))
+    return 0.3 * torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def writes_to(chosen):
+    """Interventions that add noise at some places, and what the forward by hand is given to do the same."""
+
+    def by_hand(site, layer, x):
+        return x + drawn[site, layer].reshape(x.shape) if (site, layer) in drawn else x
+
+    drawn = {}
+
+    def write(place):
+        def add(x):
+            drawn[place] = noise(place, x.numel())
+            return x + drawn[place].reshape(x.shape)
+
+        return edit(Site(*place), add)
+
+    return [write(place) for place in chosen], by_hand
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_writes_at_several_places_at_once(post_norm, tokens, by_hand, assert_same, count):
+    """Each place of the table takes part in some combination of each size."""
+    places, chance = every_place(post_norm), random.Random(count)
+    clean, left = by_hand(post_norm, tokens), list(places)
+    while left:
+        first = left.pop()
+        chosen = [first, *chance.sample([place for place in places if place != first], count - 1)]
+        given, same = writes_to(chosen)
+        found = run(post_norm, tokens, *given)
+        assert_same(found, by_hand(post_norm, tokens, same), clean)
+
+
+def test_engines_agree_with_each_other_and_with_the_forward_by_hand(post_norm, tokens, by_hand):
+    def total(output):
+        return (output * torch.linspace(-1, 2, output[0].numel(), dtype=output.dtype).reshape(6, 11)).sum(
+            (1, 2)
+        )
+
+    places = [place for place in every_place(post_norm) if place[0] != "scores"]
+    pairs = list(
+        itertools.islice(itertools.combinations(random.Random(0).sample(places, len(places)), 2), 40)
+    )
+    variants, expected = {}, {}
+    for chosen in [*[(place,) for place in places], *pairs]:
+        given, same = writes_to(chosen)
+        name = " + ".join(map(str, chosen))
+        variants[name] = tuple(given)
+        run(post_norm, tokens, *given)  # draws the noise
+        expected[name] = float(total(by_hand(post_norm, tokens, same)).mean())
+    for engine in ("auto", "naive"):
+        found = sweep(post_norm, tokens, variants, metric=total, engine=engine, draws=5, flips=5)
+        assert set(found.frame["engine"]) == {"fast" if engine == "auto" else "naive"}
+        values = dict(zip(found.frame["variant"], found.frame["value"], strict=True))
+        largest = found.frame["effect"].abs().max()
+        assert all(abs(values[name] - expected[name]) <= 1e-10 * largest for name in expected)
+
+
+# ---- The lens
+
+
+def through(model, path, x, scale):
+    """A norm whose scale is given."""
+    weights = dict(model.named_parameters())
+    return (x - x.mean(-1, keepdim=True)) / scale * weights[f"{path}.w"] + weights[f"{path}.b"]
+
+
+def scale_of(model, x):
+    centred = x - x.mean(-1, keepdim=True)
+    return (centred.square().mean(-1, keepdim=True) + model.cfg.eps).sqrt()
+
+
+@torch.no_grad()
+def output_without(model, seen, name=None):
+    """The output by hand with heads and MLPs and all scales of norms as seen, and one component's addition left out."""
+    weights = dict(model.named_parameters())
+
+    def of(component, x):
+        return torch.zeros_like(x) if component == name else x
+
+    seen_sum = seen["embed", None] + seen["pos_embed", None]
+    x = of("embed", seen["embed", None]) + of("pos_embed", seen["pos_embed", None])
+    x = through(model, "ln_embed", x, scale_of(model, seen_sum))
+    x = x - (weights["ln_embed.b"] if name == "ln_embed.b" else 0)
+    layers, attn_only = model.cfg.n_layers, model.cfg.attn_only
+    for layer in range(layers):
+        for head in range(4):
+            z, out = seen["z", layer][:, :, head], weights[f"blocks.{layer}.attn.W_O"][head]
+            x = x + of(f"L{layer}H{head}", z @ out)
+        x = x + of(f"b_O.{layer}", weights[f"blocks.{layer}.attn.b_O"].expand_as(x))
+        for norm, site in (("ln1", "resid_mid"), ("ln2", "resid_post"))[attn_only:]:
+            norm = "ln1" if attn_only else norm
+            if norm == "ln2":
+                x = x + of(f"mlp_out.{layer}", seen["mlp_out", layer])
+            x = through(model, f"blocks.{layer}.{norm}", x, scale_of(model, seen[site, layer]))
+            x = x - (weights[f"blocks.{layer}.{norm}.b"] if name == f"{norm}.b.{layer}" else 0)
+    return x @ weights["unembed.W_U"] + weights["unembed.b_U"]
+
+
+def seen_by_hand(by_hand, model, tokens):
+    seen = {}
+
+    def keep(site, layer, x):
+        seen[site, layer] = x
+        return x
+
+    return by_hand(model, tokens, keep), seen
+
+
+def test_contributions_are_what_is_missing_without_them_and_add_up(post_norm, tokens, by_hand):
+    output, seen = seen_by_hand(by_hand, post_norm, tokens)
+    torch.testing.assert_close(output_without(post_norm, seen), output, rtol=0, atol=1e-12)
+    found = lens(post_norm, tokens)
+    total = sum(found.contributions.values()) + found.constant
+    torch.testing.assert_close(total, output, rtol=0, atol=1e-12)
+    norms = ["ln_embed.b", "ln1.b.0", "ln1.b.1", *([] if post_norm.cfg.attn_only else ["ln1.b.2", "ln2.b.0"])]
+    assert set(norms) <= set(found.contributions)
+    for name, part in found.contributions.items():
+        expected = output - output_without(post_norm, seen, name)
+        assert float(expected.abs().max()) > 1e-4, name
+        torch.testing.assert_close(part, expected, rtol=0, atol=1e-12, msg=name)
+
+
+def test_read_outs_are_the_unembedding_of_what_is_handed_on(post_norm, tokens):
+    _, cache = post_norm.run_with_cache(tokens)
+    found = lens(post_norm, tokens)
+    handed = {"embed": cache["blocks.0.hook_resid_pre"]}
+    handed |= {f"layer {layer}": cache[NORMED.format(layer)] for layer in range(3)}
+    assert list(found.readouts) == list(handed)
+    for name, stream in handed.items():
+        expected = stream @ post_norm.unembed.W_U + post_norm.unembed.b_U
+        torch.testing.assert_close(found.readouts[name], expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.readouts["layer 2"], found.output, rtol=0, atol=0)
+
+
+def test_what_edits_put_into_the_stream_is_followed_to_the_output(post_norm, tokens, by_hand):
+    push = noise("push", 16)
+    for site, layer in (("resid_pre", 1), ("resid_mid", 0), ("resid_post", 0), ("resid_post", 2)):
+        if site == "resid_mid" and post_norm.cfg.attn_only:
+            continue
+        found = lens(post_norm, tokens, edit(f"{site}.{layer}", lambda x: x + push), ablate.zero("1.2"))
+        total = sum(found.contributions.values()) + found.constant
+        torch.testing.assert_close(total, found.output, rtol=0, atol=1e-12)
+        assert float(found.contributions["edits"].abs().max()) > 1e-3
+        assert float(found.contributions["L1H2"].abs().max()) == 0
+    stream = seen_by_hand(by_hand, post_norm, tokens)[1]["resid_post", 2] + push
+    path = f"blocks.2.{'ln1' if post_norm.cfg.attn_only else 'ln2'}"
+    bias = dict(post_norm.named_parameters())[f"{path}.b"]
+    expected = through(post_norm, path, push.expand(stream.shape), scale_of(post_norm, stream)) - bias
+    found = lens(post_norm, tokens, edit("resid_post.2", lambda x: x + push)).contributions["edits"]
+    torch.testing.assert_close(found, expected @ post_norm.unembed.W_U, rtol=0, atol=1e-12)
+
+
+# ---- What is refused
+
+
+def test_blocks_of_two_kinds_are_refused(post_norm):
+    post_norm.hook_dict.pop(NORMED.format(1))
+    with pytest.raises(CircuitsError, match=r"blocks 0 and 1 differ.*all of one kind") as error:
+        Surface.of(post_norm)
+    assert "\n" not in str(error.value)
+
+
+def test_a_stream_that_is_normalised_otherwise_is_refused(post_norm, tokens):
+    post_norm.blocks[0].ln1.register_forward_hook(lambda module, inputs, output: 1.5 * output)
+    with pytest.raises(CircuitsError, match="not the sum of its embeddings, heads and MLPs"):
+        lens(post_norm, tokens)
