@@ -102,9 +102,9 @@ def generalisation(
         train; the ``metric`` is ``step at 95%`` and ``step at 95% for good`` (interpolated between logged steps; empty
         for a run that is not there by its last step, which is the ``step`` of the row), ``reached 95%`` (1 or 0),
         ``final level``, ``seconds at 95%`` of a run that logs its clock (updates alone), ``rank correlation with its
-        loss`` over all logged steps. Of validation, ``baseline`` is the step of train, ``effect`` the delay, and
-        ``validation when train is at 95%`` is how far it has come by then: chance where a run memorises first, the
-        level where it does not.
+        loss`` over logged steps up to that at which it first is at its largest (later ones tie). Of validation,
+        ``baseline`` is the step of train, ``effect`` the delay, and ``validation when train is at 95%`` is how far it
+        has come by then: chance where a run memorises first, the level where it does not.
         Variants that begin with ``order`` are about several accuracies ``accuracy_q`` of a run: ``place in order`` of
         each, ``pairs in order`` (the share of pairs of which the smaller q comes first), ``last step / first step``.
         Against others: ``ratio of steps``, and what it is ``at least`` and ``at most`` where one side never gets there.
@@ -290,7 +290,11 @@ def seconds_at(run: Run, step: float) -> float:
 
 
 def mirrored(run: Run, name: str) -> float:
-    """Spearman's correlation, over logged steps, of an accuracy with the loss of the same answer; NaN without one."""
+    """Spearman's correlation of an accuracy with the loss of the same answer; NaN without one.
+
+    Over logged steps up to that at which the accuracy first is at its largest: after it accuracies tie, and the loss
+    goes on falling, so that the longer a run goes on, the lower would the correlation be.
+    """
     import numpy as np
 
     from interp_tasks.experiments.dropping import spearman
@@ -298,6 +302,9 @@ def mirrored(run: Run, name: str) -> float:
     beside = f"loss{name.removeprefix(ACCURACY)}"
     one, other = (dict(zip(*run.points(each), strict=True)) for each in (name, beside))
     steps = sorted(one.keys() & other.keys())
+    if steps:
+        # ``max`` gives the first of several.
+        steps = [step for step in steps if step <= max(steps, key=lambda step: one[step])]
     if len(steps) < 3:
         return math.nan
     return float(spearman(np.array([[(one[step], other[step]) for step in steps]]))[0])

@@ -53,6 +53,7 @@ class TrainingRun(Entry):
         task, train_preset, settings: as ``interp-run train TASK --preset ... --set ...`` takes them.
         seeds: ``"0:8"``, a run each, in ``NAME/seed-0``, ...
         hours: estimated training time, on two cores or (preset paper) on one large GPU.
+        untestable: why nothing that is said of trained models can be tested on it: it has stalled, say.
     """
 
     name: str
@@ -63,6 +64,7 @@ class TrainingRun(Entry):
     settings: dict[str, Any] = Field(default_factory=dict)
     seeds: str | None = None
     hours: float = Field(gt=0)
+    untestable: str = ""
 
     def command(self, folder: str) -> str:
         """What trains it."""
@@ -246,9 +248,13 @@ class Claim(Entry):
         """The rule with what it is about, in words."""
         about = self.column if self.reduce == "one" else f"{self.reduce} of {self.column}"
         if isinstance(self.per, dict):
+            # Of the other row what is not the same.
             column, other = self.divisor()
-            about += f" / {column} of {said(other)}"
-        elif self.per is not None:
+            differs = {key: value for key, value in other.items() if self.where.get(key) != value}
+            over = "that" if column == self.column else column
+            whole = f"{about} of {said(self.where)} / {over} of {said(differs or other)}"
+            return f"{whole} is {self.holds}"
+        if self.per is not None:
             about += {"baseline": " / baseline", "variance": " / variance of an entry"}[self.per]
         return f"{about} of {said(self.where)} is {self.holds}"
 

@@ -153,9 +153,11 @@ def judge(
         beside.append((name, number))
     passes = [name for name, number in beside if number is not None and claim.holds.hold(number)]
     outcome = replace(outcome, controls=tuple(beside))
-    if outcome.verdict == "held" and passes:
+    if passes:
         who = " and ".join(CONTROLS.get(name, name) for name in passes)
-        return replace(outcome, verdict="not testable", reason=f"{who} passes too")
+        reason = "; ".join(filter(None, (f"{who} passes too", outcome.reason)))
+        verdict: Verdict = "not testable" if outcome.verdict == "held" else outcome.verdict
+        return replace(outcome, verdict=verdict, reason=reason)
     return outcome
 
 
@@ -187,7 +189,13 @@ def verdict_on(claim: Claim, run: str, found: Measured) -> Outcome:
     if error is not None:
         values = [each.value for each in found.numbers]
         outcome = replace(outcome, p=p_value(claim, values, error))
-    return replace(outcome, **decision(claim.holds, interval))
+    outcome = replace(outcome, **decision(claim.holds, interval))
+    bounded = [each.known for each in found.numbers if each.known is not None]
+    if bounded:
+        ends = in_words(min(low for low, _ in bounded), max(high for _, high in bounded))
+        said = f"{len(bounded)} of {n_runs} runs end too soon: their numbers are known to lie {ends}"
+        outcome = replace(outcome, reason="; ".join(filter(None, (outcome.reason, said))))
+    return outcome
 
 
 def known_or_none(value: float) -> float | None:

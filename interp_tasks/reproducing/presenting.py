@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 def ours(row: Mapping[str, Any]) -> str:
     """Our number with its interval and what it is; never a number where nothing was run."""
     if row["value"] is None or row["value"] != row["value"]:
-        return "–"
+        if row["ci_low"] is None or row["ci_low"] != row["ci_low"]:
+            return "–"
+        # Of numbers that are known between bounds alone.
+        return f"[{number(row['ci_low'])}, {number(row['ci_high'])}] {row['what']}".rstrip()
     shown = with_interval(number(row["value"]), row["ci_low"], row["ci_high"])
     return f"{shown} {row['what']}".rstrip()
 

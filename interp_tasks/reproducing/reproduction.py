@@ -16,7 +16,7 @@ from interp_tasks.reporting import versions, write_atomically
 from interp_tasks.reproducing.intervals import ALPHA, holm
 from interp_tasks.reproducing.judging import Outcome, Seed, Seeds, judge, named
 from interp_tasks.reproducing.locating import Located, as_text, locate_all
-from interp_tasks.reproducing.studying import Done, Job, control_jobs, jobs_of, perform_all
+from interp_tasks.reproducing.studying import Done, Job, control_jobs, jobs_of, perform_all, untestable
 
 if TYPE_CHECKING:
     import pandas
@@ -196,14 +196,14 @@ def reproduce(
     jobs = [*jobs_of(paper, located, rows), *control_jobs(paper, located, rows)]
     done: dict[int, Done] = {}
     order = {id_of(job): index for index, job in enumerate(jobs)}
-    there = [job for job in jobs if job.refs()]
+    there = [job for job in jobs if job.refs() and not untestable(job)]
     for one in perform_all(there, processes):
         done[order[id_of(one.job)]] = one
         if progress is not None:
             on = f"{one.job.name}, {one.job.control}" if one.job.control else one.job.name
             progress(len(done), len(there), f"{one.job.study.id} on {on}")
     for index, job in enumerate(jobs):
-        done.setdefault(index, Done(job, None, "not trained"))
+        done.setdefault(index, Done(job, None, untestable(job) or "not trained"))
     finished = tuple(done[index] for index in range(len(jobs)))
     seeds = {
         base: Seed(condition, seed)

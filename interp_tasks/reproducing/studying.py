@@ -91,6 +91,11 @@ def jobs_of(paper: Paper, located: Sequence[Located], rows: Sequence[int] = ()) 
     return found
 
 
+def untestable(job: Job) -> str:
+    """Why no claim is decided on a run by itself."""
+    return "" if job.study.together else job.on[0].run.untestable
+
+
 def studies_of(paper: Paper, rows: Sequence[int]) -> list[Study]:
     return [study for study in paper.study if not rows or set(rows) & set(study.rows)]
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -132,7 +133,9 @@ def trainer_progress(progress: Progress) -> Any:
 
 
 #: Widths of an unbroken line: verdict, published, ours, seeds; the claim's name has the rest.
-VERDICT, PUBLISHED, OURS, SEEDS = 12, 14, 20, 5
+VERDICT, PUBLISHED, OURS, SEEDS = 12, 11, 22, 5
+#: Of sentences below a line.
+INDENT = VERDICT + 1
 
 
 def print_claims(found: Reproduction, verbose: bool) -> None:
@@ -154,7 +157,10 @@ def print_claims(found: Reproduction, verbose: bool) -> None:
         out.print()
         out.print(Text(cut(f"{row.number}. {row.title}{where}", width), style="bold"), soft_wrap=True)
         for claim in dict.fromkeys(each["claim"] for each in mine):
-            print_claim(out, [each for each in mine if each["claim"] == claim], verbose)
+            told = [each for each in mine if each["claim"] == claim]
+            # What has not been trained stands below, once.
+            run = [each for each in told if each["verdict"] != "not run"]
+            print_claim(out, told if verbose or not run else run, verbose)
     out.print()
     out.print(Text(summary(found)))
     if not verbose:
@@ -177,11 +183,15 @@ def print_claim(out: Any, rows: list[Any], verbose: bool) -> None:
     first = rows[0]
     several = len(rows) > 1
     name = first["claim"] + (" *" if first["headline"] else "")
+    said = [
+        first["says"],
+        f"Published: {first['published']}." * bool(first["published"]),
+        f"Rule: {first['rule']}.",
+    ]
     if several:
         out.print(Text(line(("", name, first["published"], "", ""), out.width)), soft_wrap=True)
-    if verbose:
-        for text in (first["says"], f"Rule: {first['rule']}."):
-            out.print(Text(f"  {text}", style="dim"))
+        if verbose:
+            print_sentences(out, said)
     for row in rows:
         called = f"  {row['run'].rpartition('/')[2]}" if several else name
         published = "" if several else row["published"]
@@ -189,8 +199,15 @@ def print_claim(out: Any, rows: list[Any], verbose: bool) -> None:
         cells = (row["verdict"], called, published, short(row), seeds)
         out.print(Text(line(cells, out.width)), soft_wrap=True)
         if verbose:
-            for text in particulars(row):
-                out.print(Text(f"  {text}", style="dim"))
+            print_sentences(out, [*([] if several else said), *particulars(row)])
+
+
+def print_sentences(out: Any, sentences: Sequence[str]) -> None:
+    from rich.text import Text
+
+    for sentence in filter(None, sentences):
+        for part in wrap(sentence, out.width - INDENT):
+            out.print(Text(" " * INDENT + part, style="dim"), soft_wrap=True)
 
 
 def particulars(row: Mapping[str, Any]) -> Iterator[str]:
@@ -213,8 +230,16 @@ def line(cells: Sequence[str], width: int) -> str:
     """One line of the terminal's width; what is too long for its column ends in three dots."""
     rest = width - (VERDICT + PUBLISHED + OURS + SEEDS) - 4
     widths = (VERDICT, max(rest, 12), PUBLISHED, OURS, SEEDS)
-    return " ".join(cut(text, wide).ljust(wide) for text, wide in zip(cells, widths, strict=True)).rstrip()
+    shown = [
+        cut(text, wide, middle=place == 1).ljust(wide)
+        for place, (text, wide) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return " ".join(shown).rstrip()
 
 
-def cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+def cut(text: str, width: int, middle: bool = False) -> str:
+    """A text that fits; of a name both ends stay, since names begin alike."""
+    if len(text) <= width:
+        return text
+    end = width // 2 if middle else 0
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
