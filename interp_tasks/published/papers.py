@@ -79,7 +79,9 @@ def plain(value: Any) -> str:
         return ",".join(map(plain, value))
     if isinstance(value, bool) or value is None:
         return str(value).lower()  # none, true, false
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return str(value)
 
 
 class Study(Entry):

@@ -18,7 +18,7 @@ MOST_CORNERS = 12
 Interval = tuple[float, float]
 
 
-def t_share(t: float, df: float) -> float:
+def t_share(t: float, df: int) -> float:
     """The share of Student's t distribution below ``t``."""
     beyond = beta_share(df / (df + t * t), df / 2, 0.5) / 2
     return 1 - beyond if t > 0 else beyond
@@ -50,7 +50,7 @@ def beta_share(x: float, a: float, b: float) -> float:
 
 
 @cache
-def t_quantile(share: float, df: float) -> float:
+def t_quantile(share: float, df: int) -> float:
     """The number below which a share of Student's t distribution lies."""
     if share < 0.5:
         return -t_quantile(1 - share, df)
@@ -151,7 +151,7 @@ def quotient(above: Interval, below: Interval) -> Interval | None:
     return min(ends), max(ends)
 
 
-def p_of_bound(value: float, error: float, df: float | None, bound: float) -> float:
+def p_of_bound(value: float, error: float, df: int | None, bound: float) -> float:
     """The share of the t distribution (normal: ``df`` is ``None``) beyond a bound, on its side of the number.
 
     One-sided: small where the number is well below the bound.

@@ -348,7 +348,7 @@ def p_value(claim: Claim, values: Sequence[float], error: float) -> float:
     return two_sided(bounds, intervals.mean(scaled), error, len(values) - 1)
 
 
-def two_sided(bounds: Bounds, value: float, error: float, df: float | None) -> float:
+def two_sided(bounds: Bounds, value: float, error: float, df: int | None) -> float:
     """Twice the smaller of two one-sided p-values: that the number does not keep the rule, and that it does.
 
     Below 0.05 exactly where the 95% interval lies on one side of the rule.

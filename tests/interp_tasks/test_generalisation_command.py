@@ -124,7 +124,9 @@ def test_of_answers_none_of_which_gets_there_there_is_no_spread(tmp_path):
 
 
 def judged(result, where, holds, **more):
+    """Over examples, so that one run decides: what is asked here is what is known of it."""
     entry = {"id": "c", "row": 1, "study": "s", "source": "1", "says": "It.", "where": where, "holds": holds}
+    entry["over"] = "examples"
     return judge(Claim(**entry, **more), result.frame, "run")
 
 
@@ -134,7 +136,7 @@ def test_a_run_that_ends_too_soon_decides_what_its_last_step_decides(tmp_path):
     never = write(tmp_path / "never", {"accuracy": ramp(5000)}, train)
     found = generalisation(never)
     where = {"split": "validation", "metric": "step at 95%"}
-    undecided = "not testable at this scale"
+    undecided = "undecided"
     for bounds, verdict in (
         ({"below": 2000}, undecided),
         ({"below": 900}, "failed"),
@@ -151,8 +153,8 @@ def test_a_run_that_ends_too_soon_decides_what_its_last_step_decides(tmp_path):
     assert judged(found, where, {"below": 5}, per="baseline").verdict == "failed"
     # What is known is judged as ever.
     known = generalisation(write(tmp_path / "known", {"accuracy": ramp(400)}, train))
-    assert judged(known, where, {"below": 900}).verdict == "held"
-    assert judged(known, where, {"above": 900}).verdict == "failed"
+    assert judged(known, where, {"below": 900}, over="runs").reason.endswith("this one lies within the rule")
+    assert judged(known, where, {"above": 900}, over="runs").reason.endswith("this one does not")
     # Where training does not get there either, nothing is known of their ratio.
     neither = generalisation(write(tmp_path / "neither", {"accuracy": ramp(5000)}, {"accuracy": ramp(5000)}))
     assert judged(neither, where, {"above": 0.1}, per="baseline").verdict == undecided
@@ -163,7 +165,7 @@ def test_of_several_answers_the_last_and_the_first_step_are_bounded(tmp_path):
     run = write(tmp_path / "run", {"accuracy_2": ramp(300), "accuracy_3": ramp(5000)})
     found = generalisation(run)
     where = {"split": "validation", "metric": "step at 95%", "variant": ["accuracy_2", "accuracy_3"]}
-    undecided = "not testable at this scale"
+    undecided = "undecided"
     for reduce, bounds, verdict in (
         ("max", {"below": 900}, "failed"),
         ("max", {"above": 900}, "held"),
@@ -174,7 +176,7 @@ def test_of_several_answers_the_last_and_the_first_step_are_bounded(tmp_path):
     ):
         assert judged(found, where, bounds, reduce=reduce).verdict == verdict, (reduce, bounds)
     # A mean has no bound, and is no number.
-    assert judged(found, where, {"above": 1}, reduce="mean").verdict == "failed"
+    assert "no such number" in judged(found, where, {"above": 1}, reduce="mean").reason
     assert judged(found, {**where, "variant": "accuracy_2"}, {"below": 400}, reduce="max").value == 300
 
 
@@ -182,7 +184,7 @@ def test_a_ratio_with_a_bound_alone_is_decided_by_the_bound(tmp_path):
     run = write(tmp_path / "run", {"accuracy": ramp(200)})
     never = write(tmp_path / "never", {"accuracy": ramp(5000)})
     other = write(tmp_path / "other", {"accuracy": ramp(4000)})
-    undecided = "not testable at this scale"
+    undecided = "undecided"
 
     def verdict(result, metric, **bounds):
         return judged(result, {"metric": metric}, bounds).verdict
@@ -200,12 +202,42 @@ def test_a_ratio_with_a_bound_alone_is_decided_by_the_bound(tmp_path):
 
 
 def test_of_several_seeds_the_first_that_ends_bounds_the_median(tmp_path):
-    for seed, until in enumerate((600, 1000, 1000)):
+    """Six seeds that end without it: the interval of their median begins where the first of them ends."""
+    for seed, until in enumerate((600, 1000, 1000, 1000, 1000, 1000)):
         write(tmp_path / "run" / f"seed-{seed}", {"accuracy": ramp(5000, until)}, seed=seed)
-    found = generalisation(f"{tmp_path}/run/seed-*")
     where = {"run": "/seed-*", "split": "validation", "metric": "step at 95%"}
-    assert judged(found, where, {"above": 500}).verdict == "held"
-    assert judged(found, where, {"above": 700}).verdict == "not testable at this scale"
+    found = generalisation(f"{tmp_path}/run/seed-*")
+    outcome = judged(found, where, {"above": 500}, over="runs")
+    assert (outcome.verdict, outcome.n_runs, outcome.low) == ("held", 6, 600)
+    assert "6 of 6 runs end too soon: their numbers are known to lie above 600" in outcome.reason
+    assert judged(found, where, {"above": 700}, over="runs").verdict == "undecided"
+    five = judged(generalisation(f"{tmp_path}/run/seed-[0-4]"), where, {"above": 500}, over="runs")
+    assert (five.verdict, five.interval) == ("undecided", "")
+    assert "takes six; 5 of them within the rule" in five.reason
+
+
+def test_ratios_of_steps_are_bounded_seed_by_seed(tmp_path):
+    """Three runs that are there at 100, beside three that end at 1000, 1000 and 400: at most 0.1, 0.1 and 0.25."""
+    for seed, until in enumerate((1000, 1000, 400)):
+        write(tmp_path / "soon" / f"seed-{seed}", {"accuracy": ramp(100)}, seed=seed)
+        write(tmp_path / "late" / f"seed-{seed}", {"accuracy": ramp(5000, until)}, seed=seed)
+    step = {"split": "validation", "metric": "step at 95%"}
+    where, per = ({**step, "run": f"{name}/seed-*"} for name in ("soon", "late"))
+    found = generalisation([f"{tmp_path}/soon/seed-*", f"{tmp_path}/late/seed-*"])
+    outcome = judged(found, where, {"below": 1}, per=per, over="runs")
+    assert (outcome.verdict, outcome.n_runs) == ("held", 3)
+    # The widest of all intervals that the bounds allow: 0.25 beside two that may be 0.
+    assert outcome.high == pytest.approx(0.25 / 3 + 4.3027 * 0.25 / 3, rel=1e-4)
+    assert judged(found, where, {"below": 0.4}, per=per, over="runs").verdict == "undecided"
+
+
+def test_later_ties_do_not_lower_the_correlation_with_the_loss(tmp_path):
+    """Accuracy rises to its ceiling as the loss falls, which then goes up again: -1 up to there."""
+    accuracy = {step: min(1.0, step / 400) for step in range(0, 2001, 100)}
+    loss = {step: 1 - step / 1000 if step <= 400 else step / 100 for step in accuracy}
+    run = write(tmp_path / "run", {"accuracy": accuracy, "loss": loss})
+    found = row(generalisation(run), run, "accuracy", "rank correlation with its loss")
+    assert found["value"] == pytest.approx(-1)
 
 
 def test_seconds_are_those_of_the_clock_at_that_step(tmp_path, capsys):

@@ -13,9 +13,9 @@ from interp_tasks.errors import UserError
 from interp_tasks.published import Claim
 from interp_tasks.published.papers import parse_paper
 from interp_tasks.reproducing import reproduce, train_missing
-from interp_tasks.reproducing.judging import Unmeasured, judge, measured, picked
+from interp_tasks.reproducing.judging import Outcome, Seed, Unmeasured, judge, measured, picked
 from interp_tasks.reproducing.locating import Located, as_text, locate_all
-from interp_tasks.reproducing.reproduction import about
+from interp_tasks.reproducing.reproduction import about, corrected
 
 SETTINGS = {
     "train.steps": 4,
@@ -85,29 +85,60 @@ def row_of(table, ref="4", metric="mse_masked"):
     return table[table["ref"].str.endswith(f"@{ref}") & (table["metric"] == metric)].iloc[0]
 
 
+def number(table, **changes):
+    """The number of the one run, and its interval over examples."""
+    (found,) = measured(claim(**changes), table).numbers
+    return found.value, found.over_examples
+
+
 def test_a_number_is_the_tables_with_its_interval(table):
     row = row_of(table)
-    assert measured(claim(), table) == (row["value"], row["ci_low"], row["ci_high"], 1)
-    found = measured(claim(column="effect", per="baseline"), table)
-    expected = (row["effect"], *sorted([row["effect_ci_low"], row["effect_ci_high"]]))
-    assert found[:3] == pytest.approx([number / row["baseline"] for number in expected])
-    assert measured(claim(column="baseline"), table)[:3] == (row["baseline"], None, None)
+    value, ends = number(table)
+    assert (value, *ends) == pytest.approx((row["value"], row["ci_low"], row["ci_high"]))
     other = row_of(table, "0")
-    found = measured(claim(per={"ref": "0", "metric": "mse_masked"}), table)
-    assert found[0] == pytest.approx(row["value"] / other["value"])
-    named = claim(per={"ref": "0", "metric": "mse_masked", "column": "baseline"})
-    assert measured(named, table)[0] == pytest.approx(row["value"] / other["baseline"])
+    named = {"ref": "0", "metric": "mse_masked", "column": "baseline"}
+    assert number(table, per=named)[0] == pytest.approx(row["value"] / other["baseline"])
+    # The unedited number is no better known than both of those that it is the difference of.
+    middle, (low, high) = number(table, column="baseline")
+    wide = [row["ci_high"] - row["ci_low"], row["effect_ci_high"] - row["effect_ci_low"]]
+    assert (middle, high - low) == pytest.approx((row["baseline"], sum(wide)))
+    assert (low + high) / 2 == pytest.approx(middle)
+
+
+def test_a_ratio_has_the_spread_of_its_divisor(table):
+    """Numerator and divisor each with an interval that holds together with the other's: 97.5%, not 95%."""
+    row, other = row_of(table), row_of(table, "0")
+    value, (low, high) = number(table, per={"ref": "0", "metric": "mse_masked"})
+    assert value == pytest.approx(row["value"] / other["value"])
+    factor = 2.2414027 / 1.9599640
+    ends = [
+        [one["value"] + factor * (one[end] - one["value"]) for end in ("ci_low", "ci_high")]
+        for one in (row, other)
+    ]
+    assert (low, high) == pytest.approx((ends[0][0] / ends[1][1], ends[0][1] / ends[1][0]))
+    assert low < row["ci_low"] / other["value"] < row["ci_high"] / other["value"] < high
+    # A variance is known, and its ratio as well as the number.
+    value, (low, high) = number(table, per="variance")
+    assert (high - low) / value == pytest.approx((row["ci_high"] - row["ci_low"]) / row["value"])
 
 
 def test_several_rows_are_reduced_and_counted(table):
     both = {"metric": "mse_masked"}
-    values = [row_of(table, ref)["value"] for ref in ("0", "4")]
-    assert measured(claim(where=both, reduce="mean"), table)[0] == pytest.approx(sum(values) / 2)
-    assert measured(claim(where=both, reduce="max"), table)[:3] == (max(values), None, None)
-    assert measured(claim(where=both, reduce="count"), table)[0] == 2
-    assert measured(claim(where={"metric": ["none"]}, reduce="count"), table)[0] == 0
-    per_baseline = measured(claim(where=both, reduce="min", column="effect", per="baseline"), table)[0]
     rows = [row_of(table, ref) for ref in ("0", "4")]
+    values = [row["value"] for row in rows]
+    mean, ends = number(table, where=both, reduce="mean")
+    assert mean == pytest.approx(sum(values) / 2)
+    # As if both went up and down as one.
+    assert ends == pytest.approx([sum(row[end] for row in rows) / 2 for end in ("ci_low", "ci_high")])
+    largest, (low, high) = number(table, where=both, reduce="max")
+    assert largest == max(values)
+    factor = 2.2414027 / 1.9599640  # two cells, which are to hold together
+    for index, end in enumerate(("ci_low", "ci_high")):
+        wide = max(row["value"] + factor * (row[end] - row["value"]) for row in rows)
+        assert (low, high)[index] == pytest.approx(wide)
+    assert number(table, where=both, reduce="count") == (2, None)
+    assert number(table, where={"metric": ["none"]}, reduce="count") == (0, None)
+    per_baseline = number(table, where=both, reduce="min", column="effect", per="baseline")[0]
     assert per_baseline == pytest.approx(min(row["effect"] / row["baseline"] for row in rows))
 
 
@@ -126,15 +157,23 @@ def test_a_number_that_is_not_one_is_an_error_and_no_verdict(table, where, said)
     assert (outcome.verdict, outcome.value) == ("error", None)
 
 
-def test_what_no_model_was_trained_for_rests_on_no_run(table):
-    assert measured(claim(), table)[3] == 1
-    assert measured(claim(), table.assign(n_runs=0))[3] == 0
-    assert measured(claim(), table.assign(n_runs=7))[3] == 7
+def test_what_no_model_was_trained_for_rests_on_no_run_and_is_judged_over_examples(table):
+    assert measured(claim(), table).n_runs == 1
+    method = table.assign(n_runs=0)
+    assert measured(claim(), method).n_runs == 0
+    outcome = judge(claim(), method, "a")
+    assert (outcome.verdict, outcome.interval, outcome.n_runs) == ("held", "over examples", 0)
+    # A row of several runs has the interval that its study made of them.
+    pooled = judge(claim(), table.assign(n_runs=7), "a")
+    assert (pooled.verdict, pooled.interval, pooled.n_runs) == ("held", "the study's, over 7 runs", 7)
+    assert judge(claim(), table.assign(n_runs=2), "a").verdict == "undecided"
+    without = table.assign(n_runs=7, ci_low=float("nan"))
+    assert judge(claim(), without, "a").reason == "no interval: the study has none of this number"
 
 
 def test_a_run_is_named_by_its_end_or_by_one_of_several(table):
     (run,) = table["run"].unique()
-    for ends in (run[-1:], [run[-1:]], ["at no scale", run]):
+    for ends in (run[-1:], [run[-1:]], ["at no scale", run], run[-4:-1] + "*"):
         assert len(picked(table, {"run": ends})) == len(picked(table, {}))
     assert picked(table, {"run": ["at no scale"]}).empty
 
@@ -143,34 +182,151 @@ def test_draws_are_left_out_unless_asked_for(table):
     drawn = pandas.concat([table, table.assign(draw=0)], ignore_index=True).astype({"draw": "Int64"})
     assert measured(claim(), drawn) == measured(claim(), table)
     everything = claim(where={"metric": "mse_masked", "ref": "4", "draw": 0})
-    assert measured(everything, drawn)[0] == measured(claim(), table)[0]
+    assert measured(everything, drawn) == measured(claim(), table)
 
 
-def test_verdicts_follow_the_number_and_say_where_the_interval_disagrees(table):
-    value, low, high, _ = measured(claim(), table)
-    assert low < value < high
+def seeds_of(table, *values):
+    """The table as several seeds have it, each with its own number."""
+    frames = [
+        table.assign(run=f"x/seed-{seed}", value=value, effect=value / 10, baseline=2.0)
+        for seed, value in enumerate(values)
+    ]
+    return pandas.concat(frames, ignore_index=True)
+
+
+def test_a_verdict_is_of_the_whole_interval_over_runs(table):
+    """1, 2, 3: 2 ± 4.303 · 1/√3, which is -0.484 to 4.484."""
+    three = seeds_of(table, 1.0, 2.0, 3.0)
     cases = {
-        (("below", high * 2),): ("held", ""),
-        (("above", high * 2),): ("failed", ""),
-        (("below", (value + high) / 2),): ("held", "reaches across"),
-        (("above", (value + high) / 2),): ("failed", "reaches across"),
-        (("above", low / 2), ("below", high * 2)): ("held", ""),
+        (("below", 4.5),): "held",
+        (("below", 4.4),): "undecided",
+        (("above", 4.4),): "undecided",
+        (("above", 4.5),): "failed",
+        (("above", -0.5), ("below", 4.5)): "held",
+        (("above", -0.4), ("below", 4.5)): "undecided",
+        (("above", 5.0), ("below", 6.0)): "failed",
     }
-    for bounds, (verdict, said) in cases.items():
-        outcome = judge(claim(holds=dict(bounds)), table, "a")
-        assert (outcome.verdict, outcome.n_runs) == (verdict, 1)
-        assert said in outcome.reason
-        assert bool(outcome.reason) == bool(said)
+    for bounds, verdict in cases.items():
+        outcome = judge(claim(holds=dict(bounds)), three, "x")
+        assert outcome.verdict == verdict, bounds
+        assert (outcome.value, outcome.n_runs, outcome.interval) == (2.0, 3, "t, over 3 runs")
+        assert (outcome.low, outcome.high) == pytest.approx((-0.4841, 4.4841), abs=1e-4)
+        assert outcome.runs == (("x/seed-0", 1.0), ("x/seed-1", 2.0), ("x/seed-2", 3.0))
+        assert (outcome.p < 0.05) == (verdict != "undecided")
+        assert ("reaches across" in outcome.reason) == (verdict == "undecided")
 
 
-def test_a_row_without_its_number_fails_and_shows_none(table):
+def test_orders_of_magnitude_are_judged_on_their_logarithms(table):
+    three = seeds_of(table, 10.0, 100.0, 1000.0)
+    plain, logged = (judge(claim(holds={"above": 0.1}, log=log), three, "x") for log in (False, True))
+    assert plain.verdict == "undecided"
+    assert (logged.verdict, logged.value) == ("held", pytest.approx(100))
+    # 2 ± 4.303/√3 powers of ten
+    assert (logged.low, logged.high) == pytest.approx((10**-0.4841, 10**4.4841), rel=1e-3)
+    none = judge(claim(holds={"above": 0.1}, log=True), seeds_of(table, 1.0, 0.0, 2.0), "x")
+    assert (none.verdict, none.value) == ("undecided", None)
+    assert "no logarithm" in none.reason
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ((1.0,), "one training run, of three at least; this one lies within the rule"),
+        ((9.0,), "one training run, of three at least; this one does not"),
+        ((1.0, 9.0), "2 training runs, of three at least; 1 of them within the rule"),
+    ],
+)
+def test_fewer_than_three_runs_decide_nothing(table, values, said):
+    outcome = judge(claim(holds={"below": 5.0}), seeds_of(table, *values), "x")
+    assert (outcome.verdict, outcome.reason) == ("undecided", said)
+    assert (outcome.n_runs, outcome.value) == (len(values), sum(values) / len(values))
+
+
+def test_a_claim_about_a_method_is_judged_over_examples_on_one_run(table):
+    row = row_of(table)
+    low, high = row["ci_low"], row["ci_high"]
+    for bound, verdict in ((high * 1.01, "held"), ((low + high) / 2, "undecided"), (low * 0.99, "failed")):
+        outcome = judge(claim(over="examples", holds={"below": bound}), table, "a")
+        assert outcome.verdict == verdict
+        assert (outcome.low, outcome.high) == pytest.approx((low, high))
+    unknown = judge(claim(over="examples"), table.assign(ci_low=float("nan")), "a")
+    assert (unknown.verdict, unknown.reason) == ("undecided", "the study has no interval of this number")
+
+
+def test_runs_are_divided_by_those_of_the_same_seed(table):
+    """2/1, 2/4, 9/3: not the ratio of the means, and not in another order."""
+    mine, other = seeds_of(table, 2.0, 2.0, 9.0), seeds_of(table, 1.0, 4.0, 3.0)
+    other = other.assign(run=other["run"].str.replace("x/", "y/")).iloc[::-1]
+    both = pandas.concat([mine, other], ignore_index=True)
+    metric = {"ref": "4", "metric": "mse_masked"}
+    ratio = claim(where={**metric, "run": "x/seed-*"}, per={**metric, "run": "y/seed-*"})
+    assert [each.value for each in measured(ratio, both).numbers] == [2.0, 0.5, 3.0]
+    # Without one of the seeds they cannot be paired: Fieller's interval, over the smaller group.
+    fewer = both[both["run"] != "y/seed-1"]
+    found = measured(ratio, fewer)
+    assert (len(found.numbers), found.against, found.n_runs) == (3, (3.0, 1.0), 2)
+    assert judge(ratio, fewer, "x").verdict == "undecided"
+    four = pandas.concat([both, mine[mine["run"] == "x/seed-0"].assign(run="x/seed-3")], ignore_index=True)
+    outcome = judge(ratio, four, "x")
+    assert (outcome.n_runs, outcome.value) == (3, pytest.approx((2 + 2 + 9 + 2) / 4 / (8 / 3)))
+    # One of the other condition is one training run.
+    single = both[~both["run"].isin(["y/seed-1", "y/seed-2"])]
+    assert measured(ratio, single).n_runs == 1
+
+
+def test_what_is_said_of_several_conditions_is_measured_again_with_each_seed(table):
+    """The largest over two conditions, seed by seed: 4, 5, 6; the fourth seed is of one condition alone."""
+    mine, other = seeds_of(table, 4.0, 1.0, 6.0, 99.0), seeds_of(table, 3.0, 5.0, 2.0)
+    both = pandas.concat([mine, other.assign(run=other["run"].str.replace("x/", "y/"))], ignore_index=True)
+    found = measured(claim(reduce="max"), both)
+    assert [each.value for each in found.numbers] == [4.0, 5.0, 6.0]
+    with pytest.raises(Unmeasured, match="of 2 conditions"):
+        measured(claim(), both)
+    # Without seeds they are one measurement.
+    named = both.assign(run=both["run"].str.replace("/seed-", "-"))
+    assert [each.value for each in measured(claim(reduce="max"), named).numbers] == [99.0]
+    # What the paper's file says of runs counts more than their names.
+    same = {run: Seed("one", index) for index, run in enumerate(both["run"].unique())}
+    assert measured(claim(), both, same).n_runs == 7
+
+
+def test_a_claim_that_a_control_passes_is_not_held(table):
+    three = seeds_of(table, 1.0, 1.1, 1.2)
+    good, bad = table.assign(value=1.0), table.assign(value=9.0)
+    below = claim(holds={"below": 5.0})
+    passed = judge(below, three, "x", controls={"untrained": good, "shuffled": bad})
+    assert (passed.verdict, passed.reason) == ("not testable", "an untrained model passes too")
+    assert passed.controls == (("untrained", 1.0), ("shuffled", 9.0))
+    assert passed.value == pytest.approx(1.1)
+    held = judge(below, three, "x", controls={"untrained": bad})
+    assert (held.verdict, held.controls) == ("held", (("untrained", 9.0),))
+    # What fails stays failed, and what has no number on a control does not pass there.
+    assert judge(claim(holds={"above": 5.0}), three, "x", controls={"untrained": bad}).verdict == "failed"
+    empty = judge(below, three, "x", controls={"untrained": table.assign(value=float("nan"))})
+    assert (empty.verdict, empty.controls) == ("held", (("untrained", None),))
+
+
+def test_holms_correction_is_over_the_headlines_of_a_paper():
+    def outcome(p, headline=True, verdict="held"):
+        return Outcome(claim(headline=headline), "a", 3, verdict, p=p)
+
+    given = [outcome(0.01), outcome(0.03), outcome(0.03, headline=False), outcome(None), outcome(0.02)]
+    found = corrected(given)
+    assert [each.p_holm for each in found] == [pytest.approx(0.03), pytest.approx(0.04), None, None, 0.04]
+    assert {each.verdict for each in found} == {"held"}
+    found = corrected([outcome(0.03), outcome(0.04), outcome(0.5, verdict="undecided")])
+    assert [each.verdict for each in found] == ["undecided"] * 3
+    assert found[0].reason == "not after Holm's correction over 3 headline verdicts: held alone"
+
+
+def test_a_row_without_its_number_shows_none_and_decides_nothing(table):
     outcome = judge(claim(), table.assign(value=float("nan")), "a")
-    assert (outcome.verdict, outcome.value) == ("failed", None)
+    assert (outcome.verdict, outcome.value) == ("undecided", None)
 
 
-def test_a_share_of_nothing_fails_and_shows_none(table):
+def test_a_share_of_nothing_shows_none_and_decides_nothing(table):
     outcome = judge(claim(column="effect", per="baseline"), table.assign(baseline=0.0), "a")
-    assert (outcome.verdict, outcome.value, outcome.low) == ("failed", None, None)
+    assert (outcome.verdict, outcome.value, outcome.low) == ("undecided", None, None)
     assert "a share of 0" in outcome.reason
 
 
@@ -194,24 +350,25 @@ def test_a_paper_on_one_run_of_two(runs):
     paper = parse_paper(given | {"study": [*given["study"], crash]}, "small.toml")
     seen = []
     found = reproduce(paper, runs=runs, progress=lambda *state: seen.append(state))
-    assert [state[:2] for state in seen] == [(1, 3), (2, 3), (3, 3)]
+    # Each study on the run that is there, and on its untrained model.
+    assert [state[:2] for state in seen] == [(done, 6) for done in range(1, 7)]
     verdicts = {(each.claim.id, each.run): each for each in found.outcomes}
-    assert verdicts["value", "a"].verdict == "held"
-    missing = verdicts["value", "b"]
-    assert (missing.verdict, missing.value, missing.hours) == ("not run", None, 0.5)
-    assert missing.command == paper.run[1].command(str(runs))
-    assert {verdicts["scale", name].verdict for name in "ab"} == {"not testable at this scale"}
+    alone = verdicts["value", "a"]
+    assert (alone.verdict, alone.n_runs) == ("undecided", 1)
+    assert alone.reason.endswith("within the rule; without runs that are not trained: b")
+    assert verdicts["scale", "a"].verdict == "not testable"
     assert verdicts["scale", "a"].reason == "too small"
     assert verdicts["crash", "a"].verdict == "error"
     assert "colour" in found.crashed[0]
-    assert len(found.crashed) == 1
+    assert len(found.crashed) == 2
     # Together: what is there, and how many runs that is.
-    assert (verdicts["together", "core"].verdict, verdicts["together", "core"].n_runs) == ("held", 1)
-    assert verdicts["together", "core"].reason == "without runs that are not trained: b"
+    assert (verdicts["together", "core"].verdict, verdicts["together", "core"].n_runs) == ("undecided", 1)
+    assert verdicts["together", "core"].reason.endswith("; without runs that are not trained: b")
     # What is said of a run that is not there is not decided on those that are.
-    assert (verdicts["of b", "core"].verdict, verdicts["of b", "core"].hours) == ("not run", 0.5)
+    missing = verdicts["of b", "core"]
+    assert (missing.verdict, missing.value, missing.hours) == ("not run", None, 0.5)
+    assert missing.command == paper.run[1].command(str(runs))
     assert [each.run.name for each in found.missing] == ["b"]
-    assert found.counts() == {"held": 2, "not run": 3, "not testable at this scale": 2, "error": 1}
     only = reproduce(paper, runs=runs, rows=[2])
     assert [each.claim.id for each in only.outcomes] == ["together", "of b"]
 
@@ -222,49 +379,103 @@ def test_fresh_processes_give_the_same(runs):
     pandas.testing.assert_frame_equal(alone.frame(), beside.frame())
 
 
+def test_runs_of_other_settings_are_other_conditions(runs):
+    """Seeds of one setting are decided together; another setting, here the width, by itself."""
+    given = content(claim().model_dump())
+    wide = {**given["run"][1], "name": "wide", "settings": SETTINGS | {"model.d_model": 16}}
+    longer = {**given["run"][1], "name": "longer", "settings": SETTINGS | {"train.steps": 9, "train.seed": 2}}
+    paper = parse_paper(given | {"run": [*given["run"], wide, longer]}, "x")
+    found = reproduce(paper, runs=runs)
+    assert [(each.run, each.verdict) for each in found.outcomes] == [("a", "undecided"), ("wide", "not run")]
+    assert found.outcomes[0].reason.endswith("not trained: b, longer")
+
+
+def test_a_run_that_nothing_can_be_tested_on_is_not_measured(runs):
+    given = content(claim().model_dump())
+    given["run"] = [given["run"][0] | {"untestable": "it has stalled"}]
+    given["study"] = given["study"][:1]
+    seen = []
+    found = reproduce(parse_paper(given, "x"), runs=runs, progress=lambda *state: seen.append(state))
+    (outcome,) = found.outcomes
+    assert (outcome.verdict, outcome.reason, outcome.n_runs, seen) == (
+        "not testable",
+        "it has stalled",
+        0,
+        [],
+    )
+
+
+def test_the_untrained_model_is_that_before_the_first_step(runs, table):
+    """Its number is that of step 0, whatever mark the claim is about."""
+    paper = parse_paper(content(claim(holds={"above": 0.0}).model_dump()), "x")
+    found = reproduce(paper, runs=runs, rows=[1])
+    (outcome,) = found.outcomes
+    ((control, value),) = outcome.controls
+    assert (control, value) == ("untrained", pytest.approx(row_of(table, "0")["value"]))
+    assert outcome.reason.startswith("an untrained model passes too; one training run")
+    none = claim(holds={"above": 0.0}, uncontrolled="it is so by definition").model_dump()
+    (outcome,) = reproduce(parse_paper(content(none), "x"), runs=runs, rows=[1]).outcomes
+    assert outcome.controls == ()
+
+
+def test_a_shuffled_run_stands_for_the_run_that_is_claimed_about(runs, table):
+    """Here the same run plays the shuffled one, so that its number is its own."""
+    given = content(
+        claim(controls=["shuffled"], where={"ref": "4", "metric": "mse_masked", "run": "a"}).model_dump()
+    )
+    given["run"].append(given["run"][0] | {"role": "mixed"})
+    given["study"][0] |= {"shuffled": "mixed"}
+    (outcome,) = reproduce(parse_paper(given, "x"), runs=runs, rows=[1]).outcomes
+    assert outcome.controls == (("shuffled", pytest.approx(row_of(table)["value"])),)
+
+
 def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
     given = content(
-        claim(says="It <b>stays</b>.", published="r/9 | 0.1").model_dump(),
-        claim(id="u", row=2, study="t", holds={"above": 1e9}).model_dump(),
+        claim(
+            says="It <b>stays</b>.", published="r/9 | 0.1", unit="of the norm", over="examples", headline=True
+        ).model_dump(),
+        claim(
+            id="a-name-that-is-longer-than-its-column", row=2, study="t", holds={"above": 1e9}
+        ).model_dump(),
     )
     paper = parse_paper(given, "small.toml")
     found = reproduce(paper, runs=runs)
     found.write(tmp_path / "out")
     rows = json.loads((tmp_path / "out/claims.json").read_text())
-    assert [row["verdict"] for row in rows] == ["held", "not run", "failed"]
-    assert rows[1]["value"] is None
+    # An untrained model has an error below a billion, too.
+    assert [row["verdict"] for row in rows] == ["not testable", "undecided"]
+    assert [row["what"] for row in rows] == ["of the norm", ""]
+    assert rows[0]["runs"] == [{"run": f"{runs}/a", "value": rows[0]["value"]}]
+    assert rows[0]["untrained"] > 0
     assert pandas.read_csv(tmp_path / "out/claims.csv")["rule"].notna().all()
     assert (tmp_path / "out/studies/s/a/ablation.parquet").is_file()
+    assert (tmp_path / "out/studies/s/a/untrained/ablation.parquet").is_file()
     text = (tmp_path / "out/claims.md").read_text(encoding="utf-8")
     assert "| a | r/9 \\| 0.1 | " in text
-    assert f"not run, 0.5 h: `{paper.run[1].command(str(runs))}`" in text
-    assert text.count("**failed**") == text.count("**held**") == 1
+    assert "A headline." in text
     page = (tmp_path / "out/index.html").read_text(encoding="utf-8")
     assert page.count('class="plot"') == 2
     assert "It &lt;b&gt;stays" in page
     assert paper.run[1].command(str(runs)) in page.replace("&#x27;", "'")
     monkeypatch.setattr(reproducing.reproduction, "read_paper", lambda name: paper)
-    assert (
-        main(["reproduce", "small", "--runs", str(runs), "--out", str(tmp_path / "cli"), "--jobs", "1"]) == 0
-    )
-    captured = capsys.readouterr()
-    assert "2 claims, 3 verdicts: 1 held, 1 failed, 1 not run." in captured.out
-    assert (
-        "Not trained: 1 run(s), 0.5 h in all; --train trains them.\n0.5 h: interp-run train" in captured.out
-    )
-
-
-def test_what_there_is_to_know_of_a_verdict_stands_below_the_table(
-    runs, table, tmp_path, monkeypatch, capsys
-):
-    row = row_of(table)
-    close = claim(id="close", holds={"below": (row["value"] + row["ci_high"]) / 2})
-    paper = parse_paper(content(claim().model_dump(), close.model_dump()), "small.toml")
-    monkeypatch.setattr(reproducing.reproduction, "read_paper", lambda name: paper)
-    assert main(["reproduce", "small", "--runs", str(runs), "--out", str(tmp_path), "--jobs", "1"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "close (a) held: the interval reaches across the rule's bound. 2 claims, 4 verdicts" in shown
-    assert shown.count("(a) held:") == 1
+    monkeypatch.setenv("COLUMNS", "80")
+    arguments = ["reproduce", "small", "--runs", str(runs), "--out", str(tmp_path / "cli"), "--jobs", "1"]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert max(map(len, lines[:8])) <= 80
+    (value,) = [each for each in lines if " value * " in each]
+    assert value.split()[:2] == ["not", "testable"]
+    assert " r/9 | 0.1 " in value
+    assert "of the norm" in value
+    assert " a-name-that-…an-its-column " in shown
+    assert "Not trained: 1 run(s), 0.5 h in all; --train trains them.\n0.5 h: interp-run train" in shown
+    assert "It <b>stays</b>." not in shown
+    assert "1 held" not in shown  # no score
+    assert main([*arguments, "--verbose"]) == 0
+    verbose = " ".join(capsys.readouterr().out.split())
+    for said in ("It <b>stays</b>.", "Rule: value of @4, mse_masked", "interval over examples", "untrained."):
+        assert said in verbose
 
 
 def test_a_crash_is_told_after_everything_else_is_written(runs, tmp_path, monkeypatch, capsys):
@@ -276,7 +487,7 @@ def test_a_crash_is_told_after_everything_else_is_written(runs, tmp_path, monkey
     captured = capsys.readouterr()
     assert "claim value on a: no row has" in captured.err
     assert (tmp_path / "index.html").is_file()
-    assert "1 held" in captured.out
+    assert "undecided" in captured.out
 
 
 @pytest.mark.parametrize(
@@ -344,7 +555,7 @@ def test_a_run_without_a_config_is_refused_in_one_line(runs, tmp_path, config):
 def test_what_only_recorded_a_run_may_differ(runs):
     given = content(claim().model_dump())
     given["run"][0]["settings"] = SETTINGS | {"train.log_every": 2, "train.checkpoint_every": 2}
-    assert reproduce(parse_paper(given, "x"), runs=runs).outcomes[0].verdict == "held"
+    assert reproduce(parse_paper(given, "x"), runs=runs).outcomes[0].n_runs == 1
 
 
 def test_training_what_is_missing_gives_what_the_command_gives(runs, tmp_path):
@@ -369,7 +580,8 @@ def test_training_what_is_missing_gives_what_the_command_gives(runs, tmp_path):
         runs=tmp_path,
     )
     (outcome,) = found.outcomes
-    assert (outcome.verdict, outcome.n_runs) == ("held", 2)
+    assert (outcome.verdict, outcome.n_runs) == ("undecided", 2)
+    assert [run.rpartition("/")[2] for run, _ in outcome.runs] == ["seed-0", "seed-1"]
 
 
 @pytest.mark.parametrize(
