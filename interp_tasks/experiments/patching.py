@@ -49,7 +49,7 @@ def patch(
         heads: at sites that have heads, ``"all"`` (the default), ``"each"``, ``"each-layer"`` or a spec; a list: a row
             each.
         queries: patch only here: positions, or a boolean mask of the task's examples by name.
-        by_class: at sites that have heads, in all layers, a row more for each class of heads, as :func:`heads` has them.
+        by_class: at sites of heads in all layers, a row more for each class of heads, as :func:`heads` has them.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
 
     Returns:
