@@ -56,9 +56,9 @@ def published_beside(view: View) -> Published:
         for claim in paper.claim:
             if claim.study != study.id or claim.where.get("ref") not in (None, *view.source.marks):
                 continue
-            if played is not None and played.preset in claim.scale:
-                reason = claim.scale[played.preset]
-                outcomes.append((paper, Outcome(claim, view.name, 0, "not testable", reason=reason)))
+            unfit = "" if played is None else claim.scale.get(played.preset, "") or played.untestable
+            if unfit:
+                outcomes.append((paper, Outcome(claim, view.name, 0, "not testable", reason=unfit)))
                 continue
             outcome = judge(claim, frame, view.name)
             if outcome.verdict == "error":

@@ -117,7 +117,8 @@ def test_tables_fit_80_columns_and_have_no_colour_in_a_pipe(call, command, monke
     assert shown.strip()
     assert max(map(len, shown.splitlines())) <= 80
     assert "\x1b" not in shown
-    assert "…" not in shown
+    # A claim is one line: what is cut stands in full with --verbose.
+    assert "…" not in shown or command.startswith("reproduce")
 
 
 @pytest.mark.parametrize("command", [each for each in CALLED if not each.startswith(NOT_AGAIN)])

@@ -219,8 +219,10 @@ def test_published_numbers_are_drawn_in_our_unit(found, matrix):
     here = (effects["step"] == 10) & (effects["metric"] == "mse_masked")
     assert marks["mse_masked", 10, False] == pytest.approx(effects[here]["baseline"].iloc[0])
     verdicts = {outcome.claim.id: outcome.verdict for _, outcome in published.outcomes}
-    assert verdicts["curve-drop"] == "held"
-    assert set(verdicts.values()) <= {"held", "failed"}
+    # One training run decides nothing that is said of training.
+    assert set(verdicts.values()) == {"undecided"}
+    reasons = {outcome.claim.id: outcome.reason for _, outcome in published.outcomes}
+    assert reasons["curve-drop"] == "one training run, of three at least; this one lies within the rule"
 
 
 def test_published_claims_of_a_modular_run_are_those_of_runs_with_its_settings(tmp_path):
@@ -235,8 +237,9 @@ def test_published_claims_of_a_modular_run_are_those_of_runs_with_its_settings(t
     claims = {claim.id: claim for claim in read_paper("nanda").claim if claim.study == "generalisation"}
     found = {outcome.claim.id: outcome for _, outcome in beside(name)}
     assert found == {key: judge(claim, table, name) for key, claim in claims.items()}
-    assert {outcome.verdict for outcome in found.values()} == {"held"}
-    assert {outcome.verdict for _, outcome in beside("zoo:miiii-113")} == {"not testable at this scale"}
+    assert {(outcome.verdict, outcome.n_runs) for outcome in found.values()} == {("undecided", 1)}
+    assert all("within the rule" in outcome.reason for outcome in found.values())
+    assert {outcome.verdict for _, outcome in beside("zoo:miiii-113")} == {"not testable"}
     other = tmp_path / "other"
     shutil.copytree(zoo_folder() / "modular-addition-113", other)
     described = json.loads((other / "run.json").read_text())

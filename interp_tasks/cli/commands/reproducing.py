@@ -184,7 +184,7 @@ def print_claim(out: Any, rows: list[Any], verbose: bool) -> None:
     several = len(rows) > 1
     name = first["claim"] + (" *" if first["headline"] else "")
     said = [
-        first["says"],
+        f"{first['claim']}: {first['says']}",
         f"Published: {first['published']}." * bool(first["published"]),
         f"Rule: {first['rule']}.",
     ]
