@@ -32,7 +32,7 @@ class Lens:
         contributions: "embed", "pos_embed", "L0H0", ..., "b_O.0", "mlp_out.0", ..., in the order they are added: what
             each adds to the output directly, along the residual stream, with the scale of every norm on the way held at
             its value in this run: that of the final norm; in a post-norm model those after each sum, whose biases are
-            "ln_embed.b", "ln1.b.0", "ln2.b.0", .... What interventions put into the residual stream itself is "edits".
+            "ln_embed", "ln1.0", "ln2.0", .... What interventions put into the residual stream itself is "edits".
         constant: [out], what the read-out adds by itself (biases). Contributions and constant add up to `output`.
     """
 
@@ -123,7 +123,7 @@ def _added(surface: Surface, seen: Activations, edited: bool) -> dict[str, Tenso
         for name, part in found.items():
             found[name] = (part - part.mean(-1, keepdim=True)) / scale * weights[f"{path}.w"]
         norm = path.split(".")[-1]
-        found[f"{norm}.b" if layer is None else f"{norm}.b.{layer}"] = weights[f"{path}.b"].expand(shape)
+        found[norm if layer is None else f"{norm}.{layer}"] = weights[f"{path}.b"].expand(shape)
 
     normalise("embed", None)
     for layer in range(surface.n_layers):

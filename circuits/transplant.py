@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -64,8 +64,16 @@ class Transplant(Intervention):
     components: tuple[str, ...]
     layers: tuple[int, ...] | None
     values: tuple[tuple[str, Snapshot], ...]
+    # Of the source; None where it was a state_dict, which does not tell.
+    post_norm: bool | None = field(default=None, compare=False)
 
     def plan(self, surface: Surface) -> tuple[Swap, ...]:
+        if self.post_norm not in (None, surface.post_norm):
+            one, other = "a post-norm model", "none"
+            raise CircuitsError(
+                f"{self.label}: the source is {one if self.post_norm else other}, the model is "
+                f"{one if surface.post_norm else other}; both must be of one architecture"
+            )
         there = surface.named_weights()
         mine = selected(there, self.components, self.layers)
         values = dict(self.values)
@@ -142,7 +150,7 @@ def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
         what = f"no component {wrong[0]!r}" if wrong else "no component given"
         raise CircuitsError(f"{verb}: {what}; choose from {', '.join(COMPONENTS)}")
     chosen = read_indices(layers, verb, "layers")
-    there = _tensors(source, verb)
+    there, post_norm = _tensors(source, verb)
     names = selected(there, given, chosen)
     for component in given:
         if not selected(there, (component,), chosen):
@@ -151,7 +159,8 @@ def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
                 f"{verb}: the source has no weights of {component!r}{where}; it has {_shown(there)}"
             )
     values = {name: plain(there[name], f"{verb}: the source's {name}") for name in names}
-    return Transplant(given, chosen, tuple((name, Snapshot(value)) for name, value in values.items()))
+    snapshots = tuple((name, Snapshot(value)) for name, value in values.items())
+    return Transplant(given, chosen, snapshots, post_norm)
 
 
 def selected(
@@ -170,11 +179,13 @@ def selected(
     return found
 
 
-def _tensors(source: Any, verb: str) -> dict[str, Any]:
+def _tensors(source: Any, verb: str) -> tuple[dict[str, Any], bool | None]:
+    """The weights by name, and whether they are of a post-norm model, where that is known."""
     if isinstance(source, nn.Module):
-        return dict(Surface.of(source).named_weights())
+        surface = Surface.of(source)
+        return dict(surface.named_weights()), surface.post_norm
     if isinstance(source, Mapping):
-        return {str(name): x for name, x in source.items() if isinstance(x, Tensor | np.ndarray)}
+        return {str(name): x for name, x in source.items() if isinstance(x, Tensor | np.ndarray)}, None
     raise CircuitsError(f"{verb}: source must be a model or a state_dict, got {type(source).__name__}")
 
 

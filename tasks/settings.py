@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
 
 
 def list_fields(model: type[BaseModel]) -> tuple[str, ...]:
@@ -71,3 +72,11 @@ class ModelSettings(BaseModel):
                 "norm = post is a LayerNorm after each sum: set normalization = LN, or norm = pre"
             )
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_the_usual_norm(self, dump: Callable[[ModelSettings], dict[str, Any]]) -> dict[str, Any]:
+        # Runs and checkpoints are compared and named by their settings; those made before this one have none.
+        found = dump(self)
+        if self.norm == "pre":
+            found.pop("norm", None)
+        return found

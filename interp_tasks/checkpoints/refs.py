@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import glob
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.resources import files
@@ -154,6 +154,8 @@ def _in_run(name: str, selectors: list[str] | None, text: str) -> list[ResolvedC
         raise UserError(f"no run or checkpoint folder {name!r}{_close_folder(path)}")
     steps = stored_steps(path)
     if not steps:
+        if name.startswith(ZOO):
+            raise UserError(f"{name} ships its log alone: train it by its recipe for checkpoints")
         kind = (
             "has no checkpoints yet" if (path / RUN_FILE).is_file() else "is no run and no checkpoint folder"
         )
@@ -171,11 +173,23 @@ def find_run(name: str) -> Path:
     if not name.startswith(ZOO):
         return Path(name)
     shipped = name.removeprefix(ZOO)
-    if shipped not in zoo_names():
-        raise UserError(
-            f"no {ZOO}{shipped}: shipped runs are {', '.join(ZOO + each for each in zoo_names()) or 'none'}"
-        )
+    names = zoo_names()
+    if shipped not in names:
+        below = [each for each in names if each.startswith(shipped.rstrip("/") + "/")] if shipped else []
+        if below:
+            # The last of several names would be taken for the only one.
+            shown = ", ".join(ZOO + each for each in below[:3]) + (" ..." if len(below) > 3 else "")
+            raise UserError(
+                f"{name} is a folder of {len(below)} runs: {shown}; {name.rstrip('/')}/* takes all"
+            )
+        raise UserError(f"no {name}{closest(shipped, names, ZOO)}; interp-run zoo lists what ships")
     return zoo_folder() / shipped
+
+
+def closest(given: str, names: Sequence[str], prefix: str = "") -> str:
+    """Return what to say of a name that is none of these: the closest three."""
+    close = difflib.get_close_matches(given, names, n=3, cutoff=0.3)
+    return f": the closest are {', '.join(prefix + each for each in close)}" if close else ""
 
 
 def _close_folder(path: Path) -> str:

@@ -135,7 +135,7 @@ def rows_of_skips(model: Any, inputs: Inputs, logits: Tensor) -> Iterator[Row]:
     layers, has_mlp = range(model.cfg.n_layers), not model.cfg.attn_only
     streams = [f"resid_pre.{layer}" for layer in layers]
     if has_mlp:
-        streams += [f"{site}.{layer}" for layer in layers for site in ("resid_mid", "mlp_out")]
+        streams += [f"{site}.{layer}" for layer in layers for site in ("mlp_out", "resid_post")]
     means = mean_streams(model, inputs, streams)
     found: dict[tuple[int, str], list[Tensor]] = {}
     for tokens in passes(model, inputs):
@@ -168,24 +168,32 @@ def outputs_without(
 
     seen = cache(model, tokens, streams)
 
-    def less(stream: str, rest: Tensor | float = 0.0) -> Any:
-        return lambda after: (after - seen[stream] + rest).to(after.dtype)
+    def less(way: Tensor, rest: Tensor | float = 0.0) -> Any:
+        return lambda after: (after - way + rest).to(after.dtype)
+
+    def around_mlp(held: Mapping[str, Tensor], layer: int) -> Tensor:
+        # In a post-norm model that is not resid_mid, but what the LayerNorm makes of it.
+        return held[f"resid_post.{layer}"] - held[f"mlp_out.{layer}"]
 
     def at_mean(site: str) -> Any:
         return lambda old: means[site].expand_as(old)
 
     for layer in range(model.cfg.n_layers):
         at = "" if model.cfg.n_layers == 1 else f" of layer {layer}"
-        before, middle, added = f"resid_pre.{layer}", f"resid_mid.{layer}", f"mlp_out.{layer}"
+        added, after = f"mlp_out.{layer}", f"resid_post.{layer}"
         mine = heads([(layer, head) for head in range(model.cfg.n_heads)], model)
         edits = {f"attention{at} zeroed": ablate.zero(mine)}
         if added in means:
             edits |= {
-                f"way around attention{at} zeroed": edit(middle, less(before)),
+                f"way around attention{at} zeroed": edit(
+                    f"resid_mid.{layer}", less(seen[f"resid_pre.{layer}"])
+                ),
                 f"MLP{at} zeroed": ablate.zero(added),
                 f"MLP{at} at its mean": edit(added, at_mean(added)),
-                f"way around MLP{at} zeroed": edit(f"resid_post.{layer}", less(middle)),
-                f"way around MLP{at} at its mean": edit(f"resid_post.{layer}", less(middle, means[middle])),
+                f"way around MLP{at} zeroed": edit(after, less(around_mlp(seen, layer))),
+                f"way around MLP{at} at its mean": edit(
+                    after, less(around_mlp(seen, layer), around_mlp(means, layer))
+                ),
             }
         for name, edited in edits.items():
             yield (layer, name), run(model, tokens, edited)[:, inputs.position].double().cpu()

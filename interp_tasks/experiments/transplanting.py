@@ -64,7 +64,7 @@ def transplant(
         refs: one or several REFs, which receive the weights; all see the same examples.
         source: the REF of the checkpoint which lends them, of the same architecture. A list, or a REF that names
             several: rows for each, and ``plot()`` gives a map per component.
-        components: ``q k v qkv o attn (= qkv+o) mlp embed pos_embed unembed ln1 ln2 ln_final ln``, each with its
+        components: ``q k v qkv o attn (= qkv+o) mlp embed pos_embed unembed ln1 ln2 ln_embed ln_final ln``, with
             biases; ``"qkv+mlp"`` moves both; ``"each"``: a row for all that the source has; a list: a row each.
         layers: only in these layers (default: all).
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.

@@ -29,6 +29,46 @@ class Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+def seed_numbers(given: Any) -> tuple[int, ...]:
+    """Different seeds from ``"0:4"``, ``"0,2"`` or a list."""
+    if isinstance(given, str):
+        from interp_tasks.cli.settings import read_seeds
+
+        given = read_seeds(given) or []
+    if not isinstance(given, (list, tuple)) or not all(type(seed) is int for seed in given):
+        raise ValueError('write seeds as "0:4", "0,2" or [0, 2]')
+    if not given or min(given) < 0 or len(set(given)) < len(given):
+        raise ValueError("name different seeds from 0 up")
+    return tuple(given)
+
+
+class Shipment(Entry):
+    """Says which runs of a block ship with the package, under which name, with which checkpoints.
+
+    Attributes:
+        name: the model's name in the zoo, ``NAME`` or ``FOLDER/NAME``; ``{seed}`` and ``{train.dropout}`` stand for the
+            seed and for a setting of the run.
+        seeds: those of the block that ship; none named: all.
+        at: marks or steps of the checkpoints that ship; empty: the log alone.
+        exact: whether the last of them keeps its precision; all others are halved to float16.
+    """
+
+    name: str
+    seeds: tuple[int, ...] | None = None
+    at: tuple[StrictStr | StrictInt, ...] = ("last",)
+    exact: bool = False
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _numbers(cls, given: Any) -> Any:
+        return None if given is None else seed_numbers(given)
+
+    @field_validator("at", mode="before")
+    @classmethod
+    def _several(cls, given: Any) -> Any:
+        return [given] if isinstance(given, (str, int)) else given
+
+
 class Training(Entry):
     """Runs to train: every combination of the values given, each with every seed.
 
@@ -37,12 +77,14 @@ class Training(Entry):
         settings: as of ``--set``, in the file under ``set``. A list stands for one run per value; of a setting that is
             a list itself, a list of lists does.
         seeds: ``"0:4"``, ``"0,2"``, or a list.
+        ship: which of the runs ``interp-run zoo --pack`` ships, and how; training does not read it.
     """
 
     task: str
     preset: str = "cpu"
     settings: dict[str, Any] = Field(default_factory=dict, alias="set")
     seeds: tuple[int, ...] = (0,)
+    ship: tuple[Shipment, ...] = ()
 
     @field_validator("settings", mode="before")
     @classmethod
@@ -52,15 +94,12 @@ class Training(Entry):
     @field_validator("seeds", mode="before")
     @classmethod
     def _numbers(cls, given: Any) -> tuple[int, ...]:
-        if isinstance(given, str):
-            from interp_tasks.cli.settings import read_seeds
+        return seed_numbers(given)
 
-            given = read_seeds(given) or []
-        if not isinstance(given, (list, tuple)) or not all(type(seed) is int for seed in given):
-            raise ValueError('write seeds as "0:4", "0,2" or [0, 2]')
-        if not given or min(given) < 0 or len(set(given)) < len(given):
-            raise ValueError("name different seeds from 0 up")
-        return tuple(given)
+    @field_validator("ship", mode="before")
+    @classmethod
+    def _one_or_several(cls, given: Any) -> Any:
+        return [given] if isinstance(given, Mapping) else given
 
     def combinations(self, lists: frozenset[str]) -> Iterator[dict[str, Any]]:
         """Each combination of settings; ``lists``: keys whose value is a list itself."""

@@ -22,6 +22,7 @@ from interp_tasks.checkpoints.refs import resolve
 from interp_tasks.checkpoints.run_files import WEIGHTS_FILE
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import PARTS, TrainConfig
+from tasks.hooked import is_post_norm
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -58,11 +59,13 @@ class Source:
         ref: the checkpoint they are of.
         tensors: those of the parts taken, by name.
         sha256: of its whole weights file.
+        norm: where its LayerNorms stand, ``"pre"`` or ``"post"``.
     """
 
     ref: str
     tensors: Mapping[str, Tensor]
     sha256: str
+    norm: str = "pre"
 
     def describe(self) -> dict[str, Any]:
         """What ``run.json`` keeps of it; a run goes on only from the same bytes."""
@@ -84,18 +87,27 @@ def read_source(config: TrainConfig) -> Source | None:
             f"({resolved[0].ref} ... {resolved[-1].ref}): name one"
         )
     folder = resolved[0].path
-    stored = read_parameters(folder, read_meta(folder))
+    meta = read_meta(folder)
+    stored = read_parameters(folder, meta)
     taken = set(config.parts_started())
     tensors = {name: tensor for name, tensor in stored.items() if part_of(name) in taken}
-    return Source(resolved[0].ref, tensors, digest((folder / WEIGHTS_FILE).read_bytes())["sha256"])
+    sha256 = digest((folder / WEIGHTS_FILE).read_bytes())["sha256"]
+    return Source(resolved[0].ref, tensors, sha256, meta["model"].get("norm", "pre"))
 
 
 def put_in(model: HookedTransformer, source: Source, config: TrainConfig) -> None:
     """Copy the weights to start from into a model.
 
     Raises:
-        UserError: before any change, naming the first parameter whose shape is another, or which one of the two lacks.
+        UserError: before any change, naming the first parameter whose shape is another, or which one of the two lacks;
+            for weights of a pre-norm model in a post-norm one, or the other way round.
     """
+    mine = "post" if is_post_norm(model) else "pre"
+    if source.norm != mine:
+        raise UserError(
+            f"train.start_from={config.start_from} is of a {source.norm}-norm model, this one is {mine}-norm: "
+            f"set model.norm={source.norm}, or start from another"
+        )
     taken = set(config.parts_started())
     wanted = {name: p for name, p in model.named_parameters() if part_of(name) in taken}
     for name in sorted({*wanted, *source.tensors}):

@@ -1,4 +1,5 @@
 """Trained models shipped with the package: run folders, read as ``zoo:NAME@...`` like any other run.
 
-``interp_tasks.zoo.pack`` makes one from a run; each run.json holds the command that trained it.
+``recipes/`` holds the grid files that train them: ``interp-run grid RECIPE`` trains the runs of one, ``interp-run zoo
+--pack RECIPE`` ships them.
 """

@@ -120,7 +120,7 @@ def output_without(model, seen, name=None):
     seen_sum = seen["embed", None] + seen["pos_embed", None]
     x = of("embed", seen["embed", None]) + of("pos_embed", seen["pos_embed", None])
     x = through(model, "ln_embed", x, scale_of(model, seen_sum))
-    x = x - (weights["ln_embed.b"] if name == "ln_embed.b" else 0)
+    x = x - (weights["ln_embed.b"] if name == "ln_embed" else 0)
     layers, attn_only = model.cfg.n_layers, model.cfg.attn_only
     for layer in range(layers):
         for head in range(4):
@@ -132,7 +132,7 @@ def output_without(model, seen, name=None):
             if norm == "ln2":
                 x = x + of(f"mlp_out.{layer}", seen["mlp_out", layer])
             x = through(model, f"blocks.{layer}.{norm}", x, scale_of(model, seen[site, layer]))
-            x = x - (weights[f"blocks.{layer}.{norm}.b"] if name == f"{norm}.b.{layer}" else 0)
+            x = x - (weights[f"blocks.{layer}.{norm}.b"] if name == f"{norm}.{layer}" else 0)
     return x @ weights["unembed.W_U"] + weights["unembed.b_U"]
 
 
@@ -152,7 +152,7 @@ def test_contributions_are_what_is_missing_without_them_and_add_up(post_norm, to
     found = lens(post_norm, tokens)
     total = sum(found.contributions.values()) + found.constant
     torch.testing.assert_close(total, output, rtol=0, atol=1e-12)
-    norms = ["ln_embed.b", "ln1.b.0", "ln1.b.1", *([] if post_norm.cfg.attn_only else ["ln1.b.2", "ln2.b.0"])]
+    norms = ["ln_embed", "ln1.0", "ln1.1", *([] if post_norm.cfg.attn_only else ["ln1.2", "ln2.0"])]
     assert set(norms) <= set(found.contributions)
     for name, part in found.contributions.items():
         expected = output - output_without(post_norm, seen, name)

@@ -25,10 +25,11 @@ from interp_tasks.checkpoints import (
     load_parameters,
     save_checkpoint,
 )
-from interp_tasks.checkpoints.meta import read_meta
+from interp_tasks.checkpoints.meta import read_meta, signed
 from interp_tasks.checkpoints.training_state import read_training_state
 from interp_tasks.errors import UserError
 from tasks.hooked import construct
+from tasks.post_norm import PostNormConfig, PostNormTransformer
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,8 @@ def build(seed: int = 0, **changes: Any) -> HookedTransformer:
         "d_vocab": 7,
         "device": "cpu",
     }
-    config = HookedTransformerConfig(**{**sizes, "act_fn": "gelu", "init_weights": False, **changes})
+    described = PostNormConfig if "norm" in changes else HookedTransformerConfig
+    config = described(**{**sizes, "act_fn": "gelu", "init_weights": False, **changes})
     model = construct(config)
     stream = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -82,6 +84,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "grouped queries": {"n_key_value_heads": 1},
     "local attention": {"use_local_attn": True, "window_size": 2, "attn_types": ["local", "global"]},
     "float64": {"dtype": torch.float64},
+    "post-norm": {"norm": "post", "eps": 1e-12},
+    "post-norm, attention only": {"norm": "post", "attn_only": True, "attention_dir": "bidirectional"},
     "hooked results": {"use_attn_result": True, "use_split_qkv_input": True, "use_hook_mlp_in": True},
 }
 
@@ -95,6 +99,29 @@ def test_any_hooked_transformer_comes_back_bit_for_bit(tmp_path: Path, kind: str
     assert (checkpoint.task, checkpoint.step, checkpoint.run) == (None, 12, None)
     for field in dataclasses.fields(model.cfg):
         assert getattr(checkpoint.model.cfg, field.name) == getattr(model.cfg, field.name), field.name
+
+
+def test_weights_load_only_into_the_norm_they_were_made_with(tmp_path: Path) -> None:
+    """Only post-norm models name it; what names none, as all older checkpoints, is pre-norm."""
+    saved = {
+        norm: save_checkpoint(tmp_path / norm, build(**{"norm": norm} if norm == "post" else {}))
+        for norm in ("pre", "post")
+    }
+    assert isinstance(load_checkpoint(saved["post"]).model, PostNormTransformer)
+    assert not isinstance(load_checkpoint(saved["pre"]).model, PostNormTransformer)
+    metas = {norm: read_meta(folder) for norm, folder in saved.items()}
+    assert "norm" not in metas["pre"]["model"]
+    for norm, stored, said in (
+        ("post", {}, "lacks parameter ln_final.b"),
+        ("pre", {"norm": "post"}, "lacks parameter ln_embed.b"),
+        ("post", {"norm": "pre"}, "a post-norm model has norm = 'post', not 'pre'"),
+    ):
+        model = {name: value for name, value in metas[norm]["model"].items() if name != "norm"} | stored
+        (saved[norm] / "meta.json").write_text(json.dumps(signed({**metas[norm], "model": model})))
+        with pytest.raises(UserError, match=said) as error:
+            load_checkpoint(saved[norm])
+        assert "\n" not in str(error.value)
+        (saved[norm] / "meta.json").write_text(json.dumps(metas[norm]))
 
 
 def test_a_task_comes_back_with_its_config_and_frozen_parameters(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from interp_tasks.cli.streams import FOR_PEOPLE, FOR_PROGRAMS
 from interp_tasks.cli.tables import title
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import ablation
-from interp_tasks.zoo import pack as packing
 
 ZOO = "zoo:matrix-completion-4x4"
 SMALL = ["--samples", "6", "--quiet"]
@@ -708,24 +707,6 @@ def test_a_matrix_of_three_entries_has_no_map_of_positions(call, tmp_path):
 def test_runs_to_reproduce_from_are_a_folder(call, tmp_path):
     (tmp_path / "file").write_text("text")
     assert "--runs file is not a folder" in refused(call("reproduce", "matrix-completion", "--runs", "file"))
-
-
-@pytest.mark.parametrize(
-    ("run", "steps", "said"),
-    [
-        ("tiny", "0,7", "no checkpoint at step 7"),
-        ("nothing", "0", "no run or checkpoint folder"),
-        ("tiny", "0,x", "--steps 0,x: write stored steps"),
-        ("tiny", ",", "--steps ,: write stored steps"),
-    ],
-)
-def test_what_cannot_be_packed_leaves_nothing(tiny, tmp_path, monkeypatch, capsys, run, steps, said):
-    monkeypatch.setattr(packing, "zoo_folder", lambda: tmp_path / "zoo")
-    with pytest.raises(SystemExit) as stop:
-        packing.main([str(tiny.parent / run), "--steps", steps])
-    assert stop.value.code == 2
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "zoo").exists()
 
 
 def test_interrupted_before_the_command_line_is_there(monkeypatch, capsys):

@@ -188,7 +188,7 @@ def test_the_table_reads_in_units(capsys):
         (["cost", "modular-addition", "--device", "cuda:99"], "cuda:99"),
         (
             ["cost", "modular-addition", "--set", "train.start_from=zoo:nowhere"],
-            "no zoo:nowhere: shipped runs are",
+            "no zoo:nowhere",
         ),
         (["cost", "modular-addition", "--set", "train.observe=z"], "no activation 'z' to observe: names are"),
         (["cost", "modular-addition", "--rate", "1e12"], "more than 0 and below 1e+09"),

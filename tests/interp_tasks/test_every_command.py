@@ -26,6 +26,7 @@ name = "curve"
 #: Command -> the rest of some calls of it. ``few.toml`` is ``GRID``.
 CALLS = {
     "tasks": [""],
+    "zoo": [""],
     "schema": [""],
     "checkpoints": [RUN],
     "cost": ["modular-addition --rate 20", "matrix-completion --rate 20 --set train.grokfast=ema"],
@@ -74,6 +75,7 @@ CALLED = [f"{command} {rest}".strip() for command, calls in CALLS.items() for re
 #: Commands with rows of their own -> what the schema calls those; of all others ``row``.
 OWN = {
     "tasks": "preset",
+    "zoo": "shipped",
     "checkpoints": "checkpoint",
     "cost": "cost",
     "grid few.toml --dry-run": "unit",

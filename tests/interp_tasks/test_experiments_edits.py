@@ -304,6 +304,18 @@ def test_lens_reads_the_residual_stream_and_takes_direct_effects_away(models, fo
     assert (row["site"], row["layer"], row["head"], row["intervention"]) == ("z", 1, 0, "without direct")
 
 
+def test_lens_of_a_post_norm_model_has_what_its_norms_add(tmp_path):
+    task = tasks.get("matrix-completion", n=2, rank=1, grid_max=1, grid_step=0.1)
+    model = task.build_model(0, task.Model(n_layers=2, n_heads=2, d_model=8, norm="post"))
+    saved = save_checkpoint(tmp_path / "post-norm", model, task)
+    frame = lens(str(saved), samples=8).frame
+    names = {"ln_embed", "ln1 0", "ln2 0", "ln1 1"}
+    assert {f"without direct {name}" for name in names} <= set(frame["variant"])
+    rows = frame[frame["variant"] == "without direct ln2 0"]
+    assert set(rows["site"]) == {"ln2"}
+    assert set(rows["layer"]) == {0}
+
+
 def test_lens_in_several_passes_is_lens_in_one(folders, monkeypatch):
     whole = lens(folders[0], samples=N).frame
     monkeypatch.setattr("interp_tasks.experiments.lensing.TOKENS_PER_PASS", 45)

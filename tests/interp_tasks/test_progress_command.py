@@ -14,7 +14,13 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, phases
-from interp_tasks.experiments.attention_fits import output_with, rows_of_attention, rows_of_waves
+from interp_tasks.experiments.attention_fits import (
+    mean_streams,
+    output_with,
+    outputs_without,
+    rows_of_attention,
+    rows_of_waves,
+)
 from interp_tasks.experiments.modular_inputs import read_inputs
 from interp_tasks.experiments.neuron_measures import Neurons
 from interp_tasks.experiments.progressing import KINDS
@@ -413,6 +419,40 @@ def test_skips_against_a_forward_by_hand(addition, models, results):
     for said, stream in streams.items():
         expected = cross_entropy((stream @ w_u + b_u).numpy(), r).mean()
         assert value(frame, "sum", "loss", said) == pytest.approx(expected, rel=1e-4), said
+
+
+def test_skips_of_a_post_norm_model_against_a_forward_by_hand(addition):
+    """What passes the MLP by is the normalised sum before it."""
+    model = scaled(addition, normalization="LN", norm="post")
+    inputs = read_inputs(addition)
+    sites = ["resid_pre.0", "attn_out.0"]
+    _, seen = run_model(model, inputs.tokens, cache=sites)
+    before, attention = (seen[site].detach() for site in sites)
+    block = model.blocks[0]
+
+    def normed(x, norm):
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], norm.w, norm.b, 1e-12)
+
+    def mlp(stream):
+        return torch.relu(stream @ model.W_in[0] + model.b_in[0]) @ model.W_out[0] + model.b_out[0]
+
+    way = normed(before + attention, block.ln1)
+    without = normed(attention, block.ln1)
+    sums = {
+        "way around attention zeroed": without + mlp(without),
+        "MLP zeroed": way,
+        "MLP at its mean": way + mlp(way).mean(0),
+        "way around MLP zeroed": mlp(way),
+        "way around MLP at its mean": mlp(way) + way.mean(0),
+    }
+    streams = ["resid_pre.0", "mlp_out.0", "resid_post.0"]
+    means = mean_streams(model, inputs, streams)
+    found = {
+        name: output for (_, name), output in outputs_without(model, inputs, inputs.tokens, streams, means)
+    }
+    for said, stream in sums.items():
+        expected = (normed(stream, block.ln2) @ model.W_U + model.b_U)[:, inputs.position].detach().double()
+        torch.testing.assert_close(found[said], expected, rtol=1e-4, atol=1e-5, msg=said)
 
 
 def test_attention_that_is_a_wave_of_the_digits(addition, primes):

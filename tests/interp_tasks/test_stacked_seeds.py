@@ -84,6 +84,7 @@ ARCHITECTURES = {
         "normalization": "LN",
     },
     "attention only": {"n_layers": 2, "attn_only": True},
+    "post-norm": {"n_layers": 2, "normalization": "LN", "norm": "post", "attention": "bidirectional"},
 }
 
 

@@ -71,6 +71,10 @@ def started(source: Path, out: Path, matrices, **config):
 def test_the_parts_share_out_all_parameters(matrices):
     names = {name for name, _ in matrices.build_model(0, matrices.Model(**TINY)).named_parameters()}
     assert {part: {name for name in names if part_of(name) == part} for part in PARTS} == NAMES
+    post = matrices.build_model(0, matrices.Model(**TINY, norm="post"))
+    theirs = {part: {name for name, _ in post.named_parameters() if part_of(name) == part} for part in PARTS}
+    changed = {"embed": {"embed.W_E", "ln_embed.w", "ln_embed.b"}, "unembed": {"unembed.W_U", "unembed.b_U"}}
+    assert theirs == NAMES | changed
     with pytest.raises(
         UserError, match=r"parameter blocks\.0\.attn2\.W belongs to none of the parts attn, mlp"
     ):
@@ -133,6 +137,17 @@ def test_an_extended_run_goes_on_exactly_and_knows_its_source(source, matrices, 
     start = read_run(run)["config"]["start"]
     assert start["ref"] == f"{source}@4"
     assert start["sha256"] == load_checkpoint(f"{source}@4").meta["weights"]["sha256"]
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_weights_of_another_norm_are_refused(matrices, tmp_path, norm):
+    """Attention has the same names and shapes in both, and means another function."""
+    other = {"pre": "post", "post": "pre"}[norm]
+    model = matrices.build_model(5, matrices.Model(**TINY, norm=other))
+    where = save_checkpoint(tmp_path / "source", model, matrices)
+    config = {**CONFIG, "start_from": str(where), "start_parts": ["attn"]}
+    with pytest.raises(UserError, match=f"is of a {other}-norm model, this one is {norm}-norm"):
+        train(matrices, out=tmp_path / "run", settings={**TINY, "norm": norm}, config=config)
 
 
 def test_a_source_that_has_changed_is_refused(matrices, tmp_path):

@@ -397,3 +397,27 @@ def test_activations_observer_is_part_of_the_api(addition):
     model = addition.build_model(0, addition.Model(**TINY))
     observer = Activations(("hook_embed",), 1, addition.sample(2), model)
     assert observer.every == 1
+
+
+def test_a_post_norm_run_is_fused_stored_and_goes_on(tmp_path):
+    """As one of four steps, to the last bit; a run without the setting is pre-norm, and stays it."""
+    task = tasks.get("matrix-completion", n=2, rank=1, grid_max=1, grid_step=0.1)
+    config = {"batch_size": 8, "eval_samples": 8, "threads": 1}
+
+    def go_on(out, steps, **settings):
+        settings = {**TINY, "n_layers": 2, **settings}
+        return train(task, out=tmp_path / out, settings=settings, config={**config, "steps": steps})
+
+    whole, run = go_on("whole", 4, norm="post"), go_on("run", 2, norm="post")
+    go_on("run", 4, norm="post")
+    stored = read_run(run)
+    assert stored["forward"] == {"kind": "fused", "reason": None}
+    assert stored["config"]["model"]["norm"] == "post"
+    ours, theirs = (load_checkpoint(f"{one}@4").model for one in (run, whole))
+    assert type(ours).__name__ == "PostNormTransformer"
+    for name, parameter in ours.named_parameters():
+        assert torch.equal(parameter, theirs.get_parameter(name)), name
+    before = go_on("before", 2)
+    assert "norm" not in read_run(before)["config"]["model"]
+    with pytest.raises(UserError, match=r"model\.norm: '\(not set\)' there, 'post' asked for"):
+        go_on("before", 4, norm="post")

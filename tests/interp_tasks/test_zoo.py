@@ -1,14 +1,14 @@
-"""The shipped models are what their files say: metrics of the stored weights, sizes, commands, marks."""
+"""The shipped models are what their files say: recipes, metrics of the stored weights, sizes, marks."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+import json
 
 import pytest
 import torch
 
 import tasks
-from interp_tasks import UserError, load_checkpoint, train
+from interp_tasks import UserError, load_checkpoint
 from interp_tasks.checkpoints import (
     find_marks,
     read_metrics,
@@ -20,55 +20,55 @@ from interp_tasks.checkpoints import (
 )
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import zoo_folder
-from interp_tasks.training.config import resolve_config, train_config
+from interp_tasks.cli import main
+from interp_tasks.grids import grid
+from interp_tasks.training.config import TrainConfig
+from interp_tasks.training.trainer import model_settings
+from interp_tasks.zoo import catalog as catalogs
 from interp_tasks.zoo import pack as packing
-from interp_tasks.zoo.pack import stored_metrics
+from interp_tasks.zoo import recipe as recipes
+from interp_tasks.zoo.catalog import catalog
+from interp_tasks.zoo.pack import pack_recipe, stored_metrics
+from interp_tasks.zoo.recipe import recipe_names, shipped_runs
+from interp_tasks.zoo.replication import difference, replicate
 
-SHIPPED = {
-    "matrix-completion-4x4": ("matrix-completion", "cpu"),
-    "matrix-completion-4x4-small-init": ("matrix-completion", "cpu"),
-    "matrix-completion-5x5": ("matrix-completion", "reference"),
-    "matrix-completion-autoregressive": ("matrix-completion-autoregressive", "cpu"),
-    "matrix-completion-autoregressive-answer": ("matrix-completion-autoregressive", "cpu"),
-    "miiii-113": ("miiii", "reference"),
-    "miiii-113-small": ("miiii", "cpu"),
-    "modular-addition-113": ("modular-addition", "cpu"),
-}
-
-
-#: Checkpoints of each, where they are not ten.
-SHIPPED_STEPS = {
-    "matrix-completion-4x4-small-init": 5,
-    "matrix-completion-5x5": 5,
-    "matrix-completion-autoregressive": 4,
-    "matrix-completion-autoregressive-answer": 3,
-    "miiii-113": 6,
-}
-#: The run of a sweep whose way is looked at: ten steps of it, as of the core run beside it.
-OVER_TRAINING = "modular-arithmetic-sweeps/miiii-masked"
-#: Other runs of sweeps: their last step alone.
-FINAL = [name for name in zoo_names() if "/" in name and name != OVER_TRAINING]
+#: A wheel on PyPI has at most 100 MB.
+MOST_BYTES = 95e6
+RECIPES = {run.name: run for name in recipe_names() for run in shipped_runs(name)}
+SHIPPED = {name: RECIPES[name] for name in zoo_names()}
+#: Those with a history: their drop lies between stored steps.
+CORE = [name for name, run in SHIPPED.items() if run.shipment.exact and "/" not in name]
 
 
-def test_what_is_shipped():
-    assert set(zoo_names()) - set(FINAL) - {OVER_TRAINING} == set(SHIPPED)
-    size = sum(file.stat().st_size for file in zoo_folder().rglob("*") if file.is_file())
-    assert size < 90e6
-
-
-@pytest.mark.parametrize("name", FINAL)
-def test_runs_of_sweeps_ship_their_last_step_halved(name):
-    [step] = stored_steps(zoo_folder() / name)
-    [found] = resolve(f"zoo:{name}@last")
-    assert read_meta(found.path)["weights"]["dtype"] == "float16"
-    assert (
-        read_metrics(found.run_path)[-1]["step"]
-        == step
-        == read_run(found.run_path)["config"]["train"]["steps"]
-    )
+def test_what_ships_fits_into_a_wheel():
+    assert sum(file.stat().st_size for file in zoo_folder().rglob("*") if file.is_file()) < MOST_BYTES
 
 
 @pytest.mark.parametrize("name", SHIPPED)
+def test_the_recipe_gives_the_config_that_trained_it(name):
+    """Settings that came later have the value that they then had for want of any other."""
+    stored, resolved = read_run(zoo_folder() / name)["config"], SHIPPED[name].unit.resolved
+    task = tasks.get(resolved.task_name, **resolved.task)
+    assert resolved.train == TrainConfig(**stored["train"])
+    assert {"name": task.name, **task.model_dump(mode="json")}.items() >= stored["task"].items()
+    model = model_settings(task, resolved.model).model_dump(mode="json")
+    assert model == model_settings(task, stored["model"]).model_dump(mode="json")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_it_has_the_checkpoints_that_its_recipe_ships(name):
+    run, shipment = zoo_folder() / name, SHIPPED[name].shipment
+    steps = stored_steps(run)
+    assert len(steps) == len(shipment.at)
+    dtypes = [read_meta(resolve(f"zoo:{name}@{step}")[0].path)["weights"]["dtype"] for step in steps]
+    assert dtypes == ["float16"] * (len(steps) - 1) + ["float32" if shipment.exact else "float16"] * bool(
+        steps
+    )
+    # The log goes to the end of the training that the recipe asks for.
+    assert read_metrics(run)[-1]["step"] == SHIPPED[name].unit.resolved.train.steps
+
+
+@pytest.mark.parametrize("name", CORE)
 def test_metrics_are_those_of_the_stored_weights(name):
     """Recomputed on the same 10,000 test examples; 1e-3 leaves room for other torch builds and thread counts."""
     checkpoint = load_checkpoint(f"zoo:{name}@post")
@@ -79,29 +79,7 @@ def test_metrics_are_those_of_the_stored_weights(name):
         assert found[metric] == pytest.approx(value, rel=1e-3, abs=1e-6), metric
 
 
-@pytest.mark.parametrize("name", [*SHIPPED, OVER_TRAINING])
-def test_the_last_is_exact_and_the_others_are_halved(name):
-    folders = [resolve(f"zoo:{name}@{step}")[0].path for step in stored_steps(zoo_folder() / name)]
-    dtypes = [read_meta(folder)["weights"]["dtype"] for folder in folders]
-    assert dtypes == ["float16"] * (len(dtypes) - 1) + ["float32"]
-    assert len(dtypes) == SHIPPED_STEPS.get(name, 10)
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_the_stored_command_gives_the_config_that_trained_it(name):
-    task_name, preset = SHIPPED[name]
-    run = read_run(zoo_folder() / name)
-    words = run["command"].split()
-    assert words[:5] == ["interp-run", "train", task_name, "--preset", preset]
-    overrides = dict(word.split("=", 1) for flag, word in pairwise(words) if flag == "--set")
-    resolved = resolve_config(task_name, preset, overrides)
-    assert train_config(run["config"]["train"]) == resolved.train
-    stored = {**run["config"]["task"], **run["config"]["model"]}
-    wanted = {**resolved.task, **resolved.model}
-    assert {key: stored[key] for key in wanted} == wanted
-
-
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", CORE)
 def test_the_marks_stand_before_and_after_a_drop(name):
     marks = find_marks(zoo_folder() / name)
     # Of three stored steps the one before the drop is also that at which it begins.
@@ -114,45 +92,66 @@ def test_the_marks_stand_before_and_after_a_drop(name):
     assert abs(after - before) > 0.5 * max(after, before)
 
 
-def small_run(path):
-    task = tasks.get("matrix-completion-sizes", sizes=(2, 3), grid_max=1, grid_step=0.1)
-    config = {"steps": 2, "batch_size": 4, "eval_samples": 4}
-    return train(task, out=path, settings={"d_model": 8, "n_heads": 2}, config=config)
+RECIPE = """
+[[train]]
+task = "matrix-completion-sizes"
+seeds = "2,10"
+ship = [
+    { name = "tiny", seeds = "2", at = [0, 1, "last"], exact = true },
+    { name = "tiny-seeds/seed-{seed}", seeds = "10" },
+    { name = "tiny-logs/{seed}-of-{train.learning_rate}", seeds = "10", at = [] },
+]
+[train.set]
+task.sizes = [2, 3]
+task.grid_max = 1
+task.grid_step = 0.1
+model.d_model = 8
+model.n_heads = 2
+train.steps = 2
+train.batch_size = 4
+train.eval_samples = 4
+train.log_every = 1
+train.learning_rate = [0.01, 0.02]
+"""
 
 
 @pytest.fixture
-def own_zoo(tmp_path, monkeypatch):
-    monkeypatch.setattr(refs, "zoo_folder", lambda: tmp_path / "zoo")
-    monkeypatch.setattr(packing, "zoo_folder", lambda: tmp_path / "zoo")
-    return tmp_path / "zoo"
+def own(tmp_path, monkeypatch):
+    """A zoo of one's own with a recipe in it, and a grid folder."""
+    for module in (refs, recipes, catalogs):
+        monkeypatch.setattr(module, "zoo_folder", lambda: tmp_path / "zoo")
+    (tmp_path / "zoo/recipes").mkdir(parents=True)
+    # Two rates, of which the names of the first two shipments say nothing: one is trained.
+    text = RECIPE.replace("[0.01, 0.02]", "[0.02]")
+    (tmp_path / "zoo/recipes/small.toml").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def test_last_steps_are_packed_into_a_folder_and_named_by_refs(own_zoo, tmp_path, capsys):
-    first, second = small_run(tmp_path / "a"), small_run(tmp_path / "seed-10")
-    packing.main([f"seed-2={first}", str(second), "--into", "sweeps", "--final"])
-    assert sorted(path.relative_to(own_zoo).as_posix() for path in own_zoo.rglob("*") if path.is_file()) == [
-        f"sweeps/{run}/{file}"
-        for run in ("seed-10", "seed-2")
-        for file in (
-            "checkpoints/00000002/meta.json",
-            "checkpoints/00000002/model.safetensors",
-            "clock.jsonl",
-            "metrics.jsonl",
-            "run.json",
-        )
-    ]
-    assert refs.zoo_names() == ["sweeps/seed-2", "sweeps/seed-10"]
-    assert [each.ref for each in resolve("zoo:sweeps/seed-*@last")] == [
-        "zoo:sweeps/seed-2@2",
-        "zoo:sweeps/seed-10@2",
-    ]
-    # Nine digits of each number.
-    for line, short in zip(read_metrics(first), read_metrics(own_zoo / "sweeps/seed-2"), strict=True):
+def test_a_recipe_is_trained_packed_listed_and_trained_again(own, capsys):
+    assert main(["grid", "small", "--executor", "serial", "--quiet"]) == 0
+    assert main(["zoo", "--pack", "small", "--into", "zoo"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["tiny: packed", "tiny-seeds/seed-10: packed", "tiny-logs/10-of-0_02: packed"]
+    assert refs.zoo_names() == ["tiny", "tiny-logs/10-of-0_02", "tiny-seeds/seed-10"]
+    assert [each.step for each in resolve("zoo:tiny@all")] == [0, 1, 2]
+    dtypes = [load_checkpoint(f"zoo:tiny@{step}").meta["weights"]["dtype"] for step in range(3)]
+    assert dtypes == ["float16", "float16", "float32"]
+    assert load_checkpoint("zoo:tiny-seeds/*@last").meta["weights"]["dtype"] == "float16"
+    with pytest.raises(UserError, match="zoo:tiny-logs/10-of-0_02 ships its log alone"):
+        resolve("zoo:tiny-logs/10-of-0_02@last")
+    # What is there is left alone.
+    assert main(["zoo", "--pack", "small", "--into", "zoo"]) == 0
+    assert capsys.readouterr().err.count("there already") == 3
+
+    (seed_10,) = (own / "grids/small/runs").glob("*/seed-10")
+    for line, short in zip(
+        read_metrics(seed_10), read_metrics(own / "zoo/tiny-logs/10-of-0_02"), strict=True
+    ):
         assert short["step"] == line["step"]
         for metric, value in line["validation"].items():
             assert short["validation"][metric] == (None if value is None else float(f"{value:.9g}"))
-    packed = load_checkpoint("zoo:sweeps/seed-2@last")
-    assert packed.meta["weights"]["dtype"] == "float16"
+    packed = load_checkpoint("zoo:tiny-seeds/seed-10@last")
     for size in (2, 3):
         part = packed.require_task().parts()[f"n={size}"]
         batch = part.sample(packing.SAMPLES, seed=0)
@@ -161,23 +160,104 @@ def test_last_steps_are_packed_into_a_folder_and_named_by_refs(own_zoo, tmp_path
         for metric, value in expected.items():
             assert packed.meta["metrics"][f"{metric} (n={size})"] == pytest.approx(value, rel=1e-4)
 
+    rows = {row["name"]: row for row in catalog()}
+    assert list(rows) == ["zoo:tiny", "zoo:tiny-logs/10-of-0_02", "zoo:tiny-seeds/seed-*"]
+    assert (rows["zoo:tiny"]["seeds"], rows["zoo:tiny"]["checkpoints"], rows["zoo:tiny"]["size"]) == (
+        [2],
+        3,
+        "2/3 r1",
+    )
+    assert rows["zoo:tiny-logs/10-of-0_02"]["checkpoints"] == 0
+    assert rows["zoo:tiny"]["bytes"] == sum(
+        file.stat().st_size for file in (own / "zoo/tiny").rglob("*") if file.is_file()
+    )
+    assert main(["zoo"]) == 0
+    shown = capsys.readouterr().out
+    assert "matrix-completion-sizes, mse_masked" in shown
+    assert "zoo:tiny" in shown
+
+    # Another seed has other numbers; the same one, stopped after a step, has the same.
+    again = replicate("zoo:tiny", 1, own / "again")
+    assert (again.lines, again.equal, again.largest, again.recipe) == (2, 2, 0.0, "small")
+    again = replicate("tiny", 200, own / "again")
+    assert (again.lines, again.equal) == (3, 3)
+    log = own / "zoo/tiny/metrics.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    lines[2]["train_loss"] *= 1.5
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["zoo", "--check", "tiny", "--format", "json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["lines"], row["equal"]) == (3, 2)
+    assert row["largest"] == pytest.approx(1 / 3)
+
+
+def test_what_is_not_trained_is_not_packed(own, capsys):
+    spec = own / "zoo/recipes/small.toml"
+    (unit, *_) = recipes.shipped_runs(spec)
+    assert pack_recipe(spec, own / "nowhere", own / "zoo") == []
+    assert f"tiny: {own}/nowhere/{unit.unit.folder} is not trained to step 2 yet" in capsys.readouterr().out
+
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("old", "new", "said"),
     [
-        (["RUN", "--into", "sweeps"], "say which: --steps 0,100 or --final"),
-        (["init-0.02=RUN", "--final"], "init-0.02: a name with a dot is left out of wheels"),
-        (["a=RUN", "a=RUN", "--final"], "a is there already"),
+        (
+            'seeds = "10" },',
+            'seeds = "3" },',
+            "small ships seed 3 as tiny-seeds/seed-{seed}, which it does not train",
+        ),
+        (
+            "{seed}-of-{train.learning_rate}",
+            "{seed}.{train.learning_rate}",
+            "a name in the zoo is of letters",
+        ),
+        ("{train.learning_rate}", "{task.p}", "{task.p} is none of seed, task.sizes"),
+        ("[0.02]", "[0.01, 0.02]", "small ships two runs as tiny: write {seed} or a setting into the name"),
+        ("exact = true", "precise = true", "precise"),
     ],
 )
-def test_what_cannot_be_packed(own_zoo, tmp_path, arguments, message, capsys):
-    run = small_run(tmp_path / "run")
-    with pytest.raises((UserError, SystemExit)) as refused:
-        packing.main([each.replace("RUN", str(run)) for each in arguments])
-    assert message in str(refused.value) + capsys.readouterr().err
+def test_recipes_that_cannot_be(own, capsys, old, new, said):
+    file = own / "zoo/recipes/small.toml"
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new, 1), encoding="utf-8")
+    assert main(["zoo", "--pack", "small", "--into", "zoo"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
 
 
-def test_a_glob_of_shipped_runs_that_matches_nothing(own_zoo, tmp_path):
-    packing.main([f"seed-2={small_run(tmp_path / 'run')}", "--final"])
-    with pytest.raises(UserError, match=r"^no zoo:other-\*: shipped runs are zoo:seed-2$"):
-        resolve("zoo:other-*@last")
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [(["7"], "no checkpoint at step 7"), (["onset"], "shows no drop"), (["x"], "no step 'x'")],
+)
+def test_what_cannot_be_packed_leaves_nothing(own, at, said):
+    (unit, *_) = recipes.shipped_runs("small")
+    grid("zoo/recipes/small.toml", own / "grid", executor="serial")
+    with pytest.raises(UserError, match=said):
+        packing.pack(own / "grid" / unit.unit.folder, at, own / "zoo/new/name")
+    assert not (own / "zoo/new").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--pack", "smal"], "smal: no such file and no recipe of that name: the closest are small"),
+        (["--check", "nothing"], "no zoo:nothing; interp-run zoo lists what ships"),
+        (["--steps", "3"], "--steps goes with --check"),
+        (["--into", "zoo"], "--into goes with --pack"),
+        (["--pack", "small", "--check", "tiny"], "two things to do"),
+        (["--check", "tiny", "--steps", "0"], "from 1 up"),
+    ],
+)
+def test_mistakes_are_one_line(own, capsys, arguments, said):
+    assert main(["zoo", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+def test_numbers_are_compared_by_their_size():
+    assert difference({"a": 1.0, "b": {"c": 2}}, {"a": 1.0, "b": {"c": 1}}) == 0.5
+    assert difference({"a": None}, {"a": None}) == 0
+    assert difference({"a": 1.0}, {"b": 1.0}) == difference({"a": None}, {"a": 1.0}) == float("inf")

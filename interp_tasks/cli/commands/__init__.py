@@ -35,6 +35,7 @@ from interp_tasks.cli.commands.surveying import Report
 from interp_tasks.cli.commands.training import Train
 from interp_tasks.cli.commands.transplanting import Transplant
 from interp_tasks.cli.commands.weighing import Weights
+from interp_tasks.cli.commands.zoo import Zoo
 from interp_tasks.cli.declaring import Command
 
 COMMANDS: dict[str, type[Command]] = {
@@ -43,6 +44,7 @@ COMMANDS: dict[str, type[Command]] = {
     "grid": GridCommand,
     "search": Search,
     "tasks": Tasks,
+    "zoo": Zoo,
     "data": Data,
     "checkpoints": Checkpoints,
     "curve": Curve,

@@ -21,6 +21,7 @@ from interp_tasks.experiments.specifications import check_choice
 from interp_tasks.grids.executors import KINDS, check_executor
 from interp_tasks.grids.spec import read_spec
 from interp_tasks.reporting import check_writable_folder
+from interp_tasks.zoo.recipe import recipe_file
 
 if TYPE_CHECKING:
     from interp_tasks.grids.presenting import Findings
@@ -35,7 +36,12 @@ class GridCommand(Command):
     --retry.
     """
 
-    spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="What to train and to measure.")]
+    spec: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SPEC.toml", help="What to train and to measure: a file, or the name of a recipe."
+        ),
+    ]
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="DIR", help="The grid's folder.", show_default="grids/SPEC"),
@@ -74,6 +80,7 @@ class GridCommand(Command):
         for path in self.import_paths:
             if not path.is_file():
                 raise UserError(f"--import {path}: no such file")
+        self.spec = recipe_file(self.spec)
         spec = read_spec(self.spec)
         check_executor(self.executor, self.jobs, spec.threads)
         if not self.import_paths:

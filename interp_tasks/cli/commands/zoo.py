@@ -1,0 +1,120 @@
+"""``interp-run zoo``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from interp_tasks.checkpoints.refs import zoo_folder
+from interp_tasks.cli.declaring import Command
+from interp_tasks.cli.output import FORMATS
+from interp_tasks.cli.progress import note
+from interp_tasks.cli.rows import print_rows
+from interp_tasks.cli.tables import console
+from interp_tasks.errors import UserError
+from interp_tasks.experiments.specifications import check_choice
+from interp_tasks.reporting import check_writable_folder
+
+
+@dataclass(kw_only=True)
+class Zoo(Command):
+    """List the trained models that ship, or ship those of a recipe.
+
+    A recipe is a grid file that trains them: interp-run grid RECIPE trains its runs, interp-run zoo --pack RECIPE
+    puts them here, --check NAME trains a model's first steps again and compares the logs.
+    """
+
+    pack: Annotated[
+        str | None, typer.Option("--pack", metavar="RECIPE", help="Ship a recipe's runs that are trained.")
+    ] = None
+    check_name: Annotated[
+        str | None,
+        typer.Option("--check", metavar="NAME", help="Train a model's first steps again by its recipe."),
+    ] = None
+    steps: Annotated[
+        int | None, typer.Option("--steps", metavar="N", help="With --check: how many.", show_default="200")
+    ] = None
+    grid: Annotated[
+        Path | None,
+        typer.Option(
+            "--grid", metavar="DIR", help="With --pack: where they were trained.", show_default="grids/RECIPE"
+        ),
+    ] = None
+    into: Annotated[
+        Path | None,
+        typer.Option("--into", metavar="DIR", help="With --pack: another zoo.", show_default="the package's"),
+    ] = None
+    format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table"
+
+    def check(self) -> None:
+        check_choice("--format", self.format, FORMATS)
+        if self.pack is not None and self.check_name is not None:
+            raise UserError("--pack and --check are two things to do: give one")
+        for option, given, needs, there in (
+            ("--grid", self.grid, "--pack", self.pack),
+            ("--into", self.into, "--pack", self.pack),
+            ("--steps", self.steps, "--check", self.check_name),
+        ):
+            if given is not None and there is None:
+                raise UserError(f"{option} goes with {needs}")
+        if self.steps is not None and self.steps < 1:
+            raise UserError(f"--steps {self.steps}: give a number of steps from 1 up")
+        if self.pack is not None:
+            from interp_tasks.grids.spec import read_spec
+            from interp_tasks.zoo.recipe import recipe_file
+
+            read_spec(recipe_file(self.pack))
+            check_writable_folder(self.zoo())
+
+    def zoo(self) -> Path:
+        return self.into or zoo_folder()
+
+    def execute(self) -> None:
+        if self.pack is not None:
+            self.ship(self.pack)
+        elif self.check_name is not None:
+            self.compare(self.check_name)
+        else:
+            self.list()
+
+    def ship(self, recipe: str) -> None:
+        from interp_tasks.zoo.pack import pack_recipe
+
+        grid = self.grid or Path("grids") / Path(recipe).stem
+        pack_recipe(recipe, grid, self.zoo(), lambda text: note(text, self.quiet))
+
+    def compare(self, name: str) -> None:
+        from interp_tasks.zoo.replication import replicate
+
+        print_rows(
+            [replicate(name, self.steps or 200).to_dict()], self.format, ["name", "recipe", "lines", "said"]
+        )
+
+    def list(self) -> None:
+        from interp_tasks.zoo.catalog import catalog
+
+        rows = catalog()
+        if self.format != "table":
+            print_rows(rows, self.format, [])
+            return
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            groups.setdefault(f"{row['task']}, {row['metric']}", []).append(row)
+        for heading, members in groups.items():
+            console().print(heading)
+            print_rows([shown(row) for row in members], "table", ["name", "size", "seeds", "drop", "final"])
+            console().print()
+
+
+def shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of the catalog as people read it."""
+    seeds, drop = row["seeds"], row["drop"]
+    fell = "none" if drop is None else f"{drop[0]:,}-{drop[1]:,}"
+    if drop is not None and row["dropped"] < len(seeds):
+        fell += f" ({row['dropped']} of {len(seeds)})"
+    which = f"{seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
+    return {**row, "seeds": which, "drop": fell, "final": f"{row['final']:.3g}"}

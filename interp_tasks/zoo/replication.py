@@ -1,0 +1,100 @@
+"""The first steps of a shipped run, trained again by its recipe and compared with its log."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from interp_tasks.checkpoints.refs import find_run
+from interp_tasks.checkpoints.run_files import METRICS_FILE, read_metrics
+from interp_tasks.errors import UserError
+from interp_tasks.zoo.pack import shortened
+from interp_tasks.zoo.recipe import recipe_of
+
+ZOO = "zoo:"
+
+
+@dataclass(frozen=True)
+class Replication:
+    """Says how the first lines of two logs compare.
+
+    Attributes:
+        lines: that were compared; ``equal``: of them, those that are the same digit for digit.
+        largest: relative difference of a number, over all lines; 0 where all are equal.
+    """
+
+    name: str
+    recipe: str
+    lines: int
+    equal: int
+    largest: float
+
+    @property
+    def said(self) -> str:
+        if self.equal == self.lines:
+            return "the same to the last digit"
+        return f"{self.equal} lines the same; numbers differ by {self.largest:.1g} of their size at most"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "said": self.said}
+
+
+def replicate(name: str, steps: int, out: Path | None = None) -> Replication:
+    """Train the first steps of a shipped run again, by its recipe, and compare the logs.
+
+    Numbers agree to the last digit on the same kind of machine and build of torch, and differ by rounding on others.
+
+    Args:
+        name: ``zoo:NAME`` or ``NAME``.
+        steps: how many; the run's own length at most.
+        out: where to train; one that was stopped there goes on. Default: a folder that goes away.
+
+    Raises:
+        UserError: for a name that does not ship, or a run that logs nothing in so many steps.
+    """
+    from interp_tasks.training.trainer import train
+    from tasks import get
+
+    name = name.removeprefix(ZOO)
+    shipped = find_run(ZOO + name)
+    run = recipe_of(name)
+    resolved = run.unit.resolved
+    config = resolved.train.model_copy(update={"steps": min(steps, resolved.train.steps)})
+    wanted = {line["step"]: line for line in read_metrics(shipped) if line["step"] <= config.steps}
+    if not wanted:
+        raise UserError(f"{ZOO}{name} logs nothing in its first {steps:,} steps: compare more")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = out or Path(scratch) / "run"
+        train(
+            get(resolved.task_name, **resolved.task),
+            out=folder,
+            preset=resolved.preset,
+            settings=resolved.model,
+            config=config,
+        )
+        log = (folder / METRICS_FILE).read_text(encoding="utf-8")
+    # A run logs its end, too, wherever that is.
+    again = {
+        line["step"]: line for line in map(json.loads, shortened(log).splitlines()) if line["step"] in wanted
+    }
+    pairs = [(line, again.get(step)) for step, line in wanted.items()]
+    return Replication(
+        name,
+        run.recipe,
+        len(pairs),
+        sum(one == other for one, other in pairs),
+        max(difference(one, other) for one, other in pairs),
+    )
+
+
+def difference(one: Any, other: Any) -> float:
+    """Return the largest relative difference between the numbers of two JSON values; infinite where one lacks some."""
+    if isinstance(one, dict) and isinstance(other, dict) and set(one) == set(other):
+        return max((difference(one[key], other[key]) for key in one), default=0.0)
+    if one == other:
+        return 0.0
+    numbers = all(isinstance(each, (int, float)) for each in (one, other))
+    return abs(one - other) / max(abs(one), abs(other)) if numbers else float("inf")

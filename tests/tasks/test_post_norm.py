@@ -1,0 +1,200 @@
+"""Post-norm models: against the BERT of ``transformers``, sum by sum, and what tells them from pre-norm ones."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+import tasks
+from tasks.hooked import construct, is_post_norm
+from tasks.post_norm import EPS, PostNormConfig, PostNormTransformer
+
+TINY: dict[str, Any] = {"n_layers": 3, "n_heads": 2, "d_model": 8, "norm": "post", "normalization": "LN"}
+
+
+def built(name: str = "matrix-completion", **settings: Any) -> tuple[Any, Any, Tensor]:
+    """A task, a float64 model of it whose every parameter is drawn, and tokens."""
+    task = tasks.get(name, **({"n": 3, "rank": 1} if name == "matrix-completion" else {}))
+    model = task.build_model(0, task.Model(**{**TINY, **settings})).double()
+    model.cfg.dtype = torch.float64
+    stream = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        parameter.data += 0.5 * torch.randn(parameter.shape, generator=stream, dtype=torch.float64)
+    return task, model, task.sample(5, seed=0).tokens
+
+
+def bert_of(model: Any) -> Any:
+    """The published architecture in its own library, with the same weights."""
+    from transformers import BertConfig, BertModel
+
+    cfg = model.cfg
+    config = BertConfig(
+        vocab_size=cfg.d_vocab,
+        hidden_size=cfg.d_model,
+        num_hidden_layers=cfg.n_layers,
+        num_attention_heads=cfg.n_heads,
+        intermediate_size=cfg.d_mlp,
+        hidden_act="gelu",
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        max_position_embeddings=cfg.n_ctx,
+        type_vocab_size=1,
+        layer_norm_eps=1e-12,
+    )
+    bert = BertModel(config, add_pooling_layer=False).double().eval()
+    own = dict(model.named_parameters())
+    theirs = {
+        "embeddings.word_embeddings.weight": own["embed.W_E"],
+        "embeddings.position_embeddings.weight": own["pos_embed.W_pos"],
+        "embeddings.token_type_embeddings.weight": torch.zeros(1, cfg.d_model),
+        "embeddings.LayerNorm.weight": own["ln_embed.w"],
+        "embeddings.LayerNorm.bias": own["ln_embed.b"],
+    }
+    for layer in range(cfg.n_layers):
+        here, there = f"blocks.{layer}", f"encoder.layer.{layer}"
+        for ours, name in (("Q", "query"), ("K", "key"), ("V", "value")):
+            # [head d_model d_head] -> [head * d_head, d_model]
+            weight = own[f"{here}.attn.W_{ours}"].transpose(1, 2).reshape(-1, cfg.d_model)
+            theirs[f"{there}.attention.self.{name}.weight"] = weight
+            theirs[f"{there}.attention.self.{name}.bias"] = own[f"{here}.attn.b_{ours}"].reshape(-1)
+        out = own[f"{here}.attn.W_O"].reshape(-1, cfg.d_model)
+        theirs[f"{there}.attention.output.dense.weight"] = out.T
+        theirs[f"{there}.attention.output.dense.bias"] = own[f"{here}.attn.b_O"]
+        for ours, name in (("ln1", "attention.output"), ("ln2", "output")):
+            theirs[f"{there}.{name}.LayerNorm.weight"] = own[f"{here}.{ours}.w"]
+            theirs[f"{there}.{name}.LayerNorm.bias"] = own[f"{here}.{ours}.b"]
+        for ours, name in (("in", "intermediate"), ("out", "output")):
+            theirs[f"{there}.{name}.dense.weight"] = own[f"{here}.mlp.W_{ours}"].T
+            theirs[f"{there}.{name}.dense.bias"] = own[f"{here}.mlp.b_{ours}"]
+    assert set(theirs) == {name for name, _ in bert.named_parameters()}
+    bert.load_state_dict({name: value.detach() for name, value in theirs.items()}, strict=False)
+    return bert
+
+
+def test_it_is_bert() -> None:
+    """Layer by layer and at the read-out, the library's own BERT in float64."""
+    _, model, tokens = built()
+    with torch.no_grad():
+        theirs = bert_of(model)(tokens, output_hidden_states=True)
+        output, cache = model.run_with_cache(tokens)
+    ours = [cache["blocks.0.hook_resid_pre"]]
+    ours += [cache[f"blocks.{layer}.hook_normalized_resid_post"] for layer in range(3)]
+    for own, their in zip(ours, theirs.hidden_states, strict=True):
+        torch.testing.assert_close(own, their, rtol=0, atol=1e-12)
+    read_out = theirs.last_hidden_state @ model.unembed.W_U + model.unembed.b_U
+    torch.testing.assert_close(output, read_out, rtol=0, atol=1e-12)
+    assert output.std() > 0.1
+
+
+@pytest.mark.parametrize("attn_only", [False, True])
+def test_hooks_hold_the_sums_before_their_norms(attn_only: bool) -> None:
+    _, model, tokens = built(attn_only=attn_only)
+    output, cache = model.run_with_cache(tokens)
+
+    def normed(x: Tensor, norm: Any) -> Tensor:
+        x = x - x.mean(-1, keepdim=True)
+        return x / (x.square().mean(-1, keepdim=True) + 1e-12).sqrt() * norm.w + norm.b
+
+    stream = normed(cache["hook_embed"] + cache["hook_pos_embed"], model.ln_embed)
+    for layer, block in enumerate(model.blocks):
+        at = {name: cache[f"blocks.{layer}.hook_{name}"] for name in ("resid_pre", "attn_out", "resid_post")}
+        torch.testing.assert_close(at["resid_pre"], stream, rtol=0, atol=1e-12)
+        total = stream + at["attn_out"]
+        if not attn_only:
+            torch.testing.assert_close(cache[f"blocks.{layer}.hook_resid_mid"], total, rtol=0, atol=1e-12)
+            total = normed(total, block.ln1) + cache[f"blocks.{layer}.hook_mlp_out"]
+        torch.testing.assert_close(at["resid_post"], total, rtol=0, atol=1e-12)
+        stream = normed(total, block.ln1 if attn_only else block.ln2)
+    torch.testing.assert_close(output, stream @ model.unembed.W_U + model.unembed.b_U, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", tasks.list())
+def test_every_task_has_it(name: str) -> None:
+    task = tasks.get(name)
+    model = task.build_model(3, task.Model(**TINY))
+    assert isinstance(model, PostNormTransformer)
+    assert is_post_norm(model)
+    assert model.cfg.eps == EPS == 1e-12
+    again = task.build_model(3, task.Model(**TINY))
+    pre = dict(task.build_model(3, task.Model(**{**TINY, "norm": "pre"})).named_parameters())
+    own = dict(model.named_parameters())
+    assert set(own) ^ set(pre) == {"ln_embed.w", "ln_embed.b", "ln_final.w", "ln_final.b"}
+    for key, parameter in again.named_parameters():
+        assert torch.equal(parameter, own[key])
+        if key in pre:
+            assert torch.equal(parameter, pre[key])
+    assert bool((own["ln_embed.w"] == 1).all() and (own["ln_embed.b"] == 0).all())
+    output = model(task.sample(2, seed=0).tokens)
+    assert bool(output.isfinite().all())
+
+
+def test_copies_and_runs_from_a_layer_on_are_the_same_function() -> None:
+    _, model, tokens = built()
+    output, cache = model.run_with_cache(tokens)
+    assert torch.equal(copy.deepcopy(model)(tokens), output)
+    assert torch.equal(model(cache["blocks.1.hook_resid_pre"], start_at_layer=1), output)
+    assert torch.equal(model(tokens, stop_at_layer=0), cache["blocks.0.hook_resid_pre"])
+
+
+def test_inputs_split_by_head_are_hooked_where_they_are_read() -> None:
+    _, model, tokens = built()
+    output = model(tokens)
+    for switch, hook in (
+        ("use_attn_in", "hook_attn_in"),
+        ("use_split_qkv_input", "hook_v_input"),
+        ("use_hook_mlp_in", "hook_mlp_in"),
+    ):
+        setattr(model.cfg, switch, True)
+        torch.testing.assert_close(model(tokens), output, rtol=0, atol=1e-12)
+        changed = model.run_with_hooks(tokens, fwd_hooks=[(f"blocks.0.{hook}", lambda x, hook: 2 * x)])
+        assert float((changed - output).detach().abs().max()) > 1e-2
+        setattr(model.cfg, switch, False)
+
+
+def test_post_norm_without_a_norm_is_refused_in_one_line() -> None:
+    task = tasks.get("modular-addition")
+    with pytest.raises(ValidationError, match="norm = post is a LayerNorm after each sum: set normalization"):
+        task.Model(norm="post")
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"normalization_type": "RMS"}, {"parallel_attn_mlp": True}, {"norm": "pre"}, {"n_key_value_heads": 1}],
+)
+def test_what_its_blocks_do_not_compute_is_refused(field: dict[str, Any]) -> None:
+    sizes = {
+        "n_layers": 1,
+        "d_model": 4,
+        "n_ctx": 2,
+        "d_head": 2,
+        "n_heads": 2,
+        "d_vocab": 3,
+        "act_fn": "gelu",
+    }
+    with pytest.raises(ValueError, match=f"a post-norm model has {next(iter(field))} = ") as error:
+        construct(PostNormConfig(**{**sizes, **field}, device="cpu"))
+    assert "\n" not in str(error.value)
+
+
+def test_folding_and_centring_are_refused_and_change_nothing() -> None:
+    _, model, tokens = built()
+    output = model(tokens)
+    with pytest.raises(NotImplementedError, match="cannot be folded or centred"):
+        model.process_weights_()
+    assert torch.equal(model(tokens), output)
+
+
+@pytest.mark.parametrize("name", tasks.list())
+def test_pre_norm_settings_are_written_as_before_there_was_a_choice(name: str) -> None:
+    """So that older runs and grids, which do not name it, are the same runs."""
+    settings = tasks.get(name).Model
+    assert "norm" not in settings().model_dump(mode="json")
+    post = settings(norm="post", normalization="LN")
+    assert post.model_dump(mode="json")["norm"] == "post"
+    for one in (settings(), post):
+        assert settings(**one.model_dump(mode="json")) == one
