@@ -181,11 +181,12 @@ def verdict_on(claim: Claim, run: str, found: Measured) -> Outcome:
         return of_examples(claim, outcome, found, decided=over_examples)
     interval, over, error = of_runs(claim, found)
     outcome = replace(outcome, interval=over)
-    if interval is None:
-        return replace(outcome, reason=f"no interval: {over}", interval="")
-    outcome = replace(outcome, low=interval[0], high=interval[1])
+    if interval is not None:
+        outcome = replace(outcome, low=interval[0], high=interval[1])
     if n_runs < FEWEST_RUNS:
         return replace(outcome, reason=few(n_runs, sides(claim.holds, found)))
+    if interval is None:
+        return replace(outcome, reason=f"no interval: {over}", interval="")
     if error is not None:
         values = [each.value for each in found.numbers]
         outcome = replace(outcome, p=p_value(claim, values, error))

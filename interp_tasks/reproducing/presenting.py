@@ -187,6 +187,7 @@ def of_row(found: Reproduction, row: Row) -> list[Section]:
 def markdown(found: Reproduction) -> str:
     """The claims as Markdown, experiment by experiment, each with its rule."""
     lines = [f"{summary(found)}", ""]
+    rows: list[Any] = found.frame().to_dict("records")
     for row in found.paper.row:
         outcomes = [each for each in found.outcomes if each.claim.row == row.number]
         if not outcomes and not (row.note and not found.rows):
@@ -205,7 +206,7 @@ def markdown(found: Reproduction) -> str:
             lines += [
                 f"| {row_of['run']} | {cell(claim.published)} | {ours(row_of)} | {row_of['n_runs']} | {own(row_of)} "
                 f"| {controls(row_of)} | {verdict(row_of)} |"
-                for row_of in found.frame().to_dict("records")
+                for row_of in rows
                 if row_of["claim"] == claim.id
             ]
             lines.append("")
