@@ -18,7 +18,7 @@ from interp_tasks.experiments.subjects import Options, Subject
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from circuits import Head
+    from circuits import Head, Intervention
 
 
 @checked
@@ -86,14 +86,13 @@ def heads(
         chosen["all"] = every
         own = {name: select(spec, subject.model) for name, spec in named.items()}
         variants: dict[str, Any] = {**edit.on(subject, chosen | own)}
-        for size in (
-            sorted({len(group) for group in (grouped | own).values()} - {len(every)}) if random else ()
-        ):
-            variants[f"random {size}"] = draws(
-                lambda seed, size=size: edit.on(subject, {"": drawn(every, size, seed)})[""],
-                random,
-                subject.seed,
-            )
+        sizes = {len(group) for group in (grouped | own).values()} - {len(every)}
+        for size in sorted(sizes) if random else ():
+
+            def at_random(seed: int, size: int = size) -> Intervention:
+                return edit.on(subject, {"": drawn(every, size, seed)})[""]
+
+            variants[f"random {size}"] = draws(at_random, random, subject.seed)
         return swept(subject, variants, edit.name, ratios=by_class)
 
     result = measure(
