@@ -33,6 +33,7 @@ from circuits.arguments import (
     read_tokens,
     read_what,
 )
+from circuits.edited_means import EditedMean
 from circuits.errors import CircuitsError
 from circuits.interventions import Intervention, Replacement
 from circuits.places import Edit
@@ -64,18 +65,32 @@ def uniform(heads: Any, keys: Any = None, *, queries: Any = None, positions: Any
     return Edit(verb, places, Uniform(read_keys(keys, verb)), read_queries(queries, positions, verb))
 
 
-def mean_pattern(heads: Any, reference: Tokens, *, queries: Any = None, positions: Any = None) -> Edit:
+def mean_pattern(
+    heads: Any, reference: Tokens, of: str = "unedited", *, queries: Any = None, positions: Any = None
+) -> Edit:
     """Replace each head's pattern by its mean over the `reference` examples [batch pos].
 
-    This is what the released code of Gopalani et al. 2024 (arXiv:2410.22244) does under the name of uniform
-    ablation. Unlike `uniform` it keeps what a head does on average, position by position. The mean here is
-    that of the unedited model; their code takes it within the edited pass, so that with heads of several
-    layers a later layer's mean is over patterns that the earlier edits have changed.
+    Unlike `uniform` this keeps what a head does on average, position by position. With `of="edited"` and the
+    run's own tokens it is what the released code of Gopalani et al. 2024 (arXiv:2410.22244) does under the
+    name of uniform ablation.
+
+    Args:
+        of: whose mean: "unedited", the model's without any of our edits; or "edited", that of a pass on the reference
+            under this edit alone, so that a later layer's mean is over patterns that the means of earlier layers have
+            changed. Whatever the chunks are, it is the mean over the whole reference. A mask of `queries` per example
+            then edits the reference, too, and needs as many examples as it has.
     """
     verb = "ablate.mean_pattern"
     places = read_heads(heads, "pattern", verb)
-    replacement = Mean(read_tokens(reference, verb, "reference"))
-    return Edit(verb, places, replacement, read_queries(queries, positions, verb))
+    tokens, where = read_tokens(reference, verb, "reference"), read_queries(queries, positions, verb)
+    if read_choice(of, ("unedited", "edited"), verb, "of") == "unedited":
+        return Edit(verb, places, Mean(tokens), where)
+    if isinstance(where, Snapshot) and where.tensor.ndim == 2 and where.shape != tokens.shape[:2]:
+        raise CircuitsError(
+            f'{verb}: of="edited" edits the reference, {list(tokens.shape)}, as well, which the mask of queries, '
+            f"{list(where.shape)}, does not fit"
+        )
+    return Edit(verb, places, EditedMean(tokens, "batch", verb, places, where), where)
 
 
 def zero(what: Any, *, queries: Any = None, positions: Any = None) -> Edit:

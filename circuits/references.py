@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.handles import Function
 from circuits.modes import evaluating
-from circuits.recording import recording
+from circuits.recording import listening, recording
 from circuits.snapshots import Snapshot
 from circuits.state import suspended
 from circuits.surface import Surface
@@ -47,13 +48,30 @@ class MeanOver(Reduction):
         return total / examples
 
 
+class Edits(ABC):
+    """What a pass is edited by before an activation of it is taken; hashable, as it is part of a `Reference`."""
+
+    @abstractmethod
+    def needed(self, surface: Surface) -> Iterable[Reference]:
+        """The passes that must come first."""
+
+    @abstractmethod
+    def functions(
+        self, surface: Surface, found: References, rows: slice, total: int
+    ) -> list[tuple[str, Function]]:
+        """What to do at which hooks while `rows` of `total` examples run."""
+
+
 @dataclass(frozen=True)
 class Reference:
-    """The activation at one hook in a clean pass: on which tokens, and whether only a reduction of it is kept."""
+    """The activation at one hook in a pass of its own: on which tokens, whether only a reduction of it is kept, and
+    under which edits the pass runs; `None`, nearly always: under none of ours.
+    """
 
     tokens: Snapshot
     hook: str
     reduction: Reduction | None = None
+    edits: Edits | None = None
 
 
 class References:
@@ -67,12 +85,18 @@ class References:
         return self._found[reference]
 
     def fetch(self, wanted: Iterable[Reference]) -> None:
-        """Run what is not yet there: one pass per distinct tensor of tokens."""
+        """Run what is not yet there: one pass per distinct tensor of tokens, and edits of it."""
         missing = [reference for reference in dict.fromkeys(wanted) if reference not in self._found]
-        for tokens in dict.fromkeys(reference.tokens for reference in missing):
-            self._run(tokens.tensor, [reference for reference in missing if reference.tokens == tokens])
+        for tokens, edits in dict.fromkeys((reference.tokens, reference.edits) for reference in missing):
+            if edits is not None:
+                self.fetch(edits.needed(self._surface))
+            self._run(
+                tokens.tensor,
+                edits,
+                [each for each in missing if (each.tokens, each.edits) == (tokens, edits)],
+            )
 
-    def _run(self, tokens: Tensor, wanted: list[Reference]) -> None:
+    def _run(self, tokens: Tensor, edits: Edits | None, wanted: list[Reference]) -> None:
         model = self._surface.model
         self._surface.check_inputs(tokens, "reference or source tokens")
         step = max(1, TOKENS_PER_PASS // max(1, tokens[0].numel()))
@@ -81,7 +105,9 @@ class References:
         with suspended(model), evaluating(model), torch.no_grad():
             for start in range(0, len(tokens), step):
                 part = tokens[start : start + step].to(self._surface.device)
-                with recording(self._surface, hooks) as seen:
+                rows = slice(start, start + len(part))
+                edited = [] if edits is None else edits.functions(self._surface, self, rows, len(tokens))
+                with listening(self._surface, edited), recording(self._surface, hooks) as seen:
                     model(part)
                 for reference, found in pieces.items():
                     if reference.hook not in seen:

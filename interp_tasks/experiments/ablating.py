@@ -30,8 +30,9 @@ def ablation(
         refs: one or several REFs; all see the same examples.
         heads: ``"all"``, ``"each"`` (a row per head), ``"each-layer"`` or a spec such as ``"0.1+2.3-5"``; a list: a
             row each.
-        mode: ``uniform`` attention, the ``mean_pattern``, or the heads' output ``zero``, its ``mean``, or
-            that of another example (``resample``). Means and resamples are over the examples evaluated.
+        mode: ``uniform`` attention, the ``mean_pattern`` (of the unedited model, or within the edited pass:
+            ``edited_mean_pattern``), or the heads' output ``zero``, its ``mean``, or that of another example
+            (``resample``). Means and resamples are over the examples evaluated.
         keys: with ``uniform``, attend uniformly to these positions only.
         queries: edit only here: positions, or a boolean mask of the task's examples by name
             (``"hidden"``, ``"observed"``).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.arguments import checked
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 MOVED, FOLLOWS = "moved by ", "follows "
 #: What metrics that count heads begin with; the rest is their class, or what they follow.
 COUNTED, FOLLOWING = "heads: ", "heads that follow "
+#: What metrics of the distribution of scores over heads begin with: of the template that each head comes closest to its
+#: quantiles, and the largest score of each template.
+BEST, LARGEST = "best score: ", "largest score: "
+QUANTILES = {"smallest": 0.0, "10%": 0.1, "25%": 0.25, "median": 0.5, "75%": 0.75, "90%": 0.9, "largest": 1.0}
 #: Their variant: they are about no single head.
 ALL_HEADS = "all heads"
 #: From so many checkpoints on people see counts by class and scores over steps.
@@ -110,7 +114,9 @@ def attention(
         ``attention_moves(batch, seed)``: the share of attention that goes elsewhere; its ``baseline`` is that between
         unrelated examples. A row for each head and each move in ``attention_relocations(batch, seed)``: how often
         attention follows; its ``baseline`` is that judged by another example's move. And, of all heads: how many are in
-        each class and how many follow, out of ``baseline``.
+        each class and how many follow, out of ``baseline``; and, without a threshold, ``best score: median`` and other
+        quantiles over heads of the score, corrected for chance, of the template that each comes closest to, and
+        ``largest score: row``, the largest of a template's.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line.
@@ -217,7 +223,7 @@ def table(found: Roles) -> pandas.DataFrame:
         variant=[f"{layer}.{head}" for layer, head in heads],
         intervention=[of_head[head] for head in heads],
     )
-    return pandas.concat([frame, counts(found)], ignore_index=True).assign(
+    return pandas.concat([frame, counts(found), distribution(found)], ignore_index=True).assign(
         site="pattern", position=found.queries[0] if alone else None, engine="naive"
     )
 
@@ -240,3 +246,40 @@ def counts(found: Roles) -> pandas.DataFrame:
             "n": found.scores.mass.shape[-1],
         }
     )
+
+
+def distribution(found: Roles) -> pandas.DataFrame:
+    """How scores, corrected for chance, are distributed over heads, with intervals over examples: a quantile, or the
+    largest, is taken in each resample anew.
+    """
+    import numpy as np
+    import pandas
+
+    from circuits.statistics import interval, ratio
+    from circuits.tabulating import LEVEL
+
+    scores = found.scores
+    mass, chance, queries = (part.sum(-1)[None] for part in (scores.mass, scores.chance, scores.queries))
+    drawn, by_chance = scores.resampled()
+    examples = scores.mass.shape[-1]
+
+    def of(score: Any, expected: Any) -> dict[str, Any]:
+        """Metric -> values [draw]."""
+        corrected = ratio(score - expected, 1 - expected)[
+            ..., [scores.templates.index(n) for n in found.possible]
+        ]
+        # A template without a query, or that is all that can be seen, is no template for anybody.
+        corrected = np.where(np.isnan(corrected), -np.inf, corrected)
+        best, largest = corrected.max(-1), corrected.max(-2)
+        named = {f"{BEST}{name}": np.quantile(best, at, axis=-1) for name, at in QUANTILES.items()}
+        return named | {f"{LARGEST}{name}": largest[..., at] for at, name in enumerate(found.possible)}
+
+    values = of(ratio(mass, queries), ratio(chance, queries))
+    resampled = of(drawn, by_chance)
+    rows = []
+    for metric, (value,) in values.items():
+        if not np.isfinite(value):
+            continue
+        low, high = interval(resampled[metric][:, None], LEVEL) if examples > 1 else ([np.nan], [np.nan])
+        rows.append({"metric": metric, "value": value, "ci_low": low[0], "ci_high": high[0]})
+    return pandas.DataFrame(rows).assign(variant=ALL_HEADS, n=examples)

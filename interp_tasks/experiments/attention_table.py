@@ -19,7 +19,9 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     if frame["ref"].nunique() >= MANY:
         return counted(frame)
     possible = [
-        str(name).removeprefix(COUNTED) for name in frame.loc[frame["variant"] == ALL_HEADS, "metric"]
+        str(name).removeprefix(COUNTED)
+        for name in frame.loc[frame["variant"] == ALL_HEADS, "metric"]
+        if str(name).startswith(COUNTED)
     ]
     frame = frame[frame["variant"] != ALL_HEADS]
     moving = frame["metric"].str.startswith((MOVED, FOLLOWS))
@@ -44,7 +46,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 def counted(frame: pandas.DataFrame) -> pandas.DataFrame:
     """A row per checkpoint and a column per class that any of them has; all under one head."""
-    of_all = frame[frame["variant"] == ALL_HEADS]
+    of_all = frame[(frame["variant"] == ALL_HEADS) & frame["metric"].str.startswith((COUNTED, FOLLOWING))]
     rows = of_all.drop_duplicates("ref").reset_index(drop=True)
     for metric in dict.fromkeys(of_all["metric"]):
         values = of_all[of_all["metric"] == metric].set_index("ref")["value"]

@@ -11,6 +11,8 @@ from interp_tasks.experiments.head_edits import positions
 from interp_tasks.experiments.subjects import DEFAULT_SAMPLES, Subject
 
 if TYPE_CHECKING:
+    import numpy
+    from jaxtyping import Float
     from torch import Tensor
 
     from circuits.patterns import Classes, Following, Movement, Scores
@@ -39,6 +41,20 @@ class Roles:
     moves: Mapping[str, Movement]
     followed: Mapping[str, Following]
     queries: Any
+
+    def best(self) -> Float[numpy.ndarray, " head"]:
+        """The score, corrected for chance, of the template that each head comes closest to; no threshold is in it."""
+        import numpy as np
+
+        frame = self.scores.frame
+        possible = frame[frame["template"].isin(self.possible)]
+        found = possible.groupby(["layer", "head"], sort=True)["corrected"].max()
+        return np.array([found[head.layer, head.head] for head in self.scores.heads])
+
+    def least(self, number: int) -> tuple[Any, ...]:
+        """The heads that come least close to any template."""
+        order = sorted(zip(self.best().tolist(), self.scores.heads, strict=True))
+        return tuple(sorted(head for _, head in order[:number]))
 
     def groups(self) -> dict[str, tuple[Any, ...]]:
         """Class -> its heads; those that have none are in ``uninterpretable``."""

@@ -29,8 +29,9 @@ class HeadEdit:
     """One edit, for whatever heads.
 
     Attributes:
-        mode: ``uniform`` attention, the ``mean_pattern``, or the heads' output ``zero``, its ``mean``, or that of
-            another example (``resample``). Means and resamples are over the examples evaluated.
+        mode: ``uniform`` attention, the ``mean_pattern`` (of the unedited model, or within the edited pass:
+            ``edited_mean_pattern``), or the heads' output ``zero``, its ``mean``, or that of another example
+            (``resample``). Means and resamples are over the examples evaluated.
         keys: with ``uniform``, attend uniformly to these positions only.
         queries: edit only here: positions, or a mask of the task's examples by name; ``None``: everywhere.
     """
@@ -57,9 +58,12 @@ class HeadEdit:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        if self.mode not in ("mean_pattern", "mean", "resample"):
+        if self.mode in ("uniform", "zero"):
             return ()
-        return (f"The {self.mode.replace('_', ' ')} is taken over the examples evaluated.",)
+        name, within = self.mode.removeprefix("edited_").replace("_", " "), self.mode.startswith("edited_")
+        return (
+            f"The {name} is taken over the examples evaluated{', in the edited pass itself' if within else ''}.",
+        )
 
     def on(self, subject: Subject, chosen: dict[str, tuple[Head, ...]]) -> dict[str, Intervention]:
         """The edit of each choice of heads, by its label."""
@@ -70,6 +74,9 @@ class HeadEdit:
         make = {
             "uniform": lambda heads: ablate.uniform(heads, keys=self.keys, queries=where),
             "mean_pattern": lambda heads: ablate.mean_pattern(heads, reference=tokens, queries=where),
+            "edited_mean_pattern": lambda heads: ablate.mean_pattern(
+                heads, tokens, of="edited", queries=where
+            ),
             "zero": lambda heads: ablate.zero(heads, queries=where),
             "mean": lambda heads: ablate.mean(heads, reference=tokens, queries=where),
             "resample": lambda heads: ablate.resample(heads, tokens, subject.seed, queries=where),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.arguments import checked
 from interp_tasks.experiments.donors import Donor, check_donor
+from interp_tasks.experiments.head_classes import NO_CLASSES, roles_elsewhere
 from interp_tasks.experiments.head_edits import choices, positions, read_specs
 from interp_tasks.experiments.measuring import Found, measure, swept
 from interp_tasks.experiments.results import Result
@@ -34,6 +35,7 @@ def patch(
     site: str | Sequence[str] = "z",
     heads: str | Sequence[Any] | None = None,
     queries: str | Sequence[int] = "all",
+    by_class: bool = False,
     **options: Unpack[Options],
 ) -> Result:
     """Run checkpoints on their examples with activations from a source, and compare with the unedited run.
@@ -47,6 +49,7 @@ def patch(
         heads: at sites that have heads, ``"all"`` (the default), ``"each"``, ``"each-layer"`` or a spec; a list: a row
             each.
         queries: patch only here: positions, or a boolean mask of the task's examples by name.
+        by_class: at sites of heads in all layers, a row more for each class of heads, as :func:`heads` has them.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
 
     Returns:
@@ -60,6 +63,8 @@ def patch(
     specs = read_specs("all" if heads is None else heads)
     where = check_queries(queries)
     examples = Examples.of(options)
+    if by_class and examples.tokens is not None:
+        raise UserError(NO_CLASSES)
     donor = check_source(source, refs, examples)
     lent: list[Any] = []
 
@@ -75,8 +80,10 @@ def patch(
             lender, given = None, cache(lent[0], subject.tokens, sites)
         variants: dict[str, Any] = {}
         names: dict[str, str] = {}
+        classes = roles_elsewhere(subject).groups() if by_class else {}
         for place in sites:
-            for label, chosen in selected(place, specs, subject.model).items():
+            some = classes if place in HEAD_SITES else {}
+            for label, chosen in (selected(place, specs, subject.model) | some).items():
                 row = label if label and len(sites) == 1 else f"{place} {label}".strip()
                 variants[row] = patches.activations(place, given, chosen, queries=positions(subject, where))
                 names[row] = called(place, {"queries": where, "source": source})
@@ -95,6 +102,7 @@ def patch(
             "site": sites,
             "heads": None if heads is None else [str(spec) for spec in specs],
             "queries": where or "all",
+            "by_class": by_class,
         },
         notes=notes(source, donor, judged=donor is None and examples.tokens is None),
     )

@@ -9,9 +9,9 @@ from typing import Any
 #: where none does.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "ablation": {"mode": None, "keys": None, "queries": "all"},
-    "heads": {"mode": None, "keys": None, "queries": "all", "by_class": False},
+    "heads": {"mode": None, "keys": None, "queries": "all", "by_class": False, "least": 0, "random": 0},
     "transplant": {"source": None, "components": None, "layers": None},
-    "patch": {"source": None, "site": None, "heads": None, "queries": "all"},
+    "patch": {"source": None, "site": None, "heads": None, "queries": "all", "by_class": False},
     "permute": {"draws": None, "what": ["all"]},
     "probe": {
         "method": None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.arguments import checked
@@ -12,13 +12,13 @@ from interp_tasks.experiments.head_classes import roles_elsewhere
 from interp_tasks.experiments.head_edits import HeadEdit, by_layer
 from interp_tasks.experiments.measuring import Found, measure, swept
 from interp_tasks.experiments.results import Result
-from interp_tasks.experiments.specifications import check_groups
+from interp_tasks.experiments.specifications import check_draws, check_groups
 from interp_tasks.experiments.subjects import Options, Subject
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from circuits import Head
+    from circuits import Head, Intervention
 
 
 @checked
@@ -29,6 +29,8 @@ def heads(
     queries: str | Sequence[int] = "all",
     groups: Mapping[str, str] | Sequence[str] = (),
     by_class: bool = False,
+    least: int = 0,
+    random: int = 0,
     **options: Unpack[Options],
 ) -> Result:
     """Ablate every head alone, each layer's heads together, all heads, and groups of your own.
@@ -42,6 +44,10 @@ def heads(
         by_class: a table of groups instead: the heads of each class that :func:`attention` finds on as many other
             examples, those without one together as ``"uninterpretable"``, all heads, and groups of your own. After each
             metric, ``"mse_masked ratio"`` and so on: the metric with the edit over that without.
+        least: with ``by_class``, a group more, ``"least patterned 5"``: so many heads, those that come least close to
+            any template. No threshold decides who they are.
+        random: beside the groups as many heads drawn at random, ``"random 5"`` for every size of a group (but that of
+            all heads): so many draws from the seed, each a row with its ``draw``, after one that pools them.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
 
     Returns:
@@ -53,32 +59,48 @@ def heads(
     """
     edit = HeadEdit.read(mode, keys, queries)
     named = check_groups(groups)
+    check_controls(by_class, least, random)
 
     classes: dict[str, Mapping[str, tuple[Head, ...]]] = {}
 
     def look(subject: Subject) -> Found:
+        from circuits import draws
         from circuits import heads as select
 
         every = select("all", subject.model)
         chosen: dict[str, tuple[Head, ...]] = {}
+        grouped: dict[str, tuple[Head, ...]] = {}
         if by_class:
-            chosen |= roles_elsewhere(subject).groups()
-            classes[str(subject.labels["ref"])] = dict(chosen)
+            found = roles_elsewhere(subject)
+            chosen |= found.groups()
+            if least:
+                check_size(subject, least, len(every))
+                chosen[f"least patterned {least}"] = found.least(least)
+            grouped = dict(chosen)
+            classes[str(subject.labels["ref"])] = grouped
             for name in named:
                 if name in chosen:
                     raise UserError(f"--group {name}: there is a class of that name; choose another")
         else:
             chosen |= {str(head): (head,) for head in every} | by_layer(every)
         chosen["all"] = every
-        chosen |= {name: select(spec, subject.model) for name, spec in named.items()}
-        return swept(subject, edit.on(subject, chosen), edit.name, ratios=by_class)
+        own = {name: select(spec, subject.model) for name, spec in named.items()}
+        variants: dict[str, Any] = {**edit.on(subject, chosen | own)}
+        sizes = {len(group) for group in (grouped | own).values()} - {len(every)}
+        for size in sorted(sizes) if random else ():
+
+            def at_random(seed: int, size: int = size) -> Intervention:
+                return edit.on(subject, {"": drawn(every, size, seed)})[""]
+
+            variants[f"random {size}"] = draws(at_random, random, subject.seed)
+        return swept(subject, variants, edit.name, ratios=by_class)
 
     result = measure(
         "heads",
         refs,
         options,
         look,
-        config={**edit.describe(), "groups": named, "by_class": by_class},
+        config={**edit.describe(), "groups": named, "by_class": by_class, "least": least, "random": random},
         notes=edit.notes,
     )
     if not by_class:
@@ -87,6 +109,33 @@ def heads(
         f"Classes of {ref}, found on other examples: {listed(groups)}." for ref, groups in classes.items()
     ]
     return replace(result, notes=(*result.notes, "ratio: the metric with the edit over that without.", *said))
+
+
+def check_controls(by_class: bool, least: int, random: int) -> None:
+    """Refuse numbers of heads and draws that mean nothing.
+
+    Raises:
+        UserError: in one line.
+    """
+    if least < 0:
+        raise UserError(f"--least {least}: a number of heads")
+    if least and not by_class:
+        raise UserError(f"--least {least} goes with --by-class, which scores heads against templates")
+    if random:
+        check_draws(random, "--random")
+
+
+def check_size(subject: Subject, least: int, heads: int) -> None:
+    if least >= heads:
+        raise UserError(f"--least {least}: {subject.checkpoint.ref} has {heads} heads; fewer than that")
+
+
+def drawn(every: Sequence[Head], size: int, seed: int) -> tuple[Head, ...]:
+    """Heads drawn at random, without repeats."""
+    import numpy as np
+
+    chosen = np.random.default_rng(seed).choice(len(every), size, replace=False)
+    return tuple(every[at] for at in sorted(chosen))
 
 
 def listed(groups: Mapping[str, tuple[Head, ...]]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from interp_tasks.errors import UserError
 
-MODES = ("uniform", "mean_pattern", "zero", "mean", "resample")
+MODES = ("uniform", "mean_pattern", "edited_mean_pattern", "zero", "mean", "resample")
 SPLITS = ("train", "validation", "test")
 #: One past the largest seed: generators and the integer column of a table hold no more.
 SEED_END = 2**63
@@ -129,11 +129,11 @@ def has_heads(site: str) -> bool:
     return site.partition(".")[0] in HEAD_SITES
 
 
-def check_draws(draws: int) -> None:
+def check_draws(draws: int, option: str = "--draws") -> None:
     if draws < 1:
-        raise UserError(f"--draws {draws}: at least one draw is needed")
+        raise UserError(f"{option} {draws}: at least one draw is needed")
     if draws > MOST_DRAWS:
-        raise UserError(f"--draws {draws}: at most {MOST_DRAWS}")
+        raise UserError(f"{option} {draws}: at most {MOST_DRAWS}")
 
 
 def check_positions(option: str, spec: str) -> tuple[int, ...]:

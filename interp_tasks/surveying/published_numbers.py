@@ -80,13 +80,17 @@ def studies(task: str, run: Run) -> Iterator[tuple[Paper, Study, TrainingRun | N
         planned = [each for each in paper.run if each.task == task]
         roles = {each.role for each in planned}
         alike = {each.role: each for each in planned if is_alike(each, run.path)}
+        made: list[Any] = []
         for study in paper.study:
             asked = {key: value for key, value in study.settings.items() if key != "samples"}
             edits = asked.keys() <= {"heads", "mode"} and asked.get("heads") in ("all", ["all"], None)
             known = study.experiment == "curve" or (
                 study.experiment == "ablation" and edits and asked.get("mode", "uniform") in MODES
             )
-            if study.role in roles and known:
+            # One measurement that the paper makes on several kinds of runs is one here.
+            measured = (study.experiment, study.at, asked)
+            if study.role in roles and known and measured not in made:
+                made.append(measured)
                 yield paper, study, None
             if study.role in alike and study.experiment == "generalisation" and not (asked or study.together):
                 yield paper, study, alike[study.role]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, intervene, run
+from circuits import CircuitsError, ablate, edit, intervene, run, sweep
 from circuits.replacements import derangement
 from circuits.surface import Surface
 
@@ -161,6 +161,81 @@ def test_mean_pattern(model, tokens, other_tokens, by_hand, assert_same):
     edit = only("pattern", 0, of_heads([0, 2], lambda x: mean.expand_as(x), axis=1))
     found = run(model, tokens, ablate.mean_pattern("0.0,0.2", reference=other_tokens))
     assert_same(found, by_hand(model, tokens, edit), model(tokens))
+
+
+@pytest.mark.parametrize("kept", [None, "head", "queries"])
+def test_mean_pattern_within_the_edited_pass(model, tokens, other_tokens, by_hand, assert_same, kept):
+    """As the released code of Gopalani et al. does: every layer's mean is over what the earlier means have made."""
+    rows = torch.rand(8, 6, generator=torch.Generator().manual_seed(1)) < 0.5
+
+    def chosen(x, where):
+        mask = torch.ones_like(x, dtype=torch.bool)
+        if kept == "head":
+            mask[:, 2] = False
+        return mask & where[:, None, :, None] if kept == "queries" else mask
+
+    def expected(tokens, reference, where):
+        means = {}
+
+        def averaged(s, at, x):
+            means.setdefault((s, at), x.mean(0, keepdim=True))
+            return torch.where(chosen(x, rows), means[s, at], x) if s == "pattern" else x
+
+        by_hand(model, reference, averaged)
+        return by_hand(
+            model,
+            tokens,
+            lambda s, at, x: torch.where(chosen(x, where), means[s, at], x) if s == "pattern" else x,
+        )
+
+    last = model.cfg.n_layers - 1
+    heads = (
+        "all" if kept != "head" else "+".join(f"{layer}.{h}" for layer in range(last + 1) for h in (0, 1, 3))
+    )
+    options = {"queries": rows} if kept == "queries" else {}
+    reference = torch.cat([other_tokens, other_tokens.flip(1)])[:8]
+    edited = ablate.mean_pattern(heads, reference, of="edited", **options)
+    assert_same(run(model, tokens, edited), expected(tokens, reference, rows), model(tokens))
+    own = ablate.mean_pattern(heads, tokens, of="edited", **options)
+    assert_same(run(model, tokens, own), expected(tokens, tokens, rows), model(tokens))
+    if last:
+        before = run(model, tokens, ablate.mean_pattern(heads, tokens, **options))
+        assert not torch.allclose(run(model, tokens, own), before)
+
+
+def test_mean_pattern_of_the_edited_pass_is_of_the_whole_reference(model, tokens, monkeypatch):
+    variants = {"edited": ablate.mean_pattern("all", tokens, of="edited")}
+
+    def found(**options):
+        return sweep(model, tokens, variants, metric=lambda output: output.square().mean((1, 2)), **options)
+
+    whole = found(engine="naive")
+    for options in ({"engine": "naive", "chunk": 18}, {"engine": "fast", "chunk": 18}):
+        frame = found(**options).frame
+        torch.testing.assert_close(torch.tensor(frame["value"]), torch.tensor(whole.frame["value"]))
+    monkeypatch.setattr("circuits.references.TOKENS_PER_PASS", 18)
+    pieces = found(engine="naive").frame
+    torch.testing.assert_close(torch.tensor(pieces["value"]), torch.tensor(whole.frame["value"]))
+
+
+def test_mean_pattern_of_the_edited_pass_knows_no_other_edit(model, tokens):
+    other, mean = ablate.zero("mlp_out.0", queries=[1]), ablate.mean_pattern("all", tokens, of="edited")
+    if "mlp_out" not in Surface.of(model).site_names():
+        pytest.skip("it has no MLP")
+    with intervene(model, mean):
+        _, alone = run(model, tokens, cache=["pattern"])
+    with intervene(model, other):
+        _, both = run(model, tokens, mean, cache=["pattern"])
+    for hook in alone:
+        torch.testing.assert_close(alone[hook], both[hook])
+
+
+def test_a_mask_that_does_not_fit_the_edited_reference_is_refused(tokens):
+    mask = torch.ones(3, 6, dtype=torch.bool)
+    with pytest.raises(CircuitsError, match=r'of="edited" edits the reference, \[8, 6\].*\[3, 6\]'):
+        ablate.mean_pattern("all", tokens, of="edited", queries=mask)
+    with pytest.raises(CircuitsError, match="of="):
+        ablate.mean_pattern("all", tokens, of="its own")
 
 
 def test_zero_heads_acts_on_z_and_leaves_the_bias(model, tokens, by_hand, assert_same):

@@ -73,6 +73,7 @@ def variants(model, tokens, other):
         "mean": ablate.mean("0.1, 0.2", reference=other),
         "mean over all": ablate.mean(Site("z", last), reference=other, over="batch,pos"),
         "mean pattern": ablate.mean_pattern("all", reference=other),
+        "mean pattern of the edited": ablate.mean_pattern("all", reference=other, of="edited"),
         "resample": ablate.resample("all", source=tokens, seed=3),
         "uniform all": ablate.uniform("all"),
         "uniform keys": ablate.uniform("0.1", keys=[0]),

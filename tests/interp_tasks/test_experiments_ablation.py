@@ -97,6 +97,7 @@ def test_every_mode_edits_at_the_queries_and_nowhere_else(task, models, folders,
     new = {
         "uniform": lambda pattern: torch.full_like(pattern, 1 / 9),
         "mean_pattern": lambda pattern: pattern.mean(0, keepdim=True).expand_as(pattern),
+        "edited_mean_pattern": lambda pattern: pattern.mean(0, keepdim=True).expand_as(pattern),
         "zero": torch.zeros_like,
         "mean": lambda z: z.mean(0, keepdim=True).expand_as(z),
         "resample": lambda z: z[derangement(N, SEED)],
@@ -108,7 +109,7 @@ def test_every_mode_edits_at_the_queries_and_nowhere_else(task, models, folders,
         edited[at] = new(activation)[at]
         return edited
 
-    site = "pattern" if mode in ("uniform", "mean_pattern") else "z"
+    site = "pattern" if mode == "uniform" or "pattern" in mode else "z"
     found = ablation(folders[0], heads="1.0-1", mode=mode, queries="4", samples=N, seed=SEED)
     expected = by_hand(models[0], task, edit, [f"blocks.1.attn.hook_{site}"])
     assert measured(found.frame) == pytest.approx(expected, rel=1e-5)
@@ -123,6 +124,12 @@ def test_mean_pattern_and_mean_take_the_evaluated_examples(task, models, folders
     # The second layer's mean must come from the unedited model, so only that layer is edited.
     found = ablation(folders[0], heads="1.0+1.1", mode="mean_pattern", samples=N, seed=SEED)
     assert measured(found.frame) == pytest.approx(by_hand(models[0], task, average, PATTERNS[1:]), rel=1e-5)
+    # Within the edited pass it comes from a model whose first layer is edited already.
+    found = ablation(folders[0], mode="edited_mean_pattern", samples=N, seed=SEED)
+    assert measured(found.frame) == pytest.approx(by_hand(models[0], task, average, PATTERNS), rel=1e-5)
+    assert any("in the edited pass itself" in note for note in found.notes)
+    unedited = ablation(folders[0], mode="mean_pattern", samples=N, seed=SEED)
+    assert measured(unedited.frame) != pytest.approx(measured(found.frame), rel=1e-5)
     found = ablation(folders[0], heads="1.0+1.1", mode="mean", samples=N, seed=SEED)
     expected = by_hand(models[0], task, average, ["blocks.1.attn.hook_z"])
     assert measured(found.frame) == pytest.approx(expected, rel=1e-5)

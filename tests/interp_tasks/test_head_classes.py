@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 
 from circuits import edit, intervene, patterns
+from circuits.patch import activations
 from circuits.selection import Head
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
-from interp_tasks.experiments import ablation, attention, heads
+from interp_tasks.experiments import ablation, attention, heads, patch
 from interp_tasks.experiments.attention_plots import over_steps
 from interp_tasks.experiments.attention_table import view_columns, view_rows
 from interp_tasks.experiments.head_classes import UNINTERPRETABLE, roles, roles_elsewhere
@@ -197,6 +199,110 @@ def test_a_group_of_ones_own_beside_the_classes(capsys):
     assert list(dict.fromkeys(result.frame["variant"]))[-2:] == ["all", "mine"]
     with pytest.raises(UserError, match="--group row: there is a class of that name"):
         heads(POST, by_class=True, groups={"row": "0.0"}, samples=8)
+
+
+def test_the_least_patterned_heads_and_as_many_at_random():
+    result = heads(POST, by_class=True, least=5, random=3, samples=16, seed=SEED)
+    frame = result.frame
+    (subject,) = subjects(POST, Examples(samples=16, seed=SEED))
+    found = roles_elsewhere(subject)
+    groups = found.groups()
+    # By hand: of every head the best corrected score over templates that may be classes.
+    scores = found.scores.frame[found.scores.frame["template"].isin(found.possible)]
+    best = {
+        Head(layer, head): ((rows["score"] - rows["chance"]) / (1 - rows["chance"])).max()
+        for (layer, head), rows in scores.groupby(["layer", "head"])
+    }
+    least = sorted(sorted(best, key=best.__getitem__)[:5])
+    spec = "+".join(f"{head.layer}.{head.head}" for head in least)
+    metric = "mse_masked"
+
+    def of(variant):
+        rows = frame[(frame["variant"] == variant) & (frame["metric"] == metric)]
+        return rows[rows["draw"].isna()]["value"].item(), rows[rows["draw"].notna()]["value"].tolist()
+
+    def by_hand(heads_of):
+        rows = ablation(POST, [[tuple(head) for head in heads_of]], samples=16, seed=SEED).frame
+        return rows.loc[rows["metric"] == metric, "value"].item()
+
+    assert of("least patterned 5") == (pytest.approx(by_hand(least), rel=1e-5), [])
+    assert any(f"least patterned 5 {spec}" in note for note in result.notes)
+    sizes = {len(group) for group in groups.values()} | {5}
+    every = [Head(layer, head) for layer in range(3) for head in range(4)]
+    assert {f"random {size}" for size in sizes} == {v for v in frame["variant"] if v.startswith("random")}
+    seeds = np.random.SeedSequence(SEED).generate_state(3, np.uint64) >> 1
+    for size in (5, min(sizes)):
+        pooled, single = of(f"random {size}")
+        picked = [np.random.default_rng(int(s)).choice(12, size, replace=False) for s in seeds]
+        assert all(len(set(chosen)) == size for chosen in picked)
+        expected = [by_hand(sorted(every[at] for at in chosen)) for chosen in picked]
+        assert single == pytest.approx(expected, rel=1e-5)
+        assert pooled == pytest.approx(np.mean(expected), rel=1e-5)
+    # The whole model at random is the whole model.
+    assert "random 12" not in set(frame["variant"])
+
+
+def test_random_heads_beside_groups_of_ones_own():
+    frame = heads(POST, groups={"mine": "0.0+2.1"}, random=2, samples=8).frame
+    rows = frame[frame["variant"].str.startswith("random")]
+    assert set(rows["variant"]) == {"random 2"}
+    assert sorted(rows["draw"].dropna().unique()) == [0, 1]
+
+
+def test_a_patch_of_each_class_of_heads(tmp_path, capsys):
+    frame = patch(POST, "negated", heads="each-layer", by_class=True, samples=32, seed=SEED).frame
+    (subject,) = subjects(POST, Examples(samples=32, seed=SEED))
+    groups = roles_elsewhere(subject).groups()
+    assert list(dict.fromkeys(frame["variant"])) == ["layer 0", "layer 1", "layer 2", *groups]
+    batch = subject.batch
+    negated = subject.task.patch_sources(batch)["negated"]
+    with intervene(subject.model, activations("z", negated.tokens, groups["row"])), torch.no_grad():
+        output = subject.model(batch.tokens)
+    sums, counts = subject.task.metrics(output, negated)["mse_masked"]
+    rows = frame[(frame["variant"] == "row") & (frame["metric"] == "mse_masked (source)")]
+    assert rows["value"].item() == pytest.approx(float(sums.sum() / counts.sum()), rel=1e-5)
+    np.save(tmp_path / "tokens.npy", np.ones((2, 16), dtype=int))
+    options = ["--ckpt", POST, "--source", "resample", "--tokens", str(tmp_path / "tokens.npy"), "--quiet"]
+    assert main(["patch", *options, "--by-class"]) == 2
+    assert "give a task" in capsys.readouterr().err
+
+
+def test_numbers_of_heads_and_draws_that_mean_nothing(folders, capsys):
+    for arguments, said in (
+        (["--least", "5"], "--least 5 goes with --by-class"),
+        (["--by-class", "--least", "-1"], "--least -1: a number of heads"),
+        (["--by-class", "--random", "-2"], "--random -2: at least one draw"),
+        (["--by-class", "--least", "4"], "has 4 heads; fewer than that"),
+    ):
+        assert main(["heads", "--ckpt", folders[0], "--samples", "8", "--quiet", *arguments]) == 2
+        error = capsys.readouterr().err.strip()
+        assert said in error
+        assert "\n" not in error
+
+
+def test_how_scores_are_distributed_over_heads():
+    frame = attention(POST, samples=N, seed=SEED).frame
+    heads_of, counted = (
+        frame[frame["variant"] != "all heads"],
+        frame[frame["variant"] == "all heads"].set_index("metric"),
+    )
+    possible = [m.removeprefix("largest score: ") for m in counted.index if m.startswith("largest score: ")]
+    assert {"row", "column", "identity"} <= set(possible)
+    rows = heads_of[heads_of["metric"].isin(possible)]
+    corrected = rows.assign(corrected=rows["effect"] / (1 - rows["baseline"])).pivot(
+        index="variant", columns="metric", values="corrected"
+    )
+    for name in possible:
+        row = counted.loc[f"largest score: {name}"]
+        assert row["value"] == pytest.approx(corrected[name].max())
+        assert row["ci_low"] <= row["ci_high"]
+    best = corrected.max(axis=1)
+    assert counted.loc["best score: median", "value"] == pytest.approx(best.median())
+    assert counted.loc["best score: 25%", "value"] == pytest.approx(best.quantile(0.25))
+    for name, value in (("smallest", best.min()), ("largest", best.max())):
+        assert counted.loc[f"best score: {name}", "value"] == pytest.approx(value)
+    one = attention(POST, samples=1, seed=SEED).frame.set_index("metric")
+    assert np.isnan(one.loc["best score: median", "ci_low"])
 
 
 def test_classes_need_a_task(folders, capsys, tmp_path):

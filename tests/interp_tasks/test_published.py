@@ -1,13 +1,22 @@
 """Papers as files: what they must hold, and what is refused in them."""
 
+import re
+import sys
+
 import pytest
 
 from interp_tasks import experiments
+from interp_tasks.checkpoints.refs import zoo_folder
 from interp_tasks.errors import UserError
 from interp_tasks.published import papers, read_paper
 from interp_tasks.published.papers import parse_paper
 from interp_tasks.reproducing.locating import as_text
 from interp_tasks.training.config import resolve_config
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 #: Experiments of the two papers on matrix completion, as our fact sheet counts them.
 MATRIX_ROWS = 31
@@ -68,6 +77,75 @@ def test_no_experiment_of_the_matrix_completion_papers_is_left_out():
     assert [row.number for row in found.row] == list(range(1, MATRIX_ROWS + 1))
     decided = {claim.row for claim in found.claim} | {row.number for row in found.row if row.note}
     assert decided == set(range(1, MATRIX_ROWS + 1))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "names"),
+    [
+        ("matrix-completion-7x7", ["matrix-completion-7x7", "matrix-completion-7x7-seeds/seed-4"]),
+        ("matrix-completion-4x4-12-layers", ["matrix-completion-4x4-12-layers"]),
+    ],
+)
+def test_runs_that_are_made_by_a_recipe_have_its_settings(recipe, names):
+    """Or a run that the recipe made would be refused as another one."""
+    text = (zoo_folder() / "recipes" / f"{recipe}.toml").read_text(encoding="utf-8")
+    (made,) = tomllib.loads(text)["train"]
+    flat = {
+        f"{section}.{key}": value for section, given in made["set"].items() for key, value in given.items()
+    }
+    wanted = resolve_config(
+        made["task"], made["preset"], {key: as_text(value) for key, value in flat.items()}
+    )
+    for run in read_paper("matrix-completion").run:
+        if run.name in names and run.preset == "cpu":
+            settings = {key: as_text(value) for key, value in run.settings.items() if key != "train.seed"}
+            assert resolve_config(run.task, run.train_preset, settings) == wanted, (run.name, run.role)
+            names = [name for name in names if name != run.name] + [run.name]
+    assert {run.name for run in read_paper("matrix-completion").run} >= set(names)
+
+
+def test_the_flagship_has_five_seeds_and_its_own_settings():
+    """Small models are conditions of their own, no seeds of it."""
+    found = read_paper("matrix-completion")
+    core = [run for run in found.run if (run.role, run.preset) == ("core", "cpu")]
+    seeds = {run.settings.get("train.seed", 0) for run in core}
+    assert seeds == {0, 1, 2, 3, 4}
+    rest = [{key: value for key, value in run.settings.items() if key != "train.seed"} for run in core]
+    assert rest == rest[:1] * 5
+
+
+def test_headlines_are_what_the_paper_on_matrix_completion_stands_on():
+    found = read_paper("matrix-completion")
+    assert {claim.row for claim in found.claim if claim.headline} == {1, 2, 3, 5, 6, 7, 8, 9}
+    studies = {study.id: study for study in found.study}
+    for claim in found.claim:
+        if claim.headline:
+            assert studies[claim.study].role == "core", claim.id
+            assert claim.over == "runs", claim.id
+            assert not claim.scale, claim.id
+
+
+@pytest.mark.parametrize("name", ["matrix-completion"])
+def test_published_numbers_lie_where_their_rule_says(name):
+    """A paper that did not keep a rule could not be said to claim it; and a share of the variance is one."""
+    checked = 0
+    for claim in read_paper(name).claim:
+        if claim.number is None:
+            continue
+        assert claim.holds.hold(claim.number), claim.id
+        shares = re.findall(r"([\d.e-]+), (?:by )?([\d.]+) of the variance", claim.published)
+        for absolute, share in shares:
+            if claim.column == "value":
+                assert float(share) == pytest.approx(float(absolute) / (2 / 9), rel=0.06), claim.id
+                checked += 1
+    assert checked >= 10
+
+
+def test_every_study_has_a_claim():
+    for name in ("matrix-completion",):
+        found = read_paper(name)
+        judged = {claim.study for claim in found.claim}
+        assert judged == {study.id for study in found.study}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ import typer
 
 from interp_tasks.cli.editing import HEADS_HELP, Queries
 from interp_tasks.cli.options import ExperimentCommand
+from interp_tasks.errors import UserError
 from interp_tasks.experiments import Result, patch
+from interp_tasks.experiments.head_classes import NO_CLASSES
 from interp_tasks.experiments.head_edits import read_specs
 from interp_tasks.experiments.patching import check_sites, check_source
 from interp_tasks.experiments.specifications import check_queries
@@ -39,11 +41,16 @@ class Patch(ExperimentCommand):
         typer.Option("--heads", metavar="SPEC", help=HEADS_HELP, show_default="all, where there are heads"),
     ] = field(default_factory=list)
     queries: Queries = "all"
+    by_class: Annotated[
+        bool, typer.Option("--by-class", help="A row more for each class of heads, by what they attend to.")
+    ] = False
 
     def check(self) -> None:
         check_sites(self.site, bool(self.heads))
         read_specs(self.heads or "all")
         check_queries(self.queries)
+        if self.by_class and self.tokens is not None:
+            raise UserError(NO_CLASSES)
         super().check()
         check_source(self.source, self.ckpt, self.examples())
 
@@ -54,5 +61,6 @@ class Patch(ExperimentCommand):
             self.site,
             self.heads or None,
             self.queries,
+            self.by_class,
             **self.common(progress),
         )

@@ -11,6 +11,7 @@ from interp_tasks.cli.editing import HeadCommand
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import Result, heads
 from interp_tasks.experiments.head_classes import NO_CLASSES
+from interp_tasks.experiments.scanning import check_controls
 from interp_tasks.experiments.specifications import check_groups
 from interp_tasks.experiments.subjects import Progress
 
@@ -36,9 +37,16 @@ class Heads(HeadCommand):
             "--by-class", help="Groups are classes by what heads attend to on other examples; with ratios."
         ),
     ] = False
+    least: Annotated[
+        int, typer.Option("--least", help="With --by-class: the N heads closest to no template, as a group.")
+    ] = 0
+    random: Annotated[
+        int, typer.Option("--random", help="Beside groups N draws of as many heads at random.")
+    ] = 0
 
     def check(self) -> None:
         check_groups(self.groups)
+        check_controls(self.by_class, self.least, self.random)
         if self.by_class and self.tokens is not None:
             raise UserError(NO_CLASSES)
         super().check()
@@ -51,5 +59,7 @@ class Heads(HeadCommand):
             self.queries,
             self.groups,
             self.by_class,
+            self.least,
+            self.random,
             **self.common(progress),
         )
