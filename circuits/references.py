@@ -80,7 +80,7 @@ class References:
         hooks = list(dict.fromkeys(reference.hook for reference in wanted))
         with suspended(model), evaluating(model), torch.no_grad():
             for start in range(0, len(tokens), step):
-                part = tokens[start : start + step].to(self._surface.device)
+                part = tokens[start : start + step].to(self._surface.device, copy=True)
                 with recording(self._surface, hooks) as seen:
                     model(part)
                 for reference, found in pieces.items():
