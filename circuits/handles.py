@@ -30,17 +30,19 @@ class Handles:
 
 
 class Revocable:
-    """A function until it is removed, nothing after; an error in any thread but the one that made it.
+    """A function until it is removed, nothing after; an error in any thread but the one that made it, or nothing there.
 
     A copy made of a model while our hooks are on it has them too, and nobody can take them off there.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], silent: bool = False) -> None:
+        """silent: called at the end of a run, which was refused before."""
+        self._silent = silent
         self._function: Callable[..., Any] | None = function
         self._owner = this_user()
 
     def __call__(self, *given: Any) -> Any:
-        if self._function is None:
+        if self._function is None or (self._silent and this_user() is not self._owner):
             return None
         refuse_other_thread(self._owner)
         return self._function(*given)

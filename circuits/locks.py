@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 
@@ -84,8 +84,16 @@ def _parts(model: nn.Module) -> frozenset[int]:
             found.add(id(module))
             for parameter in module._parameters.values():
                 if parameter is not None:
-                    found.update((id(parameter), parameter.data_ptr()))
+                    found.update((id(parameter), _address(parameter)))
     return frozenset(found - {0})
+
+
+def _address(parameter: Tensor) -> int:
+    """Where it lies. Nowhere while the thread that has its module traces it; the module tells that it is the same."""
+    try:
+        return parameter.data_ptr()
+    except RuntimeError:
+        return 0
 
 
 def _take(hold: _Hold) -> None:
