@@ -133,6 +133,7 @@ class _Stream:
     def __init__(self, function: Function) -> None:
         self._function = function
         self._moved: Tensor | None = None
+        self._largest = 0.0  # entry of the stream that was replaced
 
     def put_on(self, before_mlp: nn.Module, block_end: nn.Module) -> Handle:
         return Handles(
@@ -143,11 +144,22 @@ class _Stream:
     def _write(self, output: Tensor) -> Tensor | None:
         new = self._function(output)
         self._moved = None if new is None else new - output
+        self._largest = 0.0 if new is None else float(output.detach().abs().nan_to_num().max())
         return new
 
     def _carry(self, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         moved, self._moved = self._moved, None
-        return None if moved is None else (inputs[0] + moved, *inputs[1:])
+        if moved is None:
+            return None
+        stream = inputs[0] + moved
+        # What was rounded away beside the old stream does not come back when that goes. Half precision promises less.
+        rounding, least = torch.finfo(stream.dtype).eps * self._largest, float(stream.detach().abs().max())
+        if stream.dtype in (torch.float32, torch.float64) and rounding > _TOLERANCE[stream.dtype] * least:
+            raise CircuitsError(
+                f"resid_mid: of a residual stream with entries to {self._largest:.1e} a write that leaves {least:.1e} "
+                "has too few digits on a TransformerBridge; run the model in float64, or edit attn_out and resid_pre"
+            )
+        return (stream, *inputs[1:])
 
 
 class _Port:

@@ -116,8 +116,6 @@ def _refuse_unknown(surface: Surface) -> None:
     for name, module in named:
         where = name or "the model"
         classes.add(type(module))
-        if "parametrizations" in module._modules:
-            raise NotReplayed(f"{where} has parametrized weights")
         for attribute, value in vars(module).items():
             if callable(value) and not _known(value):
                 raise NotReplayed(f"{where} has a {attribute} of its own")

@@ -1,6 +1,7 @@
 """The fast engine against one full forward per variant with plain hooks, which is its oracle."""
 
 import copy
+import functools
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -782,3 +783,174 @@ def test_edits_that_run_the_model_are_not_stacked(make_model, family, tokens, ot
         assert fast.settings["stacked"] == 1
         assert set(fast.frame["engine"]) == {"fast"}
         same(fast, naive, 1e-10)
+
+
+# ---- Code that is not the library's, and what two examples do not show
+
+
+PADDING = 10
+
+
+class Padded(torch.nn.Module):
+    """An embedding that is nothing for padding."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.W_E = inner.W_E
+
+    def forward(self, tokens):
+        return self.W_E[tokens] * (tokens != PADDING)[..., None]
+
+
+class Doubling(torch.nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def patched(embed):
+    """Its forward on this object, its class as it was."""
+    plain = embed.forward
+    embed.forward = lambda tokens: plain(tokens) * (tokens != PADDING)[..., None]
+
+
+def inherits(embed):
+    embed.__class__ = type(
+        "Embed", (type(embed),), {"forward": lambda self, x: self.W_E[x] * (x != PADDING)[..., None]}
+    )
+
+
+FOREIGN = {
+    "a module": (
+        lambda model: setattr(model, "embed", Padded(model.embed)),
+        "its class Padded is not the library's",
+    ),
+    "an object": (lambda model: patched(model.embed), "embed has a forward of its own"),
+    "a subclass": (lambda model: inherits(model.embed), "its class Embed is not the library's"),
+    "a parametrization": (
+        lambda model: torch.nn.utils.parametrize.register_parametrization(model.embed, "W_E", Doubling()),
+        "the model has no weight embed.W_E",
+    ),
+    "a method": (
+        lambda model: setattr(
+            model.blocks[0].attn,
+            "calculate_z_scores",
+            lambda *given: type(model.blocks[0].attn).calculate_z_scores(model.blocks[0].attn, *given),
+        ),
+        "blocks.0.attn has a calculate_z_scores of its own",
+    ),
+}
+
+
+def padded_tokens(count=8):
+    """Padding in the middle examples alone."""
+    tokens = torch.randint(0, PADDING, (count, 6), generator=torch.Generator().manual_seed(1))
+    tokens[3, 2:] = PADDING
+    return tokens
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+@pytest.mark.parametrize("stacked", [False, True])
+def test_code_that_is_not_the_librarys_runs_naive(make_model, hooked_only, what, stacked):
+    model, tokens = make_model(3), padded_tokens()
+    change, reason = FOREIGN[what]
+    change(model)
+    given = ablate.each(ablate.zero, heads("all", model))
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    # Parametrized weights have other names than the table of what a state_dict may hold.
+    at = {str(step): state for step in range(4)} if stacked else None
+    fast, naive = (
+        sweep(model, tokens, given, metric=total, checkpoints=at, engine=one, **FEW) for one in ENGINES
+    )
+    assert set(fast.frame["engine"]) == {"naive"}
+    assert fast.settings["naive"]["L0H0"] == reason
+    same(fast, naive, 0)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_class_whose_forward_was_replaced_runs_naive(make_model, hooked_only, monkeypatch, wrapped):
+    model, tokens = make_model(3), padded_tokens()
+    kind = type(model.embed)
+    plain = kind.forward
+
+    def forward(self, tokens):
+        return plain(self, tokens) * (tokens != PADDING)[..., None]
+
+    monkeypatch.setattr(kind, "forward", functools.wraps(plain)(forward) if wrapped else forward)
+    given = ablate.each(ablate.zero, heads("all", model))
+    fast, naive = (sweep(model, tokens, given, metric=total, engine=one, **FEW) for one in ENGINES)
+    assert fast.settings["naive"]["L0H0"] == "Embed.forward is not the library's"
+    same(fast, naive, 0)
+
+
+def without_padding(replay):
+    """As if of a model that has another embedding of padding."""
+    embed = replay.embed.clone()
+    embed[..., PADDING, :] = 0
+    return replace(replay, embed=embed)
+
+
+@pytest.mark.parametrize("chunk", [10**6, 12, 18])
+def test_what_two_examples_do_not_show_is_met_in_its_chunk(make_model, family, monkeypatch, chunk):
+    """In the first chunk or a later one: then all of them run naive, those that were measured before too."""
+    model, tokens = make_model(3, family), padded_tokens()
+    altered(monkeypatch, without_padding)
+    given = {**ablate.each(ablate.zero, heads("0.0-2", model)), "weights": transplant.weights(model, ["qkv"])}
+    fast = sweep(model, tokens, given, metric=total, chunk=chunk, **FEW)
+    naive = sweep(model, tokens, given, metric=total, engine="naive", chunk=chunk, **FEW)
+    assert set(fast.frame["engine"]) == {"naive"}
+    assert list(fast.settings["naive"]) == list(given)
+    assert fast.settings["naive"]["L0H0"].startswith("the replay of a chunk differs from the model at ")
+    assert fast.settings["naive"]["weights"] == "it edits weights"
+    same(fast, naive, 0)
+    with pytest.raises(
+        CircuitsError, match=r"engine='fast': the replay of a chunk differs .*; use engine='auto'"
+    ):
+        sweep(model, tokens, {"a": ablate.zero("0.1")}, metric=total, engine="fast", chunk=chunk, **FEW)
+    # Without padding the altered replay is the model's.
+    plain = tokens.where(tokens != PADDING, 0)
+    assert set(sweep(model, plain, ablate.each(ablate.zero, ["0.1"]), metric=total).frame["engine"]) == {
+        "fast"
+    }
+
+
+def test_what_two_examples_do_not_show_in_a_stack(make_model, family, monkeypatch):
+    model, tokens = make_model(0, family), padded_tokens()
+    altered(monkeypatch, without_padding)
+    states = {str(seed): make_model(seed, family).state_dict() for seed in range(4)}
+    tokens[0], tokens[-1] = tokens[3], tokens[3]
+    plain = tokens.where(tokens != PADDING, 0)
+    middle = plain.clone()
+    middle[3] = tokens[3]
+    given = ablate.each(ablate.zero, heads("0.0-2", model))
+    for batch, engine in ((plain, "fast"), (middle, "naive")):
+        found, naive = (
+            sweep(model, batch, given, metric=total, checkpoints=states, engine=one, **FEW) for one in ENGINES
+        )
+        assert set(found.frame["engine"]) == {engine}
+        same(found, naive, 1e-10)
+
+
+@pytest.mark.parametrize("bias", [0.0, 1e2, 1e4, 1e6])
+def test_a_head_that_is_large(make_model, family, tokens, bias):
+    """What is left of the residual stream when it goes has all its digits."""
+    model = make_model(3, family).to(torch.float32)
+    model.cfg.dtype = torch.float32
+    with torch.no_grad():
+        (values,) = (
+            weight
+            for name, weight in model.named_parameters()
+            if name.replace("_original_component.", "").endswith(("blocks.0.attn.b_V", "0.attn.v.bias"))
+        )
+        values.view(4, 4)[1] += bias
+    given = {
+        **ablate.each(ablate.zero, heads("all", model)),
+        "uniform": ablate.uniform("0.1"),
+        "other": (ablate.zero("0.1"), ablate.uniform("0.2")),
+        "source": patch.activations("z", tokens.flip(0), heads="0.1"),
+    }
+
+    def metric(output):
+        return output[..., 0].double().sum(1)
+
+    found = sweep(model, tokens, given, metric=metric, engine="fast", **FEW)
+    same(found, sweep(model, tokens, given, metric=metric, engine="naive", **FEW), 1e-5)
