@@ -28,6 +28,9 @@ FAMILY = "TransformerBridge"
 # the same operations on the same tensors, so on most machines they are equal.
 _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
+# What results are promised to be right to, of the largest entry.
+_PROMISED = {torch.float64: 1e-10, torch.float32: 1e-5}
+
 # What the attention of the wrapped model must have for its scores to be rebuilt.
 _NEEDED = (
     "n_heads",
@@ -154,7 +157,7 @@ class _Stream:
         stream = inputs[0] + moved
         # What was rounded away beside the old stream does not come back when that goes. Half precision promises less.
         rounding, least = torch.finfo(stream.dtype).eps * self._largest, float(stream.detach().abs().max())
-        if stream.dtype in (torch.float32, torch.float64) and rounding > _TOLERANCE[stream.dtype] * least:
+        if rounding > _PROMISED.get(stream.dtype, torch.inf) * least:
             raise CircuitsError(
                 f"resid_mid: of a residual stream with entries to {self._largest:.1e} a write that leaves {least:.1e} "
                 "has too few digits on a TransformerBridge; run the model in float64, or edit attn_out and resid_pre"

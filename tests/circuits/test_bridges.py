@@ -329,12 +329,12 @@ def test_weights_that_processing_has_put_elsewhere_are_not_exchanged(bridge, tok
         surface.named_weights()
 
 
-@pytest.mark.parametrize("large", [1.0, 1e6])
+@pytest.mark.parametrize("large", [1.0, 1e4])
 def test_a_write_at_resid_mid_of_a_large_stream(bridge, tokens, large):
     """It goes round the skip connection, where what it leaves would have lost its digits: refused."""
     with torch.no_grad():
         for name, weight in bridge.named_parameters():
-            if "pos_embed" in name:
+            if "pos" in name:
                 weight.mul_(large)
     zero = ablate.zero(Site("resid_mid", 0))
     exact = run(bridge, tokens, zero)
