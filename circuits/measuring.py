@@ -134,8 +134,17 @@ class Job:
         """The same, to be measured on other weights of the model."""
         groups = [Group(group.engine, group.variants) for group in self.groups]
         references = References(self.surface)
-        held = self.names, {}, self.engine, self.lanes, self.asked
-        return Job(self.surface, self.question, references, groups, *held)
+        return Job(
+            self.surface,
+            self.question,
+            references,
+            groups,
+            self.names,
+            {},
+            self.engine,
+            self.lanes,
+            self.asked,
+        )
 
     def room(self) -> int:
         """With how many checkpoints of its shape, itself included, it can be stacked."""

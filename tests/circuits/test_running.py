@@ -79,6 +79,18 @@ def test_what_is_cached_is_a_copy(make_model, family, tokens, sites):
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
 
 
+def test_what_is_cached_is_as_it_was_at_its_hook(make_model, hooked_only, tokens):
+    """Something later in the run may write to it, as to what a module is given."""
+    model = make_model(0)
+    before = cache(model, tokens, ["resid_pre.0"])["resid_pre.0"]
+
+    def double(module, inputs):
+        inputs[0].mul_(2)
+
+    model.blocks[0].ln1.register_forward_pre_hook(double)
+    assert torch.equal(cache(model, tokens, ["resid_pre.0"])["resid_pre.0"], before)
+
+
 class Filling(torch.nn.Module):
     """A read-out that writes into one and the same tensor in every run."""
 
