@@ -30,8 +30,7 @@ def recording(
 ) -> Iterator[dict[str, Tensor]]:
     """The activations at `hooks` in the latest run inside, by hook; one that did not fire is not there.
 
-    Of these rows. Copies: an activation may be a view of a parameter, as that of position embeddings is, or of what
-    the model overwrites in its next run.
+    Of these rows. Copies: an activation may be a view of a parameter, or of what the model writes to later.
     """
     seen: dict[str, Tensor] = {}
     with listening(surface, [(hook, partial(_copy_in, seen, hook, rows)) for hook in hooks]):
