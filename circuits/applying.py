@@ -15,6 +15,7 @@ from circuits.calls import Call, writer
 from circuits.errors import CircuitsError
 from circuits.handles import Handle
 from circuits.interventions import Intervention, Swap, Write
+from circuits.locks import exclusive
 from circuits.references import Reference, References
 from circuits.sites import closest_sites
 from circuits.state import replaced, state_of
@@ -51,15 +52,19 @@ def intervene(model: Any, *interventions: Intervention) -> Iterator[Any]:
     was before our outermost block, in eval mode and without gradients. Modes and gradients of the block itself
     are left alone. On any exit only what was added here is removed, and weights are what they were, bit for bit.
 
+    The block has the model for its thread alone: what others want of it, or of a model that shares modules or
+    parameters with it, waits until the block ends. A run of it by other means in another thread is an error there.
+
     Raises `CircuitsError` on entry if an intervention does not fit the model, and on a normal exit if one
     of them never took effect because its hook did not fire.
     """
     surface = Surface.of(model)
     plan = planned(interventions, surface)
-    references = References(surface)
-    references.fetch(wanted(plan))
-    with attached(surface, plan, references):
-        yield model
+    with exclusive(surface.model):
+        references = References(surface)
+        references.fetch(wanted(plan))
+        with attached(surface, plan, references):
+            yield model
 
 
 def wanted(plan: Iterable[Write | Swap]) -> Iterator[Reference]:

@@ -50,7 +50,7 @@ def look_at(
         running_rows(model, rows, len(tokens)),
         listening(surface, functions),
     ):
-        model(tokens[rows].to(surface.device))
+        model(tokens[rows].to(surface.device, copy=True))
     for layer in layers:
         if layer not in looked:
             raise CircuitsError(f"patterns: {KINDS['pattern'].hook.format(layer)} never fired in this model")

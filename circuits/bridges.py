@@ -28,6 +28,9 @@ FAMILY = "TransformerBridge"
 # the same operations on the same tensors, so on most machines they are equal.
 _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
+# What results are promised to be right to, of the largest entry.
+_PROMISED = {torch.float64: 1e-10, torch.float32: 1e-5}
+
 # What the attention of the wrapped model must have for its scores to be rebuilt.
 _NEEDED = (
     "n_heads",
@@ -133,6 +136,7 @@ class _Stream:
     def __init__(self, function: Function) -> None:
         self._function = function
         self._moved: Tensor | None = None
+        self._largest = 0.0  # entry of the stream that was replaced
 
     def put_on(self, before_mlp: nn.Module, block_end: nn.Module) -> Handle:
         return Handles(
@@ -143,11 +147,22 @@ class _Stream:
     def _write(self, output: Tensor) -> Tensor | None:
         new = self._function(output)
         self._moved = None if new is None else new - output
+        self._largest = 0.0 if new is None else float(output.detach().abs().nan_to_num().max())
         return new
 
     def _carry(self, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         moved, self._moved = self._moved, None
-        return None if moved is None else (inputs[0] + moved, *inputs[1:])
+        if moved is None:
+            return None
+        stream = inputs[0] + moved
+        # What was rounded away beside the old stream does not come back when that goes. Half precision promises less.
+        rounding, least = torch.finfo(stream.dtype).eps * self._largest, float(stream.detach().abs().max())
+        if rounding > _PROMISED.get(stream.dtype, torch.inf) * least:
+            raise CircuitsError(
+                f"resid_mid: of a residual stream with entries to {self._largest:.1e} a write that leaves {least:.1e} "
+                "has too few digits on a TransformerBridge; run the model in float64, or edit attn_out and resid_pre"
+            )
+        return (stream, *inputs[1:])
 
 
 class _Port:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
+from circuits.locks import exclusive
 from circuits.state import holding, state_of
 from circuits.surface import Surface
 
@@ -26,6 +27,11 @@ class Checkpoint:
     @contextmanager
     def held(self) -> Iterator[Surface]:
         """The model with these parameters, which its clean passes see too."""
+        with exclusive(self.surface.model), self._held() as surface:
+            yield surface
+
+    @contextmanager
+    def _held(self) -> Iterator[Surface]:
         if self.values is None:
             yield self.surface
             return

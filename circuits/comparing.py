@@ -9,7 +9,7 @@ from torch import Tensor
 
 from circuits.arguments import read_batch, read_seed
 from circuits.errors import CircuitsError
-from circuits.metrics import UNTESTED, metric_name, read_metric, read_values, unedited_metrics
+from circuits.metrics import UNTESTED, called, metric_name, read_metric, read_values, unedited_metrics
 from circuits.resampling import Resampling
 from circuits.results import SweepResult, make_result
 from circuits.tabulating import BASELINE, Comparison, Measured, Row, adjust, tabulate
@@ -61,7 +61,7 @@ def compare(
             if metric is None:
                 values: Any = unedited_metrics(output, clean)
             else:
-                values = metric(output) if batch is None else metric(output, batch[rows])
+                values = called(metric, output, None if batch is None else batch[rows])
             about = {"variant": name, **(columns or {}).get(name, {})}
             one = baseline if name == BASELINE else measured.setdefault(name, Measured(name, about))
             one.parts.append(read_values(values, metric_name(metric), len(output), name))

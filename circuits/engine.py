@@ -1,8 +1,8 @@
 """The fast engine of a sweep: one clean pass, then each variant from its first edit on, many of them stacked.
 
-An edit of z (and uniform attention, which is one) moves the residual stream by (z' - z) @ W_O of its heads, so a
-variant that begins there needs that layer's MLP and the later layers alone. What it computes is the model's own
-forward, replayed from the weights, and is compared with it before use.
+An edit of z (and uniform attention, which is one) changes what is added to the residual stream, z' @ W_O, so a
+variant that begins there needs that, the layer's MLP and the later layers alone. What it computes is the model's own
+forward, replayed from the weights; it is compared with it before use, and so is the output of every clean pass.
 """
 
 from __future__ import annotations
@@ -23,11 +23,19 @@ from circuits.lanes import (
     BETWEEN,
     Lane,
     Stack,
-    heads_at_z,
     lane_value,
     runs_nothing,
 )
-from circuits.observing import TOLERANCE, Seen, compare, observed, observed_together
+from circuits.observing import (
+    TOLERANCE,
+    Observed,
+    compare,
+    differs,
+    few,
+    observed,
+    observed_together,
+    observed_whole,
+)
 from circuits.references import References
 from circuits.replaying import NotReplayed, Replay
 from circuits.snapshots import Positions, select_positions
@@ -47,20 +55,29 @@ class Clean:
     before: dict[int, Tensor] = field(
         default_factory=dict
     )  # what enters a layer; at n_layers the last stream
+    at_z: dict[int, Tensor] = field(default_factory=dict)  # resid_pre of layers where lanes begin at z
     between: dict[int, Tensor] = field(default_factory=dict)  # resid_mid
     z: dict[int, Tensor] = field(default_factory=dict)
     v: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
-        held = [tensor for part in (self.before, self.between, self.z, self.v) for tensor in part.values()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+        held = [
+            tensor
+            for part in (self.before, self.at_z, self.between, self.z, self.v)
+            for tensor in part.values()
+        ]
+        # What is kept twice is held once.
+        return sum({id(one): one.numel() * one.element_size() for one in held}.values())
 
 
 class Engine:
     """For one model with the weights it has now. Raises `NotReplayed` where it cannot be used at all."""
 
-    def __init__(self, surface: Surface, tokens: Tensor, read: Positions | None) -> None:
+    def __init__(
+        self, surface: Surface, tokens: Tensor, read: Positions | None, step: int | None = None
+    ) -> None:
+        """step: how many of the tokens make a chunk; those of the first are run here."""
         if tokens.is_floating_point() or tokens.ndim != 2:
             raise NotReplayed("inputs that are vectors are not replayed")
         self.surface = surface
@@ -71,21 +88,37 @@ class Engine:
             self.read = chosen.to(surface.device) if len(chosen) < tokens.shape[1] else None
         #: Largest number of bytes that the clean pass of a chunk and a stack have held.
         self.bytes_held = 0
-        # Two, as what a model does may depend on its tokens.
-        self._examples = tokens[:: max(1, len(tokens) - 1)].to(surface.device)
-        seen = self.observed()
+        self._first = tokens[:step].to(surface.device)
         self.replay = Replay.of(surface)
-        compare(seen, self.replay, self._examples)
+        #: The model's own output of the first chunk, until somebody takes it.
+        self.output: Tensor | None = self._compared(self.observed())
         #: What is taken for rounding, relative to the largest entry.
         self.tolerance = TOLERANCE[self.replay.embed.dtype]
 
-    def observed(self) -> Seen:
-        """Two examples through the model itself, with the weights that it has now."""
-        return observed(self.surface, self._examples)
+    def observed(self) -> Observed:
+        """The first chunk through the model itself, with the weights that it has now."""
+        return observed(self.surface, self._first)
 
-    def observed_together(self, weights: Mapping[str, Tensor]) -> Seen | None:
+    def observed_together(self, weights: Mapping[str, Tensor]) -> Observed | None:
         """The same with several checkpoints, whose weights are stacked; None where they cannot share a pass."""
-        return observed_together(self.surface, self._examples, weights)
+        return observed_together(self.surface, self._first, weights)
+
+    def _compared(self, seen: Observed) -> Tensor:
+        compare(seen.layers, self.replay, self._first[few(self._first)])
+        return seen.output
+
+    def check(self, tokens: Tensor, own: Tensor, clean: Tensor) -> None:
+        """Refuse a replay whose clean output of a chunk is not the model's own.
+
+        Args:
+            own: [row pos out], all positions; clean: at those that are read.
+        """
+        if not differs(self._at_read(own), clean, self.replay.copies):
+            return
+        if self.replay.copies > 1:
+            raise NotReplayed("the replay of several checkpoints differs from the model")
+        # In a deep model roundings may add up to more; then every layer by itself has none.
+        compare(observed_whole(self.surface, tokens), self.replay, tokens, "a chunk")
 
     def room(self, tokens: Tensor, lanes: Sequence[Lane], chunk: int) -> int:
         """How many checkpoints of this shape, `chunk` tokens of all their lanes together, can be stacked."""
@@ -100,11 +133,11 @@ class Engine:
         )
         return max(1, min(limits))
 
-    def of(self, weights: Mapping[str, Tensor], observed: Seen) -> Engine:
+    def of(self, weights: Mapping[str, Tensor], observed: Observed) -> Engine:
         """The same for the stacked weights of several checkpoints, with what the model itself does with each."""
         other = copy(self)
         other.replay, other.bytes_held = Replay.of(self.surface, weights), 0
-        compare(observed, other.replay, self._examples)
+        other.output = other._compared(observed)
         return other
 
     def clean(self, tokens: Tensor, lanes: Sequence[Lane]) -> tuple[Tensor, Clean]:
@@ -128,8 +161,11 @@ class Engine:
         for layer in range(replay.n_layers):
             if (layer, BEFORE) in starts:
                 kept.before[layer] = x
-            x = replay.block(layer, replay.entering(layer, x), keep)
-            if {(layer, AT_Z), (layer, BETWEEN)} & starts:
+            entered = replay.entering(layer, x)
+            if (layer, AT_Z) in starts:
+                kept.at_z[layer] = entered
+            x = replay.block(layer, entered, keep)
+            if (layer, BETWEEN) in starts:
                 kept.between[layer] = x
             if layer == replay.n_layers - 1 and (layer + 1, BEFORE) not in starts:
                 x = self._at_read(x)
@@ -225,8 +261,7 @@ class Engine:
         joining = stack.join((layer, AT_Z))
         if not joining:
             return x
-        z, out = clean.z[layer], self.replay.blocks[layer].out
-        between, streams = _at(clean.between[layer], read), []
+        z, before, streams = clean.z[layer], _at(clean.at_z[layer], read), []
         for lane in joining:
             new = z
             if lane.at("pattern", layer):
@@ -235,11 +270,8 @@ class Engine:
             new = _cat(
                 [lane_value(lane, k, "z", layer, part) for k, part in enumerate(new.split(stack.size))]
             )
-            moved, heads = _at(new - z, read), heads_at_z(lane, layer)
-            if heads is not None:
-                moved = moved[:, :, heads]
-            weight = (out if heads is None else out[..., heads, :, :]).flatten(-3, -2)
-            streams.append(_moved_by(between, moved.flatten(-2), weight))
+            # Of all heads, as a change of one would be lost in the digits of a stream that holds what it had before.
+            streams.append(before + self.replay.attn_out(layer, _at(new, read)))
         return stack.together(x, stack.side_by_side(streams))
 
     def _mixed(self, stack: Stack, layer: int, z: Tensor, v: Tensor) -> Tensor:
@@ -279,18 +311,6 @@ class Engine:
 
 def _cat(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _moved_by(stream: Tensor, change: Tensor, weight: Tensor) -> Tensor:
-    """stream + change @ weight, of each checkpoint."""
-    if weight.ndim > 2:
-        rows = (len(weight), -1)
-        found = torch.baddbmm(
-            stream.reshape(*rows, stream.shape[-1]), change.reshape(*rows, change.shape[-1]), weight
-        )
-    else:
-        found = torch.addmm(stream.flatten(0, 1), change.flatten(0, 1), weight)
-    return found.reshape(stream.shape)
 
 
 def _at(x: Tensor, read: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from circuits.arguments import read_batch, read_run_tokens
 from circuits.errors import CircuitsError
-from circuits.metrics import first_choice, metric_name, read_metric
+from circuits.metrics import called, first_choice, is_pair, read_metric, read_values
 from circuits.modes import evaluating
 from circuits.recording import listening
 from circuits.state import suspended
@@ -75,10 +75,13 @@ class Pair:
         # Gradients on, for outputs that have them, wherever this is called.
         with torch.enable_grad():
             if self.metric is None:
+                if output.shape[-1] < 2:
+                    raise CircuitsError(
+                        f"{self.verb}: the model's output has one column, and no first and second choice to take "
+                        "the difference of; give metric="
+                    )
                 return {"logit_diff": first_choice(output, clean.detach())}
-            values = self.metric(output) if self.batch is None else self.metric(output, self.batch)
-        values = values if isinstance(values, Mapping) else {metric_name(self.metric): values}
-        return {str(name): value for name, value in values.items()}
+            return called(self.metric, output, self.batch)
 
     def run(
         self,
@@ -95,7 +98,11 @@ class Pair:
         moved, seen = moved or {}, dict[str, Tensor]()
         functions = {hook: _held(seen, hook, moved.get(hook), graph) for hook in (*moved, *hooks)}
         with torch.set_grad_enabled(graph), listening(self.surface, functions.items()):
-            output: Tensor = self.surface.model(tokens.to(self.surface.device))
+            output: Tensor = self.surface.model(tokens.to(self.surface.device, copy=True))
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            raise CircuitsError(
+                f"{self.verb}: the model's output is {type(output).__name__}, not a tensor of numbers"
+            )
         silent = [hook for hook in functions if hook not in seen]
         if silent:
             raise CircuitsError(f"{self.verb}: {silent[0]} never fired; this model has it switched off")
@@ -108,14 +115,24 @@ class Pair:
         hooks = list(hooks)
         found: dict[str, dict[str, Tensor]] = {}
         for name, value in values.items():
-            total = value[0] if isinstance(value, tuple) else value
+            # Its shape, and whether it is made of numbers, before its gradient.
+            read_values({name: value}, name, len(run.output), self.verb)
+            total = value[0] if is_pair(value) else value
             if not isinstance(total, Tensor) or not total.requires_grad:
                 raise CircuitsError(
                     f"{self.verb}: metric {name} has no gradient; compute it with torch, without detach or argmax"
                 )
-            slopes = torch.autograd.grad(
-                total.double().sum(), [run.at[hook] for hook in hooks], retain_graph=True, allow_unused=True
-            )
+            try:
+                slopes = torch.autograd.grad(
+                    total.double().sum(),
+                    [run.at[hook] for hook in hooks],
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+            except RuntimeError as error:
+                raise CircuitsError(
+                    f"{self.verb}: metric {name} has no gradient: {str(error).splitlines()[0]}"
+                ) from error
             found[name] = {
                 hook: torch.zeros_like(run.at[hook]) if slope is None else slope
                 for hook, slope in zip(hooks, slopes, strict=True)

@@ -7,6 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from circuits.locks import refuse_other_thread, this_user
+
 # Sees an activation; what it returns, unless None, takes the activation's place.
 Function = Callable[[Tensor], Tensor | None]
 
@@ -28,16 +30,22 @@ class Handles:
 
 
 class Revocable:
-    """A function until it is removed, nothing after.
+    """A function until it is removed, nothing after; an error in any thread but the one that made it, or nothing there.
 
     A copy made of a model while our hooks are on it has them too, and nobody can take them off there.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], silent: bool = False) -> None:
+        """silent: called at the end of a run, which was refused before."""
+        self._silent = silent
         self._function: Callable[..., Any] | None = function
+        self._owner = this_user()
 
     def __call__(self, *given: Any) -> Any:
-        return None if self._function is None else self._function(*given)
+        if self._function is None or (self._silent and this_user() is not self._owner):
+            return None
+        refuse_other_thread(self._owner)
+        return self._function(*given)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Revocable:
         return self

@@ -172,13 +172,3 @@ def _show_scores(lane: Lane, copy: int, layer: int | None, scores: Tensor) -> No
     for write in lane.at("pattern", layer):
         if write.replacement.reads(write):
             lane.calls[copy].reads(write)["scores"] = scores
-
-
-def heads_at_z(lane: Lane, layer: int) -> list[int] | None:
-    """The heads that a lane may change at z; None: all."""
-    found: set[int] = set()
-    for write in (*lane.at("pattern", layer), *lane.at("z", layer)):
-        if write.heads is None:
-            return None
-        found |= set(write.heads)
-    return sorted(found)

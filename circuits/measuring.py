@@ -15,7 +15,7 @@ from circuits.engine import Engine
 from circuits.errors import CircuitsError
 from circuits.interventions import Intervention
 from circuits.lanes import Lane, lane_of
-from circuits.metrics import PerExample, metric_name, read_values, unedited_metrics
+from circuits.metrics import PerExample, called, metric_name, read_values, unedited_metrics
 from circuits.modes import evaluating
 from circuits.references import References
 from circuits.replaying import NotReplayed
@@ -98,34 +98,53 @@ class Job:
     naive: dict[str, str]
     engine: Engine | None
     lanes: list[Lane]
+    asked: str  # which engine
 
     @classmethod
     def of(cls, surface: Surface, variants: list[Variant], question: Question, engine: str) -> Job:
         with evaluating(surface.model), torch.no_grad():
             fast, naive, lanes = _sorted_out(surface, variants, question, engine)
-        groups = [
-            Group(name, [one for one in variants if (one.name in naive) == (name == NAIVE)])
-            for name in (FAST, NAIVE)
-        ]
-        groups = [group for group in groups if group.variants]
         names = list(dict.fromkeys(one.name for one in variants))
-        return cls(surface, question, References(surface), groups, names, naive, fast, lanes)
+        groups = _grouped(variants, naive)
+        return cls(surface, question, References(surface), groups, names, naive, fast, lanes, engine)
 
     def run(self) -> Found:
         with evaluating(self.surface.model), torch.no_grad():
-            for rows in self.question.pieces():
-                for group in self.groups:
-                    if group.engine == NAIVE:
-                        _run_naive(self, group, rows)
-                    else:
-                        _run_fast(self, group, rows)
+            try:
+                self._run()
+            except NotReplayed as reason:
+                # In one chunk: then all of them run naive, as effects of two engines cannot be pooled.
+                if self.asked == FAST:
+                    raise CircuitsError(f"sweep, engine='fast': {reason}; use engine='auto'") from reason
+                variants = [one for group in self.groups for one in group.variants]
+                self.naive = {name: self.naive.get(name, str(reason)) for name in self.names}
+                self.groups, self.engine = _grouped(variants, self.naive), None
+                self._run()
         return Found(self.groups, self.names, self.naive, self.engine.bytes_held if self.engine else 0)
+
+    def _run(self) -> None:
+        for rows in self.question.pieces():
+            for group in self.groups:
+                if group.engine == NAIVE:
+                    _run_naive(self, group, rows)
+                else:
+                    _run_fast(self, group, rows)
 
     def another(self) -> Job:
         """The same, to be measured on other weights of the model."""
         groups = [Group(group.engine, group.variants) for group in self.groups]
         references = References(self.surface)
-        return Job(self.surface, self.question, references, groups, self.names, {}, self.engine, self.lanes)
+        return Job(
+            self.surface,
+            self.question,
+            references,
+            groups,
+            self.names,
+            {},
+            self.engine,
+            self.lanes,
+            self.asked,
+        )
 
     def room(self) -> int:
         """With how many checkpoints of its shape, itself included, it can be stacked."""
@@ -162,6 +181,8 @@ def measure_stacked(engine: Engine, jobs: Sequence[Job], take_on: Callable[[int]
     tokens = question.tokens.to(first.surface.device)
     with torch.no_grad():
         output, kept = engine.clean(tokens, first.lanes)
+        assert engine.output is not None
+        engine.check(tokens, engine.output, output)
         references = [job.references for job in jobs]
         edited: list[list[tuple[Lane, bool, Tensor]]] = [[] for _ in jobs]
         for at, lane, found in engine.run(tokens, rows, first.lanes, references, kept, len(first.lanes)):
@@ -192,7 +213,7 @@ def _sorted_out(
             naive[one.name] = str(reason)
     if len(naive) < len({one.name for one in variants}):
         try:
-            fast = Engine(surface, question.tokens, question.read)
+            fast = Engine(surface, question.tokens, question.read, question.step)
         except NotReplayed as reason:
             naive = {one.name: str(reason) for one in variants}
     if naive and engine == FAST:
@@ -203,10 +224,17 @@ def _sorted_out(
     return fast, naive, lanes
 
 
+def _grouped(variants: list[Variant], naive: dict[str, str]) -> list[Group]:
+    parts = [(FAST, [one for one in variants if one.name not in naive])]
+    parts += [(NAIVE, [one for one in variants if one.name in naive])]
+    return [Group(name, part) for name, part in parts if part]
+
+
 def _run_naive(job: Job, group: Group, rows: slice) -> None:
     """One full forward per variant."""
     surface, question = job.surface, job.question
-    clean = _output(surface, question, rows, BASELINE)
+    # A model may overwrite its output in the next run.
+    clean = _output(surface, question, rows, BASELINE).clone()
     group.baseline.parts.append(_measure(question, clean, clean, rows, BASELINE))
     # Not before the metric has been tried; all at once, so that references on the same tokens share a pass.
     job.fetch()
@@ -219,8 +247,13 @@ def _run_fast(job: Job, group: Group, rows: slice) -> None:
     engine = job.engine
     assert engine is not None
     tokens = job.question.tokens[rows].to(job.surface.device)
+    if engine.output is None:
+        own = _output(job.surface, job.question, rows, BASELINE).clone()
+    else:
+        own, engine.output = _checked(engine.output, job.question, BASELINE), None
     output, kept = engine.clean(tokens, job.lanes)
-    compared = _Compared(job, group, rows, engine, output)
+    engine.check(tokens, own, output)
+    compared = _Compared(job, group, rows, engine, output, own)
     job.fetch()
     width = max(1, job.question.chunk // tokens.numel())
     for _, lane, found in engine.run(tokens, rows, job.lanes, [job.references], kept, width):
@@ -230,20 +263,27 @@ def _run_fast(job: Job, group: Group, rows: slice) -> None:
 class _Compared:
     """What the fast engine has computed of some examples, measured and compared with the unedited output."""
 
-    def __init__(self, job: Job, group: Group, rows: slice, engine: Engine, output: Tensor) -> None:
+    def __init__(
+        self,
+        job: Job,
+        group: Group,
+        rows: slice,
+        engine: Engine,
+        output: Tensor,
+        own: Tensor | None = None,
+    ) -> None:
+        """own: the model's own output, bit for bit as it has it alone."""
         self._question, self._group, self._rows, self._engine = job.question, group, rows, engine
         self._output = output
         self._clean = self._placed(output, BASELINE)
         self._near = engine.tolerance * float(_finite(output).abs().max())
-        # A metric may work in place, on a copy then: what lanes are compared with stays.
-        self._base = _measure(self._question, self._clean.clone(), self._clean, rows, BASELINE)
+        self._base = _measure(self._question, self._clean, self._clean, rows, BASELINE)
         group.baseline.parts.append(self._base)
-        self._settled = _Settled(job.surface, self._question, rows, job.references, engine.tolerance)
+        self._settled = _Settled(job.surface, self._question, rows, job.references, engine.tolerance, own)
 
     def add(self, lane: Lane, changed: bool, found: Tensor) -> None:
         variant = self._group.variants[lane.index]
         if changed:
-            # Before the metric has it, which may work in place.
             apart = (found - self._output).abs().flatten(1).nan_to_num(nan=0.0).amax(1)
             near = (apart <= self._near).cpu().numpy()
             edited = self._placed(found, variant.title)
@@ -251,7 +291,7 @@ class _Compared:
             part = self._settled.part(variant, part, self._base, near)
         else:
             # Where no activation changed the output is the clean one, and not only up to rounding.
-            part = _measure(self._question, self._clean.clone(), self._clean, self._rows, variant.title)
+            part = _measure(self._question, self._clean, self._clean, self._rows, variant.title)
         self._group.measured[lane.index].parts.append(part)
 
     def _placed(self, output: Tensor, variant: str) -> Tensor:
@@ -274,11 +314,17 @@ class _Settled:
     """
 
     def __init__(
-        self, surface: Surface, question: Question, rows: slice, references: References, tolerance: float
+        self,
+        surface: Surface,
+        question: Question,
+        rows: slice,
+        references: References,
+        tolerance: float,
+        clean: Tensor | None,
     ) -> None:
         self._surface, self._question, self._rows, self._references = surface, question, rows, references
-        self._tolerance = tolerance
-        self._clean: tuple[Tensor, PerExample] | None = None
+        self._tolerance, self._clean = tolerance, clean
+        self._base: PerExample | None = None
 
     def part(self, variant: Variant, part: PerExample, base: PerExample, near: np.ndarray) -> PerExample:
         """near: of which examples (boolean) the output is within rounding of the unedited one."""
@@ -291,9 +337,11 @@ class _Settled:
         if not near.any() and all(one.mean() < _BY_CHANCE for one in doubtful.values()):
             return part
         if self._clean is None:
-            output = _output(self._surface, self._question, self._rows, BASELINE)
-            self._clean = output, _measure(self._question, output.clone(), output, self._rows, BASELINE)
-        clean, plain_base = self._clean
+            self._clean = _output(self._surface, self._question, self._rows, BASELINE).clone()
+        clean = self._clean
+        if self._base is None:
+            self._base = _measure(self._question, clean, clean, self._rows, BASELINE)
+        plain_base = self._base
         output = _edited(self._surface, variant, self._question, self._rows, self._references)
         plain = _measure(self._question, output, clean, self._rows, variant.title)
         return {
@@ -335,7 +383,7 @@ def _edited(
 
 def _output(surface: Surface, question: Question, rows: slice, variant: str) -> Tensor:
     with running_rows(surface.model, rows, len(question.tokens)):
-        return _checked(surface.model(question.tokens[rows]), question, variant)
+        return _checked(surface.model(question.tokens[rows].clone()), question, variant)
 
 
 def _checked(output: Any, question: Question, variant: str) -> Tensor:
@@ -363,8 +411,7 @@ def _measure(question: Question, output: Tensor, clean: Tensor, rows: slice, var
     metric = question.metric
     if metric is not None:
         examples = None if question.batch is None else question.batch[rows]
-        values = metric(output) if examples is None else metric(output, examples)
-        return read_values(values, metric_name(metric), len(output), variant)
+        return read_values(called(metric, output, examples), metric_name(metric), len(output), variant)
     if question.read is not None:
         inside = select_positions(question.read, output.shape[1], "sweep, positions").to(output.device)
         output, clean = output[:, inside], clean[:, inside]

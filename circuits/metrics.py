@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from circuits.copies import private
 from circuits.errors import CircuitsError
+from circuits.snapshots import plain
 
 #: Metrics that are distances from the unedited output.
 UNTESTED = ("kl", "mse")
@@ -45,13 +47,36 @@ def metric_name(metric: Any) -> str:
     return "metric" if name == "<lambda>" else str(name)
 
 
-def read_values(values: Any, name: str, size: int, variant: str) -> PerExample:
-    """Read one call's result: a value per example [n], a pair (sum [n], count [n]), or a dict of those."""
+def called(metric: Any, output: Tensor, examples: Any = None) -> dict[str, Any]:
+    """What a metric returns, by name, of an output and of its rows of the batch, where one is given.
+
+    It gets copies of its own: what it writes to them reaches no other variant and nobody's tensors.
+    """
+    values = metric(output.clone()) if examples is None else metric(output.clone(), private(examples))
+    return by_name(values, metric_name(metric))
+
+
+def by_name(values: Any, name: str) -> dict[str, Any]:
     if not isinstance(values, Mapping):
-        values = {name: values}
-    if not values:
-        raise CircuitsError(f"metric {name}: returned an empty dict")
-    return {str(key): _pair(value, str(key), size, variant) for key, value in values.items()}
+        return {name: values}
+    found = {str(key): value for key, value in values.items()}
+    if not values or len(found) < len(values):
+        what = "an empty dict" if not values else "two values that are called alike"
+        raise CircuitsError(f"metric {name}: returned {what}")
+    return found
+
+
+def read_values(values: Any, name: str, size: int, variant: str) -> PerExample:
+    """Read one call's result: a value per example [n], a pair (sum [n], count [n]), or a dict of those.
+
+    Copied: a metric may fill the same array in every call.
+    """
+    return {key: _pair(value, key, size, variant) for key, value in by_name(values, name).items()}
+
+
+def is_pair(value: Any) -> bool:
+    """A tuple of two, but none of torch's own, such as the values and indices that `max` gives."""
+    return isinstance(value, tuple) and len(value) == 2 and not type(value).__module__.startswith("torch")
 
 
 def unedited_metrics(output: Tensor, clean: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
@@ -115,8 +140,7 @@ def _first_two(output: Tensor, clean: Tensor) -> Tensor:
 
 
 def _pair(value: Any, name: str, size: int, variant: str) -> tuple[np.ndarray, np.ndarray]:
-    is_pair = isinstance(value, tuple) and len(value) == 2
-    total, count = value if is_pair else (value, None)
+    total, count = value if is_pair(value) else (value, None)
     sums = _vector(total, name, size, variant)
     counts = np.ones(size) if count is None else _vector(count, name, size, variant)
     if not (np.isfinite(sums).all() and np.isfinite(counts).all()):
@@ -130,12 +154,21 @@ def _pair(value: Any, name: str, size: int, variant: str) -> tuple[np.ndarray, n
 
 
 def _vector(value: Any, name: str, size: int, variant: str) -> np.ndarray:
+    what = f"metric {name}, {variant}"
     if isinstance(value, Tensor):
-        value = value.detach().cpu().double().numpy()
+        value = plain(value, what).detach().cpu().resolve_conj().resolve_neg()
+        # Where it is complex numpy's refusal follows, as for its own arrays.
+        value = (value if value.is_complex() else value.double()).numpy()
     shape = list(np.shape(value)) if isinstance(value, np.ndarray) else type(value).__name__
     if shape != [size]:
         raise CircuitsError(
-            f"metric {name}, {variant}: returned {shape} for {size} examples; return a value per example "
-            f"[{size}], a pair (sum, count) of those, or a dict of such"
+            f"{what}: returned {shape} for {size} examples; return a value per example [{size}], a pair (sum, count) "
+            "of those, or a dict of such"
         )
-    return np.asarray(value, dtype=np.float64)
+    if value.dtype.kind not in "biuf" or isinstance(value, np.ma.MaskedArray):
+        got = "a masked array" if isinstance(value, np.ma.MaskedArray) else f"values of {value.dtype}"
+        raise CircuitsError(
+            f"{what}: returned {got}; values are real numbers, and one that is missing is a count of 0 in a pair "
+            "(sum, count)"
+        )
+    return np.array(value, dtype=np.float64)

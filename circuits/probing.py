@@ -86,7 +86,7 @@ class Stream:
                 seen.clear()
                 # The whole chunk, whoever is asked for: an intervention may hold something for each example.
                 with running_rows(self.surface.model, rows, len(self.tokens)):
-                    self.surface.model(self.tokens[rows])
+                    self.surface.model(self.tokens[rows].clone())
                 for spot in spots:
                     if spot.hook not in seen:
                         raise CircuitsError(f"probe: {spot.hook} never fired; this model has it switched off")

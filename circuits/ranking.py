@@ -15,6 +15,7 @@ from circuits.arguments import read_seed
 from circuits.errors import CircuitsError
 from circuits.gradients import Pair, undisturbed
 from circuits.interventions import Intervention
+from circuits.locks import exclusive
 from circuits.measuring import Group, Question, Variant, measure_all
 from circuits.metrics import UNTESTED, PerExample, own_positions
 from circuits.modes import evaluating
@@ -146,7 +147,8 @@ def _measured(pair: Pair, chosen: Sequence[Candidate], counts: Counts) -> tuple[
         )
     step = max(1, AUTO_CHUNK // pair.base[0].numel())
     question = Question(pair.base, pair.metric, pair.batch, read, step, AUTO_CHUNK)
-    found = measure_all(surface, variants, question, "auto")
+    with exclusive(surface.model):
+        found = measure_all(surface, variants, question, "auto")
     settings: Row = {"seed": counts.seed, "draws": counts.draws, "flips": counts.flips, "n": len(pair.base)}
     untested = UNTESTED if pair.metric is None else ()
     rows: list[Row] = []
@@ -198,7 +200,7 @@ def spearman(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 def refuse_inside_blocks(pair: Pair) -> None:
     """Gradients are those of the model outside all blocks, patches would be swept with the edits of those around."""
     with evaluating(pair.surface.model), torch.no_grad():
-        inside = pair.surface.model(pair.base[:1].to(pair.surface.device))
+        inside = pair.surface.model(pair.base[:1].to(pair.surface.device, copy=True))
     with undisturbed(pair.surface):
         outside = pair.run(pair.base[:1], ()).output
     allowed = 1e4 * torch.finfo(outside.dtype).eps if outside.dtype.itemsize > 2 else 0.1

@@ -25,10 +25,15 @@ def listening(surface: Surface, functions: Iterable[tuple[str, Function]]) -> It
 
 
 @contextmanager
-def recording(surface: Surface, hooks: Iterable[str]) -> Iterator[dict[str, Tensor]]:
-    """The activations at `hooks` in the latest run inside, by hook; one that did not fire is not there."""
+def recording(
+    surface: Surface, hooks: Iterable[str], rows: slice = slice(None)
+) -> Iterator[dict[str, Tensor]]:
+    """The activations at `hooks` in the latest run inside, by hook; one that did not fire is not there.
+
+    Of these rows. Copies: an activation may be a view of a parameter, or of what the model writes to later.
+    """
     seen: dict[str, Tensor] = {}
-    with listening(surface, [(hook, keep_in(seen, hook)) for hook in hooks]):
+    with listening(surface, [(hook, partial(_copy_in, seen, hook, rows)) for hook in hooks]):
         yield seen
 
 
@@ -38,6 +43,10 @@ def keep_in(seen: dict[str, Tensor], hook: str) -> Callable[[Tensor], None]:
 
 def _keep(seen: dict[str, Tensor], hook: str, activation: Tensor) -> None:
     seen[hook] = activation
+
+
+def _copy_in(seen: dict[str, Tensor], hook: str, rows: slice, activation: Tensor) -> None:
+    seen[hook] = activation[rows].clone()
 
 
 class _Depth:

@@ -104,7 +104,7 @@ class References:
         hooks = list(dict.fromkeys(reference.hook for reference in wanted))
         with suspended(model), evaluating(model), torch.no_grad():
             for start in range(0, len(tokens), step):
-                part = tokens[start : start + step].to(self._surface.device)
+                part = tokens[start : start + step].to(self._surface.device, copy=True)
                 rows = slice(start, start + len(part))
                 edited = [] if edits is None else edits.functions(self._surface, self, rows, len(tokens))
                 with listening(self._surface, edited), recording(self._surface, hooks) as seen:

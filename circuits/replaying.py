@@ -212,7 +212,12 @@ class Replay:
             )
         z = z.transpose(-3, -2)
         z = tap("z", layer, z if mix is None else mix(layer, z, v))
-        return x + tap("attn_out", layer, _affine(z.flatten(-2), block.out.flatten(-3, -2), block.out_bias))
+        return x + tap("attn_out", layer, self.attn_out(layer, z))
+
+    def attn_out(self, layer: int, z: Tensor) -> Tensor:
+        """z [row pos head d_head] of a layer -> what its attention adds to the residual stream."""
+        block = self.blocks[layer]
+        return _affine(z.flatten(-2), block.out.flatten(-3, -2), block.out_bias)
 
     def mlp(self, layer: int, x: Tensor, tap: Tap) -> Tensor:
         """resid_mid of a layer, which `tap` has seen, -> its resid_post."""

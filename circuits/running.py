@@ -17,6 +17,9 @@ from circuits.recording import recording
 from circuits.sites import Site
 from circuits.surface import Surface
 
+# Entries of an output, from which a second one beside it for a moment is much memory.
+_LARGE = 2**22
+
 
 class Activations(Mapping[str, Tensor]):
     """Activations by full hook name; `activations["z.2"]` and `activations[Site("z", 2)]` find them as
@@ -70,11 +73,27 @@ def run(
         intervene(model, *interventions),
         recording(surface, hooks) as seen,
     ):
-        output = model(tokens)
+        output = _apart(model, model(tokens.clone()))
     for hook in hooks:
         if hook not in seen:
             raise CircuitsError(f"cache: {hook} never fired; this model has it switched off")
     return output if cache is None else (output, Activations({hook: seen[hook] for hook in hooks}))
+
+
+def _apart(model: Any, output: Any) -> Any:
+    """The output, which the model does not overwrite in its next run. A large one is copied only if it might."""
+    if not isinstance(output, Tensor):
+        return output
+    if output.numel() < _LARGE:
+        return output.clone()
+    held = {
+        one.untyped_storage().data_ptr()
+        for module in model.modules()
+        for own in (module._parameters, module._buffers, vars(module))
+        for one in own.values()
+        if isinstance(one, Tensor)
+    }
+    return output.clone() if output.untyped_storage().data_ptr() in held else output
 
 
 def cache(model: Any, tokens: Any, sites: Iterable[Any] | str) -> Activations:

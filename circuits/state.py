@@ -14,6 +14,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from circuits.errors import CircuitsError
+from circuits.locks import exclusive
+
 
 @dataclass
 class State:
@@ -26,6 +29,31 @@ class State:
     originals: dict[nn.Parameter, Tensor] = field(default_factory=dict)
     # What each open block gives them, in the order of entry.
     replacing: list[dict[nn.Parameter, Tensor]] = field(default_factory=list)
+    # Torch's count of writes to each of these, as it was after the last write of ours.
+    written: dict[nn.Parameter, int] = field(default_factory=dict)
+    # True while such a write is under way, and after one that was interrupted.
+    putting: bool = False
+
+    def put(self, values: dict[nn.Parameter, Tensor]) -> None:
+        self.putting = True
+        _copy(values)
+        self.note(values)
+        self.putting = False
+
+    def note(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.written.update({parameter: parameter._version for parameter in parameters})
+
+    def others(self) -> list[nn.Parameter]:
+        """Replaced parameters to which somebody else has written since."""
+        if self.putting or self.suspended:
+            return []
+        ours = {parameter: value for layer in self.replacing for parameter, value in layer.items()}
+        return [
+            parameter
+            for parameter, value in ours.items()
+            if parameter in self.written
+            and (parameter._version != self.written[parameter] or not _same_bits(parameter, value))
+        ]
 
 
 _states: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
@@ -38,16 +66,21 @@ def state_of(model: nn.Module) -> State:
 @contextmanager
 def suspended(model: nn.Module) -> Iterator[None]:
     """Our hooks do nothing inside, and weights are the original ones; hooks of others work as ever."""
-    state = state_of(model)
-    if state.suspended:
-        yield
-        return
-    with holding(state.originals.items()):
-        state.suspended = True
-        try:
+    with exclusive(model):
+        state = state_of(model)
+        if state.suspended:
             yield
+            return
+        _refuse_others(model, state.others(), "a clean pass would run on a mixture")
+        try:
+            with holding(state.originals.items()):
+                state.suspended = True
+                try:
+                    yield
+                finally:
+                    state.suspended = False
         finally:
-            state.suspended = False
+            state.note(state.originals)
 
 
 @contextmanager
@@ -66,34 +99,58 @@ def running_rows(model: nn.Module, rows: slice | Tensor, total: int) -> Iterator
 def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) -> Iterator[None]:
     """Parameters hold other values inside, except in clean passes; a later value for one overrides an earlier.
 
-    Blocks may end in any order: a parameter then holds what the latest block still open gives it.
+    Blocks may end in any order: a parameter then holds what the latest block still open gives it. What somebody else
+    has written to one meanwhile (load_state_dict, an optimiser) stays, so that weights which were loaded are whole;
+    `CircuitsError` says so at a normal exit.
     """
     state = state_of(model)
     layer = dict(values)
+    if layer:
+        _refuse_others(model, state.others(), "another block would replace a part of them")
+    others: list[nn.Parameter] = []
     try:
         for parameter in layer:
             state.originals.setdefault(parameter, parameter.detach().clone())
         state.replacing.append(layer)
-        _copy(layer)
+        state.put(layer)
         yield
     finally:
+        others += state.others()
         try:
-            _end(state, layer)
+            _end(state, layer, others)
         except BaseException:
             # Ctrl-C while a large model is copied back must not leave it half replaced.
-            _end(state, layer)
+            _end(state, layer, others)
             raise
+    _refuse_others(
+        model,
+        [one for one in layer if any(one is other for other in others)],
+        "they are left as they are now",
+    )
 
 
-def _end(state: State, layer: dict[nn.Parameter, Tensor]) -> None:
+def _refuse_others(model: nn.Module, others: list[nn.Parameter], what: str) -> None:
+    if others:
+        name = next((name for name, one in model.named_parameters() if one is others[0]), "of before")
+        raise CircuitsError(
+            f"inside a block that replaces weights, {len(others)} of these parameters ({name}, ...) have been written "
+            f"to by something else, such as load_state_dict or an optimiser: {what}; load outside of the block"
+        )
+
+
+def _end(state: State, layer: dict[nn.Parameter, Tensor], others: list[nn.Parameter]) -> None:
     # By identity: equal values of another block are another block's.
     state.replacing[:] = [other for other in state.replacing if other is not layer]
     left = {parameter: value for other in state.replacing for parameter, value in other.items()}
     held = {parameter: state.originals[parameter] for parameter in layer if parameter in state.originals}
-    _copy({parameter: left.get(parameter, original) for parameter, original in held.items()})
+    back = {parameter: left.get(parameter, original) for parameter, original in held.items()}
+    state.put(
+        {parameter: value for parameter, value in back.items() if all(parameter is not one for one in others)}
+    )
     for parameter in held:
         if parameter not in left:
             state.originals.pop(parameter, None)
+            state.written.pop(parameter, None)
 
 
 @contextmanager
@@ -115,6 +172,14 @@ def holding(values: Iterable[tuple[nn.Parameter, Tensor]]) -> Iterator[dict[nn.P
             # Ctrl-C while a large model is copied back must not leave it half replaced.
             _copy(before)
             raise
+
+
+def _same_bits(parameter: nn.Parameter, value: Tensor) -> bool:
+    """Whether a parameter holds a value, which may be of another dtype."""
+    ours, theirs = parameter.detach().contiguous(), value.to(parameter).contiguous()
+    if ours.shape != theirs.shape:
+        return False
+    return torch.equal(ours.reshape(-1).view(torch.uint8), theirs.reshape(-1).view(torch.uint8))
 
 
 def _copy(values: dict[nn.Parameter, Tensor]) -> None:

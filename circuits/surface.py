@@ -203,7 +203,11 @@ class Surface:
         `direct(kwargs of the first block)` is called, and no `end`.
         """
         runs = _Runs(begin, end, direct)
-        started, over, entered = Revocable(runs.start), Revocable(runs.end), Revocable(runs.enter)
+        started, over, entered = (
+            Revocable(runs.start),
+            Revocable(runs.end, silent=True),
+            Revocable(runs.enter),
+        )
         if self._bridge is not None:
             return Handles(started, over, self._bridge.on_run(started, over))
         first = self.model.get_submodule("blocks.0")

@@ -49,13 +49,14 @@ def sweep(
         variants: name -> an intervention, a tuple of them that act together, or `Draws` of one; `ablate.each` and
             `grid` make such dicts. Draws get a row each, after one that pools them.
         metric: `fn(output)`, or `fn(output, batch[rows])` where `batch` is given (it has len() and takes a slice). It
-            is called once per variant and chunk, and returns a value per example [n], a pair (sum [n], count [n]), or a
-            dict of those. Pairs are pooled as Σsum/Σcount over examples. Without a metric: `kl` (nats) and `mse` from
-            the unedited output, which have no p-value, and `logit_diff`, of the unedited model's two highest logits.
+            gets copies of its own, is called once per variant and chunk, and returns a value per example [n], a pair
+            (sum [n], count [n]), or a dict of those. Pairs are pooled as Σsum/Σcount over examples. Without a metric:
+            `kl` (nats) and `mse` from the unedited output, which have no p-value, and `logit_diff`, of the unedited
+            model's two highest logits.
         engine: "naive", one full forward per variant with plain hooks; "fast", one clean pass, then each variant from
             its first edit on, many of them stacked; "auto", fast where it can. The column `engine` says which it was,
             and `settings["naive"]` why, by variant: weights are edited, there are hooks on the model, it is not a plain
-            pre-norm transformer, or the replay of one example differed from the model's own.
+            pre-norm transformer of the library's own code, or the replay of a chunk differed from the model's own.
         chunk: tokens per forward, of one example and variant at least. Results depend on it by rounding only.
         positions: the positions the metric reads. The output everywhere else is set to NaN, so that a metric that reads
             there fails. Default: `read_positions` of the metric, or of the task whose method it is, else all.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from circuits.arguments import read_indices
 from circuits.errors import CircuitsError
 from circuits.interventions import Intervention, Swap
+from circuits.locks import exclusive
 from circuits.snapshots import Snapshot, plain
 from circuits.surface import Surface
 
@@ -150,7 +152,18 @@ def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
         what = f"no component {wrong[0]!r}" if wrong else "no component given"
         raise CircuitsError(f"{verb}: {what}; choose from {', '.join(COMPONENTS)}")
     chosen = read_indices(layers, verb, "layers")
-    there, post_norm = _tensors(source, verb)
+    # Not while another thread has replaced a part of them.
+    with exclusive(source) if isinstance(source, nn.Module) else nullcontext():
+        return _taken(_tensors(source, verb), given, chosen, verb)
+
+
+def _taken(
+    source: tuple[Mapping[str, Any], bool | None],
+    given: tuple[str, ...],
+    chosen: tuple[int, ...] | None,
+    verb: str,
+) -> Transplant:
+    there, post_norm = source
     names = selected(there, given, chosen)
     for component in given:
         if not selected(there, (component,), chosen):

@@ -12,6 +12,7 @@ from circuits.engine import Engine
 from circuits.errors import CircuitsError
 from circuits.measuring import Found, Job, Question, Variant, measure_stacked
 from circuits.modes import evaluating
+from circuits.observing import side_by_side
 from circuits.replaying import NotReplayed
 from circuits.surface import Surface
 
@@ -78,12 +79,12 @@ class _Waiting:
         self.labels, self.held, self.jobs = [], [], []
         try:
             engine = self._engine(held, jobs)
+            with held[0].held():
+                found = measure_stacked(engine, jobs, lambda at: held[at].take_on())
         except NotReplayed:
             # Of one at least: each by itself tells which.
             each = zip(labels, held, jobs, strict=True)
             return [(label, self._alone(checkpoint, job)) for label, checkpoint, job in each]
-        with held[0].held():
-            found = measure_stacked(engine, jobs, lambda at: held[at].take_on())
         return list(zip(labels, found, strict=True))
 
     def _engine(self, held: list[Checkpoint], jobs: list[Job]) -> Engine:
@@ -101,7 +102,7 @@ class _Waiting:
                         apart.append(like.observed())
                     job.fetch()
             if seen is None:
-                seen = {name: torch.cat([one[name] for one in apart]) for name in apart[0]}
+                seen = side_by_side(apart)
             return like.of(together, seen)
 
     def _alone(self, checkpoint: Checkpoint, job: Job) -> Found:

@@ -57,6 +57,9 @@ class PostNormConfig(HookedTransformerConfig):
 class PostNormBlock(TransformerBlock):
     """One layer: LayerNorm after each residual sum, and none before attention and MLP."""
 
+    # Read by the fast engine of sweeps, which replays no class that does not say so.
+    tokens_enter_by_embeddings_alone = True
+
     def __init__(self, cfg: PostNormConfig, block_index: int) -> None:
         super().__init__(cfg, block_index)
         self.hook_normalized_resid_post = HookPoint()  # [batch pos d_model]
@@ -103,6 +106,7 @@ class PostNormTransformer(HookedTransformer):
     """A ``HookedTransformer`` of :class:`PostNormBlock` s, with a LayerNorm after the embeddings."""
 
     cfg: PostNormConfig
+    tokens_enter_by_embeddings_alone = True
 
     def __init__(self, cfg: PostNormConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)

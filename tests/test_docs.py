@@ -165,6 +165,10 @@ UNMET = (
     ("exporting.py", "plots.save: {MISSING}"),
     # Of a full disk, or a folder that is not one's own.
     ("exporting.py", "plots.save: cannot write"),
+    # After two minutes.
+    ("locks.py", "has run nothing for"),
+    # Of a replay that is right for two examples of a chunk and wrong for others: none is known.
+    ("measuring.py", "sweep, engine='fast': {reason}; use"),
     # Ruled out by what is checked before.
     ("replacements.py", "a resample needs a batch of at least 2 examples"),
     ("replacements.py", "no attention scores were seen"),

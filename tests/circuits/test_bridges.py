@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, cache, edit, intervene, patch, run
+from circuits import CircuitsError, Site, ablate, cache, edit, intervene, patch, run
 from circuits.bridges import _ports
 from circuits.surface import Surface
 
@@ -327,3 +327,22 @@ def test_weights_that_processing_has_put_elsewhere_are_not_exchanged(bridge, tok
         pytest.skip("in this version the bias of the unembedding is a parameter")
     with pytest.raises(CircuitsError, match=r"unembed\.bias is set, and no parameter"):
         surface.named_weights()
+
+
+@pytest.mark.parametrize("large", [1.0, 1e4])
+def test_a_write_at_resid_mid_of_a_large_stream(bridge, tokens, large):
+    """It goes round the skip connection, where what it leaves would have lost its digits: refused."""
+    with torch.no_grad():
+        for name, weight in bridge.named_parameters():
+            if "pos" in name:
+                weight.mul_(large)
+    zero = ablate.zero(Site("resid_mid", 0))
+    exact = run(bridge, tokens, zero)
+    single = bridge.to(torch.float32)
+    if large > 1:
+        with pytest.raises(
+            CircuitsError, match="has too few digits on a TransformerBridge; run the model in float64"
+        ):
+            run(single, tokens, zero)
+    else:
+        assert torch.allclose(run(single, tokens, zero).double(), exact, rtol=1e-4, atol=1e-4)

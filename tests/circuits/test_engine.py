@@ -1,6 +1,9 @@
 """The fast engine against one full forward per variant with plain hooks, which is its oracle."""
 
 import copy
+import functools
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,6 +28,7 @@ from circuits import (
 from circuits.applying import planned
 from circuits.engine import Engine
 from circuits.lanes import lane_of
+from circuits.replaying import Replay
 from circuits.surface import Surface
 
 ENGINES = ("auto", "naive")
@@ -261,13 +265,9 @@ def test_inside_a_block_it_runs_naive(make_model, family, tokens):
 
 CHANGES = {
     "an activation function": lambda model: setattr(model.blocks[1].mlp, "act_fn", torch.tanh),
-    "a scale": lambda model: setattr(model.blocks[1].attn, "forward", _halved(model.blocks[1].attn.forward)),
+    "a finite mask": lambda model: model.blocks[1].attn.register_buffer("IGNORE", torch.tensor(-1.0)),
     "eps": lambda model: setattr(model.ln_final, "eps", 0.1),
 }
-
-
-def _halved(forward):
-    return lambda *args, **kwargs: forward(*args, **kwargs) / 2
 
 
 @pytest.mark.parametrize("what", CHANGES)
@@ -370,13 +370,14 @@ def test_floating_point_operations(make_model, hooked_only):
     clean = layers * block + unembed
     assert flops(lambda: model(tokens)) == clean
     two_examples = flops(lambda: model(tokens[:2]))
-    bound = clean + sum(
-        heads_ * (mlp + (layers - 1 - layer) * block + unembed + 2 * rows * d_head * d_model)
+    # Once through the model itself, once through the replay.
+    bound = 2 * clean + sum(
+        heads_ * (mlp + (layers - 1 - layer) * block + unembed + 2 * rows * d_model**2)
         for layer in range(layers)
     )
     every = heads("all", model)
-    # The self-check: two examples through the model and through the replay.
-    check = 2 * two_examples
+    # The self-check: two examples through the replay.
+    check = two_examples
     given = {
         "zero": (ablate.each(ablate.zero, every), 0),
         "uniform": (ablate.each(ablate.uniform, every), 0),
@@ -389,27 +390,38 @@ def test_floating_point_operations(make_model, hooked_only):
         )
         assert counted - check <= 1.10 * (bound + passes), name
         # And not so few that something was left out.
-        assert counted - check >= 0.98 * (bound + passes) - heads_ * layers * 2 * rows * d_head * d_model, (
-            name
-        )
+        assert counted - check >= 0.98 * (bound + passes), name
+
+
+@contextmanager
+def watching(model, called=lambda batches: None):
+    """The batch of every run of the model, from a hook that only looks on, as torch's own do."""
+    batches = []
+
+    def look(module, inputs):
+        if module is model:
+            batches.append(len(inputs[0]))
+            called(batches)
+
+    look.__module__ = "torch.utils."
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(look)
+    try:
+        yield batches
+    finally:
+        handle.remove()
 
 
 def test_forwards_of_the_model(make_model, hooked_only, tokens, other_tokens):
-    """One for the self-check and one per reference, however many variants there are."""
-    model, batches = make_model(3), []
-    plain = type(model).forward
-
-    class Counting(type(model)):
-        __qualname__ = "HookedTransformer"
-
-        def forward(self, given, *args, **kwargs):
-            batches.append(len(given))
-            return plain(self, given, *args, **kwargs)
-
-    model.__class__ = Counting
+    """One to compare with and one per reference for each chunk, however many variants there are."""
+    model = make_model(3)
     given = ablate.each(lambda head: patch.activations("z", other_tokens, heads=head), heads("all", model))
-    sweep(model, tokens, given, metric=total, engine="fast")
-    assert sorted(batches) == [2, 8]
+    with watching(model) as batches:
+        sweep(model, tokens, given, metric=total, engine="fast")
+    assert batches == [8, 8]
+    with watching(model) as batches:
+        sweep(model, tokens, given, metric=total, engine="fast", chunk=3 * tokens.shape[1])
+    # The source comes after the first chunk's comparison, all of it at once.
+    assert batches == [3, 8, 3, 2]
 
 
 def test_checkpoints(make_model, family, tokens):
@@ -432,21 +444,27 @@ def test_checkpoints(make_model, family, tokens):
         assert np.abs(rows["value"].to_numpy() - alone.frame["value"].to_numpy()).max() < 1e-12
 
 
-def test_weights_that_a_checkpoint_adds_are_found_out(make_model, hooked_only, tokens):
-    """What a model adds to its forward may be zero at first: every checkpoint is compared with its replay."""
+def altered(monkeypatch, change):
+    """The replay, as if it were of a model that computes something else."""
+    plain = Replay.of
+
+    def of(surface, weights=None):
+        return change(plain(surface, weights))
+
+    monkeypatch.setattr(Replay, "of", staticmethod(of))
+
+
+def limited(monkeypatch):
+    """As if of a model that limits a bias, of which some checkpoints have more than its limit."""
+    altered(monkeypatch, lambda replay: replace(replay, unembed_bias=replay.unembed_bias.clamp(max=3.0)))
+
+
+def test_weights_that_a_checkpoint_adds_are_found_out(make_model, hooked_only, tokens, monkeypatch):
+    """What is not replayed may be nothing at first: every checkpoint is compared with its replay."""
     model = make_model(3)
-    plain = type(model).forward
-
-    class Adapted(type(model)):
-        __qualname__ = "HookedTransformer"
-
-        def forward(self, given, *args, **kwargs):
-            return plain(self, given, *args, **kwargs) + self.added
-
-    model.__class__ = Adapted
-    model.added = torch.nn.Parameter(torch.zeros(11, dtype=torch.float64))
+    limited(monkeypatch)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    at = {"before": before, "after": {**before, "added": torch.arange(11.0, dtype=torch.float64)}}
+    at = {"before": before, "after": {**before, "unembed.b_U": torch.arange(11.0, dtype=torch.float64)}}
     given = ablate.each(ablate.zero, heads("all", model))
     found = {
         engine: sweep(model, tokens, given, metric=total, checkpoints=at, engine=engine) for engine in ENGINES
@@ -535,7 +553,8 @@ def test_what_the_clean_pass_keeps_is_all_that_it_holds(make_model, family, toke
     lanes = [lane_of(index, plan, surface.n_layers) for index, plan in enumerate(plans)]
     with torch.no_grad():
         _, kept = Engine(surface, tokens, None).clean(tokens, lanes)
-    tensors = [x for part in (kept.before, kept.between, kept.z, kept.v) for x in part.values()]
+    parts = (kept.before, kept.at_z, kept.between, kept.z, kept.v)
+    tensors = [x for part in parts for x in part.values()]
     assert sum(x.untyped_storage().nbytes() for x in tensors) == kept.nbytes
     assert kept.nbytes > 0
 
@@ -572,18 +591,18 @@ def test_a_deep_replay_in_single_precision(make_model, family, tokens):
     assert set(result.frame["engine"]) == {"fast"}
 
 
-def _without(mlp, share):
-    """The MLP less a part of its output bias."""
-    forward, bias = mlp.forward, share * mlp.b_out.detach().clone()
-    mlp.forward = lambda *args, **kwargs: forward(*args, **kwargs) - bias
+def _without(replay, layer, share):
+    """The MLP of a layer less a part of its output bias."""
+    blocks = list(replay.blocks)
+    blocks[layer] = replace(blocks[layer], mlp_out_bias=(1 - share) * blocks[layer].mlp_out_bias)
+    return replace(replay, blocks=tuple(blocks))
 
 
 @pytest.mark.parametrize(
     ("what", "layer"), [("a bias", 0), ("a bias", 11), ("a part of a bias", 11), ("eps", 0)]
 )
-def test_a_deep_replay_that_is_slightly_wrong(make_model, hooked_only, tokens, layer, what):
+def test_a_deep_replay_that_is_slightly_wrong(make_model, hooked_only, tokens, monkeypatch, layer, what):
     model = deep(make_model, hooked_only)
-    block = model.blocks[layer]
     if what == "eps":
         with torch.no_grad():
             # Where the residual stream is small eps counts: what other libraries have instead of 1e-5.
@@ -591,7 +610,8 @@ def test_a_deep_replay_that_is_slightly_wrong(make_model, hooked_only, tokens, l
                 weight.mul_(0.05)
         model.blocks[0].ln1.eps = 1e-6
     else:
-        _without(block.mlp, 1.0 if what == "a bias" else 0.02)
+        share = 1.0 if what == "a bias" else 0.02
+        altered(monkeypatch, lambda replay: _without(replay, layer, share))
     result = sweep(model, tokens, {"0.1": ablate.zero("0.1")}, metric=total)
     where = "blocks.0.attn.hook_z" if what == "eps" else f"blocks.{layer}.hook_resid_post"
     reason = result.settings["naive"].get("0.1", "none")
@@ -708,22 +728,13 @@ def test_stacked_checkpoints_are_asked_for_as_they_are_needed(make_model, family
             assert abs(rows[name] - expected) < 1e-9
 
 
-def test_one_checkpoint_of_a_stack_that_is_not_replayed(make_model, hooked_only, tokens):
+def test_one_checkpoint_of_a_stack_that_is_not_replayed(make_model, hooked_only, tokens, monkeypatch):
     """The others of its stack are, and the reason is told."""
     model = make_model(3)
-    plain = type(model).forward
-
-    class Adapted(type(model)):
-        __qualname__ = "HookedTransformer"
-
-        def forward(self, given, *args, **kwargs):
-            return plain(self, given, *args, **kwargs) + self.added
-
-    model.__class__ = Adapted
-    model.added = torch.nn.Parameter(torch.zeros(11, dtype=torch.float64))
+    limited(monkeypatch)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     at = {str(step): before for step in range(4)}
-    at["2"] = {**before, "added": torch.arange(11.0, dtype=torch.float64)}
+    at["2"] = {**before, "unembed.b_U": torch.arange(11.0, dtype=torch.float64)}
     given = ablate.each(ablate.zero, heads("all", model))
     found = [sweep(model, tokens, given, metric=total, checkpoints=at, engine=one, **FEW) for one in ENGINES]
     engines = found[0].frame.groupby("checkpoint", sort=False)["engine"].unique()
@@ -735,29 +746,26 @@ def test_one_checkpoint_of_a_stack_that_is_not_replayed(make_model, hooked_only,
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_stack_goes_through_the_model_once(make_model, hooked_only, tokens, monkeypatch, fails):
-    """With two examples and all its weights; the parameters are the model's own again, also after Ctrl-C."""
-    model, batches = make_model(0), []
+def test_a_stack_goes_through_the_model_once(make_model, hooked_only, tokens, fails):
+    """With all its weights; the parameters are the model's own again, also after Ctrl-C."""
+    model = make_model(0)
     states = {str(seed): make_model(seed).state_dict() for seed in range(5)}
     before = [(id(weight), weight.detach().clone()) for weight in model.parameters()]
-    plain = type(model).forward
 
-    def counting(self, given, *args, **kwargs):
-        batches.append(len(given))
+    def interrupted(batches):
         if fails and len(batches) == 2:
             raise KeyboardInterrupt
-        return plain(self, given, *args, **kwargs)
 
-    monkeypatch.setattr(type(model), "forward", counting)
     given = {"zero": ablate.zero("0.1")}
-    if fails:
-        with pytest.raises(KeyboardInterrupt):
-            sweep(model, tokens, given, metric=total, checkpoints=states, **FEW)
-    else:
-        result = sweep(model, tokens, given, metric=total, checkpoints=states, **FEW)
-        assert result.settings["stacked"] == 4
-        assert set(result.frame["engine"]) == {"fast"}
-    assert batches == [2, 2]
+    with watching(model, interrupted) as batches:
+        if fails:
+            with pytest.raises(KeyboardInterrupt):
+                sweep(model, tokens, given, metric=total, checkpoints=states, **FEW)
+        else:
+            result = sweep(model, tokens, given, metric=total, checkpoints=states, **FEW)
+            assert result.settings["stacked"] == 4
+            assert set(result.frame["engine"]) == {"fast"}
+    assert batches == [8, 8]
     for weight, (same_one, value) in zip(model.parameters(), before, strict=True):
         assert id(weight) == same_one
         assert torch.equal(weight, value)
@@ -780,3 +788,174 @@ def test_edits_that_run_the_model_are_not_stacked(make_model, family, tokens, ot
         assert fast.settings["stacked"] == 1
         assert set(fast.frame["engine"]) == {"fast"}
         same(fast, naive, 1e-10)
+
+
+# ---- Code that is not the library's, and what two examples do not show
+
+
+PADDING = 10
+
+
+class Padded(torch.nn.Module):
+    """An embedding that is nothing for padding."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.W_E = inner.W_E
+
+    def forward(self, tokens):
+        return self.W_E[tokens] * (tokens != PADDING)[..., None]
+
+
+class Doubling(torch.nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def patched(embed):
+    """Its forward on this object, its class as it was."""
+    plain = embed.forward
+    embed.forward = lambda tokens: plain(tokens) * (tokens != PADDING)[..., None]
+
+
+def inherits(embed):
+    embed.__class__ = type(
+        "Embed", (type(embed),), {"forward": lambda self, x: self.W_E[x] * (x != PADDING)[..., None]}
+    )
+
+
+FOREIGN = {
+    "a module": (
+        lambda model: setattr(model, "embed", Padded(model.embed)),
+        "its class Padded is not the library's",
+    ),
+    "an object": (lambda model: patched(model.embed), "embed has a forward of its own"),
+    "a subclass": (lambda model: inherits(model.embed), "its class Embed is not the library's"),
+    "a parametrization": (
+        lambda model: torch.nn.utils.parametrize.register_parametrization(model.embed, "W_E", Doubling()),
+        "the model has no weight embed.W_E",
+    ),
+    "a method": (
+        lambda model: setattr(
+            model.blocks[0].attn,
+            "calculate_z_scores",
+            lambda *given: type(model.blocks[0].attn).calculate_z_scores(model.blocks[0].attn, *given),
+        ),
+        "blocks.0.attn has a calculate_z_scores of its own",
+    ),
+}
+
+
+def padded_tokens(count=8):
+    """Padding in the middle examples alone."""
+    tokens = torch.randint(0, PADDING, (count, 6), generator=torch.Generator().manual_seed(1))
+    tokens[3, 2:] = PADDING
+    return tokens
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+@pytest.mark.parametrize("stacked", [False, True])
+def test_code_that_is_not_the_librarys_runs_naive(make_model, hooked_only, what, stacked):
+    model, tokens = make_model(3), padded_tokens()
+    change, reason = FOREIGN[what]
+    change(model)
+    given = ablate.each(ablate.zero, heads("all", model))
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    # Parametrized weights have other names than the table of what a state_dict may hold.
+    at = {str(step): state for step in range(4)} if stacked else None
+    fast, naive = (
+        sweep(model, tokens, given, metric=total, checkpoints=at, engine=one, **FEW) for one in ENGINES
+    )
+    assert set(fast.frame["engine"]) == {"naive"}
+    assert fast.settings["naive"]["L0H0"] == reason
+    same(fast, naive, 0)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_class_whose_forward_was_replaced_runs_naive(make_model, hooked_only, monkeypatch, wrapped):
+    model, tokens = make_model(3), padded_tokens()
+    kind = type(model.embed)
+    plain = kind.forward
+
+    def forward(self, tokens):
+        return plain(self, tokens) * (tokens != PADDING)[..., None]
+
+    monkeypatch.setattr(kind, "forward", functools.wraps(plain)(forward) if wrapped else forward)
+    given = ablate.each(ablate.zero, heads("all", model))
+    fast, naive = (sweep(model, tokens, given, metric=total, engine=one, **FEW) for one in ENGINES)
+    assert fast.settings["naive"]["L0H0"] == "Embed.forward is not the library's"
+    same(fast, naive, 0)
+
+
+def without_padding(replay):
+    """As if of a model that has another embedding of padding."""
+    embed = replay.embed.clone()
+    embed[..., PADDING, :] = 0
+    return replace(replay, embed=embed)
+
+
+@pytest.mark.parametrize("chunk", [10**6, 12, 18])
+def test_what_two_examples_do_not_show_is_met_in_its_chunk(make_model, family, monkeypatch, chunk):
+    """In the first chunk or a later one: then all of them run naive, those that were measured before too."""
+    model, tokens = make_model(3, family), padded_tokens()
+    altered(monkeypatch, without_padding)
+    given = {**ablate.each(ablate.zero, heads("0.0-2", model)), "weights": transplant.weights(model, ["qkv"])}
+    fast = sweep(model, tokens, given, metric=total, chunk=chunk, **FEW)
+    naive = sweep(model, tokens, given, metric=total, engine="naive", chunk=chunk, **FEW)
+    assert set(fast.frame["engine"]) == {"naive"}
+    assert list(fast.settings["naive"]) == list(given)
+    assert fast.settings["naive"]["L0H0"].startswith("the replay of a chunk differs from the model at ")
+    assert fast.settings["naive"]["weights"] == "it edits weights"
+    same(fast, naive, 0)
+    with pytest.raises(
+        CircuitsError, match=r"engine='fast': the replay of a chunk differs .*; use engine='auto'"
+    ):
+        sweep(model, tokens, {"a": ablate.zero("0.1")}, metric=total, engine="fast", chunk=chunk, **FEW)
+    # Without padding the altered replay is the model's.
+    plain = tokens.where(tokens != PADDING, 0)
+    assert set(sweep(model, plain, ablate.each(ablate.zero, ["0.1"]), metric=total).frame["engine"]) == {
+        "fast"
+    }
+
+
+def test_what_two_examples_do_not_show_in_a_stack(make_model, family, monkeypatch):
+    model, tokens = make_model(0, family), padded_tokens()
+    altered(monkeypatch, without_padding)
+    states = {str(seed): make_model(seed, family).state_dict() for seed in range(4)}
+    tokens[0], tokens[-1] = tokens[3], tokens[3]
+    plain = tokens.where(tokens != PADDING, 0)
+    middle = plain.clone()
+    middle[3] = tokens[3]
+    given = ablate.each(ablate.zero, heads("0.0-2", model))
+    for batch, engine in ((plain, "fast"), (middle, "naive")):
+        found, naive = (
+            sweep(model, batch, given, metric=total, checkpoints=states, engine=one, **FEW) for one in ENGINES
+        )
+        assert set(found.frame["engine"]) == {engine}
+        same(found, naive, 1e-10)
+
+
+@pytest.mark.parametrize("bias", [0.0, 1e2, 1e4, 1e6])
+def test_a_head_that_is_large(make_model, family, tokens, bias):
+    """What is left of the residual stream when it goes has all its digits."""
+    model = make_model(3, family).to(torch.float32)
+    model.cfg.dtype = torch.float32
+    with torch.no_grad():
+        (values,) = (
+            weight
+            for name, weight in model.named_parameters()
+            if name.replace("_original_component.", "").endswith(("blocks.0.attn.b_V", "0.attn.v.bias"))
+        )
+        values.view(4, 4)[1] += bias
+    given = {
+        **ablate.each(ablate.zero, heads("all", model)),
+        "uniform": ablate.uniform("0.1"),
+        "other": (ablate.zero("0.1"), ablate.uniform("0.2")),
+        "source": patch.activations("z", tokens.flip(0), heads="0.1"),
+    }
+
+    def metric(output):
+        return output[..., 0].double().sum(1)
+
+    found = sweep(model, tokens, given, metric=metric, engine="fast", **FEW)
+    same(found, sweep(model, tokens, given, metric=metric, engine="naive", **FEW), 1e-5)

@@ -1,10 +1,12 @@
 import functools
+import re
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, logit_difference, run, sweep
+from circuits import CircuitsError, ablate, compare, logit_difference, patch, run, sweep
 from circuits.metrics import metric_name, read_metric, read_values, unedited_metrics
 
 
@@ -128,3 +130,194 @@ def test_logit_difference_in_a_sweep(family, make_model, tokens):
     expected = (last[rows, answers[:, 0]] - last[rows, answers[:, 1]]).mean()
     np.testing.assert_allclose(frame["value"][0], expected)
     assert frame["metric"][0] == "logit_difference"
+
+
+# ---- What a metric gives and is given is copied
+
+
+ENGINES = ("fast", "naive")
+
+
+def by_position(output):
+    """[n pos], another number in every example."""
+    return output.detach().square().sum(-1)
+
+
+def expected_sums(model, tokens, given):
+    """By variant, from runs of their own; the unedited model under None."""
+    runs = {None: run(model, tokens), **{name: run(model, tokens, one) for name, one in given.items()}}
+    return {name: by_position(output).sum(1).mean() for name, output in runs.items()}
+
+
+def agrees(result, expected):
+    for row in result.frame.to_dict("records"):
+        assert abs(row["value"] - expected[row["variant"]]) < 1e-9
+        assert abs(row["baseline"] - expected[None]) < 1e-9
+        assert abs(row["effect"]) > 1e-3
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", ["numpy", "torch", "pairs", "dict"])
+def test_a_metric_that_fills_its_own_buffer(make_model, tokens, engine, kind):
+    model, given = make_model(0), {"a": ablate.zero("0.1"), "b": ablate.zero("1.2")}
+    arrays = np.zeros((2, 3))
+    tensors, kept = torch.zeros(2, 3, dtype=torch.float64), {}
+
+    def metric(output):
+        sums = by_position(output).sum(1)
+        rows = slice(0, len(sums))
+        if kind == "numpy":
+            arrays[0, rows] = sums.numpy()
+            return arrays[0, rows]
+        tensors[0, rows], tensors[1, rows] = sums, 1.0
+        if kind == "torch":
+            return tensors[0, rows]
+        if kind == "pairs":
+            return tensors[0, rows], tensors[1, rows]
+        kept["sums"] = tensors[0, rows]
+        return kept
+
+    # Chunks of three examples: each fills the buffer again.
+    result = sweep(model, tokens, given, metric=metric, engine=engine, chunk=3 * tokens.shape[1])
+    agrees(result, expected_sums(model, tokens, given))
+    outputs = {name: run(model, tokens[:3], one) for name, one in given.items()}
+    compared = compare([(run(model, tokens[:3]), outputs)], metric=metric)
+    agrees(compared, expected_sums(model, tokens[:3], given))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """As the batch of a task."""
+
+    weights: torch.Tensor
+    extras: dict
+
+    def __len__(self):
+        return len(self.weights)
+
+    def __getitem__(self, rows):
+        return Rows(self.weights[rows], {name: value[rows] for name, value in self.extras.items()})
+
+
+BATCHES = {
+    "torch": (lambda weights: weights, lambda rows: rows),
+    "numpy": (lambda weights: weights.numpy(), lambda rows: rows),
+    "a list": (list, lambda rows: rows[0]),
+    "an object": (lambda weights: Rows(weights, {"more": weights}), lambda rows: rows.extras["more"]),
+    "tensors with a graph": (
+        lambda weights: Rows(weights.requires_grad_() * 1, {}),
+        lambda rows: rows.weights.data,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_a_metric_that_writes_to_what_it_is_given(make_model, tokens, kind):
+    """To its rows of the batch and to the output, in every verb that calls one."""
+    model, given = make_model(0), {"a": ablate.zero("0.1"), "b": ablate.zero("1.2")}
+    weights = torch.linspace(1, 2, len(tokens), dtype=torch.float64)
+    make, part = BATCHES[kind]
+    batch = make(weights.clone())
+    before = repr(batch)
+
+    def metric(output, rows):
+        values = output.square().flatten(1).sum(1)
+        at = part(rows)
+        at += 1
+        output += 100
+        return values
+
+    def gentle(output, rows):
+        return output.square().flatten(1).sum(1)
+
+    for engine in ENGINES:
+        result = sweep(model, tokens, given, metric=metric, batch=batch, engine=engine)
+        agrees(result, expected_sums(model, tokens, given))
+    outputs = {name: run(model, tokens, one) for name, one in given.items()}
+    agrees(compare([(run(model, tokens), outputs)], metric, batch), expected_sums(model, tokens, given))
+    other = tokens.flip(0)
+    options = {"draws": 5, "flips": 5, "batch": batch}
+    for verb, more in ((patch.attribution, {}), (patch.screen, {"exact": 2}), (patch.edges, {"exact": 1})):
+        # An output that is written to after its square was taken has no gradient: on a copy it has none either.
+        with pytest.raises(CircuitsError, match="metric metric has no gradient: one of the variables needed"):
+            verb(model, tokens, other, metric, **options, **more)
+        assert len(verb(model, tokens, other, gentle, **options, **more).frame)
+    assert repr(batch) == before
+
+
+def test_a_metric_in_place_of_which_there_is_a_gradient(make_model, tokens):
+    """As the same metric that makes new tensors."""
+    model, other = make_model(0), tokens.flip(0)
+
+    def in_place(output):
+        output *= 2
+        output += 1
+        return output.flatten(1).sum(1)
+
+    def plain(output):
+        return (2 * output + 1).flatten(1).sum(1)
+
+    for verb in (patch.attribution, patch.screen, patch.edges):
+        one, two = (
+            verb(model, tokens, other, metric, draws=5, flips=5).frame for metric in (in_place, plain)
+        )
+        for column in one.select_dtypes("number"):
+            np.testing.assert_allclose(one[column], two[column], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        (lambda n: torch.ones(n, dtype=torch.complex64), "values of complex64; values are real numbers"),
+        (lambda n: np.ones(n) * 1j, "values of complex128; values are real numbers"),
+        (
+            lambda n: torch.ones(n, dtype=torch.complex64).conj(),
+            "values of complex64; values are real numbers",
+        ),
+        (lambda n: np.array(["1.5"] * n), "values of <U3; values are real numbers"),
+        (lambda n: np.array([b"1"] * n), "values of |S1; values are real numbers"),
+        (lambda n: np.full(n, "2026-01-01", "datetime64[D]"), "values of datetime64[D]"),
+        (lambda n: np.full(n, 3, "timedelta64[s]"), "values of timedelta64[s]"),
+        (lambda n: np.array(["1"] * n, dtype=object), "values of object"),
+        (lambda n: np.ma.masked_less(np.arange(float(n)), 2), "a masked array; values are real numbers"),
+        (lambda n: (torch.ones(n), torch.ones(n) * 1j), "values of complex64"),
+        (lambda n: torch.ones(n, device="meta"), "got a meta tensor; give a dense one that has values"),
+        (lambda n: torch.ones(n).to_sparse(), "got a sparse tensor; give a dense one that has values"),
+        (lambda n: torch.arange(2.0 * n).reshape(n, 2).max(1), "returned max for"),
+        (lambda n: {1: torch.ones(n), "1": torch.zeros(n)}, "returned two values that are called alike"),
+    ],
+)
+def test_values_that_are_no_real_numbers(make_model, tokens, values, what):
+    model, given = make_model(0), {"a": ablate.zero("0.1")}
+    calls = [
+        lambda metric: sweep(model, tokens, given, metric=metric),
+        lambda metric: compare([(model(tokens), {"a": model(tokens)})], metric=metric),
+        lambda metric: patch.attribution(model, tokens, tokens.flip(0), metric),
+        lambda metric: patch.screen(model, tokens, tokens.flip(0), metric),
+        lambda metric: patch.edges(model, tokens, tokens.flip(0), metric),
+    ]
+    for call in calls:
+        with pytest.raises(CircuitsError, match=re.escape(what)) as caught:
+            call(lambda output: values(len(output)))
+        assert "\n" not in str(caught.value)
+
+
+def test_the_imaginary_part_of_a_conjugate_is_a_real_number(make_model, tokens):
+    """A view whose sign torch turns when it is read."""
+    value = (
+        torch.complex(torch.zeros(8, dtype=torch.float64), torch.arange(8.0, dtype=torch.float64)).conj().imag
+    )
+    found = read_values(value, "m", 8, "v")["m"][0]
+    assert found.tolist() == [-float(number) for number in range(8)]
+
+
+@pytest.mark.parametrize("verb", [patch.attribution, patch.screen, patch.edges])
+def test_no_metric_for_an_output_of_one_column(make_model, tokens, verb):
+    model = make_model(0, d_vocab_out=1)
+    with pytest.raises(
+        CircuitsError, match="the model's output has one column, and no first and second choice"
+    ):
+        verb(model, tokens, tokens.flip(0))
+    assert len(
+        verb(model, tokens, tokens.flip(0), lambda output: output.flatten(1).sum(1), draws=5, flips=5).frame
+    )

@@ -187,7 +187,7 @@ def test_it_is_a_snapshot_of_the_named_weights_only(causal, tokens, assert_same)
 
 def test_the_models_own_weights_as_source_change_nothing(causal, tokens):
     clean = run(causal, tokens)
-    given = transplant.weights(causal, list(transplant.COMPONENTS))
+    given = transplant.weights(causal, [name for name in transplant.COMPONENTS if name != "ln_embed"])
     assert bool((run(causal, tokens, given) == clean).all())
     frame = sweep(causal, tokens, {"own": given}, metric=lambda output: output[:, -1, 0]).frame
     assert frame["null_effect"].all()
@@ -527,3 +527,122 @@ def test_a_model_made_in_inference_mode(make_model, family, tokens):
     given = transplant.weights(model, "q")
     assert bool((run(donor, tokens, given) != donor(tokens)).any())
     run(model, tokens, ablate.zero("0.1"))
+
+
+# ---- Weights that somebody else writes inside a block
+
+
+def whole(model):
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+def holds(model, weights):
+    return all(torch.equal(weight, weights[name]) for name, weight in model.named_parameters())
+
+
+LEFT = r"inside a block that replaces weights, \d+ of these parameters .* they are left as they are now; load outside"
+
+
+@contextlib.contextmanager
+def left(model, given, message=LEFT):
+    """A block that ends with this error, after a body without one."""
+    with pytest.raises(CircuitsError, match=message), intervene(model, given):
+        yield
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_weights_that_are_loaded_inside_a_block_are_whole(make_model, family, tokens, same):
+    """Those of another model; or of the donor, of which the block's own weights are a part."""
+    model, donor, third = (make_model(seed=seed, family=family) for seed in (0, 1, 2))
+    loaded = donor if same else third
+    with left(model, transplant.weights(donor, ["qkv"])):
+        model(tokens)
+        model.load_state_dict(loaded.state_dict())
+    assert holds(model, whole(loaded))
+    assert torch.equal(run(model, tokens), run(loaded, tokens))
+    # And the next block is like any other.
+    before = whole(model)
+    with intervene(model, transplant.weights(make_model(seed=3, family=family), ["qkv"])):
+        assert not holds(model, before)
+    assert holds(model, before)
+
+
+def test_weights_that_are_loaded_inside_two_blocks_are_whole(make_model, family, tokens):
+    model, one, two, third = (make_model(seed=seed, family=family) for seed in range(4))
+    with left(model, transplant.weights(one, ["qkv", "mlp"])):
+        with left(model, transplant.weights(two, ["qkv"])):
+            model.load_state_dict(third.state_dict())
+        assert holds(model, whole(third))
+        model(tokens)
+    assert holds(model, whole(third))
+
+
+def test_after_a_load_inside_a_block_nothing_mixes_in_it(make_model, family, tokens):
+    """A clean pass, or another block, would put back a part of what was there before."""
+    model, donor, third = (make_model(seed=seed, family=family) for seed in range(3))
+    with left(model, transplant.weights(donor, ["qkv"])):
+        model.load_state_dict(third.state_dict())
+        with pytest.raises(CircuitsError, match="a clean pass would run on a mixture"):
+            run(model, tokens, ablate.mean("0.1", reference=tokens))
+        with pytest.raises(CircuitsError, match="another block would replace a part of them"):
+            run(model, tokens, transplant.weights(donor, ["mlp"]))
+        assert torch.equal(run(model, tokens), run(third, tokens))
+    assert holds(model, whole(third))
+
+
+def test_a_load_whose_block_fails_is_whole_too(make_model, family):
+    model, donor, third = (make_model(seed=seed, family=family) for seed in range(3))
+
+    def fails():
+        with intervene(model, transplant.weights(donor, ["qkv"])):
+            model.load_state_dict(third.state_dict())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert holds(model, whole(third))
+
+
+WRITERS = {
+    "an optimiser": lambda weight: torch.optim.SGD([weight], lr=1.0).step(),
+    "copy_": lambda weight: weight.data.copy_(weight.grad),
+    "data": lambda weight: setattr(weight, "data", weight.grad.clone()),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_parameter_that_is_written_to_inside_a_block_stays(make_model, hooked_only, writer):
+    """The others of the block come back."""
+    model, donor = make_model(0), make_model(1)
+    before = whole(model)
+    weight = model.blocks[0].attn.W_Q
+    weight.grad = torch.ones_like(weight)
+    message = LEFT.replace(r"\d+", "1").replace(".*", r"\(blocks.0.attn.W_Q, ...\).*")
+    with left(model, transplant.weights(donor, ["qkv"]), message):
+        WRITERS[writer](weight)
+        now = weight.detach().clone()
+    assert torch.equal(weight, now)
+    assert not torch.equal(now, before["blocks.0.attn.W_Q"])
+    assert holds(model, {**before, "blocks.0.attn.W_Q": now})
+
+
+def test_an_interrupt_while_an_inner_block_puts_weights_in(make_model, hooked_only, monkeypatch, tokens):
+    """Half of them are ours and new, half as the outer block has them: all go back."""
+    model, one, two = (make_model(seed) for seed in range(3))
+    before, outer = whole(model), transplant.weights(one, ["qkv"])
+    plain, count = torch.nn.Parameter.copy_, []
+
+    def copying(self, value):
+        count.append(self)
+        if len(count) == 3:
+            raise KeyboardInterrupt
+        return plain(self, value)
+
+    with intervene(model, outer):
+        inside = whole(model)
+        monkeypatch.setattr(torch.nn.Parameter, "copy_", copying, raising=False)
+        with pytest.raises(KeyboardInterrupt), intervene(model, transplant.weights(two, ["qkv"])):
+            pass
+        monkeypatch.undo()
+        assert holds(model, inside)
+    assert holds(model, before)

@@ -56,6 +56,12 @@ def test_a_grid_whose_worker_is_killed_ends_with_the_serial_table():
     assert summary["kinds"] == {"a worker of processes killed": 1}
 
 
+def test_eight_threads_on_one_model_find_what_each_finds_alone():
+    summary = campaign("threads", 12)
+    assert summary["failures"] == {}
+    assert sum(summary["kinds"].values()) == 12 * 8
+
+
 def test_the_same_command_gives_the_same_bits():
     """Trained runs; every experiment, and executors, in the long form."""
     summary = campaign("bits", 4)

@@ -1,0 +1,187 @@
+"""Who may use a model: one thread at a time, which may take it again; others wait for their turn."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from circuits.errors import CircuitsError
+
+#: Seconds that a thread waits for another that holds a model and runs nothing.
+PATIENCE = 120.0
+
+
+class User:
+    """A thread as a user of models. Its number in the operating system may be another's once it has ended."""
+
+    def __init__(self) -> None:
+        self.thread = threading.current_thread()
+        #: When it last ran a model, or asked for one.
+        self.active = time.monotonic()
+
+    @property
+    def name(self) -> str:
+        return f"thread {self.thread.name!r}"
+
+
+_local = threading.local()
+
+
+def this_user() -> User:
+    """The thread that calls this."""
+    try:
+        found: User = _local.user
+    except AttributeError:
+        found = _local.user = User()
+    return found
+
+
+@dataclass(eq=False)
+class _Hold:
+    """A model that a thread has, or waits for. Its modules are alive meanwhile, so that their ids are theirs."""
+
+    user: User
+    model: nn.Module
+    parts: frozenset[int]
+
+
+# Re-entrant, as a block that the garbage collector ends is given back wherever it runs.
+_changed = threading.Condition(threading.RLock())
+_held: list[_Hold] = []
+_waiting: list[_Hold] = []
+
+
+@contextmanager
+def exclusive(model: nn.Module) -> Iterator[None]:
+    """Use a model, and all that shares a module or the memory of a parameter with it, in this thread alone.
+
+    Raises `CircuitsError` where waiting would be in vain: two threads each wait for what the other holds, the thread
+    that has the model has ended, or has run no model for `PATIENCE` seconds.
+    """
+    user = this_user()
+    with _changed:
+        again = next((hold for hold in _held if hold.user is user and hold.model is model), None)
+    hold = _Hold(user, model, _parts(model) if again is None else again.parts)
+    try:
+        _take(hold)
+        yield
+    finally:
+        _give_back(hold)
+
+
+def _parts(model: nn.Module) -> frozenset[int]:
+    """Its modules and where its parameters lie: another model that shares one of them is edited with it."""
+    inner = model.__dict__.get("original_model")  # of a bridge, which does not register it
+    found: set[int] = set()
+    for root in (model, inner):
+        for module in root.modules() if isinstance(root, nn.Module) else ():
+            found.add(id(module))
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    found.update((id(parameter), _address(parameter)))
+    return frozenset(found - {0})
+
+
+def _address(parameter: Tensor) -> int:
+    """Where it lies. Nowhere while the thread that has its module traces it; the module tells that it is the same."""
+    try:
+        return parameter.data_ptr()
+    except RuntimeError:
+        return 0
+
+
+def _take(hold: _Hold) -> None:
+    start = hold.user.active = time.monotonic()
+    with _changed:
+        _waiting.append(hold)
+        try:
+            while others := _before(hold):
+                _refuse_in_vain(hold, others, start)
+                # Not for ever: a thread may end without a word.
+                _changed.wait(1.0)
+            _held.append(hold)
+        finally:
+            _waiting.remove(hold)
+            _changed.notify_all()
+
+
+def _give_back(hold: _Hold) -> None:
+    """From whatever thread: a generator may be ended in another than it was begun in."""
+    with _changed:
+        if hold in _held:
+            _held.remove(hold)
+            _changed.notify_all()
+
+
+def _before(hold: _Hold) -> list[_Hold]:
+    """What others must give back first. Those that have waited longer are let pass, unless they may wait for us."""
+    holds_some = any(one.user is hold.user for one in _held)
+    earlier = [] if holds_some else _waiting[: _waiting.index(hold)]
+    return [
+        one
+        for one in (*_held, *earlier)
+        if one.user is not hold.user and not one.parts.isdisjoint(hold.parts)
+    ]
+
+
+def _refuse_in_vain(hold: _Hold, others: list[_Hold], start: float) -> None:
+    other = others[0].user
+    if _waits_for(others, hold.user):
+        raise CircuitsError(
+            f"the model is held by {other.name}, which waits for one that {hold.user.name} holds; take several "
+            "models in the same order in all threads"
+        )
+    held = [one.user for one in others if one in _held]
+    for user in held:
+        if not user.thread.is_alive():
+            raise CircuitsError(
+                f"the model is held by {user.name}, which has ended inside a block of intervene; blocks are left in "
+                "the thread that enters them"
+            )
+    active = max([start, *(user.active for user in held)])
+    if held and time.monotonic() - active > PATIENCE:
+        raise CircuitsError(
+            f"the model is held by {other.name}, which has run nothing for {PATIENCE:.0f} s; leave the block of "
+            "intervene there, or run the model in that thread"
+        )
+
+
+def _waits_for(holds: list[_Hold], user: User) -> bool:
+    """Whether one of those that hold these waits, perhaps by way of others, for a thread."""
+    seen: list[User] = []
+    users = [one.user for one in holds]
+    while users:
+        one = users.pop()
+        if one is user:
+            return True
+        if one not in seen:
+            seen.append(one)
+            users += [before.user for wanted in _waiting if wanted.user is one for before in _before(wanted)]
+    return False
+
+
+def refuse_other_thread(owner: User) -> None:
+    """Refuse a run, under what one thread has put onto a model, in another: it would have edits not meant for it."""
+    user = this_user()
+    if user is not owner:
+        raise CircuitsError(
+            f"the model is in use by {owner.name}, and {user.name} runs it; threads take turns with circuits.run "
+            "(cache, sweep, ...) and blocks of intervene, or have a copy each"
+        )
+    owner.active = time.monotonic()
+
+
+def _in_child() -> None:
+    """No other thread is alive here: what one of them holds, half edited, stays refused; none waits."""
+    _waiting.clear()
+    _changed.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_changed.acquire, after_in_parent=_changed.release, after_in_child=_in_child)
