@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.handles import Function, Handle, Handles, on_hook_point
+from circuits.handles import Function, Handle, Handles, before_module, on_hook_point
 from circuits.sites import KINDS
 
 FAMILY = "TransformerBridge"
@@ -27,6 +27,9 @@ FAMILY = "TransformerBridge"
 # What the rebuilt attention may differ by from the model's own, relative to the largest entry. Both come from
 # the same operations on the same tensors, so on most machines they are equal.
 _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+# Where the model has the heads side by side on one axis.
+_BY_HEAD = ("q", "k", "v", "z")
 
 # What the attention of the wrapped model must have for its scores to be rebuilt.
 _NEEDED = (
@@ -73,13 +76,28 @@ class NativeBridge:
         if layer is None:
             return on_hook_point(module, given)
         attention = self._attention(layer)
-        if site in ("q", "k", "v", "z"):
+        if site in _BY_HEAD:
             return on_hook_point(module, _by_head(given, int(attention.d_head)))
         if site == "resid_mid":
             return _Stream(given).put_on(module, self._hooks[KINDS["resid_post"].hook.format(layer)])
         if site == "scores" or (site == "pattern" and not _pattern_in_line(attention)):
             return _port(attention, layer).listen(site, given)
         return on_hook_point(module, given)
+
+    def before(self, hook: str, function: Function) -> Handle:
+        site, layer = self._sites.get(hook, (hook, None))
+        given = self._when_used(layer, function)
+        if layer is not None and site in _BY_HEAD:
+            given = _by_head(given, int(self._attention(layer).d_head))
+        return before_module(self._hooks[hook], given)
+
+    def through(self, hook: str, activation: Tensor) -> Tensor:
+        site, layer = self._sites.get(hook, (hook, None))
+        if layer is None or site not in _BY_HEAD:
+            found: Tensor = self._hooks[hook](activation)
+            return found
+        by_head: Tensor = self._hooks[hook](activation.flatten(-2)).unflatten(-1, activation.shape[-2:])
+        return by_head
 
     def on_run(
         self, begin: Callable[[tuple[Any, ...], Mapping[str, Any]], None], end: Callable[[], None]

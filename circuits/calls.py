@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,10 +12,8 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions import Firing, Write
-from circuits.modes import evaluating
-from circuits.recording import listening, recording
 from circuits.references import References
-from circuits.state import State, suspended
+from circuits.state import State
 from circuits.surface import Surface
 
 CACHED = "a key-value cache"
@@ -49,11 +47,7 @@ class Frame:
 
 @dataclass
 class Call:
-    """The runs of the model under some writes: the one under way, and those that it was called from.
-
-    `run` calls the model on the same inputs again, without any of our edits but those given, in eval mode, no
-    gradients.
-    """
+    """The runs of the model under some writes: the one under way, and those that it was called from."""
 
     surface: Surface
     references: References
@@ -111,27 +105,6 @@ class Call:
         if key not in known:
             known[key] = compute()
         return known[key]
-
-    def run(self, writes: Sequence[Write], wanted: Iterable[str]) -> dict[str, Tensor]:
-        """The activations at the hooks `wanted` under `writes` alone."""
-        frame = self.frame
-        if unusual(frame.kwargs) == CACHED:
-            raise CircuitsError(
-                f"a path needs passes on the run's own tokens, which {CACHED} would remember; run without"
-            )
-        alone = State(rows=self.state.rows, total=self.state.total)
-        inner = Call(self.surface, self.references, alone, [frame])
-        functions = [(write.hook, writer(write, inner)) for write in writes]
-        model = self.surface.model
-        with (
-            suspended(model),
-            evaluating(model),
-            torch.no_grad(),
-            listening(self.surface, functions),
-            recording(self.surface, wanted) as seen,
-        ):
-            model(*frame.args, **frame.kwargs)
-        return seen
 
 
 def writer(

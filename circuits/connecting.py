@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from circuits.arguments import read_choice
+from circuits.cuts import RECEIVERS, SENDERS, order_of
 from circuits.gradients import EXAMPLES_PER_PASS, Pair, Run, between, change, midpoints, undisturbed
 from circuits.metrics import PerExample, read_values
-from circuits.paths import RECEIVERS, SENDERS, Path, order_of
+from circuits.paths import Path
 from circuits.places import Edit, Place
 from circuits.ranking import Candidate, Counts, ranked, read_steps, refuse_inside_blocks
 from circuits.replacements import DIRECTION, Clean

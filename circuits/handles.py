@@ -49,3 +49,13 @@ class Revocable:
 def on_hook_point(hook: nn.Module, function: Function) -> Handle:
     """A hook point that stands in line: its output is what the model goes on with."""
     return hook.register_forward_hook(lambda module, inputs, output: function(output))
+
+
+def before_module(module: nn.Module, function: Function) -> Handle:
+    """What comes to a module of one input, before any other hook of it."""
+
+    def replaced(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        new = function(inputs[0])
+        return None if new is None else (new, *inputs[1:])
+
+    return module.register_forward_pre_hook(replaced, prepend=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from circuits.bridges import FAMILY as BRIDGE
 from circuits.bridges import NativeBridge
 from circuits.errors import CircuitsError
-from circuits.handles import Function, Handle, Handles, Revocable, on_hook_point
+from circuits.handles import Function, Handle, Handles, Revocable, before_module, on_hook_point
 from circuits.layouts import refuse_other_blocks, refuse_unproved
 from circuits.sites import KINDS, Site, SiteKind
 
@@ -177,6 +177,35 @@ class Surface:
         if self._bridge is not None:
             return Handles(ours, self._bridge.on_forward(hook, ours))
         return Handles(ours, on_hook_point(self.hooks[hook], ours))
+
+    def before(self, hook: str, function: Function) -> Handle:
+        """Call `function` with what comes to the hook point, before anything that hangs there; what it returns, unless
+        None, comes there instead.
+        """
+        ours = Revocable(function)
+        if self._bridge is not None:
+            return Handles(ours, self._bridge.before(hook, ours))
+        return Handles(ours, before_module(self.hooks[hook], ours))
+
+    def before_mlp(self, layer: int, function: Function) -> Handle:
+        """Call `function` with the residual stream that the MLP of a layer reads; what it returns, the MLP reads."""
+        ours = Revocable(function)
+        if self._bridge is not None:
+            # The norm's own hook point, past which nothing goes on but the MLP: after all that hangs there now.
+            return Handles(ours, on_hook_point(self.hooks[KINDS["resid_mid"].hook.format(layer)], ours))
+        inner = "hook_mlp_in" if getattr(self.model.cfg, "use_hook_mlp_in", False) else "ln2"
+        return Handles(ours, before_module(self.model.get_submodule(f"blocks.{layer}.{inner}"), ours))
+
+    def through(self, hook: str, activation: Tensor) -> Tensor:
+        """What all that hangs at a hook point makes of an activation; the same object where nothing changes it."""
+        if self._bridge is not None:
+            return self._bridge.through(hook, activation)
+        found: Tensor = self.hooks[hook](activation)
+        return found
+
+    @property
+    def bridged(self) -> bool:
+        return self._bridge is not None
 
     def on_run(
         self, begin: Begin, end: Callable[[], None] | None = None, direct: Direct | None = None
