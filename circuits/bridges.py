@@ -164,8 +164,8 @@ class _Stream:
         return new
 
     def _carry(self, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        moved, self._moved = self._moved, None
-        return None if moved is None else (inputs[0] + moved, *inputs[1:])
+        # Kept until the next write: what comes to the block's end may be asked what goes on from there (`through`).
+        return None if self._moved is None else (inputs[0] + self._moved, *inputs[1:])
 
 
 class _Port:
