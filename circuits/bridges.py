@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.handles import Function, Handle, Handles, before_module, on_hook_point
+from circuits.handles import Function, Handle, Handles, before_module, bound, on_hook_point
 from circuits.sites import KINDS
 
 FAMILY = "TransformerBridge"
@@ -106,7 +106,7 @@ class NativeBridge:
         # called by every route.
         return Handles(
             self._native.register_forward_pre_hook(
-                lambda module, args, kwargs: begin(*_for_bridge(args, kwargs)), with_kwargs=True
+                lambda module, args, kwargs: begin(*_for_bridge(module, args, kwargs)), with_kwargs=True
             ),
             self._native.register_forward_hook(lambda module, inputs, output: end(), always_call=True),
         )
@@ -123,11 +123,14 @@ class NativeBridge:
         return _inner(_inner(self._blocks[layer]).attn)
 
 
-def _for_bridge(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the wrapped model was given, as the bridge takes it."""
-    rest = dict(kwargs)
-    vectors = rest.pop("inputs_embeds", None)
-    return (args if vectors is None else (vectors,)), rest
+def _for_bridge(
+    native: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the wrapped model was given, as the bridge takes it: the inputs, and all arguments by name."""
+    given = bound(type(native).forward, args, kwargs)
+    vectors = given.pop("inputs_embeds", None)
+    tokens = given.get("input_ids", args[0] if args else None)
+    return (tokens if vectors is None else vectors,), given
 
 
 def _pattern_in_line(attention: Any) -> bool:

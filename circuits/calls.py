@@ -1,4 +1,4 @@
-"""One call of the model under interventions, and the passes on the same inputs that some of them need first."""
+"""One call of the model under interventions: what it was given, and what is known of it on the way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CACHED = "a key-value cache"
 
 
 def unusual(kwargs: Mapping[str, Any]) -> str | None:
-    """What, of a call's inputs, makes the model do something else than on its tokens alone, if anything does."""
+    """What, of a call's arguments, makes the model do something else than on its tokens alone, if anything does."""
     mask, places = kwargs.get("attention_mask"), kwargs.get("position_ids")
     if mask is not None and not bool(torch.as_tensor(mask).bool().all()):
         return "padding"
@@ -34,12 +34,9 @@ def unusual(kwargs: Mapping[str, Any]) -> str | None:
 class Frame:
     """One run of the model: what it was called with, and what was found in it."""
 
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)  # by the argument's name
     tokens: Tensor | None = None
-    whole: bool = (
-        False  # whether these are all inputs of the whole model, so that it can be run on them again
-    )
+    whole: bool = False  # whether it is the whole model's, which was called
     prepared: dict[int, Any] = field(default_factory=dict)  # by id of the write
     reads: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by id of the write
     known: dict[Hashable, Any] = field(default_factory=dict)
@@ -65,7 +62,7 @@ class Call:
 
     def begin(self, writes: Sequence[Write], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The model is about to run on these inputs."""
-        self._frames.append(Frame(args, kwargs, self.surface.tokens_of(args, kwargs), whole=True))
+        self._frames.append(Frame(kwargs, self.surface.tokens_of(args, kwargs), whole=True))
         self._prepare(writes)
 
     def end(self) -> None:
@@ -74,11 +71,11 @@ class Call:
 
     def begin_unseen(self, writes: Sequence[Write], kwargs: Mapping[str, Any]) -> None:
         """The model runs on inputs that are not known, but for these arguments of its first block."""
-        self._frames[:] = [Frame(kwargs=kwargs)]
+        self._frames[:] = [Frame(kwargs)]
         self._prepare(writes)
 
     def _prepare(self, writes: Sequence[Write]) -> None:
-        odd = unusual(self.frame.kwargs)
+        odd = unusual(self.frame.given)
         for write in writes:
             if odd is not None and write.replacement.references(write):
                 raise CircuitsError(

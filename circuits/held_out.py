@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.snapshots import Snapshot, parse_positions, select_positions
+from circuits.snapshots import Snapshot, is_bool, parse_positions, refuse_numbers_as_mask, select_positions
 
 #: The split that every probe has.
 ALL = "all"
@@ -84,6 +84,10 @@ def _read_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:
                 raise TypeError
             return test.cpu().nonzero().flatten()
         if isinstance(test, bool | str | float):
+            raise TypeError
+        refuse_numbers_as_mask(test, "probe: test", f"[{batch}] of examples")
+        test = tuple(test)
+        if any(map(is_bool, test)):
             raise TypeError
         if isinstance(test, int | np.integer):
             if not 0 < test < batch:

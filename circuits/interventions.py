@@ -58,6 +58,9 @@ class Replacement(ABC):
         """The clean passes it needs; what they give arrives under the same names in `Firing.references`."""
         return {}
 
+    def check(self, surface: Surface, label: str) -> None:  # noqa: B027 most have nothing to check
+        """Refuse a model with which it would not mean what it says, before any run."""
+
     def reads(self, write: Write) -> dict[str, str]:
         """Other hooks of the same forward pass whose activations it needs: name in `Firing.reads` -> hook."""
         return {}

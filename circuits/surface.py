@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from circuits.bridges import FAMILY as BRIDGE
 from circuits.bridges import NativeBridge
 from circuits.errors import CircuitsError
-from circuits.handles import Function, Handle, Handles, Revocable, before_module, on_hook_point
+from circuits.handles import Function, Handle, Handles, Revocable, before_module, bound, on_hook_point
 from circuits.layouts import refuse_other_blocks, refuse_unproved
 from circuits.sites import KINDS, Site, SiteKind
 
@@ -212,24 +212,29 @@ class Surface:
     ) -> Handle:
         """Call `begin(args, kwargs)` whenever the whole model starts to run, and `end()` when it has ended or failed.
 
-        `model(*args, **kwargs)` runs it again. Runs may be nested: a hook may call the model. `run_with_hooks` of a
-        HookedTransformer goes round the model's own __call__, so that its inputs stay unknown: then
-        `direct(kwargs of the first block)` is called, and no `end`.
+        kwargs are all arguments by name, those in `args` too. Runs may be nested: a hook may call the model.
+        `run_with_hooks` of a HookedTransformer goes round the model's own __call__, so that its inputs stay unknown:
+        then `direct(arguments of the first block)` is called, and no `end`.
         """
         runs = _Runs(begin, end, direct)
         started, over, entered = Revocable(runs.start), Revocable(runs.end), Revocable(runs.enter)
         if self._bridge is not None:
             return Handles(started, over, self._bridge.on_run(started, over))
         first = self.model.get_submodule("blocks.0")
+        # A class of the user's may take them as they come and hand them on.
+        forward = next(base for base in type(self.model).__mro__ if base.__name__ == self.family).forward
         return Handles(
             started,
             over,
             entered,
             self.model.register_forward_pre_hook(
-                lambda module, args, kwargs: started(args, kwargs), with_kwargs=True
+                lambda module, args, kwargs: started(args, bound(forward, args, kwargs)), with_kwargs=True
             ),
             self.model.register_forward_hook(lambda module, inputs, output: over(), always_call=True),
-            first.register_forward_pre_hook(lambda module, args, kwargs: entered(kwargs), with_kwargs=True),
+            first.register_forward_pre_hook(
+                lambda module, args, kwargs: entered(bound(type(module).forward, args, kwargs)),
+                with_kwargs=True,
+            ),
         )
 
     def tokens_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:

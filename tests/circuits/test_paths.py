@@ -342,7 +342,7 @@ def test_all_edges_cut_at_once_give_the_source_run(featured, tokens, other_token
 
 
 def test_all_edges_cut_at_once_in_single_precision(deep, tokens, other_tokens):
-    deep.float()
+    deep.float().cfg.dtype = torch.float32
     source, found = run(deep, other_tokens), run(deep, tokens, *every_edge(deep, other_tokens))
     assert float((found - source).abs().max()) <= 1e-5 * float(source.abs().max())
 
@@ -372,7 +372,8 @@ def test_sweeps_of_several_paths(deep, tokens, other_tokens, engine):
             for one in variants.values()
         ]
         np.testing.assert_allclose(frame["value"], [float(metric(x).mean()) for x in outputs], rtol=1e-11)
-        assert list(frame["null_effect"]) == [False, False, False, True]
+        # In chunks z differs by rounding from what was cached of all examples.
+        assert list(frame["null_effect"]) == [False, False, False, chunk == 100]
 
 
 @pytest.mark.parametrize(
