@@ -222,7 +222,8 @@ class Surface:
             return Handles(started, over, self._bridge.on_run(started, over))
         first = self.model.get_submodule("blocks.0")
         # A class of the user's may take them as they come and hand them on.
-        forward = next(base for base in type(self.model).__mro__ if base.__name__ == self.family).forward
+        family: Any = next(base for base in type(self.model).__mro__ if base.__name__ == self.family)
+        forward = family.forward
         return Handles(
             started,
             over,
