@@ -98,12 +98,13 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
         renew(surface)
         yield
     # Only reached when the body raised nothing, and with every hook already off.
-    for write, count in zip(writes, fired, strict=True):
+    counts: list[tuple[str, Write | Receiver, int]] = [
+        *((write.label, write, count) for write, count in zip(writes, fired, strict=True)),
+        *((cut.label, cut.receiver, int(cut.receiver.hook in received)) for cut in cuts),
+    ]
+    for label, place, count in counts:
         if count == 0:
-            raise CircuitsError(_silent(surface, write.label, write, runs.count))
-    for cut in cuts:
-        if cut.receiver.hook not in received:
-            raise CircuitsError(_silent(surface, cut.label, cut.receiver, runs.count))
+            raise CircuitsError(_silent(surface, label, place, runs.count))
 
 
 def _silent(surface: Surface, label: str, write: Write | Receiver, runs: int) -> str:

@@ -85,14 +85,14 @@ def _read_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:
             return test.cpu().nonzero().flatten()
         if isinstance(test, bool | str | float):
             raise TypeError
-        refuse_numbers_as_mask(test, "probe: test", f"[{batch}] of examples")
-        test = tuple(test)
-        if any(map(is_bool, test)):
-            raise TypeError
         if isinstance(test, int | np.integer):
             if not 0 < test < batch:
                 raise TypeError
             return torch.randperm(batch, generator=generator)[: int(test)].sort().values
+        refuse_numbers_as_mask(test, "probe: test", f"[{batch}] of examples")
+        test = tuple(test)
+        if any(map(is_bool, test)):
+            raise TypeError
         chosen = sorted({operator.index(example) for example in test})
     except TypeError as error:
         raise CircuitsError(
