@@ -12,23 +12,24 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from circuits.calls import Call, writer
+from circuits.cuts import check_cuts, cutting, renew
 from circuits.errors import CircuitsError
 from circuits.handles import Handle
-from circuits.interventions import Intervention, Swap, Write
+from circuits.interventions import Cut, Intervention, Receiver, Step, Swap, Write
 from circuits.locks import exclusive
 from circuits.references import Reference, References
 from circuits.sites import closest_sites
 from circuits.state import replaced, state_of
 from circuits.surface import Surface
 
-Plan = tuple[Write | Swap, ...]
+Plan = tuple[Step, ...]
 
 
 def planned(interventions: Iterable[Any], surface: Surface) -> Plan:
-    """All writes and swaps of all interventions, in argument order; every fault that shows without a run is
+    """All writes, swaps and cuts of all interventions, in argument order; every fault that shows without a run is
     raised here.
     """
-    plan: list[Write | Swap] = []
+    plan: list[Step] = []
     for intervention in interventions:
         if not isinstance(intervention, Intervention):
             raise CircuitsError(
@@ -36,6 +37,8 @@ def planned(interventions: Iterable[Any], surface: Surface) -> Plan:
                 "make one with ablate, patch, transplant, permute or edit"
             )
         plan += intervention.plan(surface)
+    if cuts := [step for step in plan if isinstance(step, Cut)]:
+        check_cuts(cuts, surface)
     return tuple(plan)
 
 
@@ -48,7 +51,8 @@ def intervene(model: Any, *interventions: Intervention) -> Iterator[Any]:
 
     Weights are edited first, then activations in argument order, a later edit seeing what an earlier one left,
     and what hooks of the user's that were there before left; blocks may be nested, and an inner block adds to
-    the outer one. Clean passes that an intervention needs (`reference=`, `source=`) are run on the model as it
+    the outer one. Paths (`patch.path`) act together, wherever they stand: the run that they change is the one with all
+    other edits. Clean passes that an intervention needs (`reference=`, `source=`) are run on the model as it
     was before our outermost block, in eval mode and without gradients. Modes and gradients of the block itself
     are left alone. On any exit only what was added here is removed, and weights are what they were, bit for bit.
 
@@ -67,11 +71,12 @@ def intervene(model: Any, *interventions: Intervention) -> Iterator[Any]:
             yield model
 
 
-def wanted(plan: Iterable[Write | Swap]) -> Iterator[Reference]:
+def wanted(plan: Iterable[Step]) -> Iterator[Reference]:
     """The clean passes that a plan needs."""
     for step in plan:
-        if isinstance(step, Write):
-            yield from step.replacement.references(step).values()
+        if not isinstance(step, Swap):
+            write = step.sender if isinstance(step, Cut) else step
+            yield from write.replacement.references(write).values()
 
 
 @contextmanager
@@ -79,12 +84,13 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
     """Put a plan onto the model. Its clean passes must have been fetched."""
     writes = [step for step in plan if isinstance(step, Write)]
     swaps = [step for step in plan if isinstance(step, Swap)]
+    cuts = [step for step in plan if isinstance(step, Cut)]
     state = state_of(surface.model)
     call = Call(surface, references, state)
     fired = [0] * len(writes)
     with ExitStack() as stack:
         stack.enter_context(replaced(surface.model, [(swap.parameter, swap.value.tensor) for swap in swaps]))
-        runs = _Runs(call, writes)
+        runs = _Runs(call, [*writes, *(cut.sender for cut in cuts)])
         stack.callback(surface.on_run(runs.begin, runs.end, runs.begin_unseen).remove)
         for index, write in enumerate(writes):
             hook_function = writer(write, call, partial(_count, fired, index))
@@ -93,19 +99,25 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
             for name, hook in write.replacement.reads(write).items():
                 stack.enter_context(_reading(surface, hook, partial(_read, call, write, name)))
         _put_readers_last(surface)
+        received = stack.enter_context(cutting(surface, cuts, call))
+        renew(surface)
         yield
     # Only reached when the body raised nothing, and with every hook already off.
-    for write, count in zip(writes, fired, strict=True):
+    counts: list[tuple[str, Write | Receiver, int]] = [
+        *((write.label, write, count) for write, count in zip(writes, fired, strict=True)),
+        *((cut.label, cut.receiver, int(cut.receiver.hook in received)) for cut in cuts),
+    ]
+    for label, place, count in counts:
         if count == 0:
-            raise CircuitsError(_silent(surface, write, runs.count))
+            raise CircuitsError(_silent(surface, label, place, runs.count))
 
 
-def _silent(surface: Surface, write: Write, runs: int) -> str:
+def _silent(surface: Surface, label: str, write: Write | Receiver, runs: int) -> str:
     if runs == 0:
-        return f"{write.label}: the model was not run inside the block"
+        return f"{label}: the model was not run inside the block"
     others = [name for name in surface.site_names() if name != write.kind.name]
     return (
-        f"{write.label}: {write.hook} never fired in {runs} run(s), so nothing was edited; the model has it switched "
+        f"{label}: {write.hook} never fired in {runs} run(s), so nothing was edited; the model has it switched "
         f"off, or the run stopped before it; closest sites: {', '.join(closest_sites(write.hook, others))}"
     )
 

@@ -14,7 +14,7 @@ from circuits.errors import CircuitsError
 from circuits.places import Place
 from circuits.selection import looks_like_heads, parse_heads
 from circuits.sites import Site
-from circuits.snapshots import Positions, Snapshot, parse_positions, plain
+from circuits.snapshots import Positions, Snapshot, parse_positions, plain, refuse_numbers_as_mask
 
 
 def read_what(what: Any, verb: str) -> tuple[tuple[Place, ...], bool]:
@@ -64,6 +64,8 @@ def read_neurons(neurons: Any, verb: str) -> tuple[tuple[int, ...], int | None]:
             )
         size = len(neurons)
         neurons = neurons.nonzero().flatten()
+    else:
+        refuse_numbers_as_mask(neurons, f"{verb}: neurons", "[d_mlp]")
     return read_indices(neurons, verb, "neurons") or (), size
 
 

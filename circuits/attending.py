@@ -14,6 +14,7 @@ from circuits.arguments import read_indices, read_queries
 from circuits.errors import CircuitsError
 from circuits.handles import Function
 from circuits.modes import evaluating
+from circuits.padding import refuse_padding
 from circuits.recording import keep_in, listening
 from circuits.replacements import visible
 from circuits.sites import KINDS
@@ -99,8 +100,14 @@ def chunks(
         yield slice(start, min(start + step, len(tokens)))
 
 
-def selected_queries(queries: Any, positions: Any, tokens: Tensor, verb: str) -> Tensor:
+def selected_queries(surface: Surface, queries: Any, positions: Any, tokens: Tensor, verb: str) -> Tensor:
     """bool [batch pos]: true at the queries that count."""
+    found = _selected(queries, positions, tokens, verb)
+    refuse_padding(surface, tokens, found, verb, "leave it out with queries=, a mask [batch pos]")
+    return found
+
+
+def _selected(queries: Any, positions: Any, tokens: Tensor, verb: str) -> Tensor:
     chosen = read_queries(queries, positions, verb)
     batch, length = tokens.shape[:2]
     if chosen is None:

@@ -76,7 +76,7 @@ def attention(
     verb = "patterns.attention"
     surface, tokens = Surface.of(model), read_run_tokens(tokens, verb)
     chosen = read_layers(layers, surface, verb)
-    selected = selected_queries(queries, positions, tokens, verb)
+    selected = selected_queries(surface, queries, positions, tokens, verb)
     length = tokens.shape[1]
     total = torch.zeros(len(chosen), surface.n_heads, length, length, dtype=torch.float64)
     spread, most = torch.zeros(2, len(chosen), surface.n_heads, dtype=torch.float64)

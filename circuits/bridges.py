@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.handles import Function, Handle, Handles, on_hook_point
+from circuits.handles import Function, Handle, Handles, before_module, bound, on_hook_point
 from circuits.sites import KINDS
 
 FAMILY = "TransformerBridge"
@@ -30,6 +30,9 @@ _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, to
 
 # What results are promised to be right to, of the largest entry.
 _PROMISED = {torch.float64: 1e-10, torch.float32: 1e-5}
+
+# Where the model has the heads side by side on one axis.
+_BY_HEAD = ("q", "k", "v", "z")
 
 # What the attention of the wrapped model must have for its scores to be rebuilt.
 _NEEDED = (
@@ -76,13 +79,28 @@ class NativeBridge:
         if layer is None:
             return on_hook_point(module, given)
         attention = self._attention(layer)
-        if site in ("q", "k", "v", "z"):
+        if site in _BY_HEAD:
             return on_hook_point(module, _by_head(given, int(attention.d_head)))
         if site == "resid_mid":
             return _Stream(given).put_on(module, self._hooks[KINDS["resid_post"].hook.format(layer)])
         if site == "scores" or (site == "pattern" and not _pattern_in_line(attention)):
             return _port(attention, layer).listen(site, given)
         return on_hook_point(module, given)
+
+    def before(self, hook: str, function: Function) -> Handle:
+        site, layer = self._sites.get(hook, (hook, None))
+        given = self._when_used(layer, function)
+        if layer is not None and site in _BY_HEAD:
+            given = _by_head(given, int(self._attention(layer).d_head))
+        return before_module(self._hooks[hook], given)
+
+    def through(self, hook: str, activation: Tensor) -> Tensor:
+        site, layer = self._sites.get(hook, (hook, None))
+        if layer is None or site not in _BY_HEAD:
+            found: Tensor = self._hooks[hook](activation)
+            return found
+        by_head: Tensor = self._hooks[hook](activation.flatten(-2)).unflatten(-1, activation.shape[-2:])
+        return by_head
 
     def on_run(
         self, begin: Callable[[tuple[Any, ...], Mapping[str, Any]], None], end: Callable[[], None]
@@ -91,7 +109,7 @@ class NativeBridge:
         # called by every route.
         return Handles(
             self._native.register_forward_pre_hook(
-                lambda module, args, kwargs: begin(*_for_bridge(args, kwargs)), with_kwargs=True
+                lambda module, args, kwargs: begin(*_for_bridge(module, args, kwargs)), with_kwargs=True
             ),
             self._native.register_forward_hook(lambda module, inputs, output: end(), always_call=True),
         )
@@ -108,11 +126,14 @@ class NativeBridge:
         return _inner(_inner(self._blocks[layer]).attn)
 
 
-def _for_bridge(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the wrapped model was given, as the bridge takes it."""
-    rest = dict(kwargs)
-    vectors = rest.pop("inputs_embeds", None)
-    return (args if vectors is None else (vectors,)), rest
+def _for_bridge(
+    native: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the wrapped model was given, as the bridge takes it: the inputs, and all arguments by name."""
+    given = bound(type(native).forward, args, kwargs)
+    vectors = given.pop("inputs_embeds", None)
+    tokens = given.get("input_ids", args[0] if args else None)
+    return (tokens if vectors is None else vectors,), given
 
 
 def _pattern_in_line(attention: Any) -> bool:
@@ -151,10 +172,10 @@ class _Stream:
         return new
 
     def _carry(self, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        moved, self._moved = self._moved, None
-        if moved is None:
+        # Kept until the next write: what comes to the block's end may be asked what goes on from there (`through`).
+        if self._moved is None:
             return None
-        stream = inputs[0] + moved
+        stream = inputs[0] + self._moved
         # What was rounded away beside the old stream does not come back when that goes. Half precision promises less.
         rounding, least = torch.finfo(stream.dtype).eps * self._largest, float(stream.detach().abs().max())
         if rounding > _PROMISED.get(stream.dtype, torch.inf) * least:

@@ -1,8 +1,8 @@
-"""One call of the model under interventions, and the passes on the same inputs that some of them need first."""
+"""One call of the model under interventions: what it was given, and what is known of it on the way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,17 +12,15 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions import Firing, Write
-from circuits.modes import evaluating
-from circuits.recording import listening, recording
 from circuits.references import References
-from circuits.state import State, suspended
+from circuits.state import State
 from circuits.surface import Surface
 
 CACHED = "a key-value cache"
 
 
 def unusual(kwargs: Mapping[str, Any]) -> str | None:
-    """What, of a call's inputs, makes the model do something else than on its tokens alone, if anything does."""
+    """What, of a call's arguments, makes the model do something else than on its tokens alone, if anything does."""
     mask, places = kwargs.get("attention_mask"), kwargs.get("position_ids")
     if mask is not None and not bool(torch.as_tensor(mask).bool().all()):
         return "padding"
@@ -36,12 +34,9 @@ def unusual(kwargs: Mapping[str, Any]) -> str | None:
 class Frame:
     """One run of the model: what it was called with, and what was found in it."""
 
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)  # by the argument's name
     tokens: Tensor | None = None
-    whole: bool = (
-        False  # whether these are all inputs of the whole model, so that it can be run on them again
-    )
+    whole: bool = False  # whether it is the whole model's, which was called
     prepared: dict[int, Any] = field(default_factory=dict)  # by id of the write
     reads: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by id of the write
     known: dict[Hashable, Any] = field(default_factory=dict)
@@ -49,11 +44,7 @@ class Frame:
 
 @dataclass
 class Call:
-    """The runs of the model under some writes: the one under way, and those that it was called from.
-
-    `run` calls the model on the same inputs again, without any of our edits but those given, in eval mode, no
-    gradients.
-    """
+    """The runs of the model under some writes: the one under way, and those that it was called from."""
 
     surface: Surface
     references: References
@@ -71,7 +62,7 @@ class Call:
 
     def begin(self, writes: Sequence[Write], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The model is about to run on these inputs."""
-        self._frames.append(Frame(args, kwargs, self.surface.tokens_of(args, kwargs), whole=True))
+        self._frames.append(Frame(kwargs, self.surface.tokens_of(args, kwargs), whole=True))
         self._prepare(writes)
 
     def end(self) -> None:
@@ -80,11 +71,11 @@ class Call:
 
     def begin_unseen(self, writes: Sequence[Write], kwargs: Mapping[str, Any]) -> None:
         """The model runs on inputs that are not known, but for these arguments of its first block."""
-        self._frames[:] = [Frame(kwargs=kwargs)]
+        self._frames[:] = [Frame(kwargs)]
         self._prepare(writes)
 
     def _prepare(self, writes: Sequence[Write]) -> None:
-        odd = unusual(self.frame.kwargs)
+        odd = unusual(self.frame.given)
         for write in writes:
             if odd is not None and write.replacement.references(write):
                 raise CircuitsError(
@@ -111,27 +102,6 @@ class Call:
         if key not in known:
             known[key] = compute()
         return known[key]
-
-    def run(self, writes: Sequence[Write], wanted: Iterable[str]) -> dict[str, Tensor]:
-        """The activations at the hooks `wanted` under `writes` alone."""
-        frame = self.frame
-        if unusual(frame.kwargs) == CACHED:
-            raise CircuitsError(
-                f"a path needs passes on the run's own tokens, which {CACHED} would remember; run without"
-            )
-        alone = State(rows=self.state.rows, total=self.state.total)
-        inner = Call(self.surface, self.references, alone, [frame])
-        functions = [(write.hook, writer(write, inner)) for write in writes]
-        model = self.surface.model
-        with (
-            suspended(model),
-            evaluating(model),
-            torch.no_grad(),
-            listening(self.surface, functions),
-            recording(self.surface, wanted) as seen,
-        ):
-            model(*frame.args, **frame.kwargs)
-        return seen
 
 
 def writer(

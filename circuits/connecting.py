@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from circuits.arguments import read_choice
+from circuits.cuts import RECEIVERS, SENDERS, order_of
 from circuits.gradients import EXAMPLES_PER_PASS, Pair, Run, between, change, midpoints, undisturbed
 from circuits.metrics import PerExample, read_values
-from circuits.paths import RECEIVERS, SENDERS, Path, order_of
+from circuits.paths import Path
 from circuits.places import Edit, Place
 from circuits.ranking import Candidate, Counts, ranked, read_steps, refuse_inside_blocks
 from circuits.replacements import DIRECTION, Clean
@@ -38,7 +39,7 @@ class End:
     name: str
     place: Place
     layer: int | None
-    hook: str
+    hook: str  # where it is read or, of an MLP that receives, what comes of that
     order: int  # in which it is computed
 
     @property
@@ -188,7 +189,7 @@ def _to_stream(run: Run, receiver: End, stream: str, slope: Tensor) -> Tensor:
         alone = torch.zeros_like(slope)
         alone[:, :, receiver.head] = slope[:, :, receiver.head]
         slope = alone
-    # Between the two there is the LayerNorm and one projection: the model's own, as it has just computed them.
+    # Between the two there is the LayerNorm and one projection, or the MLP: the model's own, as it has just run.
     (found,) = torch.autograd.grad(run.at[receiver.hook], run.at[stream], slope, retain_graph=True)
     return found
 
@@ -263,7 +264,11 @@ def _receivers(surface: Surface) -> list[End]:
     for site in ("q", "k", "v"):
         found += _ends(surface, site, RECEIVERS, heads=surface.head_count(KINDS[site]) == surface.n_heads)
     if KINDS["mlp_pre"].hook.format(0) in surface.hooks:
-        found += _ends(surface, "mlp_pre", RECEIVERS, heads=False)
+        # Of all that reads from the stream, and not of what a gated MLP calls hook_pre alone.
+        found += [
+            replace(one, hook=KINDS["mlp_out"].hook.format(one.layer))
+            for one in _ends(surface, "mlp_pre", RECEIVERS, heads=False)
+        ]
     last = Site("resid_post", surface.n_layers - 1)
     order = order_of(last.name, last.layer, RECEIVERS)
     found.append(End("output", Place(last), last.layer, last.hook(), order))

@@ -95,7 +95,7 @@ def follow(
         )
     chosen = read_layers(layers, surface, verb)
     seed, draws = read_seed(seed, verb), read_draws(draws, verb)
-    selected = selected_queries(queries, positions, tokens, verb)
+    selected = selected_queries(surface, queries, positions, tokens, verb)
     order = derangement(len(tokens), seed)
     member = torch.nn.functional.one_hot(of_key).double().to(surface.device)  # [key group]
     sums = np.zeros((2, len(chosen), surface.n_heads, len(tokens)))

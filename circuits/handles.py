@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -57,3 +58,31 @@ class Revocable:
 def on_hook_point(hook: nn.Module, function: Function) -> Handle:
     """A hook point that stands in line: its output is what the model goes on with."""
     return hook.register_forward_hook(lambda module, inputs, output: function(output))
+
+
+def before_module(module: nn.Module, function: Function) -> Handle:
+    """What comes to a module of one input, before any other hook of it."""
+
+    def replaced(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        new = function(inputs[0])
+        return None if new is None else (new, *inputs[1:])
+
+    return module.register_forward_pre_hook(replaced, prepend=True)
+
+
+def bound(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of a call by name, those too that were given by their place.
+
+    Args:
+        forward: the function that takes them, with `self` first.
+    """
+    signature = inspect.signature(forward)
+    try:
+        found = dict(signature.bind(None, *args, **kwargs).arguments)
+    except TypeError:
+        # The call itself is about to fail, in its own words.
+        return dict(kwargs)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            found |= found.pop(name, {})
+    return found

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.snapshots import Snapshot, parse_positions, select_positions
+from circuits.snapshots import Snapshot, is_bool, parse_positions, refuse_numbers_as_mask, select_positions
 
 #: The split that every probe has.
 ALL = "all"
@@ -89,6 +89,10 @@ def _read_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:
             if not 0 < test < batch:
                 raise TypeError
             return torch.randperm(batch, generator=generator)[: int(test)].sort().values
+        refuse_numbers_as_mask(test, "probe: test", f"[{batch}] of examples")
+        test = tuple(test)
+        if any(map(is_bool, test)):
+            raise TypeError
         chosen = sorted({operator.index(example) for example in test})
     except TypeError as error:
         raise CircuitsError(

@@ -1,6 +1,6 @@
 """What an intervention is: a frozen value that names places and what to put there, without a model.
 
-An intervention is turned into `Write`s (activations) and `Swap`s (weights) when a model is at hand
+An intervention is turned into `Write`s (activations), `Swap`s (weights) and `Cut`s (edges) when a model is at hand
 (`Intervention.plan`); `applying` carries them out.
 """
 
@@ -57,6 +57,9 @@ class Replacement(ABC):
     def references(self, write: Write) -> dict[str, Reference]:
         """The clean passes it needs; what they give arrives under the same names in `Firing.references`."""
         return {}
+
+    def check(self, surface: Surface, label: str) -> None:  # noqa: B027 most have nothing to check
+        """Refuse a model with which it would not mean what it says, before any run."""
 
     def reads(self, write: Write) -> dict[str, str]:
         """Other hooks of the same forward pass whose activations it needs: name in `Firing.reads` -> hook."""
@@ -144,11 +147,38 @@ class Swap:
     value: Snapshot
 
 
+@dataclass(frozen=True)
+class Receiver:
+    """What reads from the residual stream: heads at q, k or v, an MLP (mlp_pre), or all that follows (resid_post)."""
+
+    hook: str
+    kind: SiteKind
+    layer: int
+    heads: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Edges from one sender to some receivers, which hear what the sender is replaced by, and not the run's.
+
+    All cuts of a run act together (`cuts`).
+    """
+
+    label: str
+    sender: Write
+    receiver: Receiver
+    through: str | None = None
+
+
+#: What an intervention does on one model.
+Step = Write | Swap | Cut
+
+
 class Intervention(ABC):
     """A change to a forward pass. A value: frozen, without a model, compared by content."""
 
     @abstractmethod
-    def plan(self, surface: Surface) -> tuple[Write | Swap, ...]:
+    def plan(self, surface: Surface) -> tuple[Step, ...]:
         """What it means on this model; `CircuitsError` where it does not fit. Changes nothing."""
 
     @abstractmethod

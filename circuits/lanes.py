@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from circuits.calls import Call, replacement_for
-from circuits.interventions import Replacement, Swap, Write
+from circuits.interventions import Cut, Replacement, Step, Swap, Write
 from circuits.replacements import Computed, Uniform
 from circuits.replaying import NotReplayed
 from circuits.sites import KINDS
@@ -69,12 +69,14 @@ def runs_nothing(lane: Lane) -> bool:
     )
 
 
-def lane_of(index: int, plan: Iterable[Write | Swap], n_layers: int) -> Lane:
+def lane_of(index: int, plan: Iterable[Step], n_layers: int) -> Lane:
     """Raises `NotReplayed` for a variant that is not for this engine."""
     writes: dict[Place, list[Write]] = {}
     for step in plan:
         if isinstance(step, Swap):
             raise NotReplayed("it edits weights")
+        if isinstance(step, Cut):
+            raise NotReplayed("what a path's receiver hears is computed along with a whole run")
         site = step.kind.name
         if site not in KINDS:
             raise NotReplayed(f"{step.hook} is not replayed")

@@ -103,7 +103,7 @@ def scores(
     surface, tokens = Surface.of(model), read_run_tokens(tokens, verb)
     chosen = read_layers(layers, surface, verb)
     seed, draws = read_seed(seed, verb), read_draws(draws, verb)
-    selected = selected_queries(queries, positions, tokens, verb)
+    selected = selected_queries(surface, queries, positions, tokens, verb)
     if batch is not None and len(batch) != len(tokens):
         raise CircuitsError(f"{verb}: tokens have {len(tokens)} examples, batch has {len(batch)}")
     named = read_templates(templates, tokens, batch is not None)

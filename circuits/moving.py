@@ -77,7 +77,7 @@ def movement(
         )
     chosen = read_layers(layers, surface, verb)
     seed, draws = read_seed(seed, verb), read_draws(draws, verb)
-    selected = selected_queries(queries, positions, tokens, verb)
+    selected = selected_queries(surface, queries, positions, tokens, verb)
     order = derangement(len(tokens), seed)
     sums = np.zeros((2, len(chosen), surface.n_heads, len(tokens)))
     for rows in chunks(surface, tokens, chosen, chunk, verb):

@@ -6,72 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
-from circuits.calls import Call
+from circuits.cuts import RECEIVERS, SENDERS, order_of
 from circuits.errors import CircuitsError
-from circuits.interventions import Firing, Intervention, Replacement, Write
+from circuits.interventions import Cut, Intervention, Receiver
 from circuits.places import Edit, Place
-from circuits.references import Reference
 from circuits.replacements import DIRECTION
-from circuits.sites import KINDS, Site
+from circuits.sites import Site
 from circuits.surface import Surface
-
-#: Where a component's output can be taken, and where it can be received, with their order within a layer.
-SENDERS = {"embed": -2, "pos_embed": -2, "z": 0, "attn_out": 1, "mlp_post": 2, "mlp_out": 3}
-RECEIVERS = {"q": 0, "k": 0, "v": 0, "mlp_pre": 2, "resid_post": 4}
-_PER_LAYER = 10
-
-
-@dataclass(frozen=True, eq=False)
-class Frozen(Replacement):
-    """The activations of a pass on the same inputs."""
-
-    values: dict[str, Tensor]
-
-    def value(self, current: Tensor, firing: Firing) -> Tensor:
-        return self.values[firing.write.hook]
-
-    def describe(self) -> dict[str, Any]:
-        return {"value": "frozen", "hooks": list(self.values)}
-
-
-@dataclass(frozen=True)
-class Received(Replacement):
-    """A receiver's activation when its senders, and nothing else before it, are replaced."""
-
-    senders: tuple[Write, ...]
-    freeze: tuple[Write, ...]  # all that must stay as it is; their replacement is filled in at each run
-    receivers: tuple[str, ...]
-
-    def references(self, write: Write) -> dict[str, Reference]:
-        return {
-            f"{number} {name}": reference
-            for number, sender in enumerate(self.senders)
-            for name, reference in sender.replacement.references(sender).items()
-        }
-
-    def prepare(self, call: Call) -> dict[str, Tensor] | None:
-        if not call.frame.whole:
-            return None
-        found: dict[str, Tensor] = call.once(id(self), lambda: self._receive(call))
-        return found
-
-    def _receive(self, call: Call) -> dict[str, Tensor]:
-        clean = Frozen(call.run((), [write.hook for write in self.freeze]))
-        held = [write.replaced_by(clean) for write in self.freeze]
-        return call.run([*held, *self.senders], self.receivers)
-
-    def value(self, current: Tensor, firing: Firing) -> Tensor:
-        if firing.prepared is None:
-            raise CircuitsError(
-                f"{firing.write.label}: call the whole model; a path is run on its inputs first"
-            )
-        value: Tensor = firing.prepared[firing.write.hook]
-        return value
-
-    def describe(self) -> dict[str, Any]:
-        return {"value": "received", "receivers": list(self.receivers)}
 
 
 @dataclass(frozen=True)
@@ -82,7 +23,7 @@ class Path(Intervention):
     receivers: tuple[Place, ...]
     through: str | None
 
-    def plan(self, surface: Surface) -> tuple[Write, ...]:
+    def plan(self, surface: Surface) -> tuple[Cut, ...]:
         senders = self.sender.plan(surface)
         try:
             # Without a receiver the path leads to the read-out.
@@ -97,28 +38,12 @@ class Path(Intervention):
                 raise CircuitsError(
                     f"{self.label}: no path to {place.site.kind.name}.{layer}: it is computed before the sender is"
                 )
-        received = Received(
-            senders,
-            self._freeze(surface, senders),
-            tuple(dict.fromkeys(hook for _, _, hook, _ in places)),
-        )
         return tuple(
-            Write(self.label, hook, place.site.kind, layer, received, heads=heads)
+            Cut(self.label, write, Receiver(hook, place.site.kind, layer, heads), self.through)
             for place, layer, hook, heads in places
+            if layer is not None
+            for write in senders
         )
-
-    def _freeze(self, surface: Surface, senders: Sequence[Write]) -> tuple[Write, ...]:
-        """Every head's z, and every MLP's output unless the path may run through MLPs."""
-        sending = {write.hook for write in senders}
-        found: list[Write] = []
-        for name in ("z",) if self.through == "mlps" else ("z", "mlp_out"):
-            for layer in range(surface.n_layers):
-                hook = KINDS[name].hook.format(layer)
-                # An MLP that sends from its neurons must be let on to its output.
-                inner = name == "mlp_out" and KINDS["mlp_post"].hook.format(layer) in sending
-                if hook in surface.hooks and not inner:
-                    found.append(Write(self.label, hook, KINDS[name], layer, _NOTHING))
-        return tuple(found)
 
     def describe(self) -> dict[str, Any]:
         sender = self.sender.describe()
@@ -156,11 +81,3 @@ def check_ends(sender: Site, receivers: Sequence[Site]) -> None:
                 f"patch.path: {site} does not read from the residual stream; receivers are heads (their q, k and "
                 f"v), {', '.join(RECEIVERS)}"
             )
-
-
-def order_of(name: str, layer: int | None, table: dict[str, int]) -> int:
-    """Where in the order of computation a site comes, by `SENDERS` or `RECEIVERS`."""
-    return table[name] + (_PER_LAYER * layer if layer is not None else -_PER_LAYER)
-
-
-_NOTHING = Frozen({})

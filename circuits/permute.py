@@ -16,6 +16,7 @@ from circuits.arguments import read_indices, read_seed
 from circuits.calls import Call, unusual
 from circuits.errors import CircuitsError
 from circuits.interventions import Firing, Replacement, Write
+from circuits.padding import masks_itself
 from circuits.places import Edit, Place
 from circuits.sites import Site
 from circuits.snapshots import plain
@@ -35,7 +36,9 @@ class Permuted(Replacement):
 
     def prepare(self, call: Call) -> str | None:
         """What in this call makes the model read other rows than the first ones in order, if anything does."""
-        return unusual(call.frame.kwargs)
+        tokens = call.tokens
+        own = tokens is not None and masks_itself(call.surface, tokens)
+        return "padding" if own else unusual(call.frame.given)
 
     def value(self, current: Tensor, firing: Firing) -> Tensor:
         length = current.shape[1]

@@ -121,6 +121,7 @@ class Edit(Intervention):
             ]
         if not writes:
             raise CircuitsError(f"{self.name}: {refusal}")
+        self.replacement.check(surface, self.label)
         return tuple(writes)
 
     def describe(self) -> dict[str, Any]:

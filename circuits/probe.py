@@ -23,6 +23,7 @@ from circuits.errors import CircuitsError
 from circuits.held_out import read_entries
 from circuits.interventions import Intervention
 from circuits.labels import Target, read_targets
+from circuits.padding import refuse_padding
 from circuits.probe_results import Measured, ProbeResult, tabulate
 from circuits.probing import LinearMap, Recipe, Stream, fit, score
 from circuits.scoring import Scores, pooled
@@ -94,6 +95,7 @@ def linear(
     _check_count("draws", draws, 1)
     recipe = _read_recipe(intercept, ridge, folds)
     entries = read_entries(tokens, positions, splits, test, recipe.folds, seed, per_position)
+    refuse_padding(surface, tokens, entries.used, "probe", "leave it out with positions=, a mask [batch pos]")
     wanted = read_targets(targets, kind, tokens)
     step = _examples_per_forward(chunk, tokens)
     alone = entries.positions if per_position else None

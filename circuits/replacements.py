@@ -11,9 +11,11 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions import Firing, Replacement, Write
+from circuits.padding import refuse_padding
 from circuits.references import MeanOver, Reference
 from circuits.sites import KINDS
 from circuits.snapshots import Positions, Snapshot, plain, select_positions
+from circuits.surface import Surface
 
 # Of every patch, as its description names it.
 DIRECTION = "source -> run"
@@ -40,6 +42,14 @@ class Mean(Replacement):
     tokens: Snapshot
     over: str = "batch"
 
+    def check(self, surface: Surface, label: str) -> None:
+        tokens = self.tokens.tensor
+        # Position by position, or of all positions together.
+        used = torch.ones_like(tokens, dtype=torch.bool) if self.over == "batch,pos" else None
+        refuse_padding(
+            surface, tokens, used, f"{label}, reference", "give examples of one length, without it"
+        )
+
     def references(self, write: Write) -> dict[str, Reference]:
         pooled = write.kind.query_axis if self.over == "batch,pos" else None
         return {"mean": Reference(self.tokens, write.hook, MeanOver(pooled))}
@@ -61,6 +71,9 @@ class Resample(Replacement):
 
     tokens: Snapshot
     seed: int
+
+    def check(self, surface: Surface, label: str) -> None:
+        refuse_padding(surface, self.tokens.tensor, None, f"{label}, source", "give examples of one length")
 
     def references(self, write: Write) -> dict[str, Reference]:
         return {"source": Reference(self.tokens, write.hook)}

@@ -120,29 +120,59 @@ def plain(given: Any, what: str) -> Any:
 Positions = tuple[int, ...]
 
 
+class _Array(tuple[int, ...]):
+    """Positions that were given as an array of 0 and 1, each once: of two positions this could be a mask, too."""
+
+
+def refuse_numbers_as_mask(given: Any, what: str, mask: str) -> None:
+    """Refuse whole numbers that must be meant as a mask: 0 and 1 alone, more than once, or as bytes.
+
+    Args:
+        given: an array, a tensor or some other series; anything else passes.
+        mask: what the axes of a mask would be.
+    """
+    is_bytes = isinstance(given, np.ndarray | Tensor) and given.ndim > 0 and given.itemsize == 1
+    if isinstance(given, np.ndarray | Tensor):
+        numbers = given.reshape(-1).tolist() if given.ndim < 2 else []
+    else:
+        numbers = list(given) if isinstance(given, list | tuple) or hasattr(given, "to_numpy") else []
+    numbers = [] if any(isinstance(number, Tensor) or is_bool(number) for number in numbers) else numbers
+    try:
+        told_apart = set(numbers)
+    except TypeError:
+        return
+    if told_apart and told_apart <= {0, 1} and (len(numbers) > len(told_apart) or is_bytes):
+        raise CircuitsError(
+            f"{what}: {len(numbers)} numbers that are all 0 or 1 can be read as a mask {mask} or as the numbers 0 and "
+            "1; give a mask as booleans, and numbers once each, as a list of int"
+        )
+
+
 def parse_positions(given: Any, what: str) -> Positions | Snapshot | None:
     """Positions as a tuple of integers (negative ones count from the end), or a boolean mask, [pos] or [batch pos]."""
     if given is None:
         return None
     given = plain(given, what)
+    is_array = isinstance(given, Tensor)
     if isinstance(given, Tensor) and given.dtype == torch.bool:
         if given.ndim not in (1, 2):
             raise CircuitsError(f"{what}: a mask is [pos] or [batch pos], this one is {list(given.shape)}")
         if not bool(given.any()):
             raise CircuitsError(f"{what}: the mask {list(given.shape)} selects nothing")
         return Snapshot(given)
+    if isinstance(given, Tensor) and given.ndim > 1:
+        raise CircuitsError(
+            f"{what}: positions are one list for all examples, a mask of each example's is boolean; got "
+            f"{str(given.dtype).removeprefix('torch.')} {list(given.shape)}"
+        )
+    refuse_numbers_as_mask(given, what, "[pos]")
     if isinstance(given, Tensor):
-        if given.ndim > 1:
-            raise CircuitsError(
-                f"{what}: positions are one list for all examples, a mask of each example's is boolean; got "
-                f"{str(given.dtype).removeprefix('torch.')} {list(given.shape)}"
-            )
         given = given.reshape(-1).tolist()
     if not isinstance(given, Iterable) or isinstance(given, str):
         given = (given,)
     given = tuple(given)
     try:
-        if any(isinstance(position, bool | np.bool_) for position in given):
+        if any(is_bool(position) for position in given):
             raise TypeError
         found = tuple(dict.fromkeys(operator.index(position) for position in given))
     except TypeError as error:
@@ -151,7 +181,12 @@ def parse_positions(given: Any, what: str) -> Positions | Snapshot | None:
         ) from error
     if not found:
         raise CircuitsError(f"{what}: no position given")
-    return found
+    return _Array(found) if is_array and set(found) == {0, 1} else found
+
+
+def is_bool(number: Any) -> bool:
+    """Whether it is a truth value, which Python would take for 0 or 1."""
+    return isinstance(number, bool | np.bool_) or (isinstance(number, Tensor) and number.dtype == torch.bool)
 
 
 def select_positions(positions: Positions, length: int, what: str) -> Tensor:
@@ -159,6 +194,8 @@ def select_positions(positions: Positions, length: int, what: str) -> Tensor:
     wrong = [position for position in positions if not -length <= position < length]
     if wrong:
         raise CircuitsError(f"{what}: no position {wrong[0]}: the run has positions 0-{length - 1}")
+    if isinstance(positions, _Array) and length == len(positions):
+        refuse_numbers_as_mask(np.array(positions, dtype=np.uint8), what, "[pos]")
     mask = torch.zeros(length, dtype=torch.bool)
     mask[list(positions)] = True
     return mask

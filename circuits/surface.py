@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from circuits.bridges import FAMILY as BRIDGE
 from circuits.bridges import NativeBridge
 from circuits.errors import CircuitsError
-from circuits.handles import Function, Handle, Handles, Revocable, on_hook_point
+from circuits.handles import Function, Handle, Handles, Revocable, before_module, bound, on_hook_point
 from circuits.layouts import is_post_norm, refuse_other_blocks, refuse_unproved
 from circuits.sites import KINDS, Site, SiteKind
 
@@ -193,14 +193,45 @@ class Surface:
             return Handles(ours, self._bridge.on_forward(hook, ours))
         return Handles(ours, on_hook_point(self.hooks[hook], ours))
 
+    def before(self, hook: str, function: Function) -> Handle:
+        """Call `function` with what comes to the hook point, before anything that hangs there; what it returns, unless
+        None, comes there instead.
+        """
+        ours = Revocable(function)
+        if self._bridge is not None:
+            return Handles(ours, self._bridge.before(hook, ours))
+        return Handles(ours, before_module(self.hooks[hook], ours))
+
+    def before_mlp(self, layer: int, function: Function) -> Handle:
+        """Call `function` with the residual stream that the MLP of a layer reads; what it returns, the MLP reads."""
+        ours = Revocable(function)
+        if self._bridge is not None:
+            # The norm's own hook point, past which nothing goes on but the MLP: after all that hangs there now.
+            return Handles(ours, on_hook_point(self.hooks[KINDS["resid_mid"].hook.format(layer)], ours))
+        # A post-norm block's norms stand on the stream: its MLP reads that as it is.
+        plain = "mlp" if self.post_norm else "ln2"
+        inner = "hook_mlp_in" if getattr(self.model.cfg, "use_hook_mlp_in", False) else plain
+        return Handles(ours, before_module(self.model.get_submodule(f"blocks.{layer}.{inner}"), ours))
+
+    def through(self, hook: str, activation: Tensor) -> Tensor:
+        """What all that hangs at a hook point makes of an activation; the same object where nothing changes it."""
+        if self._bridge is not None:
+            return self._bridge.through(hook, activation)
+        found: Tensor = self.hooks[hook](activation)
+        return found
+
+    @property
+    def bridged(self) -> bool:
+        return self._bridge is not None
+
     def on_run(
         self, begin: Begin, end: Callable[[], None] | None = None, direct: Direct | None = None
     ) -> Handle:
         """Call `begin(args, kwargs)` whenever the whole model starts to run, and `end()` when it has ended or failed.
 
-        `model(*args, **kwargs)` runs it again. Runs may be nested: a hook may call the model. `run_with_hooks` of a
-        HookedTransformer goes round the model's own __call__, so that its inputs stay unknown: then
-        `direct(kwargs of the first block)` is called, and no `end`.
+        kwargs are all arguments by name, those in `args` too. Runs may be nested: a hook may call the model.
+        `run_with_hooks` of a HookedTransformer goes round the model's own __call__, so that its inputs stay unknown:
+        then `direct(arguments of the first block)` is called, and no `end`.
         """
         runs = _Runs(begin, end, direct)
         started, over, entered = (
@@ -211,15 +242,21 @@ class Surface:
         if self._bridge is not None:
             return Handles(started, over, self._bridge.on_run(started, over))
         first = self.model.get_submodule("blocks.0")
+        # A class of the user's may take them as they come and hand them on.
+        family: Any = next(base for base in type(self.model).__mro__ if base.__name__ == self.family)
+        forward = family.forward
         return Handles(
             started,
             over,
             entered,
             self.model.register_forward_pre_hook(
-                lambda module, args, kwargs: started(args, kwargs), with_kwargs=True
+                lambda module, args, kwargs: started(args, bound(forward, args, kwargs)), with_kwargs=True
             ),
             self.model.register_forward_hook(lambda module, inputs, output: over(), always_call=True),
-            first.register_forward_pre_hook(lambda module, args, kwargs: entered(kwargs), with_kwargs=True),
+            first.register_forward_pre_hook(
+                lambda module, args, kwargs: entered(bound(type(module).forward, args, kwargs)),
+                with_kwargs=True,
+            ),
         )
 
     def tokens_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:

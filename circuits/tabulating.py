@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from circuits.errors import CircuitsError
-from circuits.interventions import Intervention, Swap, Write
+from circuits.interventions import Cut, Intervention, Step, Swap, Write
 from circuits.metrics import PerExample
 from circuits.resampling import Resampling
 from circuits.statistics import Summary, holm, summarise_groups
@@ -133,19 +133,23 @@ def adjust(rows: Sequence[Row]) -> None:
         row["p_adjusted"] = adjusted
 
 
-def about(interventions: Sequence[Intervention], plan: Iterable[Write | Swap]) -> Row:
+def about(interventions: Sequence[Intervention], plan: Iterable[Step]) -> Row:
     """The columns that say what a variant edits; a number only where it is one."""
-    plan = tuple(plan)
-    writes = [step for step in plan if isinstance(step, Write)]
-    layers = {step.layer for step in plan}
+    # Of a path, its receiver.
+    places = [step.receiver if isinstance(step, Cut) else step for step in plan]
+    layers = {place.layer for place in places}
+    writes = [place for place in places if not isinstance(place, Swap)]
     heads = {head for write in writes for head in (write.heads if write.heads is not None else (None,))}
-    if len(writes) < len(plan):
+    if len(writes) < len(places):
         heads.add(None)
-    positions = {write.positions if isinstance(write.positions, tuple) else None for write in writes}
+    positions = {
+        place.positions if isinstance(place, Write) and isinstance(place.positions, tuple) else None
+        for place in writes
+    }
     layer = layers.pop() if len(layers) == 1 else None
     head = heads.pop() if len(heads) == 1 and layer is not None else None
     where = positions.pop() if len(positions) == 1 else None
-    sites = [step.component if isinstance(step, Swap) else step.kind.name for step in plan]
+    sites = [place.component if isinstance(place, Swap) else place.kind.name for place in places]
     return {
         "intervention": " + ".join(one.title for one in interventions),
         "site": " + ".join(dict.fromkeys(sites)),

@@ -172,6 +172,7 @@ UNMET = (
     # Ruled out by what is checked before.
     ("replacements.py", "a resample needs a batch of at least 2 examples"),
     ("replacements.py", "no attention scores were seen"),
+    ("projections.py", "the model has no weight"),
 )
 
 

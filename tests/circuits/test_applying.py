@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import inspect
 from typing import Any
 
 import pytest
@@ -266,6 +267,31 @@ def test_a_mask_of_positions_is_held_to_the_length_of_the_run(model, tokens, ass
         run(model, tokens, ablate.zero("all", queries=mask[:3]))
 
 
+def test_a_mask_by_its_place_is_seen_on_every_class(family, make_model, tokens, other_tokens):
+    """On a subclass that takes its arguments as they come, and where only the wrapped model is given it."""
+    model = make_model(family=family)
+    base = type(model)
+
+    class Handing(base):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+    model.__class__ = Handing
+    mask = torch.ones_like(tokens)
+    mask[:3, :2] = 0
+    names = list(inspect.signature(base.forward).parameters)[2:]
+    defaults = {"return_type": "logits", "loss_per_token": False}
+    before = [defaults.get(name) for name in names[: names.index("attention_mask")]]
+    one = ablate.mean("z", other_tokens)
+    with pytest.raises(CircuitsError, match="this call has padding"), intervene(model, one):
+        model(tokens, *before, mask)
+    with intervene(model, one):
+        model(tokens, *before, torch.ones_like(mask))
+    if family != "HookedTransformer":
+        with pytest.raises(CircuitsError, match="this call has padding"), intervene(model, one):
+            model.original_model(tokens, mask)
+
+
 def test_clean_passes_and_padding_do_not_mix(make_model, hooked_only, tokens, other_tokens):
     """What is passed beside the tokens would be missing in a pass on other tokens."""
     causal = make_model(family=hooked_only)
@@ -279,6 +305,9 @@ def test_clean_passes_and_padding_do_not_mix(make_model, hooked_only, tokens, ot
     ):
         with pytest.raises(CircuitsError, match="this call has padding"), intervene(causal, one):
             causal(tokens, attention_mask=mask)
+        # By its place among the arguments, too: the ninth.
+        with pytest.raises(CircuitsError, match="this call has padding"), intervene(causal, one):
+            causal(tokens, "logits", False, None, "right", None, None, None, mask)
     _, own = causal.run_with_cache(tokens, attention_mask=mask)
     clean = causal(tokens, attention_mask=mask)
     with intervene(causal, patch.activations("z", own)):

@@ -3,10 +3,25 @@
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, cache, draws, edit, grid, intervene, lens, patch, run, sweep
+from circuits import (
+    CircuitsError,
+    ablate,
+    cache,
+    draws,
+    edit,
+    grid,
+    intervene,
+    lens,
+    patch,
+    patterns,
+    probe,
+    run,
+    sweep,
+)
 
 pytestmark = pytest.mark.usefixtures("untyped")
 
@@ -280,3 +295,64 @@ def test_inputs_of_other_shapes_are_refused(make_model, family, tokens, settings
     for message, given in wrong.items():
         with pytest.raises(CircuitsError, match=re.escape(message)):
             run(model, given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        np.array([0, 1, 1, 0, 0, 1]),
+        np.array([0, 1, 1, 0, 0, 1], dtype=np.uint8),
+        torch.tensor([1, 0], dtype=torch.uint8),
+        torch.zeros(6, dtype=torch.int32),
+        torch.ones(6),
+        [0, 1, 1, 0, 0, 1],
+        (1, 1),
+        pd.Series([0, 1, 1, 0, 0, 1]),
+        [torch.tensor(True), torch.tensor(False)],
+        [True, False],
+    ],
+)
+def test_a_mask_of_numbers_is_not_taken_for_the_numbers_0_and_1(causal, tokens, given):
+    """Wherever positions, keys, neurons or examples can be given as numbers or as a mask."""
+    target = torch.arange(8.0).expand(6, 8).T.clone()
+    for call in (
+        lambda: ablate.uniform("0.0", queries=given),
+        lambda: ablate.zero("0.0", positions=given),
+        lambda: ablate.uniform("0.0", keys=given),
+        lambda: patch.path("0.0", "1.0", tokens, queries=given),
+        lambda: sweep(causal, tokens, {"a": ablate.zero("0.0")}, positions=given),
+        lambda: patterns.attention(causal, tokens, queries=given),
+        lambda: probe.linear(causal, tokens, target, positions=given),
+        lambda: probe.linear(causal, tokens, target, test=given),
+        lambda: ablate.neurons(0, given),
+        lambda: edit("mlp_post.0", torch.zeros_like, neurons=given),
+    ):
+        with pytest.raises(
+            CircuitsError, match=r"can be read as a mask|or a\s+boolean mask|whole numbers from 0"
+        ) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [np.array([[0, 1], [1, 0]]), torch.ones(8, 6, dtype=torch.uint8)])
+def test_a_mask_of_numbers_for_each_example(given):
+    for call in (lambda: ablate.zero("0.0", queries=given), lambda: ablate.uniform("0.0", keys=given)):
+        with pytest.raises(
+            CircuitsError, match="one list for all examples, a mask of each example's is boolean"
+        ):
+            call()
+
+
+def test_of_two_positions_an_array_could_be_a_mask(causal, tokens):
+    """A list of int is positions, whatever the length; an array may be, where the run is longer."""
+    short, both = tokens[:, :2], ablate.zero("0.0", queries=[0, 1])
+    assert ablate.zero("0.0", queries=np.array([0, 1])) == both
+    assert bool((run(causal, short, both) == run(causal, short, ablate.zero("0.0"))).all())
+    for given in (np.array([0, 1]), torch.tensor([1, 0])):
+        run(causal, tokens, ablate.zero("0.0", queries=given), ablate.uniform("0.1", keys=given))
+        for one in (ablate.zero("0.0", queries=given), ablate.uniform("0.1", keys=given)):
+            with pytest.raises(CircuitsError, match="2 numbers that are all 0 or 1 can be read as a mask"):
+                run(causal, short, one)
+        with pytest.raises(CircuitsError, match="can be read as a mask"):
+            patterns.attention(causal, short, queries=given)
+    run(causal, tokens, ablate.zero("0.0", queries=np.array([1])), ablate.zero("0.0", queries=np.uint8(1)))

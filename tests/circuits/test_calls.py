@@ -146,17 +146,31 @@ def test_run_with_hooks_is_held_to_the_same_rules(make_model, hooked_only, token
         model.run_with_hooks(tokens, **DIRECT[what](model))
 
 
-@pytest.mark.parametrize("name", ["path", "path, keys and queries", "frequencies"])
 def test_what_an_earlier_run_was_prepared_with_is_not_used(
-    make_model, hooked_only, tokens, other_tokens, grid, name
+    make_model, hooked_only, tokens, other_tokens, grid
 ):
     model = make_model()
-    one = INTERVENTIONS[name](tokens, other_tokens, grid)
+    one = INTERVENTIONS["frequencies"](tokens, other_tokens, grid)
     given = grid[:8]
     with intervene(model, one):
         model(given)
         with pytest.raises(CircuitsError, match="call the whole model"):
             model.run_with_hooks(given.flip(0))
+
+
+@pytest.mark.parametrize("name", ["path", "path, keys and queries"])
+def test_a_path_needs_nothing_but_the_run_under_way(
+    make_model, hooked_only, tokens, other_tokens, grid, name
+):
+    """Also where nobody sees how it begins, and after a run that broke off."""
+    model, one = make_model(), INTERVENTIONS[name](tokens, other_tokens, grid)
+    expected = run(model, tokens.flip(0), one)
+    with intervene(model, one):
+        model(tokens)
+        with pytest.raises(ZeroDivisionError):
+            model.run_with_hooks(tokens, fwd_hooks=[("blocks.1.hook_resid_pre", lambda x, hook: 1 / 0)])
+        assert bool((model.run_with_hooks(tokens.flip(0)) == expected).all())
+        assert bool((model(tokens.flip(0)) == expected).all())
 
 
 def test_a_function_is_called_in_the_pass_itself_only(make_model, hooked_only, tokens, other_tokens):

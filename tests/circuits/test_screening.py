@@ -452,6 +452,14 @@ def test_edges_of_a_sender_add_up_to_its_node(model, tokens, other_tokens):
         assert_equal(of_edges.frame.groupby("sender")["estimate"].sum().to_dict(), by_name(of_nodes))
 
 
+def test_edges_of_a_sender_add_up_to_its_node_where_mlps_are_gated(family, make_model, tokens, other_tokens):
+    """What a gated MLP reads is more than its pre-activations."""
+    model = make_model(family=family, gated_mlp=True, act_fn="gelu_new")
+    of_nodes = nodes(model, tokens, other_tokens, curved, **ONE)
+    of_edges = edges(model, tokens, other_tokens, curved, **ONE)
+    assert_equal(of_edges.frame.groupby("sender")["estimate"].sum().to_dict(), by_name(of_nodes))
+
+
 def test_exact_edges_where_all_is_linear(make_model, tokens, other_tokens):
     model = make_model(attn_only=True, normalization_type=None)
     found = edges(model, tokens, other_tokens, weighed, exact="all", **FEW).frame

@@ -1,0 +1,582 @@
+"""Several interventions at once, of all kinds, against one forward written by hand in which all of them act.
+
+The forward knows nothing of `circuits`: it says in plain torch what DESIGN says the interventions mean. A longer
+search: pytest tests/circuits/test_combinations.py --hypothesis-profile=campaign
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from circuits import Site, ablate, edit, intervene, patch, permute, run, sweep, transplant
+
+BATCH, LENGTH, PERIOD, VOCAB = 3, 4, 3, 6
+HEADS, D_HEAD, D_MODEL, D_MLP = 2, 3, 8, 5
+Place = tuple[str, int | None]
+
+# Read when this file is collected, with the profile that was asked for loaded.
+some = settings(max_examples=max(1, settings().max_examples * 4 // 5))
+
+
+def from_coordinates(pairs: Tensor) -> Tensor:
+    """[n pos] from [n 2]: what else an example holds follows from its coordinates, as on a grid it must."""
+    rest = [(pairs.sum(1) + place * pairs[:, 0]) % PERIOD + PERIOD for place in range(LENGTH - 2)]
+    return torch.cat([pairs, torch.stack(rest, 1)], 1)
+
+
+def tokens_of(seed: int, batch: int = BATCH) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return from_coordinates(torch.randint(0, PERIOD, (batch, 2), generator=generator))
+
+
+GRID = from_coordinates(torch.cartesian_prod(torch.arange(PERIOD), torch.arange(PERIOD)))
+TOKENS = tokens_of(7)
+CLASSES = (GRID[:, 0] + 2 * GRID[:, 1]) % PERIOD
+
+# ---- The forward by hand
+
+
+@dataclass
+class Writing:
+    """What an intervention does at the sites of the run: site -> a function of the activation that is there."""
+
+    at: dict[Place, Callable[[Tensor], Tensor]]
+
+
+@dataclass
+class Pattern:
+    """What it does at patterns, given the scores of the same pass."""
+
+    at: dict[int, Callable[[Tensor, Tensor], Tensor]]
+
+
+@dataclass
+class Weights:
+    """The weights that are other ones, by name."""
+
+    values: dict[str, Tensor]
+
+
+@dataclass
+class Edges:
+    """Paths: by receiver (site, layer, head or None), what senders are there, (site, layer) -> new activation."""
+
+    to: dict[tuple[str, int, int | None], dict[Place, Callable[[Tensor], Tensor]]]
+    through_mlps: bool
+
+
+Meaning = Writing | Pattern | Weights | Edges
+
+
+@torch.no_grad()
+def forward(
+    model: Any, tokens: Tensor, meanings: list[Meaning] = (), keep: dict[Place, Tensor] | None = None
+) -> Tensor:
+    """The logits of a pre-norm transformer under all of these; `keep` gets every activation of the run."""
+    w = {name: value.detach() for name, value in model.named_parameters()}
+    for one in meanings:
+        if isinstance(one, Weights):
+            w |= one.values
+    cfg, kept = model.cfg, {} if keep is None else keep
+    edges = [one for one in meanings if isinstance(one, Edges)]
+    receivers: dict[Any, dict[Place, list[Callable[[Tensor], Tensor]]]] = {}
+    for one in edges:
+        for receiver, senders in one.to.items():
+            for place, new in senders.items():
+                receivers.setdefault(receiver, {}).setdefault(place, []).append(new)
+    through_mlps = any(one.through_mlps for one in edges)
+
+    def edited(site: str, layer: int | None, x: Tensor, scores: Tensor | None = None) -> Tensor:
+        for one in meanings:
+            if isinstance(one, Writing) and (site, layer) in one.at:
+                x = one.at[site, layer](x)
+            if isinstance(one, Pattern) and site == "pattern" and layer in one.at:
+                x = one.at[layer](x, scores)
+        return x
+
+    def sent(world: Any, site: str, layer: int | None, x: Tensor) -> Tensor:
+        """An activation of the run as a receiver hears it."""
+        for new in receivers.get(world, {}).get((site, layer), ()):
+            x = new(x)
+        return x
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        if cfg.normalization_type is None:
+            return x
+        x = x - x.mean(-1, keepdim=True)
+        return x / (x.pow(2).mean(-1, keepdim=True) + cfg.eps).sqrt() * w[f"{name}.w"] + w[f"{name}.b"]
+
+    def known(site: str, layer: int | None, x: Tensor) -> Tensor:
+        kept[site, layer] = x
+        return x
+
+    worlds = [None, *receivers]
+    embed = known("embed", None, edited("embed", None, w["embed.W_E"][tokens]))
+    table = w["pos_embed.W_pos"][: tokens.shape[1]].expand(len(tokens), -1, -1)
+    positions = known("pos_embed", None, edited("pos_embed", None, table))
+    x = {a: sent(a, "embed", None, embed) + sent(a, "pos_embed", None, positions) for a in worlds}
+    for layer in range(cfg.n_layers):
+        path = f"blocks.{layer}"
+        x = {a: edited("resid_pre", layer, x[a]) for a in worlds}
+        known("resid_pre", layer, x[None])
+        made = {}
+        for site in "qkv":
+            weight, bias = w[f"{path}.attn.W_{site.upper()}"], w[f"{path}.attn.b_{site.upper()}"]
+            heads = []
+            for head in range(HEADS):
+                reads = x[site, layer, head] if (site, layer, head) in receivers else x[None]
+                heads.append(norm(reads, f"{path}.ln1") @ weight[head] + bias[head])
+            made[site] = known(site, layer, edited(site, layer, torch.stack(heads, 2)))
+        scores = torch.einsum("bqhe,bkhe->bhqk", made["q"], made["k"]) / math.sqrt(D_HEAD)
+        if cfg.attention_dir == "causal":
+            length = tokens.shape[1]
+            scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf)
+        scores = known("scores", layer, edited("scores", layer, scores))
+        pattern = known("pattern", layer, edited("pattern", layer, scores.softmax(-1), scores))
+        z = known("z", layer, edited("z", layer, torch.einsum("bhqk,bkhe->bqhe", pattern, made["v"])))
+        for a in worlds:
+            out = torch.einsum("bqhe,hed->bqd", sent(a, "z", layer, z), w[f"{path}.attn.W_O"])
+            out = edited("attn_out", layer, out + w[f"{path}.attn.b_O"])
+            if a is None:
+                known("attn_out", layer, out)
+            x[a] = x[a] + sent(a, "attn_out", layer, out)
+        if not cfg.attn_only:
+            x = {a: edited("resid_mid", layer, x[a]) for a in worlds}
+            known("resid_mid", layer, x[None])
+
+            def neurons(stream: Tensor, path: str = path, layer: int = layer) -> Tensor:
+                pre = norm(stream, f"{path}.ln2") @ w[f"{path}.mlp.W_in"] + w[f"{path}.mlp.b_in"]
+                pre = edited("mlp_pre", layer, pre)
+                return edited("mlp_post", layer, pre.clamp(min=0))
+
+            post = known("mlp_post", layer, neurons(x.get(("mlp_pre", layer, None), x[None])))
+            for a in worlds:
+                its = neurons(x[a]) if through_mlps and a is not None else post
+                its = sent(a, "mlp_post", layer, its)
+                out = edited("mlp_out", layer, its @ w[f"{path}.mlp.W_out"] + w[f"{path}.mlp.b_out"])
+                if a is None:
+                    known("mlp_out", layer, out)
+                x[a] = x[a] + sent(a, "mlp_out", layer, out)
+        if ("resid_post", layer, None) in receivers:
+            x[None] = x["resid_post", layer, None]
+        x = {a: edited("resid_post", layer, x[a]) for a in worlds}
+        known("resid_post", layer, x[None])
+    return norm(x[None], "ln_final") @ w["unembed.W_U"] + w["unembed.b_U"]
+
+
+# ---- Random interventions, each with what it means
+
+
+class Lab:
+    """One model, its clean activations, and what can be drawn for it."""
+
+    def __init__(self, make_model: Any, causal: bool, normed: bool, mlps: bool, layers: int) -> None:
+        self.make = functools.partial(
+            make_model,
+            family="HookedTransformer",
+            attention_dir="causal" if causal else "bidirectional",
+            normalization_type="LN" if normed else None,
+            attn_only=not mlps,
+            n_layers=layers,
+            d_model=D_MODEL,
+            n_ctx=LENGTH,
+            d_head=D_HEAD,
+            n_heads=HEADS,
+            d_mlp=D_MLP,
+            d_vocab=VOCAB,
+        )
+        self.model, self.donor = self.make(), self.make(seed=1)
+        self.layers, self.mlps, self.causal = range(layers), mlps, causal
+        per_layer = ["resid_pre", "q", "k", "v", "scores", "pattern", "z", "attn_out", "resid_post"]
+        per_layer += ["resid_mid", "mlp_post", "mlp_out"] if mlps else []
+        self.sites: list[Place] = [("embed", None), ("pos_embed", None)]
+        self.sites += [(site, layer) for layer in self.layers for site in per_layer]
+
+    @functools.cache  # noqa: B019 one for each of eight models
+    def clean(self, seed: int | str, batch: int = BATCH) -> dict[Place, Tensor]:
+        found: dict[Place, Tensor] = {}
+        forward(self.model, GRID if seed == "grid" else tokens_of(seed, batch), keep=found)
+        return found
+
+
+def selection(rng: random.Random) -> Any:
+    """Query positions, as they are given."""
+    how = rng.choice(["all", "all", "positions", "mask", "line"])
+    if how == "positions":
+        return rng.sample(range(-LENGTH, LENGTH), rng.randint(1, 2))
+    if how == "all":
+        return None
+    shape = (BATCH, LENGTH) if how == "mask" else (LENGTH,)
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(rng.randrange(10**6))) < 0.6
+    mask[..., rng.randrange(LENGTH)] = True
+    return mask
+
+
+def where(x: Tensor, site: str, queries: Any, heads: Any = None, neurons: Any = None) -> Tensor:
+    """bool, as x: what an edit of these replaces."""
+    axis = 2 if site in ("scores", "pattern") else 1
+    chosen = torch.zeros(len(x), x.shape[axis], dtype=torch.bool)
+    if queries is None:
+        chosen[:] = True
+    elif isinstance(queries, Tensor):
+        chosen[:] = queries
+    else:
+        chosen[:, queries] = True
+    shape = [1] * x.ndim
+    shape[0], shape[axis] = chosen.shape
+    found = chosen.reshape(shape).expand(x.shape).clone()
+    if heads is not None:
+        others = [head for head in range(HEADS) if head not in heads]
+        found[(slice(None),) * (1 if axis == 2 else 2) + (others,)] = False
+    if neurons is not None:
+        found[..., [one for one in range(D_MLP) if one not in neurons]] = False
+    return found
+
+
+def replaced(
+    site: str, new: Callable[[Tensor], Tensor], queries: Any, heads: Any = None, neurons: Any = None
+):
+    """The activation with new values at some heads and positions."""
+
+    def function(x: Tensor) -> Tensor:
+        return torch.where(where(x, site, queries, heads, neurons), new(x).expand(x.shape), x)
+
+    return function
+
+
+def deranged(seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        order = torch.randperm(BATCH, generator=generator).tolist()
+        if all(row != one for row, one in enumerate(order)):
+            return order
+
+
+def some_heads(lab: Lab, rng: random.Random) -> dict[int, list[int]]:
+    every = [(layer, head) for layer in lab.layers for head in range(HEADS)]
+    found: dict[int, list[int]] = {}
+    for layer, head in rng.sample(every, rng.randint(1, 2)):
+        found.setdefault(layer, []).append(head)
+    return found
+
+
+def spec(heads: dict[int, list[int]]) -> list[tuple[int, int]]:
+    return [(layer, head) for layer, those in heads.items() for head in those]
+
+
+def some_place(lab: Lab, rng: random.Random) -> tuple[Any, list[tuple[str, int | None, Any]]]:
+    """Heads, a site or a layer, as they are given to `ablate`; and the (site, layer, heads) that they mean."""
+    how = rng.choice(["heads", "site", "layer"])
+    if how == "heads":
+        heads = some_heads(lab, rng)
+        return spec(heads), [("z", layer, those) for layer, those in heads.items()]
+    if how == "layer":
+        layer = rng.choice(lab.layers)
+        return layer, [("z", layer, None)] + ([("mlp_post", layer, None)] if lab.mlps else [])
+    site, layer = rng.choice(lab.sites)
+    return Site(site, layer), [(site, layer, None)]
+
+
+def finite(x: Tensor, new: Tensor) -> Tensor:
+    """Masked scores stay masked."""
+    return torch.where(x.isneginf(), x, new)
+
+
+def waves(tokens: Tensor, key: int, summed: bool) -> Tensor:
+    """[n function] of the first two tokens as coordinates, without the constant."""
+    angle = 2 * math.pi * key / PERIOD * tokens[:, :2].double()
+    if summed:
+        return torch.stack([angle.sum(1).cos(), angle.sum(1).sin()], 1)
+    each = [torch.stack([torch.ones(len(tokens)), one.cos(), one.sin()], 1).double() for one in angle.T]
+    return torch.einsum("na,nb->nab", *each).flatten(1)[:, 1:]
+
+
+def shift(x: Tensor) -> Tensor:
+    return x + 0.5
+
+
+def bend(x: Tensor) -> Tensor:
+    return x.masked_fill(x.isneginf(), 0).tanh().masked_fill(x.isneginf(), -math.inf) * 1.5
+
+
+def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
+    """An intervention, and what it means."""
+    rng = random.Random(seed)
+    kinds = ["uniform", "mean_pattern", "zero", "mean", "resample", "patch", "edit", "permute", "transplant"]
+    kinds += ["frequencies", "classes", *["path"] * 8, *["neurons"] * lab.mlps]
+    kind = rng.choice(kinds)
+    queries, other = selection(rng), rng.randint(1, 3)
+    if kind == "uniform":
+        heads = some_heads(lab, rng)
+        keys = rng.choice([None, [0], [0, 2]])
+
+        def equal(x: Tensor, scores: Tensor) -> Tensor:
+            seen = ~scores.isneginf()
+            if keys is not None:
+                seen = seen & torch.tensor([key in keys for key in range(LENGTH)])
+            return seen.double() / seen.sum(-1, keepdim=True)
+
+        def at(those: list[int]) -> Callable[[Tensor, Tensor], Tensor]:
+            return lambda x, scores: torch.where(where(x, "pattern", queries, those), equal(x, scores), x)
+
+        return (
+            kind,
+            ablate.uniform(spec(heads), keys, queries=queries),
+            Pattern({layer: at(those) for layer, those in heads.items()}),
+        )
+    if kind == "mean_pattern":
+        heads = some_heads(lab, rng)
+        means = {layer: lab.clean(other)["pattern", layer].mean(0) for layer in heads}
+        return (
+            kind,
+            ablate.mean_pattern(spec(heads), tokens_of(other), queries=queries),
+            Writing(
+                {
+                    ("pattern", layer): replaced("pattern", lambda x, m=means[layer]: m, queries, those)
+                    for layer, those in heads.items()
+                }
+            ),
+        )
+    if kind in ("zero", "mean", "resample"):
+        what, places = some_place(lab, rng)
+        pooled = rng.random() < 0.3 and not any(site in ("scores", "pattern") for site, *_ in places)
+        order = deranged(other)
+        meaning = {}
+        for site, layer, heads in places:
+            clean = lab.clean(other)[site, layer]
+            new = {
+                "zero": lambda x: finite(x, torch.zeros_like(x)),
+                "mean": lambda x, c=clean: c.mean((0, 1) if pooled else 0),
+                "resample": lambda x, c=clean: c[order],
+            }[kind]
+            meaning[site, layer] = replaced(site, new, queries, heads)
+        made = {
+            "zero": lambda: ablate.zero(what, queries=queries),
+            "mean": lambda: ablate.mean(
+                what, tokens_of(other), "batch,pos" if pooled else "batch", queries=queries
+            ),
+            "resample": lambda: ablate.resample(what, tokens_of(other), seed=other, queries=queries),
+        }[kind]()
+        return kind, made, Writing(meaning)
+    if kind == "neurons":
+        layer, those = rng.choice(lab.layers), rng.sample(range(D_MLP), 2)
+        clean, order = lab.clean(other)["mlp_post", layer], deranged(other)
+        how = rng.choice(["zero", "mean", "resample"])
+        new = {"zero": torch.zeros(1), "mean": clean.mean(0), "resample": clean[order]}[how]
+        extra = {
+            "mean": {"reference": tokens_of(other)},
+            "resample": {"source": tokens_of(other), "seed": other},
+        }
+        return (
+            kind,
+            ablate.neurons(layer, those, how, **extra.get(how, {}), queries=queries),
+            Writing(
+                {("mlp_post", layer): replaced("mlp_post", lambda x: new.double(), queries, None, those)}
+            ),
+        )
+    if kind == "permute":
+        order = rng.sample(range(LENGTH), LENGTH)
+        return kind, permute.positions(order), Writing({("pos_embed", None): lambda x: x[:, order]})
+    if kind == "transplant":
+        part = rng.choice(["q", "qkv", "o", "attn", "embed", "pos_embed", "unembed"])
+        names = {
+            "qkv": "qkv",
+            "attn": "qkvo",
+        }.get(part, part)
+        layer = rng.choice([None, *lab.layers]) if len(names) < 5 else None
+        layers = lab.layers if layer is None else [layer]
+        theirs = {name: value.detach() for name, value in lab.donor.named_parameters()}
+        if len(names) < 5:
+            chosen = {
+                f"blocks.{at}.attn.{letter}_{one.upper()}"
+                for at in layers
+                for one in names
+                for letter in "Wb"
+            }
+        else:
+            chosen = {name for name in theirs if name.startswith(f"{part}.")}
+        return (
+            kind,
+            transplant.weights(lab.donor, part, layer),
+            Weights({name: theirs[name] for name in chosen}),
+        )
+    site, layer = rng.choice([place for place in lab.sites if kind not in ("path",)] or [("z", 0)])
+    heads = (
+        rng.choice([None, [rng.randrange(HEADS)]])
+        if site in ("q", "k", "v", "scores", "pattern", "z")
+        else None
+    )
+    given = None if heads is None else [(layer, heads[0])]
+    if kind == "patch":
+        one = rng.random() < 0.5
+        source = lab.clean(other, 1 if one else BATCH)[site, layer]
+        return (
+            kind,
+            patch.activations(
+                Site(site, layer), tokens_of(other, 1 if one else BATCH), given, queries=queries
+            ),
+            Writing({(site, layer): replaced(site, lambda x: source, queries, heads)}),
+        )
+    if kind == "edit":
+        function = rng.choice([shift, bend])
+        return (
+            kind,
+            edit(Site(site, layer), function, given, queries=queries),
+            Writing({(site, layer): replaced(site, function, queries, heads)}),
+        )
+    if kind in ("frequencies", "classes"):
+        if site == "scores":
+            site = "pattern"
+        keep, summed = rng.random() < 0.5, rng.random() < 0.5
+        clean = lab.clean("grid")[site, layer]
+        if kind == "classes":
+            table = torch.stack([clean[one == CLASSES].mean(0) for one in range(PERIOD)])
+            row = {tuple(tokens.tolist()): int(one) for tokens, one in zip(GRID, CLASSES, strict=True)}
+            share = torch.stack([table[row[tuple(one.tolist())]] for one in TOKENS]) - clean.mean(0)
+            made = ablate.classes(Site(site, layer), CLASSES, GRID, keep, heads=given, queries=queries)
+        else:
+            design = torch.cat([torch.ones(len(GRID), 1).double(), waves(GRID, 1, summed)], 1)
+            found = torch.linalg.lstsq(design, clean.flatten(1)).solution[1:]
+            share = (waves(TOKENS, 1, summed) @ found).reshape(len(TOKENS), *clean.shape[1:])
+            made = ablate.frequencies(
+                *(Site(site, layer), [1], [0, 1], PERIOD, keep),
+                grid=GRID,
+                directions="sum" if summed else "all",
+                heads=given,
+                queries=queries,
+            )
+        if keep:
+            return (
+                kind,
+                made,
+                Writing({(site, layer): replaced(site, lambda x: clean.mean(0) + share, queries, heads)}),
+            )
+        return kind, made, Writing({(site, layer): replaced(site, lambda x: x - share, queries, heads)})
+    assert kind == "path"
+    return path(lab, rng, queries, other)
+
+
+def path(lab: Lab, rng: random.Random, queries: Any, other: int) -> tuple[str, Any, Meaning]:
+    senders: list[tuple[Any, Place, Any, float]] = [("embed", ("embed", None), None, -1)]
+    receivers: list[tuple[Any, list[tuple[str, int, int | None]], float]] = []
+    for layer in lab.layers:
+        for head in range(HEADS):
+            senders.append(([(layer, head)], ("z", layer), [head], layer))
+            receivers.append(([(layer, head)], [(site, layer, head) for site in "qkv"], layer))
+            site = rng.choice("qkv")
+            receivers.append(((site, [(layer, head)]), [(site, layer, head)], layer))
+        site = rng.choice("qkv")
+        receivers.append((f"{site}.{layer}", [(site, layer, head) for head in range(HEADS)], layer))
+        senders += [(f"z.{layer}", ("z", layer), None, layer)]
+        senders += [(f"attn_out.{layer}", ("attn_out", layer), None, layer + 0.1)]
+        if lab.mlps:
+            receivers.append((f"mlp_pre.{layer}", [("mlp_pre", layer, None)], layer + 0.2))
+            senders += [(f"mlp_post.{layer}", ("mlp_post", layer), None, layer + 0.2)]
+            senders += [(f"mlp_out.{layer}", ("mlp_out", layer), None, layer + 0.3)]
+    receivers += [("output", [("resid_post", lab.layers[-1], None)], len(lab.layers))] * 2
+    sender, place, heads, since = rng.choice(senders)
+    receiver, ends, _ = rng.choice([one for one in receivers if one[2] > since])
+    source = lab.clean(other)[place]
+    new = replaced(place[0], lambda x: source, queries, heads)
+    mlps = "mlps" if rng.random() < 0.2 else None
+    return (
+        "path",
+        patch.path(sender, receiver, tokens_of(other), mlps, queries=queries),
+        Edges({end: {place: new} for end in ends}, mlps == "mlps"),
+    )
+
+
+def parts_of(meaning: Edges) -> set[Any]:
+    """The edges, a head's as its layer's, an MLP's neurons as its output."""
+    same = {"attn_out": "z", "mlp_post": "mlp_out"}
+    return {(same.get(s, s), at, end) for end, senders in meaning.to.items() for s, at in senders}
+
+
+def fits(meanings: list[Meaning]) -> bool:
+    """What is refused in one line is tested elsewhere: an edge cut twice, two ways through the MLPs."""
+    paths = [one for one in meanings if isinstance(one, Edges)]
+    edges = [part for one in paths for part in parts_of(one)]
+    return len(set(edges)) == len(edges) and len({one.through_mlps for one in paths}) < 2
+
+
+# ---- The test
+
+LABS: list[Lab] = []
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _labs(make_model):
+    if "HookedTransformer" not in make_model.__globals__["FAMILIES"]:
+        pytest.skip("the forward by hand is that of HookedTransformer")
+    for normed in (True, False):
+        for mlps in (True, False):
+            LABS.extend(Lab(make_model, causal, normed, mlps, 2 if mlps else 3) for causal in (True, False))
+    yield
+    LABS.clear()
+
+
+def close(found: Tensor, expected: Tensor) -> bool:
+    return bool((found - expected).abs().max() <= 1e-10 * expected.abs().max().clamp(min=1))
+
+
+def metric(output: Tensor) -> dict[str, Tensor]:
+    flat = output.flatten(1)
+    return {f"logit {entry}": flat[:, entry] for entry in range(0, flat.shape[1], 5)}
+
+
+def table(lab: Lab, interventions: Any, engine: str, chunk: int) -> Tensor:
+    frame = sweep(
+        lab.model, TOKENS, {"all": interventions}, metric=metric, engine=engine, chunk=chunk, draws=2, flips=2
+    ).frame
+    return torch.tensor(frame["value"].to_numpy())
+
+
+def check(number: int, seeds: list[int]) -> None:
+    """One tuple of interventions, on each way to run it."""
+    lab, rng = LABS[number % len(LABS)], random.Random(number)
+    interventions: list[Any] = []
+    meanings: list[Meaning] = []
+    for seed in seeds:
+        kind, intervention, meaning = drawn(lab, seed)
+        permuted = kind == "permute" and any(
+            isinstance(one, Writing) and ("pos_embed", None) in one.at for one in meanings
+        )
+        # Permuted positions are refused where an edit has made those of the examples differ.
+        if fits([*meanings, meaning]) and not permuted:
+            interventions.append(intervention)
+            meanings.append(meaning)
+            event(kind)
+    event(f"{sum(isinstance(one, Edges) for one in meanings)} paths")
+    expected = forward(lab.model, TOKENS, meanings)
+    assert close(run(lab.model, TOKENS, *interventions), expected)
+    with ExitStack() as stack, torch.no_grad():
+        blocks = sorted({0, *(at for at in range(1, len(interventions)) if rng.random() < 0.5)})
+        for start, end in zip(blocks, [*blocks[1:], len(interventions)], strict=True):
+            stack.enter_context(intervene(lab.model, *interventions[start:end]))
+        assert close(lab.model(TOKENS), expected)
+    values = torch.stack([one.mean() for one in metric(expected).values()])
+    for engine in ("naive", "auto"):
+        assert close(table(lab, tuple(interventions), engine, rng.choice([1, 2 * LENGTH, 100])), values)
+
+
+tuples = st.integers(1, 6).flatmap(
+    lambda count: st.lists(st.integers(0, 10**9), min_size=count, max_size=count, unique=True)
+)
+
+
+@given(number=st.integers(0, 10**6), seeds=tuples)
+@some
+def test_all_of_them_act_as_in_one_forward_by_hand(number, seeds):
+    check(number, seeds)
