@@ -1,4 +1,4 @@
-"""Standard streams that may be closed, full, or without the characters of a table."""
+"""Standard streams: what they obey is spelled out; they may be closed, full, or lack the characters of a table."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
+
+from interp_tasks.texts import LAYOUT, printable
 
 #: What stands in for a character of ours that an encoding lacks; one for one, so that columns still line up.
 PLAINER = str.maketrans("·–−—…×→’", "|---.x>'")
@@ -40,9 +42,15 @@ codecs.register_error(FOR_PEOPLE, simplify)
 
 
 def write_data(text: str) -> None:
-    """JSON or CSV to stdout; what its encoding lacks is escaped, never replaced by something like it."""
+    """JSON or CSV to stdout; what its encoding lacks, or a terminal obeys, is escaped, never replaced."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    text = printable(text, keep=LAYOUT, json=True)
     sys.stdout.write(text.encode(encoding, FOR_PROGRAMS).decode(encoding))
+
+
+def write_line(text: str) -> None:
+    """A line for people to stdout."""
+    sys.stdout.write(printable(text) + "\n")
 
 
 @contextlib.contextmanager
@@ -96,7 +104,8 @@ def silence(stream: Any) -> None:
 
 
 def to_stderr(text: str) -> None:
-    """A line for whoever listens; nothing fails because nobody does."""
+    """A line, or a traceback, for whoever listens; nothing fails because nobody does."""
+    text = printable(text, keep=LAYOUT)
     try:
         print(text, file=sys.stderr, flush=True)
     except (OSError, ValueError):

@@ -22,6 +22,7 @@ from interp_tasks.published import papers
 from interp_tasks.reporting import check_writable_folder
 from interp_tasks.reproducing import Reproduction, reproduce, train_missing
 from interp_tasks.reproducing.reproduction import check
+from interp_tasks.texts import one_line
 
 if TYPE_CHECKING:
     from interp_tasks.experiments.subjects import Progress
@@ -103,7 +104,7 @@ class Reproduce(Command):
             )
         write_and_show(lambda: found.write(self.folder()), lambda: self.show(found), self.quiet)
         for line in found.crashed:
-            note(line, quiet=False)
+            note(one_line(line), quiet=False)
         if found.crashed:
             raise UserError(
                 f"{len(found.crashed)} of it could not be measured: see above; the rest is written"
@@ -130,7 +131,6 @@ def trainer_progress(progress: Progress) -> Any:
 def print_claims(found: Reproduction) -> None:
     """A table of claims, then what is missing."""
     from rich.table import Table
-    from rich.text import Text
 
     from interp_tasks.reproducing.presenting import ours, shown_frame, summary
 
@@ -153,14 +153,12 @@ def print_claims(found: Reproduction) -> None:
     out.print()
     remarks = [row for row in rows if row["verdict"] in ("held", "failed") and row["reason"]]
     for row in remarks:
-        out.print(Text(f"{row['claim']} ({row['run']}) {row['verdict']}: {row['reason']}."))
+        out.print(f"{row['claim']} ({row['run']}) {row['verdict']}: {row['reason']}.")
     if remarks:
         out.print()
-    out.print(Text(summary(found)))
+    out.print(summary(found))
     if found.missing:
         hours = sum(each.run.hours for each in found.missing)
-        out.print(
-            Text(f"Not trained: {len(found.missing)} run(s), {hours:.1f} h in all; --train trains them.")
-        )
+        out.print(f"Not trained: {len(found.missing)} run(s), {hours:.1f} h in all; --train trains them.")
     for each in found.missing:
-        out.print(Text(f"{each.run.hours:g} h: {each.run.command(found.folder)}", style="dim"))
+        out.print(f"{each.run.hours:g} h: {each.run.command(found.folder)}", style="dim")
