@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from interp_tasks.cli.streams import silence, to_stderr
+from interp_tasks.cli.streams import STDOUT, silence, to_stderr
 from interp_tasks.errors import ProcessLost, Stopped, UserError
 from interp_tasks.texts import one_line
 from interp_tasks.training.launch import follows
@@ -133,19 +133,14 @@ def closed_pipe() -> int:
 
 def refusal(error: OSError) -> str | None:
     """What the operating system refused, in one line; ``None`` for what it did not say."""
+    if error.filename == STDOUT:
+        silence(sys.stdout)
+        return f"cannot write to stdout: {error.strerror}"
     if error.errno == errno.ENAMETOOLONG:
         return f"path too long: {os.fsdecode(error.filename)}" if error.filename else "path too long"
     if error.filename is not None:
         return f"cannot use {os.fsdecode(error.filename)}: {error.strerror}"
-    if error.errno is None:
-        return None
-    # Nearly every file is opened by name. Of streams it is stdout that is written to, and one that failed fails again.
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        silence(sys.stdout)
-        return f"cannot write to stdout: {error.strerror}"
-    return f"the system refuses: {error.strerror}"
+    return None if error.errno is None else f"the system refuses: {error.strerror}"
 
 
 def not_text(name: str) -> bool:

@@ -7,12 +7,14 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from interp_tasks.texts import LAYOUT, printable
 
 #: What stands in for a character of ours that an encoding lacks; one for one, so that columns still line up.
 PLAINER = str.maketrans("·–−—…×→’", "|---.x>'")
+#: What an error of it names in place of a file.
+STDOUT = "<stdout>"
 #: Error handlers of codecs: for text that people read, and for data (JSON's own escapes).
 FOR_PEOPLE, FOR_PROGRAMS = "interp-run-text", "interp-run-data"
 
@@ -53,6 +55,32 @@ def write_line(text: str) -> None:
     sys.stdout.write(printable(text) + "\n")
 
 
+class NamedStream:
+    """A stream whose failures name it, as those of files do: else a full disk would be taken for a full stdout."""
+
+    def __init__(self, stream: Any, name: str) -> None:
+        self._stream, self._name = stream, name
+
+    def write(self, text: str) -> Any:
+        with self._named():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with self._named():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            error.filename = self._name
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 @contextlib.contextmanager
 def usable_streams() -> Iterator[None]:
     """Streams that can be written to, or that say why not; as they were afterwards.
@@ -66,6 +94,7 @@ def usable_streams() -> Iterator[None]:
     sys.stdout = sys.stdout or stream_to_nowhere(os.O_RDONLY)
     sys.stderr = sys.stderr or stream_to_nowhere(os.O_WRONLY)
     streams: list[Any] = [sys.stdout, sys.stderr]
+    sys.stdout = cast(TextIO, NamedStream(sys.stdout, STDOUT))
     handlers = [(stream, stream.errors) for stream in streams if hasattr(stream, "reconfigure")]
     try:
         for stream, _ in handlers:

@@ -62,23 +62,36 @@ PIPES = (
     "pipe",
     "pipe.toml",
 )
-HOSTILE = (
-    *("", " ", "-", "--", "nan", "NaN", "inf", "-inf", "1e400", "-1e400", "0", "-1", "-0.0", "1_0", "0x10"),
-    *("9" * 19, "9" * 5000, f"-{'9' * 5000}", f"1{'0' * 200}", str(2**63), str(-(2**63) - 1), str(2**31)),
-    *("x" * 70_000, "a b " * 3000, "'" * 300, "[" * 5000, "[1,", '{"a": 1}', "[[]]", "null", "true", "\\"),
-    *("\x1b[31mred\x1b[0m", "\x9b31m", "\u202egnp.exe", "\u2066\u2028", "a\nb\r\tc", "\x7f\x00"[:1], "\x07"),
-    *("größe→😀", "\udcff", "e\u0301" * 500, "٣", "½", "０", "%s%n", "{run}", "$HOME", "~", "*", "[!", "**/**"),
-    *("a=b", "=", "a=", "=a", "a:b:c", "1:2:3:4", ":", ",", ",,", "1,,2", "1,1", "0:0", "9:1", "0:99999999999999"),
-    *("x@y", "@", "run@", "run@@last", f"run@{'9' * 5000}", "run@0:10:0", "run@all", f"{CONTROL}@last", CONTROL),
-    *("zoo:", "zoo:nothing", "zoo:../..", "0.0", "99999.99999", "0.0+0.1-9", "L0H0", "each", "all", "last"),
-    *("..", "/", ".", "folder", "nowhere", "link", "/proc/self/mem", "tokens.npy", "huge.npy", "huge.toml"),
-    *("folder/" * 40 + "x", "x" * 300 + ".toml", *PIPES, *FILES),
-    *("dask", "dask://[::1", "dask://x:99999999", "dask://:1", "serial", "sqlite://", "sqlite:///pipe", "://", "a://b"),
-    *(f"{key}={value}" for key in ("task.p", "train.seed", "model.d_model", "train.learning_rate") for value in (
-        "9" * 5000, f"1{'0' * 200}", "1e18", "NaN", "[[[1]]]", "\x1b[31m", "x" * 5000, "-1", "1000000000"
-    )),
-    *("train.checkpoint_at=[5,-1]", "train.steps=1e400", "task.\x1b=1", f"{'x' * 500}=1", "train.threads=99999"),
-)  # fmt: skip
+SETTINGS = ("task.p", "train.seed", "train.steps", "model.d_model", "train.learning_rate", "nothing", "a.b")
+HOSTILE: dict[str, Sequence[str]] = {
+    "empty": ("", " ", "-", "--", "=", "=a", "a=", ":", ",", ",,", "@", "\\", "''", "[]", "null"),
+    "number": (
+        *("nan", "NaN", "inf", "-inf", "1e400", "-1e400", "0", "-1", "-0.0", "1_0", "0x10", "٣", "½", "０"),
+        *(str(2**31), str(2**63), str(-(2**63) - 1), "9" * 19, f"1{'0' * 200}", "9" * 5000, f"-{'9' * 5000}"),
+    ),
+    "list": ("1,,2", "1,1", "0:0", "9:1", "0:99999999999999", "1:2:3:4", "1e9:1:log", "[1,", "[[]]", "[" * 5000),
+    "long": ("x" * 70_000, "a b " * 3000, "'" * 300, "e\u0301" * 500, "folder/" * 40 + "x", "x" * 300 + ".toml"),
+    "control": ("\x1b[31mred\x1b[0m", "\x9b31m", "\u202egnp.exe", "\u2066\u2028", "a\nb\r\tc", "\x7f", "\x07", CONTROL),
+    "text": ("größe→😀", "\udcff", "%s%n", "{run}", "$HOME", "~", "true", '{"a": 1}', "each", "all", "last", "0.0"),
+    "name": (
+        *("x@y", "run@", "run@@last", f"run@{'9' * 5000}", "run@0:10:0", "run@all", f"{CONTROL}@last", "*", "[!"),
+        *("zoo:", "zoo:nothing", "zoo:../..", "**/**", "..", "/", ".", "folder", "nowhere", "link", "99999.99999"),
+    ),
+    "pipe": PIPES,
+    "file": ("tokens.npy", "huge.npy", "huge.toml", "/proc/self/mem", *FILES),
+    "place": (
+        *("dask", "dask://[::1", "dask://x:99999999", "dask://:1", "serial", "sqlite://", "sqlite:///pipe"),
+        *("://", "a://b", "cuda:99", "cuda", "mps", "meta"),
+    ),
+    "setting": (
+        *(
+            f"{key}={value}"
+            for key in SETTINGS
+            for value in ("9" * 5000, f"1{'0' * 200}", "1e18", "NaN", "[[1]]", "\x1b[31m", "x" * 5000, "-1", str(10**9))
+        ),
+        *("train.checkpoint_at=[5,-1]", "train.steps=1e400", "task.\x1b=1", f"{'x' * 500}=1", "train.threads=99999"),
+    ),
+}  # fmt: skip
 #: What could be meant, by how the help calls the value.
 MEANT = {
     "TASK": ["modular-addition"],
@@ -144,6 +157,14 @@ def meant(parameter: Any, chance: random.Random) -> str | None:
     return chance.choice(choices) if choices else None
 
 
+def is_setting(parameter: Any) -> bool:
+    return str(parameter.metavar) == "KEY=VALUE"
+
+
+def hostile(chance: random.Random) -> str:
+    return chance.choice(HOSTILE[chance.choice(list(HOSTILE))])
+
+
 def drawn(number: int, all_leaves: Sequence[Leaf]) -> Call:
     """The call of that number."""
     chance = random.Random(number)
@@ -153,17 +174,19 @@ def drawn(number: int, all_leaves: Sequence[Leaf]) -> Call:
     odd = set(
         chance.sample(call.leaf.parameters, min(len(call.leaf.parameters), chance.choice((0, 1, 1, 1, 2, 4))))
     )
+    of_a_task = any(each.metavar == "TASK" for each in call.leaf.parameters if each not in options)
     for each in call.leaf.parameters:
         # What every call needs: arguments, and a checkpoint or run where an option names one.
-        needed = each not in options or "REF" in str(each.metavar) or str(each.metavar) == "KEY=VALUE"
+        needed = each not in options or "REF" in str(each.metavar) or (is_setting(each) and of_a_task)
         if each not in odd and not (needed and chance.random() < 0.95) and chance.random() > 0.1:
             continue
         if getattr(each, "is_flag", False):
             call.words += [chance.choice([*each.opts, *each.secondary_opts])] if each.name != "debug" else []
             continue
-        several = TINY if str(each.metavar) == "KEY=VALUE" and each not in odd else [None]
-        for given in several:
-            value = chance.choice(HOSTILE) if each in odd else given or meant(each, chance)
+        given_to_all = "train." in str(each.help) if is_setting(each) else False
+        several = [one for one in TINY if given_to_all or one.startswith("task.")]
+        for given in several if is_setting(each) and each not in odd else [None]:
+            value = hostile(chance) if each in odd else given or meant(each, chance)
             if value is None:
                 continue
             if each not in options:
@@ -172,9 +195,7 @@ def drawn(number: int, all_leaves: Sequence[Leaf]) -> Call:
                 spelled = chance.choice(each.opts)
                 call.words += [f"{spelled}={value}"] if chance.random() < 0.5 else [spelled, value]
     if chance.random() < 0.03:
-        call.words.insert(chance.randrange(len(call.words) + 1), chance.choice(HOSTILE))
-    # No argument of a process holds one.
-    call.words = [word.replace("\x00", "") for word in call.words]
+        call.words.insert(chance.randrange(len(call.words) + 1), hostile(chance))
     return call
 
 

@@ -31,8 +31,8 @@ class Train(RecipeCommand):
     """Train a task's model into a run folder.
 
     The same command resumes a run that was stopped; a larger train.steps extends one. What each preset sets:
-    interp-run tasks. What --set can set besides, with the defaults: docs/training.md; a key that does not exist
-    (--set train.help=) is answered with all that do.
+    interp-run tasks. What --set can set besides, with the defaults: docs/training.md; a key that does not exist is
+    answered with the closest that does.
     """
 
     takes_processes: ClassVar[bool] = True
