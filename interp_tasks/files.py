@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from interp_tasks.errors import UserError
 from interp_tasks.texts import brief
@@ -24,6 +25,33 @@ WHOLE_END = 2**63
 TOO_LARGE = "whole numbers lie below 2^63"
 
 
+class NotRegular(OSError):
+    """A pipe, a device or a folder in the place of a file."""
+
+
+def open_regular(file: Path) -> BinaryIO:
+    """A regular file, open for reading.
+
+    Raises:
+        NotRegular: for anything else.
+        OSError: if the system refuses.
+    """
+
+    def check(mode: int) -> None:
+        if not stat.S_ISREG(mode):
+            raise NotRegular(errno.EINVAL, "no regular file", str(file))
+
+    # Opening a device may do something; opening a pipe waits for who writes to it.
+    check(file.stat().st_mode)
+    opened = open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115
+    try:
+        check(os.fstat(opened.fileno()).st_mode)
+    except NotRegular:
+        opened.close()
+        raise
+    return opened
+
+
 def read_file(file: Path, what: str, most: int | None = None, option: str = "") -> bytes:
     """The content of a regular file: a pipe or a device in its place may never end.
 
@@ -37,14 +65,10 @@ def read_file(file: Path, what: str, most: int | None = None, option: str = "") 
     """
     named = f"{option} {file}".lstrip()
     try:
-        # Opening a device may do something; opening a pipe waits for who writes to it.
-        mode = file.stat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise UserError(f"{named} is no regular file: it should hold {what}")
-        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
-            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-                raise UserError(f"{named} is no regular file: it should hold {what}")
+        with open_regular(file) as opened:
             content = opened.read() if most is None else opened.read(most + 1)
+    except NotRegular:
+        raise UserError(f"{named} is no regular file: it should hold {what}") from None
     except FileNotFoundError:
         raise UserError(f"{named} is missing: it would hold {what}") from None
     except OSError as error:

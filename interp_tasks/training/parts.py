@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from interp_tasks.checkpoints.digest import digest
 from interp_tasks.checkpoints.loading import read_parameters
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import resolve
-from interp_tasks.checkpoints.run_files import WEIGHTS_FILE
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import PARTS, TrainConfig
 
@@ -83,10 +81,11 @@ def read_source(config: TrainConfig) -> Source | None:
             f"({resolved[0].ref} ... {resolved[-1].ref}): name one"
         )
     folder = resolved[0].path
-    stored = read_parameters(folder, read_meta(folder))
+    meta = read_meta(folder)
+    stored = read_parameters(folder, meta)
     taken = set(config.parts_started())
     tensors = {name: tensor for name, tensor in stored.items() if part_of(name) in taken}
-    return Source(resolved[0].ref, tensors, digest((folder / WEIGHTS_FILE).read_bytes())["sha256"])
+    return Source(resolved[0].ref, tensors, meta["weights"]["sha256"])
 
 
 def put_in(model: HookedTransformer, source: Source, config: TrainConfig) -> None:

@@ -235,7 +235,8 @@ def listing(place: Path) -> dict[str, tuple[int, int]]:
     for folder, names, files in os.walk(place):
         for name in (*names, *files):
             entry = Path(folder, name)
-            changed = 0 if name in names else entry.lstat().st_mtime_ns
+            # Who is refused has taken the lock of a run to look at it.
+            changed = 0 if name in (*names, ".lock") else entry.lstat().st_mtime_ns
             found[str(entry.relative_to(place))] = (entry.lstat().st_mode, changed)
     # Python keeps what it has compiled.
     return {name: about for name, about in found.items() if "__pycache__" not in name}

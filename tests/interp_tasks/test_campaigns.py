@@ -63,6 +63,13 @@ def test_the_same_command_gives_the_same_bits():
     assert summary["kinds"] == {"training": 4}
 
 
+def test_options_that_nobody_means_are_refused_in_one_line():
+    summary = campaign("options", 40)
+    assert summary["failures"] == {}
+    assert summary["kinds"]["refused"] > 20
+    assert {kind.partition(",")[0] for kind in summary["kinds"]} >= {"done", "refused"}
+
+
 def weights(run):
     return {
         step: (run / f"checkpoints/{step:08d}/model.safetensors").read_bytes() for step in stored_steps(run)

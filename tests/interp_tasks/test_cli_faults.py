@@ -450,6 +450,14 @@ def test_a_page_that_is_not_ours_stays(call, tmp_path):
     assert (tmp_path / "out" / "ablation.html").read_text() == "<html>my notes</html>"
 
 
+def test_a_pipe_in_the_place_of_an_earlier_page_is_left_alone(call, tmp_path):
+    (tmp_path / "out").mkdir()
+    for name in ("ablation.html", "ablation.png"):
+        os.mkfifo(tmp_path / "out" / name)
+    assert ablate(call, "--out", "out")[0] == 0
+    assert names("out") == sorted([*FILES, "ablation.html", "ablation.png"])
+
+
 def test_a_page_alone_is_not_put_beside_files_of_another_result(call):
     assert ablate(call, "--plot")[0] == 0
     assert names(".") == ["ablation.html"]
