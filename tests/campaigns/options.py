@@ -29,7 +29,7 @@ from tests.campaigns.frame import Campaign, Trials, expect
 from tests.campaigns.lives import Life, interp_run, preload, train_command
 
 #: Seconds until what has not been refused is taken to hang, and until what is at work is stopped; bytes of memory.
-LIMIT, WORK, ROOM = 60.0, 6.0, 3 << 30
+LIMIT, WORK, ROOM = 60.0, 3.0, 3 << 30
 #: One trial of so many is an interpreter of its own.
 FRESH = 40
 #: "interp-run: " and a refusal.
@@ -218,7 +218,7 @@ def furnish(given: Path) -> None:
     ended(Life(lambda: interp_run(train_command(given / "run", settings)), given.with_suffix(".out")))
     shutil.copytree(given / "run", given / CONTROL)
     (given / "folder").mkdir()
-    (given / "link").symlink_to("nowhere")
+    (given / "link").symlink_to("gone")
 
 
 def place_of(given: Path, place: Path) -> None:

