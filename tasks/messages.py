@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import ValidationError
 
+#: Characters of a value, and of a list of keys, that are shown.
+SHOWN, LISTED = 80, 150
+
 
 def one_line(
     error: ValidationError,
@@ -30,9 +33,18 @@ def one_line(
             complaints.append(unknown_key(where, last, known) if known else f"no setting {key}")
             continue
         message = complaint["msg"].removeprefix("Value error, ")
-        shown = f", got {complaint['input']!r}" if complaint["loc"] else ""
+        shown = f", got {given(complaint['input'])}" if complaint["loc"] else ""
         complaints.append(f"{key}: {message[:1].lower()}{message[1:]}{shown}")
     return "; ".join(complaints)
+
+
+def given(value: object) -> str:
+    """A value as it was given, or the two ends of a long one."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python spells no whole number of so many digits
+        return "a number of thousands of digits"
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 28]}...{text[-25:]}"
 
 
 def unknown_key(section: str, key: str, valid: Iterable[str]) -> str:
@@ -40,4 +52,7 @@ def unknown_key(section: str, key: str, valid: Iterable[str]) -> str:
     keys = list(valid)
     close = difflib.get_close_matches(key, keys, n=1)
     hint = f"did you mean {section}.{close[0]}? " if close else ""
-    return f"no setting {section}.{key}: {hint}{section} has {', '.join(keys)}"
+    listed = ", ".join(keys)
+    if len(listed) > LISTED:
+        listed = f"{listed[: listed.rindex(', ', 0, LISTED)]} and others, {len(keys)} in all"
+    return f"no setting {section}.{key}: {hint}{section} has {listed}"

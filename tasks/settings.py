@@ -21,6 +21,11 @@ def _is_list(annotation: Any) -> bool:
     return (origin or annotation) in (list, tuple)
 
 
+#: Larger ones are slips: with them not even a name for the number of parameters is left.
+MOST_SIZE = 1_000_000
+SIZES = ("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "n_ctx")
+
+
 class ModelSettings(BaseModel):
     """A pre-norm, post-norm or norm-free transformer, as a ``HookedTransformer``.
 
@@ -55,6 +60,14 @@ class ModelSettings(BaseModel):
     biases: Literal["trained", "mlp", "frozen"] = "trained"
     init: Literal["normal", "nanda", "he", "torch"] = "normal"
     init_std: float = Field(0.02, gt=0)
+
+    @model_validator(mode="after")
+    def _sizes_are_a_models(self) -> ModelSettings:
+        for name in SIZES:
+            size = getattr(self, name)
+            if size is not None and size > MOST_SIZE:
+                raise ValueError(f"{name} is at most {MOST_SIZE:,}")
+        return self
 
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> ModelSettings:

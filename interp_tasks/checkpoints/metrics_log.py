@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from interp_tasks.checkpoints.atomic import replace_file, to_json, writing
-from interp_tasks.checkpoints.run_files import parse_metrics_line, read_file
+from interp_tasks.checkpoints.run_files import parse_metrics_line
 from interp_tasks.errors import UserError
+from interp_tasks.files import read_file
 
 
 class MetricsLog:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import json
 import math
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.files import MOST_JSON, read_file
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
@@ -82,23 +82,6 @@ def stored_steps(run: str | Path) -> list[int]:
     )
 
 
-def read_file(file: Path, what: str) -> bytes:
-    """The content of a regular file: a pipe or a device in its place may never end.
-
-    Raises:
-        UserError: in one line, if it is missing, unreadable, or no regular file.
-    """
-    try:
-        mode = file.stat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise UserError(f"{file} is no regular file: it should hold {what}")
-        return file.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{file} is missing: it would hold {what}") from None
-    except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror}") from None
-
-
 def parse_json(content: bytes) -> Any:
     """JSON as people and this program write it.
 
@@ -140,7 +123,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         UserError: in one line, if the file is missing, unreadable, not JSON, or not an object.
     """
     try:
-        content = parse_json(read_file(path, what))
+        content = parse_json(read_file(path, what, MOST_JSON))
     except UserError:
         raise
     except ValueError as error:

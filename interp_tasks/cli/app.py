@@ -45,4 +45,5 @@ def main(argv: Sequence[str] | None = None) -> int:
                 args=arguments, prog_name="interp-run", standalone_mode=False
             ),
             debug=debug,
+            written=arguments,
         )

@@ -9,13 +9,14 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import typer
 
-from interp_tasks.cli.streams import silence, to_stderr
+from interp_tasks.cli.streams import STDOUT, silence, to_stderr
 from interp_tasks.errors import ProcessLost, Stopped, UserError
+from interp_tasks.texts import one_line
 from interp_tasks.training.launch import follows
 
 USAGE = 2
@@ -50,23 +51,30 @@ def quiet_libraries(debug: bool) -> Iterator[None]:
         logging.disable(disabled)
 
 
-def exit_code_of(command: Callable[[], Any], *, debug: bool) -> int:
-    """Run a command; a mistake of the user's is one line on stderr, anything else unexpected propagates."""
-    code = guarded(command, debug)
+def exit_code_of(command: Callable[[], Any], *, debug: bool, written: Sequence[str] = ()) -> int:
+    """Run a command; a mistake of the user's is one line on stderr, anything else unexpected propagates.
+
+    Args:
+        written: what the user typed; quoted in an error it is shortened.
+    """
+    code = guarded(command, debug, written)
     if code:
         # One line was said already.
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
         return code
-    return guarded(sys.stdout.flush, debug)
+    return guarded(sys.stdout.flush, debug, written)
 
 
-def guarded(command: Callable[[], Any], debug: bool) -> int:
+def guarded(command: Callable[[], Any], debug: bool, written: Sequence[str]) -> int:
+    def say(message: str, *, of_one: bool = False) -> None:
+        refuse(message, debug, written, of_one=of_one)
+
     try:
         code = command()
         if code == INTERRUPTED:
             # Typer turns the interruption into this code; older ones into Abort, below.
-            say("interrupted", debug=False)
+            refuse("interrupted", debug=False)
         return code if isinstance(code, int) else 0
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):
@@ -76,45 +84,44 @@ def guarded(command: Callable[[], Any], debug: bool) -> int:
     except BrokenPipeError:
         return closed_pipe()
     except (KeyboardInterrupt, typer.Abort):
-        say("interrupted", debug)
+        say("interrupted")
         return INTERRUPTED
     except Stopped as stop:
-        say(str(stop), debug)
+        say(str(stop))
         return stop.code
     except CLICK_ERROR as error:
-        say(usage_message(error), debug)
+        say(usage_message(error))
         return USAGE
     except ProcessLost as error:
-        say(str(error), debug, of_one=True)
+        say(str(error), of_one=True)
         return USAGE
     except user_errors() as error:
-        say(str(error), debug)
+        say(str(error))
         return USAGE
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         say(
             "not enough memory: ask for fewer --samples, a smaller batch or a smaller model",
-            debug,
             of_one=True,
         )
         return USAGE
     except ImportError as error:
         if not is_without_models(error):
             raise
-        say(WITHOUT_MODELS, debug)
+        say(WITHOUT_MODELS)
         return USAGE
     except UnicodeEncodeError as error:
         # A glob, or the folder we are in, may lead to such a name too.
         if not not_text(error.object):
             raise
-        say(f"{error.object!r}: {NOT_TEXT}", debug)
+        say(f"{error.object!r}: {NOT_TEXT}")
         return USAGE
     except OSError as error:
         message = refusal(error)
         if message is None:
             raise
-        say(message, debug)
+        say(message)
         return USAGE
 
 
@@ -126,18 +133,14 @@ def closed_pipe() -> int:
 
 def refusal(error: OSError) -> str | None:
     """What the operating system refused, in one line; ``None`` for what it did not say."""
+    if error.filename == STDOUT:
+        silence(sys.stdout)
+        return f"cannot write to stdout: {error.strerror}"
     if error.errno == errno.ENAMETOOLONG:
-        return f"path too long: {str(error.filename)[:60]}..."
+        return f"path too long: {os.fsdecode(error.filename)}" if error.filename else "path too long"
     if error.filename is not None:
         return f"cannot use {os.fsdecode(error.filename)}: {error.strerror}"
-    if error.errno is None:
-        return None
-    # Every file is opened by name; without one it is a stream.
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        silence(sys.stdout)
-    return f"cannot write to stdout: {error.strerror}"
+    return None if error.errno is None else f"the system refuses: {error.strerror}"
 
 
 def not_text(name: str) -> bool:
@@ -163,15 +166,18 @@ def user_errors() -> tuple[type[Exception], ...]:
     return (UserError, *elsewhere)
 
 
-def say(message: str, debug: bool, *, of_one: bool = False) -> None:
+def refuse(message: str, debug: bool, written: Sequence[str] = (), *, of_one: bool = False) -> None:
     """One line on stderr: of several processes that torchrun started the first says it, unless it is ``of_one``."""
     if follows() and not of_one:
         return
     if debug:
         to_stderr(traceback.format_exc().rstrip())
-    line = " ".join(message.split())
-    # A name may hold what a terminal obeys.
-    to_stderr("interp-run: " + "".join(part if part.isprintable() else repr(part)[1:-1] for part in line))
+    to_stderr(f"interp-run: {one_line(message, parts_of(written))}")
+
+
+def parts_of(arguments: Sequence[str]) -> list[str]:
+    """The arguments, and of ``--option=value`` and ``key=value`` what stands on the right."""
+    return [part for text in arguments for part in (text, *text.split("=", 2)[1:])]
 
 
 def usage_message(error: Any) -> str:
@@ -183,5 +189,5 @@ def usage_message(error: Any) -> str:
         return message
     commands = getattr(context.command, "commands", None)
     if commands:
-        return f"{message}; commands are {', '.join(commands)}"
+        return f"{message}; {context.command_path} --help lists all {len(commands)} commands"
     return f"{message}; see {context.command_path} --help"

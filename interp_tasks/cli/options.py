@@ -14,6 +14,7 @@ from interp_tasks.cli.printing import PrintingCommand, ResultCommand
 from interp_tasks.cli.settings import read_settings
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.subjects import Examples, Options, Progress, check_refs
+from interp_tasks.files import check_file
 
 DEVICE = re.compile(r"cpu|(cuda|mps)(:\d+)?", re.ASCII)
 REF_HELP = (
@@ -62,8 +63,8 @@ class ExamplesCommand(PrintingCommand):
         self.examples()
         if self.task is not None and self.import_path is None:
             check_task_name(self.task)
-        if self.tokens is not None and not self.tokens.is_file():
-            raise UserError(f"--tokens {self.tokens}: no such file")
+        if self.tokens is not None:
+            check_file(self.tokens, "--tokens")
         super().check()
 
     def examples(self) -> Examples:

@@ -13,9 +13,9 @@ from interp_tasks.cli.declaring import Command
 from interp_tasks.cli.output import FORMATS, PICTURES, PLOT_FORMATS, check_targets, emit
 from interp_tasks.cli.progress import progress_line
 from interp_tasks.cli.settings import import_file
-from interp_tasks.errors import UserError
 from interp_tasks.experiments.specifications import check_choice
 from interp_tasks.experiments.subjects import Progress
+from interp_tasks.files import check_file
 
 if TYPE_CHECKING:
     from interp_tasks.experiments import Result
@@ -32,8 +32,8 @@ class PrintingCommand(Command):
 
     def check(self) -> None:
         check_choice("--format", self.format, FORMATS)
-        if self.import_path is not None and not self.import_path.is_file():
-            raise UserError(f"--import {self.import_path}: no such file")
+        if self.import_path is not None:
+            check_file(self.import_path, "--import")
 
     def import_tasks(self) -> None:
         if self.import_path is not None:

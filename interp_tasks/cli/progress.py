@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from interp_tasks.cli.streams import to_stderr
+from interp_tasks.texts import printable
 
 
 @contextlib.contextmanager
@@ -31,7 +32,9 @@ def progress_line(quiet: bool) -> Iterator[Callable[[int, int, str], None] | Non
         line = bar.add_task("starting", total=None, count="")
 
         def show(done: int, total: int, text: str) -> None:
-            bar.update(line, completed=done, total=total, description=text, count=f"{done:,}/{total:,}")
+            bar.update(
+                line, completed=done, total=total, description=printable(text), count=f"{done:,}/{total:,}"
+            )
 
         yield show
 

@@ -11,7 +11,7 @@ import typer
 from interp_tasks.cli.declaring import Command
 from interp_tasks.cli.options import check_device
 from interp_tasks.cli.settings import import_file, read_settings
-from interp_tasks.errors import UserError
+from interp_tasks.files import check_file
 
 
 @dataclass(kw_only=True)
@@ -34,8 +34,8 @@ class RecipeCommand(Command):
     def check_recipe(self) -> dict[str, str]:
         """The settings given, once device and file are checked."""
         check_device(self.device)
-        if self.import_path is not None and not self.import_path.is_file():
-            raise UserError(f"--import {self.import_path}: no such file")
+        if self.import_path is not None:
+            check_file(self.import_path, "--import")
         return read_settings(self.settings)
 
     def import_tasks(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from interp_tasks.cli.streams import write_data
+from interp_tasks.texts import printable
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], format: str, shown: Sequence[str]) -> None:
@@ -30,9 +31,9 @@ def print_rows(rows: Sequence[Mapping[str, Any]], format: str, shown: Sequence[s
         for name in shown:
             numeric = all(isinstance(row[name], (int, float)) for row in rows)
             # What is cropped cannot be typed again.
-            table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+            table.add_column(printable(name), justify="right" if numeric else "left", overflow="fold")
         for row in rows:
-            table.add_row(*(plain(row[name]) for name in shown))
+            table.add_row(*(printable(plain(row[name])) for name in shown))
         console().print(table)
 
 

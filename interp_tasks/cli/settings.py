@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.specifications import SEED_END
+from interp_tasks.files import check_file
 
 #: More runs than one command would ever finish.
 MOST_SEEDS = 10_000
@@ -30,28 +32,31 @@ def read_seeds(text: str | None) -> list[int] | None:
     if text is None:
         return None
     try:
+        numbers = [int(part) for part in text.split(":" if ":" in text else ",")]
         if ":" in text:
-            first, last = (int(part) for part in text.split(":"))
-            seeds: Sequence[int] = range(first, last)
-        else:
-            seeds = [int(part) for part in text.split(",")]
+            first, last = numbers
     except ValueError:
         raise UserError(f"--seeds {text!r}: write 0:8 for seeds 0 to 7, or 0,2,5") from None
-    if len(seeds) > MOST_SEEDS:
-        raise UserError(f"--seeds {text}: a run each, {len(seeds)} in all; at most {MOST_SEEDS}")
+    count = max(last - first, 0) if ":" in text else len(numbers)
+    if count > MOST_SEEDS:
+        raise UserError(f"--seeds {text}: a run each, {count} in all; at most {MOST_SEEDS}")
+    seeds = list(range(first, last)) if ":" in text else numbers
     if not seeds or min(seeds) < 0:
         raise UserError(f"--seeds {text!r} names no seed: the end is excluded, and seeds are not negative")
-    return list(dict.fromkeys(seeds))
+    if max(seeds) >= SEED_END:
+        raise UserError(f"--seeds {text!r}: seeds lie below 2^63")
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds {text!r}: a seed is given twice, and each has one run")
+    return seeds
 
 
 def import_file(path: Path) -> None:
     """Run a user's Python file once, so that the tasks it registers are known.
 
     Raises:
-        UserError: for a file that is not there, or that fails, with the line it fails on.
+        UserError: for a file that is not there, or that fails or exits, with the line it does so on.
     """
-    if not path.is_file():
-        raise UserError(f"--import {path}: no such file")
+    check_file(path, "--import")
     name = f"interp_run_import_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return
@@ -62,7 +67,7 @@ def import_file(path: Path) -> None:
     sys.modules[name] = module
     try:
         specification.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         lines = [line for file, line in frames(error) if Path(file) == path or Path(file) == path.resolve()]
         where = f", line {lines[-1]}" if lines else ""

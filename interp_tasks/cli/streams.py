@@ -1,4 +1,4 @@
-"""Standard streams that may be closed, full, or without the characters of a table."""
+"""Standard streams: what they obey is spelled out; they may be closed, full, or lack the characters of a table."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
+
+from interp_tasks.texts import LAYOUT, printable
 
 #: What stands in for a character of ours that an encoding lacks; one for one, so that columns still line up.
 PLAINER = str.maketrans("·–−—…×→’", "|---.x>'")
+#: What an error of it names in place of a file.
+STDOUT = "<stdout>"
 #: Error handlers of codecs: for text that people read, and for data (JSON's own escapes).
 FOR_PEOPLE, FOR_PROGRAMS = "interp-run-text", "interp-run-data"
 
@@ -40,9 +44,41 @@ codecs.register_error(FOR_PEOPLE, simplify)
 
 
 def write_data(text: str) -> None:
-    """JSON or CSV to stdout; what its encoding lacks is escaped, never replaced by something like it."""
+    """JSON or CSV to stdout; what its encoding lacks, or a terminal obeys, is escaped, never replaced."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    text = printable(text, keep=LAYOUT, json=True)
     sys.stdout.write(text.encode(encoding, FOR_PROGRAMS).decode(encoding))
+
+
+def write_line(text: str) -> None:
+    """A line for people to stdout."""
+    sys.stdout.write(printable(text) + "\n")
+
+
+class NamedStream:
+    """A stream whose failures name it, as those of files do: else a full disk would be taken for a full stdout."""
+
+    def __init__(self, stream: Any, name: str) -> None:
+        self._stream, self._name = stream, name
+
+    def write(self, text: str) -> Any:
+        with self._named():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with self._named():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            error.filename = self._name
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 @contextlib.contextmanager
@@ -58,6 +94,7 @@ def usable_streams() -> Iterator[None]:
     sys.stdout = sys.stdout or stream_to_nowhere(os.O_RDONLY)
     sys.stderr = sys.stderr or stream_to_nowhere(os.O_WRONLY)
     streams: list[Any] = [sys.stdout, sys.stderr]
+    sys.stdout = cast(TextIO, NamedStream(sys.stdout, STDOUT))
     handlers = [(stream, stream.errors) for stream in streams if hasattr(stream, "reconfigure")]
     try:
         for stream, _ in handlers:
@@ -96,7 +133,8 @@ def silence(stream: Any) -> None:
 
 
 def to_stderr(text: str) -> None:
-    """A line for whoever listens; nothing fails because nobody does."""
+    """A line, or a traceback, for whoever listens; nothing fails because nobody does."""
+    text = printable(text, keep=LAYOUT)
     try:
         print(text, file=sys.stderr, flush=True)
     except (OSError, ValueError):

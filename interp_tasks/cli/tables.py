@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.texts import LAYOUT, printable
+
 if TYPE_CHECKING:
     import pandas
     from rich.console import Console
@@ -34,12 +36,19 @@ def console(at_least: int = 0) -> Console:
     needs more room than there is makes the line longer than the terminal.
     """
     from rich.console import Console
+    from rich.text import Text
+
+    class Plain(Console):
+        """Every text that is printed, and every cell of a table, comes by here."""
+
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable(text, keep=LAYOUT), **options)
 
     width = shutil.get_terminal_size((WIDEST, 24)).columns
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         width = WIDEST
     width = max(min(width, WIDEST), at_least)
-    return Console(file=sys.stdout, width=width, highlight=False, markup=False, soft_wrap=False)
+    return Plain(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
 
 
 def print_result(
@@ -49,8 +58,6 @@ def print_result(
 
     Columns for which there is no room stand in a further table below, beside those that say what a row is about.
     """
-    from rich.text import Text
-
     rows = frame.to_dict("records")
     out = console()
     narrow, parts = arranged(rows, columns, out.width)
@@ -58,7 +65,7 @@ def print_result(
     wide = console(at_least=max(room_for(widths, gap_of(narrow)) for _, _, widths in layouts))
     for ref in dict.fromkeys(frame["ref"]):
         mine = [index for index, row in enumerate(rows) if row["ref"] == ref]
-        out.print(Text(heading([*title([rows[index] for index in mine]), *done], out.width), style="bold"))
+        out.print(heading([*title([rows[index] for index in mine]), *done], out.width), style="bold")
         for part, text, widths in layouts:
             told = mine
             if len(parts) > 1:
@@ -68,7 +75,7 @@ def print_result(
                 wide.print(block(part, text, widths, told, narrow))
                 out.print()
     for line in notes:
-        out.print(Text(line, style="dim"), soft_wrap=False)
+        out.print(line, style="dim", soft_wrap=False)
 
 
 def block(
@@ -87,7 +94,7 @@ def block(
     for column, width in zip(columns, widths, strict=True):
         numeric = column.key in ("baseline", "value", "effect", "p_adjusted")
         found.add_column(
-            broken(column.header, narrow),
+            broken(printable(column.header), narrow),
             min_width=width,
             justify="right" if numeric and column.text is None else "left",
         )
@@ -149,8 +156,8 @@ def laid_out(
     rows: Sequence[Any], columns: Sequence[Column], narrow: int
 ) -> tuple[list[list[str]], list[int]]:
     """The text of every cell, and the width that each column needs."""
-    text = [[broken(column.shown(row), narrow) for column in columns] for row in rows]
-    headers = [broken(column.header, narrow) for column in columns]
+    text = [[broken(printable(column.shown(row)), narrow) for column in columns] for row in rows]
+    headers = [broken(printable(column.header), narrow) for column in columns]
     widths = [
         max(map(longest, [header, *cells]))
         for header, cells in zip(headers, zip(*text, strict=True), strict=True)
@@ -226,4 +233,4 @@ def title(rows: Sequence[Any]) -> list[str]:
     seed = (
         [] if pandas.isna(number) else [f"seed {number:g}" if isinstance(number, float) else f"seed {number}"]
     )
-    return [str(row["ref"]), *step, ", ".join([about, *seed])]
+    return [printable(str(row["ref"])), *step, ", ".join([about, *seed])]

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.specifications import check_heads, check_positions, check_site, has_heads
+from interp_tasks.experiments.specifications import (
+    MOST_DRAWS,
+    check_heads,
+    check_positions,
+    check_site,
+    has_heads,
+)
 
 #: A probe of d numbers takes more examples than d: more than other experiments ask for.
 SAMPLES = 2048
@@ -64,6 +70,8 @@ class Asked:
         for option, value, least in (("--folds", given["folds"], 2), ("--shuffles", given["shuffles"], 1)):
             if value < least:
                 raise UserError(f"{option} {value}: at least {least}")
+            if value > MOST_DRAWS:
+                raise UserError(f"{option} {value}: at most {MOST_DRAWS}")
         held_out = given["held_out"]
         if not (0 < held_out < 1 or (held_out >= 2 and held_out == int(held_out))):
             raise UserError(

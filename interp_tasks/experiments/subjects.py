@@ -11,6 +11,7 @@ from interp_tasks.checkpoints import ResolvedCheckpoint, resolve
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.specifications import SPLITS, check_choice, check_samples, check_seed
+from interp_tasks.files import check_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -234,6 +235,7 @@ def read_tokens(tokens: Any, samples: int | None) -> Tensor | None:
     source = "tokens"
     if isinstance(tokens, (str, Path)):
         source = str(tokens)
+        check_file(Path(tokens), "--tokens")
         try:
             tokens = numpy.load(source, allow_pickle=False)
         except OSError as error:

@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.checkpoints.atomic import replace_file
+from interp_tasks.checkpoints.atomic import replace_file, writing
 from interp_tasks.checkpoints.digest import digest
 from interp_tasks.checkpoints.meta import is_whole
-from interp_tasks.checkpoints.run_files import checkpoint_folder, read_file, read_json, stored_steps
+from interp_tasks.checkpoints.run_files import checkpoint_folder, read_json, stored_steps
 from interp_tasks.errors import UserError
+from interp_tasks.files import read_file
 from interp_tasks.grids.units import MeasureUnit, TrainUnit, Unit
 
 if TYPE_CHECKING:
@@ -120,9 +121,8 @@ def measure_unit(unit: MeasureUnit, root: Path, device: str) -> None:
             result = call(unit.refs(lambda run: place_of(run, root)), **settings)
     finally:
         torch.set_num_threads(threads)
-    (root / UNITS).mkdir(parents=True, exist_ok=True)
     result = replace(result, frame=relative(result.frame, f"{root}/"))
-    replace_file(result_file(root, unit.key), result.parquet())
+    write_unit(result_file(root, unit.key), result.parquet())
 
 
 def relative(rows: pandas.DataFrame, root: str) -> pandas.DataFrame:
@@ -155,8 +155,18 @@ def record_file(root: Path, key: str) -> Path:
 
 
 def write_record(root: Path, record: Record) -> None:
-    (root / UNITS).mkdir(parents=True, exist_ok=True)
-    replace_file(record_file(root, record.key), (json.dumps(asdict(record), indent=1) + "\n").encode())
+    write_unit(record_file(root, record.key), (json.dumps(asdict(record), indent=1) + "\n").encode())
+
+
+def write_unit(file: Path, content: bytes) -> None:
+    """Write a file of a unit.
+
+    Raises:
+        UserError: naming it, if the file system refuses.
+    """
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, content)
 
 
 def read_record(root: Path, unit: Unit) -> Record | None:

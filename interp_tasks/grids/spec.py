@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
@@ -13,13 +12,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, field_validator
 
 from interp_tasks.errors import UserError
+from interp_tasks.files import read_toml
 from interp_tasks.training.config import SECTIONS
 from tasks.messages import one_line
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 #: More units than anyone means to ask for.
 MOST_UNITS = 100_000
@@ -214,17 +209,7 @@ def read_spec(path: str | Path) -> Spec:
     Raises:
         UserError: in one line, naming what is wrong.
     """
-    try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; a grid is a TOML file, see docs/grids.md") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not TOML: {error}") from None
-    except RecursionError:
-        raise UserError(f"{path}: nested too deeply for a grid") from None
-    return spec_of(values, str(path))
+    return spec_of(read_toml(Path(path), "a grid, see docs/grids.md"), str(path))
 
 
 def spec_of(values: Mapping[str, Any], name: str = "grid") -> Spec:

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from interp_tasks.files import open_regular
 from interp_tasks.reporting.packing import deflated
 from interp_tasks.reporting.sections import Section, embed
 from interp_tasks.reporting.stamping import versions
@@ -103,7 +104,7 @@ class Page:
 def is_page(path: Path) -> bool:
     """Whether a file is a page that this package wrote."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return GENERATOR.encode() in file.read(1000)
     except OSError:
         return False

@@ -8,6 +8,8 @@ import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from interp_tasks.files import open_regular
+
 #: What figures are written as beside a page.
 PICTURES = ("png", "svg")
 MARK = b"interp-tasks"
@@ -28,7 +30,8 @@ def marked(picture: bytes, kind: str) -> bytes:
 def is_marked(path: Path) -> bool:
     """Whether a file is a picture that :func:`marked` made."""
     try:
-        content = path.read_bytes()
+        with open_regular(path) as file:
+            content = file.read()
     except OSError:
         return False
     return (

@@ -167,14 +167,34 @@ def perform_all(jobs: Sequence[Job], processes: int) -> Iterator[Done]:
     if processes == 1 or len(jobs) < 2:
         yield from map(perform, jobs)
         return
-    from concurrent.futures import ProcessPoolExecutor, as_completed
+    cut_off: list[Job] = []
+    yield from together(jobs, processes, cut_off)
+    # Where a process died, those beside it were cut off too: one by one it is known in which it does.
+    for job in cut_off:
+        died: list[Job] = []
+        yield from together([job], 1, died)
+        if died:
+            yield Done(job, None, "its process died twice: it was killed, or memory ran out", crashed=True)
+
+
+def together(jobs: Sequence[Job], processes: int, cut_off: list[Job]) -> Iterator[Done]:
+    """Each job's result as it comes; jobs whose process died are added to ``cut_off``."""
+    from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
     from multiprocessing import get_context
 
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=one_thread) as pool:
-        futures = [pool.submit(perform, job) for job in jobs]
+        futures = {}
         try:
+            for job in jobs:
+                try:
+                    futures[pool.submit(perform, job)] = job
+                except BrokenExecutor:
+                    cut_off.append(job)
             for future in as_completed(futures):
-                yield future.result()
+                try:
+                    yield future.result()
+                except BrokenExecutor:
+                    cut_off.append(futures[future])
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

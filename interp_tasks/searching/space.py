@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel
 
 from interp_tasks.errors import UserError
+from interp_tasks.files import parse_value, read_toml
 from interp_tasks.training.config import SECTIONS, TrainConfig, typed
 from tasks.settings import ModelSettings
 
@@ -146,16 +147,7 @@ def read_space(task_name: str, asked: str | None) -> Space:
         UserError: in one line.
     """
     if asked is not None and (asked.endswith(".toml") or "/" in asked):
-        path = Path(asked)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-            raise UserError(f"--space {asked}: cannot read it: {reason}") from None
-        try:
-            return parse_space(tomllib.loads(text), asked)
-        except tomllib.TOMLDecodeError as error:
-            raise UserError(f"--space {asked} is not valid TOML: {error}") from None
+        return parse_space(read_toml(Path(asked), "a space, see docs/search.md", "--space"), asked)
     shipped = shipped_spaces().get(task_name, {})
     if asked is None:
         if not shipped:
@@ -249,7 +241,7 @@ def range_of(key: str, text: str) -> Range | None:
 def listed(text: str) -> list[Any]:
     """``0.1, 1`` or ``[2, 3], [5]``: values divided by commas outside brackets."""
     try:
-        values: list[Any] = json.loads(f"[{text}]")
+        values: list[Any] = parse_value(f"[{text}]")
     except json.JSONDecodeError:
         return [typed(part.strip()) for part in text.split(",")]
     return values

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
 from interp_tasks.errors import UserError
+from interp_tasks.files import parse_value
 from tasks import catalog
 from tasks.messages import one_line, unknown_key
 from tasks.settings import list_fields
@@ -94,7 +95,7 @@ class TrainConfig(BaseModel):
     log_every: int = Field(25, ge=1)
     eval_samples: int | None = Field(512, ge=1)
     checkpoint_every: int = Field(500, ge=1)
-    checkpoint_at: tuple[int, ...] = ()
+    checkpoint_at: tuple[NonNegativeInt, ...] = ()
     gradient_norms_every: int = Field(0, ge=0)
     observe: tuple[str, ...] = ()
     observe_every: int = Field(100, ge=1)
@@ -271,7 +272,7 @@ def typed(text: str, *, is_list: bool = False) -> Any:
         is_list: the key holds a list: ``2, 3`` is one, ``2`` has one element, and nothing is the empty one.
     """
     try:
-        value = json.loads(text)
+        value = parse_value(text)
     except json.JSONDecodeError:
         value = {"none": None, "None": None, "True": True, "False": False}.get(text, text)
     if not is_list or value is None or isinstance(value, list):

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from interp_tasks.checkpoints.digest import digest
 from interp_tasks.checkpoints.loading import read_parameters
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import resolve
-from interp_tasks.checkpoints.run_files import WEIGHTS_FILE
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import PARTS, TrainConfig
 from tasks.hooked import is_post_norm
@@ -91,8 +89,7 @@ def read_source(config: TrainConfig) -> Source | None:
     stored = read_parameters(folder, meta)
     taken = set(config.parts_started())
     tensors = {name: tensor for name, tensor in stored.items() if part_of(name) in taken}
-    sha256 = digest((folder / WEIGHTS_FILE).read_bytes())["sha256"]
-    return Source(resolved[0].ref, tensors, sha256, meta["model"].get("norm", "pre"))
+    return Source(resolved[0].ref, tensors, meta["weights"]["sha256"], meta["model"].get("norm", "pre"))
 
 
 def put_in(model: HookedTransformer, source: Source, config: TrainConfig) -> None:

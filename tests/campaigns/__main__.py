@@ -16,7 +16,7 @@ for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR"):
 from tests.campaigns import __doc__ as about  # noqa: E402
 from tests.campaigns.frame import Campaign, perform, shown  # noqa: E402
 
-NAMES = ("kill", "mangle", "disk", "grid", "bits", "threads")
+NAMES = ("kill", "mangle", "disk", "grid", "bits", "threads", "options")
 
 
 def whole(least: int) -> Callable[[str], int]:

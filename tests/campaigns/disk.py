@@ -128,6 +128,8 @@ def mounted(folder: Path, options: str) -> Iterator[None]:
 
 def not_allowed(where: str, run: Path, known: Known) -> str:
     """``where``: the folder in which nothing may be written, of a run with half its steps."""
+    if os.geteuid() == 0 and not readable_by_others():
+        raise Skipped("Python, its packages or this repository lie where no other user may read")
     if where != "..":
         ended(live(run, {**SETTINGS, "train.steps": 8}))
     before = {} if where == ".." else fingerprint(run)
@@ -152,6 +154,18 @@ def not_allowed(where: str, run: Path, known: Known) -> str:
     else:
         goes_on(run, known)
     return "a read-only folder"
+
+
+def readable_by_others() -> bool:
+    """Whether a user without rights could import what a run imports."""
+
+    def look() -> int:
+        os.setuid(NOBODY)
+        for module in ("os", "torch", "transformer_lens", "interp_tasks", "tasks"):
+            Path(str(sys.modules[module].__file__)).read_bytes()
+        return 0
+
+    return Life(look, Path(os.devnull)).end() == 0
 
 
 # ---- Others at work

@@ -69,6 +69,14 @@ def test_the_same_command_gives_the_same_bits():
     assert summary["kinds"] == {"training": 4}
 
 
+def test_options_that_nobody_means_are_refused_in_one_line():
+    summary = campaign("options", 40)
+    assert summary["failures"] == {}
+    assert summary["n"] == 40
+    # How many of the others are done before they are stopped is the machine's affair.
+    assert summary["kinds"]["refused"] > 10
+
+
 def weights(run):
     return {
         step: (run / f"checkpoints/{step:08d}/model.safetensors").read_bytes() for step in stored_steps(run)

@@ -21,18 +21,24 @@ import numpy
 import pytest
 import typer
 
+from circuits import CircuitsError
+from interp_tasks.checkpoints import atomic
 from interp_tasks.checkpoints.lock import RunLock
+from interp_tasks.checkpoints.refs import zoo_folder
 from interp_tasks.cli import app, main
 from interp_tasks.cli.boundary import exit_code_of
-from interp_tasks.cli.streams import FOR_PEOPLE, FOR_PROGRAMS
+from interp_tasks.cli.streams import FOR_PEOPLE, FOR_PROGRAMS, STDOUT
 from interp_tasks.cli.tables import title
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import ablation
+from interp_tasks.texts import LONGEST, QUOTED
 
 ZOO = "zoo:matrix-completion-4x4"
 SMALL = ["--samples", "6", "--quiet"]
 COMMANDS = typer.main.get_command(app.app).commands
 FILES = [f"ablation.{suffix}" for suffix in ("config.json", "csv", "json", "parquet")]
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+EVIL = "r\x1b[31m\x9b1m\u202eun"
 RUN = "import sys; from interp_tasks.cli import main; sys.exit(main())"
 
 
@@ -123,7 +129,7 @@ IGNORED = {
     "too many draws": ["permute", "--ckpt", ZOO, "--draws", str(10**30)],
     "too many runs": ["train", "matrix-completion", "--seeds", "0:99999999999"],
     "too large a batch": [
-        *("train", "matrix-completion", "--set", f"train.batch_size={10**30}", "--set", "train.steps=0"),
+        *("train", "matrix-completion", "--set", f"train.batch_size={10**12}", "--set", "train.steps=0"),
     ],
     "no text": ["ablation", "--ckpt", "run\udcff"],
 }
@@ -191,6 +197,168 @@ def test_what_a_terminal_would_obey_is_shown_not_sent(call):
     assert "\\x1b[31m" in refused(call("tasks", "--import", "r\x1b[31m.py"))
 
 
+def copied(tmp_path, name):
+    """A shipped run under another name."""
+    shutil.copytree(zoo_folder() / ZOO.removeprefix("zoo:"), tmp_path / name)
+    return name
+
+
+@pytest.mark.parametrize("format", ["table", "json", "csv"])
+@pytest.mark.parametrize("command", ["checkpoints", "drops", "heads", "curve"])
+def test_no_name_reaches_a_terminal_as_it_obeys_it(call, tmp_path, command, format):
+    """Of a folder, and of a group of heads; in JSON it comes back whole."""
+    run = copied(tmp_path, EVIL)
+    rest = ["--ckpt", f"{run}@post", "--group", f"{EVIL}=0.0", *SMALL] if command == "heads" else [run]
+    code, out, err = call(command, *rest, "--format", format)
+    assert (code, err) == (0, "")
+    assert not OBEYED.search(out)
+    if format == "json":
+        assert any(EVIL in str(value) for value in json.loads(out)[0].values())
+    elif format == "csv":
+        assert r"r\u001b[31m\u009b1m\u202eun" in out
+    else:
+        assert r"\x1b[31m" in out.replace("\n", "")
+
+
+def test_no_metric_reaches_a_terminal_as_it_obeys_it(call, tmp_path):
+    log = tmp_path / copied(tmp_path, "run") / "metrics.jsonl"
+    log.write_text(log.read_text().replace("mse_all", r"mse\u001b[31m\u202eall"))
+    for format in ("table", "json", "csv"):
+        assert not OBEYED.search(call("curve", "run", "--format", format, "--quiet")[1])
+    line = refused(call("drops", "run", "--metric", "x"))
+    assert r"it has mse\x1b[31m\u202eall, mse_masked" in line
+
+
+def test_notes_and_lines_of_training_are_shown_not_sent(call):
+    tiny = [part for one in (*TINY, *SCHEDULE) for part in ("--set", one)]
+    for _ in range(2):
+        code, out, err = call("train", "matrix-completion", *tiny, "--out", EVIL)
+        assert code == 0
+        assert r"r\x1b[31m\x9b1m\u202eun@last" in out
+        assert not OBEYED.search(out + err)
+    assert "went on from step 4" in err
+
+
+# ---- Files that are none, numbers that are none
+
+
+def files_of(command):
+    """Its arguments and options that take a file to read."""
+    # What ends in .html is written.
+    return [
+        each
+        for each in COMMANDS[command].params
+        if re.search(r"\.(toml|npy|py)\b", str(each.metavar)) and each.name != "help"
+    ]
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if files_of(command)])
+def test_what_may_never_end_is_not_read(call, tmp_path, command):
+    """Pipes, devices, folders, files of a terabyte, in the place of every file that a command takes."""
+    for option in files_of(command):
+        suffix = re.search(r"\.\w+", option.metavar)[0]
+        os.mkfifo(tmp_path / f"{option.name}{suffix}")
+        (tmp_path / f"folder{option.name}{suffix}").mkdir()
+        for name in (f"{option.name}{suffix}", "/dev/zero", f"folder{option.name}{suffix}"):
+            given = [name] if option.param_type_name == "argument" else [option.opts[0], name]
+            needed = [] if option.param_type_name == "argument" else ["matrix-completion"]
+            takes = any(each.param_type_name == "argument" for each in COMMANDS[command].params)
+            line = refused(call(command, *(needed if takes else []), *given))
+            # Some commands run on no tokens of one's own.
+            assert re.search("no regular file|it is a folder|Is a directory|--tokens out", line), line
+
+
+def test_a_text_without_end_is_not_read(call, tmp_path):
+    for name in ("grid.toml", "space.toml"):
+        with open(tmp_path / name, "wb") as file:
+            file.truncate(1 << 40)
+    for arguments in (["grid", "grid.toml"], ["search", "modular-addition", "--space", "./space.toml"]):
+        assert "is longer than 4 MiB" in refused(call(*arguments))
+
+
+DIGITS = "9" * 5000
+BEYOND = {
+    "set": (["train", "matrix-completion", "--set", f"train.steps={DIGITS}"], "below 2^63"),
+    "set of a list": (
+        ["train", "matrix-completion", "--set", f"train.checkpoint_at=1,{DIGITS}"],
+        "below 2^63",
+    ),
+    "set of a task": (["data", "modular-addition", "--set", f"p={DIGITS}"], "below 2^63"),
+    "vary": (["search", "modular-addition", "--vary", f"train.steps=1,{DIGITS}"], "below 2^63"),
+    "range": (["search", "modular-addition", "--vary", f"train.steps=1:{DIGITS}"], "below 2^63"),
+    "grid": (["grid", "digits.toml"], "digits.toml is not TOML"),
+    "space": (["search", "modular-addition", "--space", "digits.toml"], "digits.toml is not TOML"),
+    "20 digits": (["grid", "large.toml"], "below 2^63"),
+    "shuffles": (["probe", "--ckpt", ZOO, "--shuffles", "9" * 30], "at most 100000"),
+    "folds": (["probe", "--ckpt", ZOO, "--folds", "9" * 30], "at most 100000"),
+    "width": (["cost", "modular-addition", "--set", f"model.d_model=1{'0' * 200}"], "below 2^63"),
+    "width that fits": (
+        ["cost", "modular-addition", "--set", "model.d_model=1000000000000"],
+        "at most 1,000,000",
+    ),
+    "layers": (["cost", "modular-addition", "--set", "model.n_layers=1000000000"], "at most 1,000,000"),
+    "host": (["grid", "good.toml", "--executor", "dask://[::1"], "dask://HOST:PORT"),
+    "port": (["grid", "good.toml", "--executor", "dask://[::1]:99999"], "ports lie between"),
+    "seed twice": (["train", "modular-addition", "--seeds", "1,1"], "given twice"),
+    "seed of a grid twice": (["grid", "twice.toml"], "given twice"),
+    "step before the first": (
+        ["train", "modular-addition", "--set", "train.checkpoint_at=[5,-1]"],
+        "train.checkpoint_at.1: input should be greater than or equal to 0, got -1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BEYOND)
+def test_numbers_that_no_setting_takes(call, tmp_path, case):
+    good = '[train]\ntask = "modular-addition"\n'
+    (tmp_path / "good.toml").write_text(good)
+    (tmp_path / "twice.toml").write_text(good + 'seeds = "1,1"\n')
+    (tmp_path / "digits.toml").write_text(f"a = {DIGITS}\n")
+    (tmp_path / "large.toml").write_text(f"{good}set = {{ 'train.steps' = {2**63} }}\n")
+    before = sorted(tmp_path.iterdir())
+    arguments, said = BEYOND[case]
+    line = refused(call(*arguments))
+    assert said in line
+    assert len(line) <= LONGEST + len("interp-run: \n")
+    assert "9" * (QUOTED + 1) not in line
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("exit", ["sys.exit()", "sys.exit(0)", "sys.exit('bye')", "raise SystemExit(3)"])
+def test_a_file_that_exits_is_refused(call, tmp_path, exit):
+    (tmp_path / "mine.py").write_text(f"import sys\n{exit}\n")
+    assert "--import mine.py, line 2: SystemExit" in refused(call("tasks", "--import", "mine.py"))
+
+
+def test_a_grid_on_a_full_disk_names_its_file(call, tmp_path, monkeypatch):
+    """And not stdout, on which there is room."""
+    real = atomic.write_synced
+
+    def full(path, content):
+        if path.parent.name == "units":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, content)
+
+    monkeypatch.setattr(atomic, "write_synced", full)
+    (tmp_path / "few.toml").write_text(
+        '[train]\ntask = "modular-addition"\nset = { "task.p" = 5, "train.steps" = 1, "model.d_model" = 8 }\n'
+    )
+    line = refused(call("grid", "few.toml", "--executor", "serial", "--quiet"))
+    assert re.search(r"cannot write .*\w+\.json: No space left on device", line)
+    assert not list(tmp_path.glob("grids/few/units/.*"))
+
+
+def test_a_refusal_of_circuits_is_as_short_as_any(capsys):
+    def refusing():
+        raise CircuitsError(f"no head {'x' * 10_000}; heads are " + "0.1, " * 1000 + "\x1b[31m")
+
+    assert exit_code_of(refusing, debug=False) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("interp-run: no head xxx")
+    assert len(line) == LONGEST + len("interp-run: \n")
+    assert line.endswith("\\x1b[31m\n")
+
+
 def test_a_run_in_use(call, tmp_path):
     (tmp_path / "run").mkdir()
     lock = RunLock(tmp_path / "run")
@@ -231,7 +399,7 @@ def test_unicode_in_every_path(call, tmp_path):
             "run/meta.json: Permission denied",
         ),
         (OSError(errno.EIO, "Input/output error", b"b\xc3\xb6se"), "böse: Input/output error"),
-        (OSError(errno.ENOSPC, "No space left on device"), "stdout: No space left on device"),
+        (OSError(errno.ENOSPC, "No space left on device", STDOUT), "stdout: No space left on device"),
     ],
 )
 def test_what_the_system_refuses_is_one_line(capsys, error, said):
@@ -279,6 +447,14 @@ def test_a_page_that_is_not_ours_stays(call, tmp_path):
     assert ablate(call, "--out", "out")[0] == 0
     assert names("out") == sorted([*FILES, "ablation.html"])
     assert (tmp_path / "out" / "ablation.html").read_text() == "<html>my notes</html>"
+
+
+def test_a_pipe_in_the_place_of_an_earlier_page_is_left_alone(call, tmp_path):
+    (tmp_path / "out").mkdir()
+    for name in ("ablation.html", "ablation.png"):
+        os.mkfifo(tmp_path / "out" / name)
+    assert ablate(call, "--out", "out")[0] == 0
+    assert names("out") == sorted([*FILES, "ablation.html", "ablation.png"])
 
 
 def test_a_page_alone_is_not_put_beside_files_of_another_result(call):

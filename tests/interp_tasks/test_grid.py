@@ -716,7 +716,7 @@ def test_mistakes_are_one_line_before_anything_is_made(change, options, said, tm
 
 def test_a_grid_that_is_no_file(capsys, tmp_path):
     assert main(["grid", str(tmp_path / "none.toml")]) == 2
-    assert "no such file; a grid is a TOML file" in capsys.readouterr().err
+    assert "none.toml is missing: it would hold a grid, see docs/grids.md" in capsys.readouterr().err
 
 
 def test_weights_to_start_from_that_are_not_there_are_refused_before_any_run(tmp_path):

@@ -1,6 +1,7 @@
 """A paper of our own on tiny runs: every verdict against the table of the experiment called directly."""
 
 import json
+import os
 import shutil
 
 import pandas
@@ -16,6 +17,7 @@ from interp_tasks.reproducing import reproduce, train_missing
 from interp_tasks.reproducing.judging import Outcome, Seed, Unmeasured, judge, measured, picked
 from interp_tasks.reproducing.locating import Located, as_text, locate_all
 from interp_tasks.reproducing.reproduction import about, corrected
+from interp_tasks.reproducing.studying import Job, jobs_of, perform_all
 
 SETTINGS = {
     "train.steps": 4,
@@ -476,6 +478,23 @@ def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
     verbose = " ".join(capsys.readouterr().out.split())
     for said in ("It <b>stays</b>.", "Rule: value of @4, mse_masked", "interval over examples", "untrained."):
         assert said in verbose
+
+
+class Deadly(Job):
+    """A job in which a process dies: it ends whoever unpickles it."""
+
+    def __reduce__(self):
+        return os._exit, (1,)
+
+
+def test_a_process_that_dies_costs_its_own_job_alone(runs):
+    paper = parse_paper(content(claim().model_dump()), "small.toml")
+    jobs = [job for job in jobs_of(paper, locate_all(paper, "cpu", runs)) if job.refs()]
+    assert len(jobs) == 2
+    done = list(perform_all([jobs[0], Deadly(jobs[0].study, jobs[0].on), jobs[1]], processes=2))
+    deadly = [one for one in done if isinstance(one.job, Deadly)]
+    assert [(one.crashed, "its process died twice" in one.reason) for one in deadly] == [(True, True)]
+    assert sorted(one.job.study.id for one in done if one.result is not None) == ["s", "t"]
 
 
 def test_a_crash_is_told_after_everything_else_is_written(runs, tmp_path, monkeypatch, capsys):

@@ -174,7 +174,9 @@ def test_a_device_that_is_not_there_leaves_the_folder_free(tmp_path):
         ({"vary": ["train.weight_decay=-1:2"]}, "train.weight_decay = -1"),
         ({"vary": ["train.learning_rate=0:1:log"]}, "above 0"),
         ({"vary": ["train.learning_rate=1:0.5"]}, "is no range"),
-        ({"vary": [f"train.batch_size=1:1{'0' * 400}"]}, "whole numbers of a range lie below 2^63"),
+        ({"vary": [f"train.batch_size=1:1{'0' * 400}"]}, "whole numbers lie below 2^63"),
+        ({"vary": [f"train.batch_size=1,{'9' * 5000}"]}, "whole numbers lie below 2^63"),
+        ({"vary": ["train.batch_size=" + "[" * 10_000]}, "nested too deeply"),
         ({"vary": ["train.learning_rate=0.1:0.5:linear"]}, "after the range stands log, or a step"),
         ({"vary": ["train.learning_rate=0.1:0.5:1"]}, "a step of 1 does not fit"),
         ({"vary": ["model.d_model=8.5:16"]}, "takes whole numbers"),
@@ -185,7 +187,8 @@ def test_a_device_that_is_not_there_leaves_the_folder_free(tmp_path):
         ({"vary": VARY, "preset": "large"}, "no preset 'large'"),
         ({"vary": VARY, "seed": -1}, "--seed -1"),
         ({"space": "printed"}, "shipped ones of modular-addition are recorded"),
-        ({"space": "no/such.toml"}, "cannot read it"),
+        ({"space": "no/such.toml"}, "--space no/such.toml is missing: it would hold a space"),
+        ({"space": "/dev/zero"}, "--space /dev/zero is no regular file"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(options: dict[str, Any], complaint: str) -> None:
@@ -256,7 +259,7 @@ def test_space_of_a_file_with_changes(tmp_path: Path) -> None:
         ("[vary.train]\nsteps = [1, 2]\n[fixed.train]\nsteps = 1", "train.steps is both fixed and varied"),
         ("[vary.learning]\nrate = [1, 2]", "sections are vary.task"),
         ("[varied.train]\nrate = [1, 2]", "'varied' is not of a space"),
-        ("[vary.train", "is not valid TOML"),
+        ("[vary.train", "is not TOML"),
     ],
 )
 def test_a_space_file_that_is_wrong(tmp_path: Path, text: str, complaint: str) -> None:

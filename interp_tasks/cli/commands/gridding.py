@@ -18,9 +18,11 @@ from interp_tasks.cli.rows import print_rows
 from interp_tasks.cli.settings import import_file
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.specifications import check_choice
+from interp_tasks.files import check_file
 from interp_tasks.grids.executors import KINDS, check_executor
 from interp_tasks.grids.spec import read_spec
 from interp_tasks.reporting import check_writable_folder
+from interp_tasks.texts import one_line
 from interp_tasks.zoo.recipe import recipe_file
 
 if TYPE_CHECKING:
@@ -78,8 +80,7 @@ class GridCommand(Command):
                 f"--rate {self.rate:g}: give GFLOP per second, more than 0 and below {FASTEST:g}, such as 20"
             )
         for path in self.import_paths:
-            if not path.is_file():
-                raise UserError(f"--import {path}: no such file")
+            check_file(path, "--import")
         self.spec = recipe_file(self.spec)
         spec = read_spec(self.spec)
         check_executor(self.executor, self.jobs, spec.threads)
@@ -114,7 +115,7 @@ class GridCommand(Command):
         findings = Findings.of(found)
         write_and_show(findings.write, lambda: self.show(findings), self.quiet)
         for what, error in failures(found):
-            note(f"{what}: {error}", quiet=False)
+            note(one_line(f"{what}: {error}"), quiet=False)
         if found.failed:
             raise UserError(
                 f"{len(found.failed)} of {len(found.plan)} units failed, see above; the rest is done. "
@@ -136,8 +137,6 @@ class GridCommand(Command):
 
     def show_plan(self) -> None:
         """Every unit, what became of it, and what it would take."""
-        from rich.text import Text
-
         from interp_tasks.cli.tables import console
         from interp_tasks.grids.performing import read_record
         from interp_tasks.grids.units import plan
@@ -180,7 +179,7 @@ class GridCommand(Command):
         total += f"{size(sum(row['bytes'] or 0 for row in left))} on disk"
         if self.rate:
             total += f", {duration(sum(row['seconds'] or 0 for row in left))} one after the other"
-        console().print(Text(total))
+        console().print(total)
 
     def cost_of(self, unit: Any, costs: dict[str, dict[str, Any]]) -> dict[str, Any]:
         """What a run takes; the same for all its seeds."""

@@ -24,6 +24,7 @@ from interp_tasks.published import papers
 from interp_tasks.reporting import check_writable_folder
 from interp_tasks.reproducing import Reproduction, reproduce, train_missing
 from interp_tasks.reproducing.reproduction import check
+from interp_tasks.texts import one_line
 
 if TYPE_CHECKING:
     from interp_tasks.experiments.subjects import Progress
@@ -108,7 +109,7 @@ class Reproduce(Command):
             )
         write_and_show(lambda: found.write(self.folder()), lambda: self.show(found), self.quiet)
         for line in found.crashed:
-            note(line, quiet=False)
+            note(one_line(line), quiet=False)
         if found.crashed:
             raise UserError(
                 f"{len(found.crashed)} of it could not be measured: see above; the rest is written"
@@ -167,9 +168,7 @@ def print_claims(found: Reproduction, verbose: bool) -> None:
         out.print(Text("--verbose: what each claim says, its rule, interval, runs, controls and reasons."))
     if found.missing:
         hours = sum(each.run.hours for each in found.missing)
-        out.print(
-            Text(f"Not trained: {len(found.missing)} run(s), {hours:.1f} h in all; --train trains them.")
-        )
+        out.print(f"Not trained: {len(found.missing)} run(s), {hours:.1f} h in all; --train trains them.")
     for each in found.missing:
         out.print(Text(f"{each.run.hours:g} h: {each.run.command(found.folder)}", style="dim"))
 

@@ -138,11 +138,9 @@ class Search(RecipeCommand):
 
 def print_found(found: Found) -> None:
     """The best trials, then importances."""
-    from rich.text import Text
-
     objective = found.identity["objective"]
     out = console()
-    out.print(Text(f"{found.summary()}; {objective['direction']} {objective['metric']}", style="bold"))
+    out.print(f"{found.summary()}; {objective['direction']} {objective['metric']}", style="bold")
     # The section of a key is left out where room is short: no two settings of a space have one name.
     rows = [
         {
@@ -157,7 +155,7 @@ def print_found(found: Found) -> None:
         print_rows(rows, "table", list(rows[0]))
     for trial in found.trials:
         if trial["reason"]:
-            out.print(Text(f"trial {trial['trial']} {trial['state']}: {trial['reason']}", style="dim"))
+            out.print(f"trial {trial['trial']} {trial['state']}: {trial['reason']}", style="dim")
     out.print()
     if found.importances:
         print_rows(
@@ -166,4 +164,4 @@ def print_found(found: Found) -> None:
             ["setting", "importance"],
         )
     else:
-        out.print(Text("Too few different trials to say what matters.", style="dim"))
+        out.print("Too few different trials to say what matters.", style="dim")

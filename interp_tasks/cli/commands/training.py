@@ -16,6 +16,7 @@ from interp_tasks.cli.recipes import RecipeCommand
 from interp_tasks.cli.rows import plain
 from interp_tasks.cli.settings import read_seeds, read_settings
 from interp_tasks.cli.stopping import asked_to_stop
+from interp_tasks.cli.streams import write_line
 from interp_tasks.errors import UserError
 from interp_tasks.reporting import check_writable_folder
 from interp_tasks.training.config import Resolved, resolve_config
@@ -30,8 +31,8 @@ class Train(RecipeCommand):
     """Train a task's model into a run folder.
 
     The same command resumes a run that was stopped; a larger train.steps extends one. What each preset sets:
-    interp-run tasks. What --set can set besides, with the defaults: docs/training.md; a key that does not exist
-    (--set train.help=) is answered with all that do.
+    interp-run tasks. What --set can set besides, with the defaults: docs/training.md; a key that does not exist is
+    answered with the closest that does.
     """
 
     takes_processes: ClassVar[bool] = True
@@ -131,7 +132,7 @@ class Train(RecipeCommand):
         if before is not None:
             note(f"{out}: went on from step {before}", self.quiet)
         last = read_metrics(out)[-1]
-        print(f"{out}@last  step {last['step']}  {plain(last.get('validation', {}))}")
+        write_line(f"{out}@last  step {last['step']}  {plain(last.get('validation', {}))}")
 
 
 def shown(progress: Progress, out: Path) -> Any:
