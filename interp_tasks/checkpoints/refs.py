@@ -107,15 +107,19 @@ def _split(text: str) -> tuple[list[str], list[str] | None]:
     if not run:
         raise UserError(f"{text!r} names no run before the @: it is RUN@STEP")
     if run.startswith(ZOO):
-        shipped = run.removeprefix(ZOO)
-        # Without a match the name itself is refused, by a message that lists those there are.
-        return [ZOO + name for name in zoo_names() if fnmatchcase(name, shipped)] or [run], selectors
+        return shipped(run), selectors
     if not glob.has_magic(run) or Path(run).is_dir():
         return [run], selectors
     matches = [match for match in glob.glob(run, recursive=True) if _is_either(Path(match))]
     if not matches:
         raise UserError(f"no run or checkpoint folder matches {run!r}")
     return sorted(matches, key=natural_key), selectors
+
+
+def shipped(given: str) -> list[str]:
+    """Return the shipped runs, as ``zoo:NAME``, that a name or glob means; the name itself where it means none."""
+    # Such a name is refused when it is looked for, by a message that says what is close to it.
+    return [ZOO + name for name in zoo_names() if fnmatchcase(ZOO + name, given)] or [given]
 
 
 def _is_either(path: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from interp_tasks.checkpoints import Drop, detect_drop, read_metrics, read_run, resolve
 from interp_tasks.checkpoints.marks import theoretical_plateau
+from interp_tasks.checkpoints.refs import ZOO, find_run, shipped
 from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, read_clock
 from interp_tasks.errors import UserError
 
@@ -120,14 +121,23 @@ def find_runs(given: str | Sequence[str]) -> dict[str, Path]:
     for name in names:
         if "@" in name:
             raise UserError(f"{name!r}: name the run alone, {name.rpartition('@')[0]}")
-        for found in resolve(f"{name}@last"):
-            if found.run_path is None or found.run_name is None:
-                raise UserError(f"{name!r} is a checkpoint: name its run")
+        for run, path in with_logs(name):
             for file in (RUN_FILE, METRICS_FILE):
-                if not (found.run_path / file).is_file():
-                    raise UserError(f"{found.run_name} has no {file}: only runs of the trainer have curves")
-            runs.setdefault(found.run_name, found.run_path)
+                if not (path / file).is_file():
+                    raise UserError(f"{run} has no {file}: only runs of the trainer have curves")
+            runs.setdefault(run, path)
     return runs
+
+
+def with_logs(name: str) -> Iterator[tuple[str, Path]]:
+    """Yield the runs that a name or glob means; shipped ones need no checkpoints, some being logs alone."""
+    if name.startswith(ZOO):
+        yield from ((run, find_run(run)) for run in shipped(name))
+        return
+    for found in resolve(f"{name}@last"):
+        if found.run_path is None or found.run_name is None:
+            raise UserError(f"{name!r} is a checkpoint: name its run")
+        yield found.run_name, found.run_path
 
 
 def read_runs(given: str | Sequence[str]) -> list[Run]:

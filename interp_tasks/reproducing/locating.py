@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from interp_tasks.checkpoints.refs import ZOO, find_run, natural_key, zoo_folder
-from interp_tasks.checkpoints.run_files import RUN_FILE, is_run, read_run, stored_steps
+from interp_tasks.checkpoints.run_files import (
+    METRICS_FILE,
+    RUN_FILE,
+    is_run,
+    read_metrics,
+    read_run,
+    stored_steps,
+)
 from interp_tasks.errors import UserError
 from interp_tasks.published import Paper, TrainingRun
 from interp_tasks.training.config import SECTIONS, resolve_config
@@ -81,8 +88,11 @@ def locate(run: TrainingRun, folder: Path) -> Located:
 
 
 def is_finished(path: Path) -> bool:
-    """Whether a run has stored its last step."""
-    return stored_steps(path)[-1:] == [config_there(path)["train"].get("steps")]
+    """Whether a run has stored its last step; of one that ships its log alone, whether it has logged it."""
+    steps = stored_steps(path)
+    if not steps and (path / METRICS_FILE).is_file():
+        steps = [line["step"] for line in read_metrics(path)]
+    return steps[-1:] == [config_there(path)["train"].get("steps")]
 
 
 def config_there(path: Path) -> dict[str, dict[str, Any]]:
