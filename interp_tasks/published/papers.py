@@ -180,6 +180,7 @@ class Claim(Entry):
         headline: whether it is one of those that the paper stands on; their p-values are corrected together.
         controls: in the place of the study's.
         uncontrolled: why a control that passes too says nothing against it: the claim is not judged on any.
+        absent: why a table may have no row of it; then it is not run, which else is an error.
         scale: preset -> why the claim cannot be tested there.
         departures: what of our setting differs from theirs and matters here.
     """
@@ -202,6 +203,7 @@ class Claim(Entry):
     headline: bool = False
     controls: tuple[Control, ...] | None = None
     uncontrolled: str = ""
+    absent: str = ""
     scale: dict[Preset, str] = Field(default_factory=dict)
     departures: str = ""
 

@@ -68,6 +68,10 @@ class Unmeasured(Exception):
     """A claim's number is not in the table; the message says what is."""
 
 
+class NoRow(Unmeasured):
+    """The table has no row that a claim could be about."""
+
+
 @dataclass(frozen=True)
 class Seed:
     """What tells a training run from another: its condition (all settings but the seed), and the seed."""
@@ -142,6 +146,8 @@ def judge(
     try:
         found = measured(claim, frame, seeds or {})
     except Unmeasured as unmeasured:
+        if isinstance(unmeasured, NoRow) and claim.absent:
+            return Outcome(claim, run, 0, "not run", reason=claim.absent)
         return Outcome(claim, run, 0, "error", reason=str(unmeasured))
     outcome = verdict_on(claim, run, found)
     beside = []
@@ -385,7 +391,7 @@ def measured(claim: Claim, frame: pandas.DataFrame, seeds: Seeds | None = None) 
         counts = {name: float((rows["run"] == name).sum()) for name in names.dropna().unique()}
         return Measured(tuple(Number(str(name), count) for name, count in counts.items()))
     if rows.empty:
-        raise Unmeasured(f"no row has {claim.where}")
+        raise NoRow(f"no row has {claim.where}")
     counted = rows["n_runs"].fillna(1).astype(int)
     if (counted > 1).any():
         if len(rows) > 1 and claim.reduce == "one":

@@ -159,6 +159,13 @@ def test_a_number_that_is_not_one_is_an_error_and_no_verdict(table, where, said)
     assert (outcome.verdict, outcome.value) == ("error", None)
 
 
+def test_a_row_that_may_be_absent_is_not_run_and_other_mistakes_are_errors(table):
+    why = "no head is of this class"
+    absent = judge(claim(where={"metric": "accuracy"}, absent=why), table, "a")
+    assert (absent.verdict, absent.reason) == ("not run", why)
+    assert judge(claim(where={"colour": "red"}, absent=why), table, "a").verdict == "error"
+
+
 def test_what_no_model_was_trained_for_rests_on_no_run_and_is_judged_over_examples(table):
     assert measured(claim(), table).n_runs == 1
     method = table.assign(n_runs=0)
