@@ -82,6 +82,7 @@ def bound(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
     except TypeError:
         # The call itself is about to fail, in its own words.
         return dict(kwargs)
+    found.pop(next(iter(signature.parameters)))
     for name, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             found |= found.pop(name, {})

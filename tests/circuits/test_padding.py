@@ -34,10 +34,12 @@ def test_what_is_padding(make_model):
         (9, None, [[0, 0, 0, 1], [1, 0, 0, 0], [0, 0, 1, 1], [0, 0, 0, 1]]),
         (9, 9, [[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]]),
     ):
-        model.tokenizer = SimpleNamespace(pad_token_id=9, bos_token_id=bos, eos_token_id=eos)
+        model.tokenizer = SimpleNamespace(
+            pad_token_id=9, bos_token_id=bos, eos_token_id=eos, padding_side="right"
+        )
         assert padding(Surface.of(model), given).tolist() == torch.tensor(expected).bool().tolist()
         assert padding(Surface.of(model), given[:, :0]) is None
-    model.tokenizer = SimpleNamespace(pad_token_id=None)
+    model.tokenizer = SimpleNamespace(pad_token_id=None, padding_side="right")
     assert padding(Surface.of(model), given) is None
 
 

@@ -210,7 +210,7 @@ def test_draws_are_seeds_of_their_own(causal, tokens):
 def test_calls_that_read_other_rows_are_told_apart(causal, tokens, kwargs, what):
     """By what is passed to the model; only what the model is given in this run counts."""
     surface = Surface.of(causal)
-    call = Call(surface, References(surface), State(), [Frame((tokens,), kwargs)])
+    call = Call(surface, References(surface), State(), [Frame({"input": tokens, **kwargs}, tokens)])
     replacement = permute.positions(3).replacement
     assert replacement.prepare(call) == what
 
