@@ -154,7 +154,7 @@ def test_what_a_run_was_given_runs_again(bridge, tokens):
     ]
     handle.remove()
     for (args, kwargs), output in zip(given, outputs, strict=True):
-        assert bool((bridge(**kwargs) == output).all())
+        assert bool((bridge(*args, **kwargs) == output).all())
         assert surface.tokens_of(args, kwargs).shape[:2] == output.shape[:2]
 
 

@@ -25,7 +25,7 @@ def padded(make_model, tokens):
     return model, plain, ragged
 
 
-def test_what_is_padding(make_model):
+def test_what_is_padding(make_model, hooked_only):
     model = make_model()
     given = torch.tensor([[1, 9, 3, 9], [9, 9, 1, 2], [1, 2, 9, 9], [9, 1, 2, 9]])
     assert padding(Surface.of(model), given) is None
