@@ -94,7 +94,7 @@ def block(
     for column, width in zip(columns, widths, strict=True):
         numeric = column.key in ("baseline", "value", "effect", "p_adjusted")
         found.add_column(
-            broken(printable(column.header), narrow),
+            broken(printable(column.header, keep="\n"), narrow),
             min_width=width,
             justify="right" if numeric and column.text is None else "left",
         )
@@ -157,7 +157,7 @@ def laid_out(
 ) -> tuple[list[list[str]], list[int]]:
     """The text of every cell, and the width that each column needs."""
     text = [[broken(printable(column.shown(row)), narrow) for column in columns] for row in rows]
-    headers = [broken(printable(column.header), narrow) for column in columns]
+    headers = [broken(printable(column.header, keep="\n"), narrow) for column in columns]
     widths = [
         max(map(longest, [header, *cells]))
         for header, cells in zip(headers, zip(*text, strict=True), strict=True)

@@ -153,7 +153,7 @@ def test_other_block_layouts_are_refused(make_model, hooked_only):
     with pytest.raises(CircuitsError, match="parallel"):
         Surface.of(make_model(family=hooked_only, parallel_attn_mlp=True))
     after = {"normalization_type": "RMS", "use_normalization_before_and_after": True}
-    with pytest.raises(CircuitsError, match="pre-norm"):
+    with pytest.raises(CircuitsError, match="norms before attention and MLP, or after the residual sums"):
         Surface.of(make_model(family=hooked_only, **after))
 
 

@@ -41,6 +41,8 @@ COUNTS = [
     "heads that follow longest_column",
 ]
 PATTERNS = [f"blocks.{layer}.attn.hook_pattern" for layer in (0, 1)]
+#: What is said of all heads without a threshold.
+DISTRIBUTION = ("best score: ", "largest score: ")
 
 
 @pytest.fixture
@@ -89,7 +91,8 @@ def test_scores_are_what_loops_over_the_cache_give(task, models, folders, querie
     for step, model in enumerate(models):
         found = cached(model, task.sample(N, seed=SEED).tokens)
         frame = result.frame[result.frame["step"] == step]
-        assert list(dict.fromkeys(frame["metric"])) == [*TEMPLATES, *MOVES, *COUNTS]
+        metrics = [metric for metric in dict.fromkeys(frame["metric"]) if not metric.startswith(DISTRIBUTION)]
+        assert metrics == [*TEMPLATES, *MOVES, *COUNTS]
         for row in frame.itertuples():
             if row.metric not in TEMPLATES or row.metric in OF_THE_TASK:
                 continue
@@ -136,6 +139,10 @@ def test_the_class_of_a_head_is_that_of_its_scores(task, models, folders):
     for row in result.frame[result.frame["variant"] != "all heads"].itertuples():
         assert row.intervention == classes[row.layer, row.head]
     of_all = result.frame[result.frame["variant"] == "all heads"].set_index("metric")
+    best = of_all[of_all.index.str.startswith(DISTRIBUTION[0])]["value"].to_numpy()
+    assert len(best) == 7
+    assert (best[1:] >= best[:-1]).all()
+    of_all = of_all[~of_all.index.str.startswith(DISTRIBUTION)]
     assert set(of_all["baseline"]) == {4}
     assert of_all["value"].sum() == 4
     for name, group in classes.groups.items():
@@ -151,7 +158,7 @@ def test_the_class_of_a_head_is_that_of_its_scores(task, models, folders):
 def test_json_has_the_agreed_columns_and_every_template(call, folders):
     code, out, err = call("attention", "--ckpt", folders[0], "--samples", "8", "--quiet", "--format", "json")
     assert (code, err) == (0, "")
-    rows = json.loads(out)
+    rows = [row for row in json.loads(out) if not row["metric"].startswith(DISTRIBUTION)]
     assert {tuple(row) for row in rows} == {COLUMNS}
     assert len(rows) == 4 * (len(TEMPLATES) + len(MOVES)) + len(COUNTS)
     assert {row["p_value"] for row in rows} == {None}
@@ -204,7 +211,7 @@ def test_the_line_of_a_head_is_about_its_own_template(folders):
 
 def test_chosen_templates_in_their_order(folders):
     result = attention(folders[0], templates=["previous", "row", "previous"], samples=8)
-    metrics = list(dict.fromkeys(result.frame["metric"]))
+    metrics = [name for name in dict.fromkeys(result.frame["metric"]) if not name.startswith(DISTRIBUTION)]
     counts = [f"heads: {name}" for name in ("previous", "row", "unclear", "other")]
     assert metrics == ["previous", "row", *MOVES, *counts, COUNTS[-1]]
     assert result.config["templates"] == ["previous", "row", "previous"]
@@ -215,7 +222,7 @@ def test_a_checkpoint_without_a_task(call, models, bare):
     options = ["--ckpt", folder, "--tokens", tokens, "--quiet"]
     code, out, _ = call("attention", *options, "--format", "json", "--queries", "8")
     assert code == 0
-    rows = json.loads(out)
+    rows = [row for row in json.loads(out) if not row["metric"].startswith(DISTRIBUTION)]
     counted = [row for row in rows if row["variant"] == "all heads"]
     rows = [row for row in rows if row["variant"] != "all heads"]
     assert len(counted) == 5

@@ -157,10 +157,8 @@ def test_the_zoo(place: Path) -> None:
     assert found.path == place / "package" / "small" / "checkpoints" / "00000005"
     assert resolve("zoo:small") == [found]
     assert steps_of("zoo:large@all") == [0, 50]
-    assert (
-        complaint("zoo:medium@last")
-        == "no zoo:medium: the closest are zoo:small; interp-run zoo lists what ships"
-    )
+    assert complaint("zoo:medium@last") == "no zoo:medium; interp-run zoo lists what ships"
+    assert complaint("zoo:smal@last").startswith("no zoo:smal: the closest are zoo:small")
     assert complaint("zoo:") == "no zoo:; interp-run zoo lists what ships"
     assert "zoo:small has no checkpoint at step 7" in complaint("zoo:small@7")
 
