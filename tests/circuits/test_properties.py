@@ -365,6 +365,9 @@ KINDS_OF_HOOKS = ["add_hook", "permanent", "raw", "raw pre", "backward", "whole 
 @given(data=st.data())
 def test_nothing_is_left_behind(data):
     name, recipes = data.draw(models_and_recipes(1, 5))
+    # Two paths may be the same edge, which is refused: at most one, and it stands in a block.
+    path = next((recipe for recipe in recipes if recipe[0] == "path"), None)
+    recipes = [recipe for recipe in recipes if recipe[0] != "path" or recipe is path]
     model, tokens = build(name), tokens_of(7)
     depth = data.draw(st.integers(1, min(3, len(recipes))), label="blocks")
     blocks = [recipes[index::depth] for index in range(depth)]
@@ -381,7 +384,9 @@ def test_nothing_is_left_behind(data):
     with torch.no_grad():
         clean = model(tokens)
     # Made before the footprint is taken: the donor of a transplant draws from the global generators.
-    own, made = make(recipes[0], name), [[make(recipe, name) for recipe in block] for block in blocks]
+    others = [recipe for recipe in recipes if recipe is not path]
+    own = make(others[0], name) if others else edit("z", torch.neg)
+    made = [[make(recipe, name) for recipe in block] for block in blocks]
     error = failure() if isinstance(failure, type) else Interrupted()
 
     def fail(value: Tensor) -> Tensor:
