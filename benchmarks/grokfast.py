@@ -21,7 +21,7 @@ import tasks
 from interp_tasks.training.config import presets_of, train_config
 from interp_tasks.training.forward import FusedForward
 from interp_tasks.training.grokfast import GrokfastMA
-from interp_tasks.training.optimisation import Updater
+from interp_tasks.training.optimizer import Updater
 
 NONE = "none"
 

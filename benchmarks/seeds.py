@@ -24,7 +24,7 @@ import torch
 import tasks
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.loop import Loop
-from interp_tasks.training.stacking import Seed, Stack
+from interp_tasks.training.stacked import Seed, Stack
 from interp_tasks.training.trainer import prepared
 
 #: Name -> task, its settings, those of the model, batch size (``None``: the whole split).

@@ -11,20 +11,20 @@ Layers and heads count from 0 everywhere.
 """
 
 from circuits import ablate, fourier, patch, patterns, permute, plots, probe, transplant, variance
-from circuits.applying import intervene
-from circuits.comparing import compare
-from circuits.drawing import Draws, draws
-from circuits.editing import edit
 from circuits.errors import CircuitsError
-from circuits.grids import grid
-from circuits.interventions import Intervention
-from circuits.lensing import Lens, lens
-from circuits.metrics import logit_difference
-from circuits.results import SweepResult
-from circuits.running import Activations, cache, run
-from circuits.selection import Head, heads
-from circuits.sites import Site
-from circuits.sweeping import sweep
+from circuits.interventions.apply import intervene
+from circuits.interventions.base import Intervention
+from circuits.interventions.custom import edit
+from circuits.interventions.draws import Draws, draws
+from circuits.interventions.run import Activations, cache, run
+from circuits.interventions.variants import grid
+from circuits.logit_lens import Lens, lens
+from circuits.model.heads import Head, heads
+from circuits.model.sites import Site
+from circuits.sweeps.compare import compare
+from circuits.sweeps.metrics import logit_difference
+from circuits.sweeps.result import SweepResult
+from circuits.sweeps.sweep import sweep
 
 __all__ = [
     "Activations",

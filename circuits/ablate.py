@@ -20,8 +20,9 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from circuits import grids
-from circuits.arguments import (
+from circuits.errors import CircuitsError
+from circuits.interventions import variants
+from circuits.interventions.arguments import (
     made_by,
     read_choice,
     read_heads,
@@ -33,15 +34,14 @@ from circuits.arguments import (
     read_tokens,
     read_what,
 )
-from circuits.edited_means import EditedMean
-from circuits.errors import CircuitsError
-from circuits.interventions import Intervention, Replacement
-from circuits.places import Edit
-from circuits.removing import Labelled, WithoutClasses
-from circuits.replacements import Mean, Resample, Uniform, Zero
-from circuits.sites import Site
-from circuits.snapshots import Snapshot
-from circuits.waves import DIRECTIONS, Frequencies, Waves, check_grid
+from circuits.interventions.base import Intervention, Replacement
+from circuits.interventions.classes import Labelled, WithoutClasses
+from circuits.interventions.edited_means import EditedMean
+from circuits.interventions.edits import Edit
+from circuits.interventions.frequencies import DIRECTIONS, Frequencies, Waves, check_grid
+from circuits.interventions.replacements import Mean, Resample, Uniform, Zero
+from circuits.model.sites import Site
+from circuits.tensors import Snapshot
 
 __all__ = ["classes", "each", "frequencies", "mean", "mean_pattern", "neurons", "resample", "uniform", "zero"]
 
@@ -288,7 +288,7 @@ def each(make: Callable[..., Intervention], over: Iterable[Any], **arguments: An
     Items are heads, sites or layer numbers; a name is "L0H1" for a head, "layer 2" for a number, else the
     item. `circuits.grid` does the same over several arguments at once.
     """
-    items = grids.in_line(over)
+    items = variants.in_line(over)
     if items is None:
         raise CircuitsError(
             f"ablate.each: give a list of items, not {over!r}; heads(spec, model) makes one of heads"
@@ -296,7 +296,7 @@ def each(make: Callable[..., Intervention], over: Iterable[Any], **arguments: An
     made: dict[str, Intervention] = {}
     for item in items:
         number = isinstance(item, int | np.integer)
-        label, value = grids.named("layer" if number else "", item)
+        label, value = variants.named("layer" if number else "", item)
         if label in made:
             raise CircuitsError(f"ablate.each: two items are called {label!r}; they must be different")
         made[label] = made_by(make, "ablate.each", (value,), arguments.items())

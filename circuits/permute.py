@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from circuits import drawing
-from circuits.arguments import read_indices, read_seed
-from circuits.calls import Call, unusual
 from circuits.errors import CircuitsError
-from circuits.interventions import Firing, Replacement, Write
-from circuits.padding import masks_itself
-from circuits.places import Edit, Place
-from circuits.sites import Site
-from circuits.snapshots import plain
-from circuits.surface import Surface
+from circuits.interventions import draws as drawing
+from circuits.interventions.arguments import read_indices, read_seed
+from circuits.interventions.base import Firing, Replacement, Write
+from circuits.interventions.edits import Edit, Place
+from circuits.interventions.forward_pass import Call, unusual
+from circuits.model.padding import masks_itself
+from circuits.model.sites import Site
+from circuits.model.surface import Surface
+from circuits.tensors import plain
 
 __all__ = ["draws", "positions", "slices", "within"]
 

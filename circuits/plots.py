@@ -8,14 +8,14 @@
     plots.curve({"test": (steps, losses)}, log_y=True)            # lines, with bands where there are bounds
     plots.save(figure, "attention.svg")                           # .html, .json, .png, .svg, .pdf, .jpg, .webp
 
-Every result has a `plot()` of its own. Colours are told apart by colour-blind readers too (`circuits.palette`).
+Every result has a `plot()` of its own. Colours are told apart by colour-blind readers too (`circuits.figures.palette`).
 """
 
-from circuits.attention_plots import attention
-from circuits.curve_plots import curve
-from circuits.exporting import picture, save
-from circuits.figures import titled, untitled
-from circuits.head_plots import heads
-from circuits.spectra_plots import spectrum
+from circuits.figures.attention_maps import attention
+from circuits.figures.curves import curve
+from circuits.figures.export import picture, save
+from circuits.figures.head_maps import heads
+from circuits.figures.spectra import spectrum
+from circuits.figures.style import titled, untitled
 
 __all__ = ["attention", "curve", "heads", "picture", "save", "spectrum", "titled", "untitled"]

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from circuits.arguments import read_indices
 from circuits.errors import CircuitsError
-from circuits.interventions import Intervention, Swap
-from circuits.locks import exclusive
-from circuits.snapshots import Snapshot, plain
-from circuits.surface import Surface
+from circuits.interventions.arguments import read_indices
+from circuits.interventions.base import Intervention, Swap
+from circuits.model.locks import exclusive
+from circuits.model.surface import Surface
+from circuits.tensors import Snapshot, plain
 
 __all__ = ["COMPONENTS", "weights"]
 

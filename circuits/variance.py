@@ -45,7 +45,7 @@ class Partition:
 
     def plot(self) -> Any:
         """A plotly figure: for each kind of classes, what it explains alone and beyond the others, as bars."""
-        from circuits.component_plots import partition_figure
+        from circuits.figures.components import partition_figure
 
         return partition_figure(self)
 

@@ -8,32 +8,32 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.checkpoints.describing import describe_run
+from interp_tasks.checkpoints.describe import describe_run
 from interp_tasks.checkpoints.drop import Drop, detect_drop
 from interp_tasks.checkpoints.marks import MARKS, find_marks
 from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve, zoo_names
 from interp_tasks.checkpoints.run_files import read_metrics, read_run, stored_steps
 
 if TYPE_CHECKING:
-    from interp_tasks.checkpoints.loading import (
+    from interp_tasks.checkpoints.load import (
         Checkpoint,
         load_checkpoint,
         load_checkpoints,
         load_parameters,
     )
     from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
-    from interp_tasks.checkpoints.saving import save_checkpoint
+    from interp_tasks.checkpoints.save import save_checkpoint
     from interp_tasks.checkpoints.training_state import TrainingState
 
 _NEEDS_TORCH = {
-    "Checkpoint": "loading",
+    "Checkpoint": "load",
     "ResumePoint": "run_folder",
     "RunFolder": "run_folder",
     "TrainingState": "training_state",
-    "load_checkpoint": "loading",
-    "load_checkpoints": "loading",
-    "load_parameters": "loading",
-    "save_checkpoint": "saving",
+    "load_checkpoint": "load",
+    "load_checkpoints": "load",
+    "load_parameters": "load",
+    "save_checkpoint": "save",
 }
 
 __all__ = [

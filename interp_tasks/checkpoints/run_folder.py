@@ -26,7 +26,7 @@ from interp_tasks.checkpoints.atomic import (
     writing,
 )
 from interp_tasks.checkpoints.digest import digest
-from interp_tasks.checkpoints.loading import fill_parameters, read_parameters
+from interp_tasks.checkpoints.load import fill_parameters, read_parameters
 from interp_tasks.checkpoints.lock import LOCK_FILE, RunLock
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.metrics_log import MetricsLog
@@ -45,7 +45,7 @@ from interp_tasks.checkpoints.run_files import (
     read_run,
     stored_steps,
 )
-from interp_tasks.checkpoints.saving import save_checkpoint, weights_bytes
+from interp_tasks.checkpoints.save import save_checkpoint, weights_bytes
 from interp_tasks.checkpoints.training_state import TrainingState, read_training_state
 from interp_tasks.errors import UserError
 from tasks.base import Task

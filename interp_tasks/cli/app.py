@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import typer
 
-from interp_tasks.cli.boundary import exit_code_of, quiet_libraries
+from interp_tasks.cli.base import add_command
 from interp_tasks.cli.commands import COMMANDS
-from interp_tasks.cli.declaring import add_command
+from interp_tasks.cli.failures import exit_code_of, quiet_libraries
 from interp_tasks.cli.streams import usable_streams
 
 app = typer.Typer(

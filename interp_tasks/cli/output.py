@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from interp_tasks.cli.progress import note
 from interp_tasks.cli.streams import write_data
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.results import FILES, PAGE, target
-from interp_tasks.reporting import Figure, check_writable_file, write_together
-from interp_tasks.reporting.pictures import PICTURES, left_over, marked
+from interp_tasks.measurement.result import FILES, PAGE, target
+from interp_tasks.pages import Figure, check_writable_file, write_together
+from interp_tasks.pages.pictures import PICTURES, left_over, marked
 
 if TYPE_CHECKING:
     from interp_tasks.experiments import Result
@@ -47,8 +47,8 @@ def print_as(result: Result, format: str) -> None:
         write_data(result.to_csv())
     else:
         from interp_tasks.cli.tables import print_result
-        from interp_tasks.experiments.columns import shown_columns, shown_rows
-        from interp_tasks.experiments.said import said
+        from interp_tasks.measurement.header import said
+        from interp_tasks.measurement.table import shown_columns, shown_rows
 
         rows = shown_rows(result.frame)
         print_result(rows, shown_columns(rows), result.notes, said(result.experiment, result.config))

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.specifications import SEED_END
 from interp_tasks.files import check_file
+from interp_tasks.measurement.options import SEED_END
 
 #: More runs than one command would ever finish.
 MOST_SEEDS = 10_000

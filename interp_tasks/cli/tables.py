@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from interp_tasks.reporting import Column
+    from interp_tasks.pages import Column
 
 WIDEST = 120
 #: Blanks between columns.

@@ -3,39 +3,39 @@
 Importing this package imports neither torch nor pandas; running an experiment does.
 """
 
-from interp_tasks.experiments.ablating import ablation
-from interp_tasks.experiments.agreeing import AlgorithmResult, algorithm
-from interp_tasks.experiments.attending import AttentionResult, attention
-from interp_tasks.experiments.baselining import baseline
-from interp_tasks.experiments.columns import COLUMNS
-from interp_tasks.experiments.comparing import ComparisonResult
-from interp_tasks.experiments.copying_inputs import copying
-from interp_tasks.experiments.curving import CurveResult, curve
-from interp_tasks.experiments.demonstrating import demo
-from interp_tasks.experiments.detecting import detector
-from interp_tasks.experiments.displaying import DataResult, data
-from interp_tasks.experiments.dropping import DropsResult, drops
-from interp_tasks.experiments.embedding import EmbeddingsResult, embeddings
-from interp_tasks.experiments.generalising import GeneralisationResult, generalisation
-from interp_tasks.experiments.generating import decoding
-from interp_tasks.experiments.gradient_logs import GradientsResult, gradients
-from interp_tasks.experiments.imaging import NeuronsResult, neurons
-from interp_tasks.experiments.influencing import InfluenceResult, influence
-from interp_tasks.experiments.lensing import lens
-from interp_tasks.experiments.ordering import OrderResult, order
-from interp_tasks.experiments.patching import patch
-from interp_tasks.experiments.permuting import permute
-from interp_tasks.experiments.prime_ordering import PrimeOrderResult, prime_order
-from interp_tasks.experiments.probing import ProbeResult, probe
-from interp_tasks.experiments.progressing import ProgressResult, progress
-from interp_tasks.experiments.results import Result
-from interp_tasks.experiments.scanning import heads
-from interp_tasks.experiments.sharing import PrimesResult, primes
-from interp_tasks.experiments.shifting import ood
-from interp_tasks.experiments.spectral import FourierResult, fourier
-from interp_tasks.experiments.subjects import Examples, Options, Subject, subjects
-from interp_tasks.experiments.transplanting import transplant
-from interp_tasks.experiments.weighing import WeightsResult, weights
+from interp_tasks.experiments.ablation.measure import ablation
+from interp_tasks.experiments.algorithm.measure import AlgorithmResult, algorithm
+from interp_tasks.experiments.attention.measure import AttentionResult, attention
+from interp_tasks.experiments.baseline.comparison import ComparisonResult
+from interp_tasks.experiments.baseline.measure import baseline
+from interp_tasks.experiments.copying.measure import copying
+from interp_tasks.experiments.curve.measure import CurveResult, curve
+from interp_tasks.experiments.data.measure import DataResult, data
+from interp_tasks.experiments.decoding.measure import decoding
+from interp_tasks.experiments.demo.measure import demo
+from interp_tasks.experiments.detector.measure import detector
+from interp_tasks.experiments.drops.measure import DropsResult, drops
+from interp_tasks.experiments.embeddings.measure import EmbeddingsResult, embeddings
+from interp_tasks.experiments.fourier.measure import FourierResult, fourier
+from interp_tasks.experiments.generalisation.measure import GeneralisationResult, generalisation
+from interp_tasks.experiments.gradients.measure import GradientsResult, gradients
+from interp_tasks.experiments.heads.measure import heads
+from interp_tasks.experiments.influence.measure import InfluenceResult, influence
+from interp_tasks.experiments.lens.measure import lens
+from interp_tasks.experiments.neurons.measure import NeuronsResult, neurons
+from interp_tasks.experiments.ood.measure import ood
+from interp_tasks.experiments.order.measure import OrderResult, order
+from interp_tasks.experiments.patch.measure import patch
+from interp_tasks.experiments.permute.measure import permute
+from interp_tasks.experiments.prime_order.measure import PrimeOrderResult, prime_order
+from interp_tasks.experiments.primes.measure import PrimesResult, primes
+from interp_tasks.experiments.probe.measure import ProbeResult, probe
+from interp_tasks.experiments.progress.measure import ProgressResult, progress
+from interp_tasks.experiments.transplant.measure import transplant
+from interp_tasks.experiments.weights.measure import WeightsResult, weights
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.subjects import Examples, Options, Subject, subjects
+from interp_tasks.measurement.table import COLUMNS
 
 __all__ = [
     "COLUMNS",

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.training.config import Resolved, TrainConfig, resolve_config
 
 if TYPE_CHECKING:
-    from interp_tasks.training.stacking import train_stacked
+    from interp_tasks.training.stacked import train_stacked
     from interp_tasks.training.trainer import train
 
-_HOMES = {"train": "interp_tasks.training.trainer", "train_stacked": "interp_tasks.training.stacking"}
+_HOMES = {"train": "interp_tasks.training.trainer", "train_stacked": "interp_tasks.training.stacked"}
 
 __all__ = ["Resolved", "TrainConfig", "resolve_config", "train", "train_stacked"]
 

@@ -17,7 +17,7 @@ from tasks.messages import one_line, unknown_key
 from tasks.settings import list_fields
 
 SECTIONS = ("task", "model", "train")
-#: The parts of a model, see :mod:`interp_tasks.training.parts`.
+#: The parts of a model, see :mod:`interp_tasks.training.components`.
 Part = Literal["attn", "mlp", "embed", "pos_embed", "unembed"]
 PARTS: tuple[Part, ...] = get_args(Part)
 MOST_CHECKPOINTS = 1_000_000

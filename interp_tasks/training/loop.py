@@ -14,11 +14,11 @@ from interp_tasks.checkpoints.training_state import TrainingState
 from interp_tasks.errors import Diverged, Stopped
 from interp_tasks.training.clock import Clock
 from interp_tasks.training.config import TrainConfig
+from interp_tasks.training.distributed import Follower, Processes
 from interp_tasks.training.dropout import Dropout
 from interp_tasks.training.forward import Forward, fastest_forward
 from interp_tasks.training.observers import Activations, GradientNorms, Observer
-from interp_tasks.training.optimisation import Updater
-from interp_tasks.training.processes import Follower, Processes
+from interp_tasks.training.optimizer import Updater
 from tasks.base import Batch, Task, derive_seed, pool, pool_parts
 
 if TYPE_CHECKING:

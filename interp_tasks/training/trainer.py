@@ -17,12 +17,12 @@ from interp_tasks.checkpoints.run_config import Schedule
 from interp_tasks.checkpoints.run_files import check_no_run, read_run
 from interp_tasks.checkpoints.run_folder import RunFolder
 from interp_tasks.errors import UserError
+from interp_tasks.training.components import freeze_others, put_in, read_source
 from interp_tasks.training.config import SCHEDULE, TrainConfig, presets_of, train_config
+from interp_tasks.training.distributed import Processes, join
 from interp_tasks.training.launch import launched
 from interp_tasks.training.loop import Loop, Progress
 from interp_tasks.training.observers import Observer
-from interp_tasks.training.parts import freeze_others, put_in, read_source
-from interp_tasks.training.processes import Processes, join
 from interp_tasks.training.provenance import run_info
 from tasks.base import Task, derive_seed
 from tasks.messages import one_line

@@ -19,7 +19,7 @@ from interp_tasks.checkpoints import load_checkpoint, read_run, resolve, save_ch
 from interp_tasks.checkpoints.marks import MARKS, marks_of
 from interp_tasks.checkpoints.run_files import CLOCK_FILE, METRICS_FILE, RUN_FILE, checkpoint_folder
 from interp_tasks.errors import UserError
-from interp_tasks.grids.performing import is_trained
+from interp_tasks.grids.unit import is_trained
 from interp_tasks.training.provenance import declared_drop
 from interp_tasks.zoo.recipe import ShippedRun, shipped_runs
 from tasks.base import Task, pool_parts

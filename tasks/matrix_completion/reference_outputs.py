@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tasks.base import Batch
-from tasks.matrix_completion import filling
+from tasks.matrix_completion import completion
 from tasks.matrix_completion.nuclear_norm import least_nuclear_norm
 from tasks.matrix_completion.recoverability import unrecoverable
 
@@ -49,13 +49,13 @@ def convex_baselines(rows: int, columns: int) -> dict[str, Method]:
 
 def candidate_methods(rows: int, columns: int, rank: int) -> dict[str, Method]:
     """What may fill the blanks: from nothing at all to methods that are exact at the true rank."""
-    als, descent = filling.alternating_least_squares, filling.gradient_descent
+    als, descent = completion.alternating_least_squares, completion.gradient_descent
     fillings: dict[str, Filling] = {
-        "zero": filling.zeros,
+        "zero": completion.zeros,
         "nuclear norm": _nuclear_norm,
-        "rank-1 ratio": filling.anchor_ratio,
-        "row regression": filling.row_regression,
-        "column regression": filling.column_regression,
+        "rank-1 ratio": completion.anchor_ratio,
+        "row regression": completion.row_regression,
+        "column regression": completion.column_regression,
         **{f"ALS, {counted(steps)}": partial(als, rank=rank, steps=steps) for steps in (1, 2, 5, 100)},
         "ALS, 100 steps, ridge 0.01": partial(als, rank=rank, steps=100, ridge=0.01),
         **{
@@ -82,7 +82,7 @@ def kinds_of_hidden_entries(batch: Batch, rows: int, columns: int, rank: int) ->
     values, matrices = as_matrices(batch, rows, columns)
     lost = unrecoverable(matrices).flatten(1)
     found = hidden & ~lost
-    near = filling.has_anchor(values.nan_to_num(), matrices).flatten(1)
+    near = completion.has_anchor(values.nan_to_num(), matrices).flatten(1)
     return {
         "recoverable": found,
         "one anchor": found & near,

@@ -27,7 +27,7 @@ from tasks.catalog import built_in_presets
 from tasks.matrix_completion.influence import pairs_of_entries
 from tasks.matrix_completion.masks import move_longest_column, read_mask
 from tasks.matrix_completion.matrices import MASK_ID, Matrices
-from tasks.matrix_completion.probing import matrix_targets
+from tasks.matrix_completion.probe_targets import matrix_targets
 from tasks.matrix_completion.reference_outputs import (
     candidate_methods,
     convex_baselines,

@@ -117,7 +117,7 @@ def serve() -> None:
 
 def commands() -> list[list[str]]:
     """Of every command that measures, the calls that the tests make."""
-    from tests.interp_tasks.test_every_command import CALLS
+    from tests.interp_tasks.cli.test_every_command import CALLS
 
     return [
         [name, *rest.split(), "--quiet", *([] if name in PLAIN else ["--format", "json"])]

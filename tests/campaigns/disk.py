@@ -202,7 +202,7 @@ def grid_without(what: str, folder: Path) -> int:
 
     from interp_tasks.grids import grid
     from interp_tasks.grids.executors import Here
-    from interp_tasks.grids.tabling import table
+    from interp_tasks.grids.table import table
     from interp_tasks.grids.units import MeasureUnit
 
     spec = {

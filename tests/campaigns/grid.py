@@ -171,7 +171,7 @@ KINDS: dict[str, Callable[[Path, random.Random, Path], Any]] = {
 def trial(number: int, expected: Any, scratch: Path) -> list[str]:
     import pandas
 
-    from interp_tasks.grids.tabling import table
+    from interp_tasks.grids.table import table
 
     kind = list(KINDS)[number % len(KINDS)]
     if "processes" not in kind:
@@ -198,7 +198,7 @@ def prepare(scratch: Path) -> Iterator[Trials]:
     import torch
 
     from interp_tasks.grids import grid
-    from interp_tasks.grids.tabling import table
+    from interp_tasks.grids.table import table
 
     torch.set_num_threads(1)
     expected = table(grid(SPEC, scratch / "serial", executor="serial"))

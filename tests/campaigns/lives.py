@@ -23,7 +23,7 @@ def preload() -> None:
     import torch
     import transformer_lens  # noqa: F401
 
-    import interp_tasks.checkpoints.loading
+    import interp_tasks.checkpoints.load
     import interp_tasks.cli.app
     import interp_tasks.training.trainer  # noqa: F401
     import tasks

@@ -78,7 +78,7 @@ def make(scratch: Path) -> Good:
     from interp_tasks.checkpoints.meta import read_meta
     from interp_tasks.checkpoints.training_state import read_training_state
     from interp_tasks.grids import grid
-    from interp_tasks.grids.tabling import table
+    from interp_tasks.grids.table import table
     from interp_tasks.training import train
     from tasks import get
 
@@ -330,8 +330,8 @@ def try_run(run: Path, good: Good, chance: random.Random, canary: Path) -> str:
     )
     from interp_tasks.checkpoints import resolve as resolved
     from interp_tasks.checkpoints.run_files import read_clock
-    from interp_tasks.experiments.runs import read_runs
-    from interp_tasks.surveying.survey import check_report
+    from interp_tasks.measurement.run_logs import read_runs
+    from interp_tasks.report.report import check_report
 
     kind = mangle_run(run, chance, canary)
     config = json.loads((good.run / "run.json").read_text())["config"]
@@ -383,9 +383,9 @@ def try_grid(folder: Path, good: Good, chance: random.Random, canary: Path) -> s
     import pandas
 
     from interp_tasks.grids import grid, spec_of
-    from interp_tasks.grids.performing import read_record
-    from interp_tasks.grids.presenting import Findings
-    from interp_tasks.grids.tabling import table
+    from interp_tasks.grids.page import Findings
+    from interp_tasks.grids.table import table
+    from interp_tasks.grids.unit import read_record
     from interp_tasks.grids.units import plan
 
     kind = mangle_grid(folder, chance, canary)

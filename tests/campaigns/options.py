@@ -335,7 +335,7 @@ def stand_in(call: Call, out: Path, err: Path) -> None:
 
 def tell_beginning(marker: Path) -> None:
     """Leave a mark when a command has found its options good, and begins its work."""
-    from interp_tasks.cli.declaring import Command
+    from interp_tasks.cli.base import Command
 
     def telling(execute: Callable[[Any], None]) -> Callable[[Any], None]:
         def executed(command: Any) -> None:

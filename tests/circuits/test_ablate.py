@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, edit, intervene, run, sweep
-from circuits.replacements import derangement
-from circuits.surface import Surface
+from circuits.interventions.replacements import derangement
+from circuits.model.surface import Surface
 
 
 def only(site, layer, function):
@@ -213,7 +213,7 @@ def test_mean_pattern_of_the_edited_pass_is_of_the_whole_reference(model, tokens
     for options in ({"engine": "naive", "chunk": 18}, {"engine": "fast", "chunk": 18}):
         frame = found(**options).frame
         torch.testing.assert_close(torch.tensor(frame["value"]), torch.tensor(whole.frame["value"]))
-    monkeypatch.setattr("circuits.references.TOKENS_PER_PASS", 18)
+    monkeypatch.setattr("circuits.interventions.reference_runs.TOKENS_PER_PASS", 18)
     pieces = found(engine="naive").frame
     torch.testing.assert_close(torch.tensor(pieces["value"]), torch.tensor(whole.frame["value"]))
 
@@ -294,7 +294,7 @@ def test_mean_with_a_reference_of_another_length(causal, tokens):
 
 def test_a_long_reference_is_run_in_pieces(causal, tokens, monkeypatch):
     whole = run(causal, tokens, ablate.mean("all", reference=tokens), ablate.resample("mlp_out.0", tokens))
-    monkeypatch.setattr("circuits.references.TOKENS_PER_PASS", 18)
+    monkeypatch.setattr("circuits.interventions.reference_runs.TOKENS_PER_PASS", 18)
     pieces = run(causal, tokens, ablate.mean("all", reference=tokens), ablate.resample("mlp_out.0", tokens))
     torch.testing.assert_close(pieces, whole, rtol=1e-12, atol=1e-12)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, cache, edit, grid, patch, run, sweep
-from circuits.replacements import derangement
+from circuits.interventions.replacements import derangement
 
 CHOSEN = [1, 5, 17]
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, edit, intervene, permute, run, sweep
-from circuits.calls import Call, Frame
+from circuits.interventions.forward_pass import Call, Frame
+from circuits.interventions.reference_runs import References
+from circuits.model.state import State
+from circuits.model.surface import Surface
 from circuits.permute import random_order
-from circuits.references import References
-from circuits.state import State
-from circuits.surface import Surface
 
 ORDER = (2, 0, 5, 1, 4, 3)
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, fourier, heads, lens, patterns, plots, sweep, variance
-from circuits.cosine_fits import CosineFit
-from circuits.exporting import MISSING, PICTURES, check_exporter
-from circuits.figures import ROOM, log_axis
-from circuits.palette import COLOURS
+from circuits.figures.export import MISSING, PICTURES, check_exporter
+from circuits.figures.palette import COLOURS
+from circuits.figures.style import ROOM, log_axis
+from circuits.fourier._cosine_fit import CosineFit
 
 
 def metric(output):

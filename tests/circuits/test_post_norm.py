@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, edit, lens, run, sweep
-from circuits.sites import KINDS, Site
-from circuits.surface import Surface
+from circuits.model.sites import KINDS, Site
+from circuits.model.surface import Surface
 
 NORMED = "blocks.{}.hook_normalized_resid_post"
 

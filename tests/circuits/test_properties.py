@@ -37,9 +37,9 @@ from circuits import (
     sweep,
     transplant,
 )
-from circuits.sites import KINDS
-from circuits.state import state_of
-from circuits.surface import Surface
+from circuits.model.sites import KINDS
+from circuits.model.state import state_of
+from circuits.model.surface import Surface
 
 BATCH, LENGTH, PERIOD = 4, 5, 3
 Recipe = tuple[Any, ...]

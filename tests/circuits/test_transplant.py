@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from circuits import CircuitsError, ablate, cache, grid, intervene, lens, patch, run, sweep, transplant
-from circuits.surface import Surface
+from circuits.model.surface import Surface
 
 # Written out here a second time, for both classes: what each component is called in a state_dict.
 ATTENTION = {part: (f"attn.W_{part.upper()}", f"attn.b_{part.upper()}") for part in "qkvo"}

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from interp_tasks.checkpoints.refs import zoo_folder
-from interp_tasks.cli.declaring import Command
+from interp_tasks.cli.base import Command
 from interp_tasks.cli.output import FORMATS
 from interp_tasks.cli.progress import note
 from interp_tasks.cli.rows import print_rows
 from interp_tasks.cli.tables import console
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.specifications import check_choice
-from interp_tasks.reporting import check_writable_folder
+from interp_tasks.measurement.options import check_choice
+from interp_tasks.pages import check_writable_folder
 
 
 @dataclass(kw_only=True)

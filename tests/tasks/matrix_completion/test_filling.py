@@ -7,15 +7,15 @@ import pytest
 import torch
 
 import tasks
-from tasks.matrix_completion import filling, unrecoverable
+from tasks.matrix_completion import completion, unrecoverable
 from tasks.matrix_completion.reference_outputs import NUCLEAR_NORM, PENALTIES
 
 METHODS = {
-    "ratio": filling.anchor_ratio,
-    "rows": filling.row_regression,
-    "columns": filling.column_regression,
-    "als": lambda x, h: filling.alternating_least_squares(x, h, 1, 300),
-    "descent": lambda x, h: filling.gradient_descent(x, h, 1, 3000),
+    "ratio": completion.anchor_ratio,
+    "rows": completion.row_regression,
+    "columns": completion.column_regression,
+    "als": lambda x, h: completion.alternating_least_squares(x, h, 1, 300),
+    "descent": lambda x, h: completion.gradient_descent(x, h, 1, 3000),
 }
 
 
@@ -39,11 +39,11 @@ def test_exact_at_rank_one_where_the_mask_lets_it(name):
     assert torch.equal(found[~hidden], values[~hidden])
     known = hidden & ~unrecoverable(hidden)
     if name in ("ratio", "rows", "columns"):
-        known &= filling.has_anchor(values, hidden)
+        known &= completion.has_anchor(values, hidden)
     assert known.sum() > 50
     torch.testing.assert_close(found[known], values[known], rtol=0, atol=1e-6)
     if name in ("ratio", "rows", "columns"):
-        assert (found[hidden & ~filling.has_anchor(values, hidden)] == 0).all()
+        assert (found[hidden & ~completion.has_anchor(values, hidden)] == 0).all()
 
 
 def loops(values, hidden, i, j):
@@ -74,13 +74,13 @@ def test_ratio_and_regressions_are_what_loops_give():
         _, by_column = loops(x.T, h.T, j, i)
         for found, parts in ((ratio, ratios), (rows, by_row), (columns, by_column)):
             assert found[b, i, j] == pytest.approx(np.mean(parts) if parts else 0, abs=1e-12)
-        assert bool(filling.has_anchor(values, hidden)[b, i, j]) == bool(ratios)
+        assert bool(completion.has_anchor(values, hidden)[b, i, j]) == bool(ratios)
 
 
 def test_als_is_least_squares_row_by_row():
     values, hidden = rank_one(batch=3, rows=5, columns=5, seed=5, p_mask=0.1)
     values = values + 0.3 * torch.randn(values.shape, generator=torch.Generator().manual_seed(1)).double()
-    found = filling.alternating_least_squares(values, hidden, 2, 1)
+    found = completion.alternating_least_squares(values, hidden, 2, 1)
     for x, h, got in zip(values.numpy(), hidden.numpy(), found.numpy(), strict=True):
         left, singular, right = np.linalg.svd(np.where(h, 0, x))
         right = right.T[:, :2] * np.sqrt(singular[:2])
@@ -99,7 +99,7 @@ def test_gradient_descent_goes_down_the_gradient():
     of_u, of_v = torch.autograd.grad(loss, (u, v))
     size = 0.5 / singular[:, :1, None]
     expected = (u - size * of_u) @ (v - size * of_v).mT
-    found = filling.gradient_descent(values, hidden, 1, 1)
+    found = completion.gradient_descent(values, hidden, 1, 1)
     torch.testing.assert_close(found[hidden], expected[hidden].detach())
 
 
@@ -109,8 +109,8 @@ def test_als_and_descent_take_the_given_rank():
     values = left @ right.mT
     hidden = torch.zeros(8, 6, 6, dtype=torch.bool)
     hidden[:, 2, 3] = True
-    assert (filling.alternating_least_squares(values, hidden, 2, 500) - values).abs().max() < 1e-4
-    assert (filling.alternating_least_squares(values, hidden, 1, 500) - values).abs().max() > 0.1
+    assert (completion.alternating_least_squares(values, hidden, 2, 500) - values).abs().max() < 1e-4
+    assert (completion.alternating_least_squares(values, hidden, 1, 500) - values).abs().max() > 0.1
 
 
 @pytest.fixture(scope="module")

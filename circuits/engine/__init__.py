@@ -1,0 +1,1 @@
+"""The fast path of a sweep: what its variants share is computed once."""

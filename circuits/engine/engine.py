@@ -1,0 +1,317 @@
+"""The fast engine of a sweep: one clean pass, then each variant from its first edit on, many of them stacked.
+
+An edit of z (and uniform attention, which is one) changes what is added to the residual stream, z' @ W_O, so a
+variant that begins there needs that, the layer's MLP and the later layers alone. What it computes is the model's own
+forward, replayed from the weights; it is compared with it before use, and so is the output of every clean pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from circuits.engine.branches import (
+    AFTER_ATTENTION,
+    AT_Z,
+    BEFORE,
+    BETWEEN,
+    Lane,
+    Stack,
+    lane_value,
+    runs_nothing,
+)
+from circuits.engine.check import (
+    TOLERANCE,
+    Observed,
+    compare,
+    differs,
+    few,
+    observed,
+    observed_together,
+    observed_whole,
+)
+from circuits.engine.replay import NotReplayed, Replay
+from circuits.interventions.forward_pass import Call, replacement_for
+from circuits.interventions.reference_runs import References
+from circuits.model.state import State
+from circuits.model.surface import Surface
+from circuits.tensors import Positions, select_positions
+
+# Logits of a stack are computed in pieces of at most this many entries.
+_LOGITS = 2**25
+# Weights of checkpoints that are stacked, in bytes.
+_WEIGHTS = 2**26
+
+
+@dataclass
+class Clean:
+    """What one clean pass leaves behind, for the lanes that need it."""
+
+    before: dict[int, Tensor] = field(
+        default_factory=dict
+    )  # what enters a layer; at n_layers the last stream
+    at_z: dict[int, Tensor] = field(default_factory=dict)  # resid_pre of layers where lanes begin at z
+    between: dict[int, Tensor] = field(default_factory=dict)  # resid_mid
+    z: dict[int, Tensor] = field(default_factory=dict)
+    v: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        held = [
+            tensor
+            for part in (self.before, self.at_z, self.between, self.z, self.v)
+            for tensor in part.values()
+        ]
+        # What is kept twice is held once.
+        return sum({id(one): one.numel() * one.element_size() for one in held}.values())
+
+
+class Engine:
+    """For one model with the weights it has now. Raises `NotReplayed` where it cannot be used at all."""
+
+    def __init__(
+        self, surface: Surface, tokens: Tensor, read: Positions | None, step: int | None = None
+    ) -> None:
+        """step: how many of the tokens make a chunk; those of the first are run here."""
+        if tokens.is_floating_point() or tokens.ndim != 2:
+            raise NotReplayed("inputs that are vectors are not replayed")
+        self.surface = surface
+        self.total = len(tokens)
+        self.read: Tensor | None = None
+        if read is not None:
+            chosen = select_positions(read, tokens.shape[1], "sweep, positions").nonzero().flatten()
+            self.read = chosen.to(surface.device) if len(chosen) < tokens.shape[1] else None
+        #: Largest number of bytes that the clean pass of a chunk and a stack have held.
+        self.bytes_held = 0
+        self._first = tokens[:step].to(surface.device)
+        self.replay = Replay.of(surface)
+        #: The model's own output of the first chunk, until somebody takes it.
+        self.output: Tensor | None = self._compared(self.observed())
+        #: What is taken for rounding, relative to the largest entry.
+        self.tolerance = TOLERANCE[self.replay.embed.dtype]
+
+    def observed(self) -> Observed:
+        """The first chunk through the model itself, with the weights that it has now."""
+        return observed(self.surface, self._first)
+
+    def observed_together(self, weights: Mapping[str, Tensor]) -> Observed | None:
+        """The same with several checkpoints, whose weights are stacked; None where they cannot share a pass."""
+        return observed_together(self.surface, self._first, weights)
+
+    def _compared(self, seen: Observed) -> Tensor:
+        compare(seen.layers, self.replay, self._first[few(self._first)])
+        return seen.output
+
+    def check(self, tokens: Tensor, own: Tensor, clean: Tensor) -> None:
+        """Refuse a replay whose clean output of a chunk is not the model's own.
+
+        Args:
+            own: [row pos out], all positions; clean: at those that are read.
+        """
+        if not differs(self._at_read(own), clean, self.replay.copies):
+            return
+        if self.replay.copies > 1:
+            raise NotReplayed("the replay of several checkpoints differs from the model")
+        # In a deep model roundings may add up to more; then every layer by itself has none.
+        compare(observed_whole(self.surface, tokens), self.replay, tokens, "a chunk")
+
+    def room(self, tokens: Tensor, lanes: Sequence[Lane], chunk: int) -> int:
+        """How many checkpoints of this shape, `chunk` tokens of all their lanes together, can be stacked."""
+        if not all(map(runs_nothing, lanes)):
+            return 1
+        rows = len(tokens) * len(lanes)
+        outputs = rows * (tokens.shape[1] if self.read is None else len(self.read))
+        limits = (
+            chunk // (rows * tokens.shape[1]),
+            _WEIGHTS // self.replay.nbytes,
+            _LOGITS // (outputs * self.replay.unembed.shape[-1]),
+        )
+        return max(1, min(limits))
+
+    def of(self, weights: Mapping[str, Tensor], observed: Observed) -> Engine:
+        """The same for the stacked weights of several checkpoints, with what the model itself does with each."""
+        other = copy(self)
+        other.replay, other.bytes_held = Replay.of(self.surface, weights), 0
+        other.output = other._compared(observed)
+        return other
+
+    def clean(self, tokens: Tensor, lanes: Sequence[Lane]) -> tuple[Tensor, Clean]:
+        """The unedited output at the positions that are read, and what `lanes` start from."""
+        starts = {lane.start for lane in lanes}
+        mixed = {layer for lane in lanes for site, layer in lane.writes if site == "pattern"}
+        kept = Clean()
+        replay = self.replay
+
+        def keep(site: str, layer: int | None, x: Tensor) -> Tensor:
+            if (
+                layer is not None
+                and (layer, AT_Z) in starts
+                and (site == "z" or (site == "v" and layer in mixed))
+            ):
+                # v is a part of q, k and v, all of which a view of it would hold.
+                (kept.z if site == "z" else kept.v)[layer] = x if site == "z" else x.clone()
+            return x
+
+        x = replay.embedded(tokens.repeat(replay.copies, 1), keep)
+        for layer in range(replay.n_layers):
+            if (layer, BEFORE) in starts:
+                kept.before[layer] = x
+            entered = replay.entering(layer, x)
+            if (layer, AT_Z) in starts:
+                kept.at_z[layer] = entered
+            x = replay.block(layer, entered, keep)
+            if (layer, BETWEEN) in starts:
+                kept.between[layer] = x
+            if layer == replay.n_layers - 1 and (layer + 1, BEFORE) not in starts:
+                x = self._at_read(x)
+            x = replay.mlp(layer, x, keep)
+        if (replay.n_layers, BEFORE) in starts:
+            kept.before[replay.n_layers] = x
+            x = self._at_read(x)
+        return replay.output(x), kept
+
+    def run(
+        self,
+        tokens: Tensor,
+        rows: slice,
+        lanes: Sequence[Lane],
+        references: Sequence[References],
+        clean: Clean,
+        width: int,
+    ) -> Iterator[tuple[int, Lane, Tensor]]:
+        """(checkpoint, lane, output at the positions that are read) of every lane, `width` of them in a stack.
+
+        Args:
+            references: of each checkpoint. A lane whose edits left every activation as it was is not `changed`; its
+                output is the clean one, up to rounding.
+        """
+        ordered = sorted(lanes, key=lambda lane: lane.start)
+        for first in range(0, len(ordered), width):
+            stack = ordered[first : first + width]
+            for lane in stack:
+                states = [State(rows=rows, total=self.total) for _ in references]
+                lane.calls = [Call(self.surface, *each) for each in zip(references, states, strict=True)]
+                lane.changed = [False] * len(references)
+                for call in lane.calls:
+                    call.begin([w for writes in lane.writes.values() for w in writes], (tokens,), {})
+            yield from self._run_stack(Stack(stack, len(tokens), self.replay.copies), tokens, clean)
+            for lane in stack:
+                lane.calls = []
+
+    def _run_stack(self, stack: Stack, tokens: Tensor, clean: Clean) -> Iterator[tuple[int, Lane, Tensor]]:
+        replay, last = self.replay, self.replay.n_layers - 1
+        x: Tensor | None = None
+        if stack.joining((-1, BEFORE)):
+            lanes = stack.join((-1, BEFORE))
+            x = replay.embedded(tokens.repeat(stack.copies * len(lanes), 1), stack.tap)
+        for layer in range(min(lane.start[0] for lane in stack.lanes), last + 1):
+            if layer < 0:
+                continue
+            # In the last layer only what is read has to be computed, unless an edit says where by position.
+            read = self.read if layer == last else None
+            edited = {site for lane in stack.lanes for site, at in lane.writes if at == layer}
+            x = self._joined_before(layer, x, stack, clean)
+            sliced = read is not None and not edited & set(AFTER_ATTENTION)
+            if x is not None:
+                x = stack.tap("resid_pre", layer, replay.entering(layer, x))
+                queries = read if sliced and not edited - {"resid_pre", "k", "v"} else None
+                explicit = any(lane.writes_scores(layer) for lane in stack.members)
+                mix = None if explicit or "pattern" not in edited else partial(self._mixed, stack)
+                x = replay.block(layer, x, stack.tap, explicit, mix, queries)
+                x = x[:, read] if sliced and queries is None else x
+            x = self._joined_at_z(layer, x, stack, clean, read if sliced else None)
+            if joining := stack.join((layer, BETWEEN)):
+                between = _at(clean.between[layer], read if sliced else None)
+                x = stack.together(x, stack.start(between, len(joining)))
+            if x is not None:
+                x = stack.tap("resid_mid", layer, x)
+                x = stack.tap("resid_post", layer, replay.mlp(layer, x, stack.tap))
+                x = self._at_read(x) if layer == last and not sliced else x
+            self._note(x, clean)
+        late = stack.joining((last + 1, BEFORE))
+        if late:
+            joined = self._joined_before(last + 1, None, stack, clean)
+            assert joined is not None
+            x = stack.together(x, self._at_read(joined))
+        assert x is not None
+        apart = x.unflatten(0, (stack.copies, len(stack.members), stack.size))
+        several = _LOGITS // max(1, len(tokens) * stack.copies * x.shape[1] * replay.unembed.shape[-1]) or 1
+        for first in range(0, len(stack.members), several):
+            piece = apart[:, first : first + several].flatten(0, 2)
+            yield from stack.parts(stack.members[first : first + several], replay.output(piece))
+
+    def _joined_before(self, layer: int, x: Tensor | None, stack: Stack, clean: Clean) -> Tensor | None:
+        joining = stack.joining((layer, BEFORE))
+        if not joining:
+            return x
+        start = stack.start(clean.before[layer], len(joining))
+        # A lane that begins with an edit of the stream between two layers may name it from either side.
+        start = stack.tap_of(joining, "resid_post", layer - 1, start)
+        stack.join((layer, BEFORE))
+        return stack.together(x, start)
+
+    def _joined_at_z(
+        self, layer: int, x: Tensor | None, stack: Stack, clean: Clean, read: Tensor | None
+    ) -> Tensor | None:
+        joining = stack.join((layer, AT_Z))
+        if not joining:
+            return x
+        z, before, streams = clean.z[layer], _at(clean.at_z[layer], read), []
+        for lane in joining:
+            new = z
+            if lane.at("pattern", layer):
+                parts = zip(z.split(stack.size), clean.v[layer].split(stack.size), strict=True)
+                new = _cat([self._mixed_lane(lane, k, layer, *part) for k, part in enumerate(parts)])
+            new = _cat(
+                [lane_value(lane, k, "z", layer, part) for k, part in enumerate(new.split(stack.size))]
+            )
+            # Of all heads, as a change of one would be lost in the digits of a stream that holds what it had before.
+            streams.append(before + self.replay.attn_out(layer, _at(new, read)))
+        return stack.together(x, stack.side_by_side(streams))
+
+    def _mixed(self, stack: Stack, layer: int, z: Tensor, v: Tensor) -> Tensor:
+        parts = zip(stack.parts(stack.members, z), v.split(stack.size), strict=True)
+        mixed = [self._mixed_lane(lane, copy, layer, one, values) for (copy, lane, one), values in parts]
+        return torch.cat(mixed)
+
+    def _mixed_lane(self, lane: Lane, copy: int, layer: int, z: Tensor, v: Tensor) -> Tensor:
+        """z where some heads attend to all keys alike: which keys those are does not depend on the example."""
+        for write in lane.at("pattern", layer):
+            length = z.shape[1]
+            visible = self.replay.visible(length, z.device)
+            scores = torch.zeros(1, 1, length, length, dtype=z.dtype, device=z.device)
+            scores = scores.masked_fill(~visible, -torch.inf)
+            shape = (len(z), z.shape[2], length, length)
+            lane.calls[copy].reads(write)["scores"] = scores
+            pattern, selected = replacement_for(write, lane.calls[copy], scores.expand(shape), scores)
+            heads = list(range(z.shape[2])) if write.heads is None else list(write.heads)
+            new = torch.einsum("qk,bkhe->bqhe", pattern[0, 0], v[:, :, heads])
+            # [batch head query 1] -> [batch query head 1]
+            chosen = selected.expand(-1, z.shape[2], length, -1).transpose(1, 2)[:, :, heads]
+            new = torch.where(chosen, new, z[:, :, heads])
+            lane.changed[copy] = lane.changed[copy] or not torch.equal(new, z[:, :, heads])
+            z = z.clone()
+            z[:, :, heads] = new
+        return z
+
+    def _at_read(self, x: Tensor) -> Tensor:
+        return _at(x, self.read)
+
+    def _note(self, x: Tensor | None, clean: Clean) -> None:
+        stack = 0 if x is None else x.numel() * x.element_size()
+        # Of stacked checkpoints the weights are held twice, here and to be put back into the model.
+        weights = 2 * self.replay.nbytes if self.replay.copies > 1 else 0
+        self.bytes_held = max(self.bytes_held, clean.nbytes + stack + weights)
+
+
+def _cat(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _at(x: Tensor, read: Tensor | None) -> Tensor:
+    return x if read is None else x[:, read]

@@ -1,0 +1,1 @@
+"""Figures of frames and arrays. Nothing here knows a result."""

@@ -1,0 +1,171 @@
+"""Curves with bands: a quantity over steps, layers or anything that is ordered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from circuits.errors import CircuitsError
+from circuits.figures.palette import COLOURS, SYMBOLS
+from circuits.figures.style import finished, log_axis, read_numbers
+from circuits.tensors import plain
+
+#: Points up to which each has a symbol.
+MARKED = 40
+_VERB = "plots.curve"
+
+
+def curve(
+    data: Any,
+    x: str = "step",
+    y: str = "value",
+    *,
+    by: str | Sequence[str] | None = None,
+    low: str | None = "ci_low",
+    high: str | None = "ci_high",
+    log_x: bool = False,
+    log_y: bool = False,
+    title: str | None = None,
+    x_title: str | None = None,
+    y_title: str | None = None,
+) -> Any:
+    """A plotly figure with a line per series, and a band about it where there are bounds.
+
+        plots.curve(result.frame[result.frame["metric"] == "mse_masked"], by="variant", log_y=True)
+        plots.curve({"train": (steps, losses), "test": (steps, mean, low, high)}, x_title="step", y_title="loss (nats)")
+        plots.curve({"seeds": (steps, losses)})       # losses [seed step]: the median, and a band over all seeds
+
+    Args:
+        data: a table, with a series per value of the columns `by`, in order of `x`; bounds are the columns low and
+            high, where the table has them. Or name -> y, (x, y) or (x, y, low, high); of y [run x] the line is the
+            median over runs, and the band goes from the smallest to the largest.
+    """
+    if isinstance(data, pd.DataFrame):
+        series = _of_table(data, x, y, by, low, high)
+    elif not isinstance(data, Mapping):
+        raise CircuitsError(f"{_VERB}: a table, or name -> numbers, is needed; got {type(data).__name__}")
+    else:
+        series = {str(name): _of_arrays(str(name), given) for name, given in data.items()}
+    if not series:
+        raise CircuitsError(f"{_VERB}: there is nothing to draw")
+    return drawn(
+        series,
+        log_x=log_x,
+        log_y=log_y,
+        title=title or f"{y_title or y} over {x_title or x}",
+        x_title=x_title or x,
+        y_title=y_title or y,
+    )
+
+
+def drawn(
+    series: Mapping[str, Sequence[Any]],
+    *,
+    log_x: bool,
+    log_y: bool,
+    title: str,
+    x_title: str,
+    y_title: str,
+) -> Any:
+    """name -> x, y, and low and high or None."""
+    from plotly import graph_objects
+
+    found = graph_objects.Figure()
+    for index, (name, (xs, ys, bottom, top)) in enumerate(series.items()):
+        colour = COLOURS["light"][index % len(COLOURS["light"])]
+        if bottom is not None:
+            red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+            found.add_scatter(
+                x=[*xs, *xs[::-1]],
+                y=[*top, *bottom[::-1]],
+                fill="toself",
+                fillcolor=f"rgba({red},{green},{blue},0.2)",
+                line={"width": 0},
+                mode="lines",
+                hoverinfo="skip",
+                showlegend=False,
+                legendgroup=name,
+                name=f"{name}, band",
+            )
+        found.add_scatter(
+            x=xs,
+            y=ys,
+            name=name,
+            legendgroup=name,
+            showlegend=len(series) > 1,
+            mode="lines+markers" if len(xs) <= MARKED else "lines",
+            line={"color": colour, "dash": ("solid", "dash", "dot")[index // len(COLOURS["light"]) % 3]},
+            marker={"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 7, "color": colour},
+            hovertemplate=f"%{{x}}<br>%{{y:.4g}}<extra>{name}</extra>",
+        )
+    for update, log, place, text in (
+        (found.update_xaxes, log_x, (0,), x_title),
+        (found.update_yaxes, log_y, (1, 2, 3), y_title),
+    ):
+        update(title_text=text)
+        if log:
+            values = np.concatenate(
+                [one[at] for one in series.values() for at in place if one[at] is not None]
+            )
+            if values.dtype.kind not in "biuf":
+                raise CircuitsError(f"{_VERB}: {text} holds {values.dtype}, which has no logarithm")
+            values = values[np.isfinite(values) & (values > 0)].astype(float)
+            if not len(values):
+                raise CircuitsError(f"{_VERB}: no value of {text} is above 0, where a logarithm is")
+            update(**log_axis(values.min(), values.max()))
+    found.update_layout(height=420, margin={"t": 50 if len(series) > 1 else 20, "b": 60})
+    bands = any(one[2] is not None for one in series.values())
+    return finished(found, title, "Bands: from the lower to the upper bound." if bands else "")
+
+
+def _of_table(
+    table: pd.DataFrame,
+    x: str,
+    y: str,
+    by: str | Sequence[str] | None,
+    low: str | None,
+    high: str | None,
+) -> dict[str, Sequence[Any]]:
+    columns = [] if by is None else [by] if isinstance(by, str) else list(by)
+    if missing := [name for name in (x, y, *columns) if name not in table]:
+        raise CircuitsError(
+            f"{_VERB}: the table has no column {', '.join(missing)}; it has {', '.join(map(str, table.columns))}"
+        )
+    if not pd.api.types.is_numeric_dtype(table[y]):
+        raise CircuitsError(f"{_VERB}: column {y} holds {table[y].dtype}, and no numbers")
+    there = table[table[y].notna()].sort_values(x, kind="stable")
+    bounded = low in table and high in table
+    series: dict[str, Sequence[Any]] = {}
+    for names, part in there.groupby(columns, sort=False, dropna=False) if columns else [((y,), there)]:
+        name = ", ".join(map(str, names))
+        if part[x].duplicated().any():
+            raise CircuitsError(
+                f"{_VERB}: {name!r} has several rows at one {x}; say with by= which columns tell its series apart"
+            )
+        bounds: list[Any] = [None, None]
+        if bounded and not part[[low, high]].isna().any(axis=None):
+            bounds = [part[one].to_numpy(dtype=float) for one in (low, high)]
+        series[name] = (part[x].to_numpy(), part[y].to_numpy(dtype=float), *bounds)
+    return series
+
+
+def _of_arrays(name: str, given: Any) -> Sequence[Any]:
+    parts = list(given) if isinstance(given, tuple) else [given]
+    needed = f"{name!r} is y, (x, y), (x, y [run x]) or (x, y, low, high)"
+    numbers = [read_numbers(part, _VERB, needed) for part in parts[min(1, len(parts) - 1) :]]
+    # Of x only the order is needed: it may be names or dates.
+    first = parts[0] if len(parts) > 1 else np.arange(numbers[0].shape[-1] if numbers[0].ndim else 0)
+    arrays = [np.asarray(first if isinstance(first, np.ndarray) else plain(first, _VERB)), *numbers]
+    xs, ys, *rest = arrays
+    bounds: list[Any] = rest
+    if ys.ndim == 2 and not bounds:
+        ys, bounds = np.median(ys, axis=0), [ys.min(axis=0), ys.max(axis=0)]
+    if len(bounds) not in (0, 2) or any(one.shape != (len(xs),) for one in (ys, *bounds)) or not len(xs):
+        shapes = ", ".join(str(list(one.shape)) for one in arrays)
+        raise CircuitsError(
+            f"{_VERB}: {name!r} is y, (x, y), (x, y [run x]) or (x, y, low, high), of one length; got {shapes}"
+        )
+    return (xs, ys, *(bounds or [None, None]))

@@ -1,0 +1,56 @@
+"""Fourier analysis of weights and activations over a grid: of modular digits, or of a matrix's rows and columns.
+
+    grid = fourier.Grid.of_inputs(tokens, {"a": 0, "b": 1}, values=113)
+    post = cache(model, tokens, "mlp_post.0")["mlp_post.0"][:, -1]
+    found = fourier.spectrum(post, grid)                     # power per (k_a, k_b) and neuron
+    fourier.key_frequencies(fourier.spectrum(model.W_E[:113])).keys
+    fourier.clusters(found).sizes
+
+A spectrum is of sums of squares over the orthonormal real basis, so that shares of variance add up to 1 (Parseval).
+"""
+
+from circuits.fourier._active import Active, active
+from circuits.fourier._basis import basis, frequencies, inverse, transform
+from circuits.fourier._clusters import Clusters, clusters
+from circuits.fourier._cosine_fit import CosineFit
+from circuits.fourier._grid import Grid, components
+from circuits.fourier._key_frequencies import (
+    AboveMean,
+    KeyFrequencies,
+    Noise,
+    OfLargest,
+    Preferred,
+    Rule,
+    key_frequencies,
+)
+from circuits.fourier._modular_sum import ModularSum, regression, share, variance_explained
+from circuits.fourier._spectrum import Bands, Spectrum, gini, spectrum
+
+__all__ = [
+    "AboveMean",
+    "Active",
+    "Bands",
+    "Clusters",
+    "CosineFit",
+    "Grid",
+    "KeyFrequencies",
+    "ModularSum",
+    "Noise",
+    "OfLargest",
+    "Preferred",
+    "Rule",
+    "Spectrum",
+    "active",
+    "basis",
+    "clusters",
+    "components",
+    "frequencies",
+    "gini",
+    "inverse",
+    "key_frequencies",
+    "regression",
+    "share",
+    "spectrum",
+    "transform",
+    "variance_explained",
+]

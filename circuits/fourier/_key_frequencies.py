@@ -1,0 +1,182 @@
+"""Rules that say which frequencies are key frequencies, each stated with its number."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.fourier._spectrum import ROUNDING, Bands, Label, Spectrum
+from circuits.interventions.arguments import read_choice
+
+
+class Rule(ABC):
+    """What `key_frequencies` asks of a rule."""
+
+    @abstractmethod
+    def selects(self, bands: Bands) -> Tensor:
+        """Which bands are key, bool [band]."""
+
+    @property
+    @abstractmethod
+    def statement(self) -> str:
+        """The rule with its number, in one sentence."""
+
+
+class _Numbered(Rule):
+    """A rule with one number."""
+
+    def __post_init__(self) -> None:
+        (number,) = vars(self).values()
+        if isinstance(number, bool) or not 0 <= number < 1e9:
+            raise CircuitsError(f"fourier: {type(self).__name__}({number!r}): give a number from 0")
+
+
+@dataclass(frozen=True)
+class Noise(_Numbered):
+    """More power than white noise would give the strongest frequency, but for a chance of `level`.
+
+    The noise level is that of the median frequency. The power of a frequency with ν basis functions is compared with
+    a χ² of ν degrees of freedom, at `level` divided by the number of frequencies (Bonferroni). That is the
+    distribution where all features are copies of one; where they differ the sum over them varies less, and the rule
+    errs on the side of too few. So it does where half of the frequencies or more are no noise, or there are few.
+
+    It asks whether a frequency is there at all, however small its share: not whether the model needs it.
+    """
+
+    level: float | int = 0.05
+    name: ClassVar[str] = "noise"
+
+    def selects(self, bands: Bands) -> Tensor:
+        power = bands.total().power.cpu()
+        degrees = torch.tensor(bands.degrees, dtype=torch.float64)
+        level = (power / _median_of_chi_squared(degrees)).median()
+        tail = torch.special.gammaincc(degrees / 2, power / (2 * level.clamp(min=1e-300)))
+        return (tail * len(power) <= self.level) & _there(bands)
+
+    @property
+    def statement(self) -> str:
+        return (
+            "key: more power than the strongest of as many frequencies of white noise at the level of the median one "
+            f"would have with probability {self.level:g} (χ², Bonferroni)"
+        )
+
+
+@dataclass(frozen=True)
+class OfLargest(_Numbered):
+    """A norm above this share of the largest frequency's.
+
+    With 1/4 what TransformerLens' grokking demo does for W_E. It takes cos and sin apart; here the norm is of both.
+    """
+
+    share: float | int = 0.25
+    name: ClassVar[str] = "of-largest"
+
+    def selects(self, bands: Bands) -> Tensor:
+        norms = bands.total().power.cpu().sqrt()
+        return (norms > self.share * norms.max()) & _there(bands)
+
+    @property
+    def statement(self) -> str:
+        return f"key: a norm above {self.share:g} of the largest"
+
+
+@dataclass(frozen=True)
+class AboveMean(_Numbered):
+    """An amplitude above the mean over all frequencies, 0 included, by so many standard deviations.
+
+    The deviation has n in the denominator. Amplitudes are those of the Fourier transform, |Σ x exp(−2πikj/p)|: beside
+    a norm of cos and sin together, that of frequency 0 counts √2-fold. Syrkis & Søgaard 2024 (MIIII): 1 in their code
+    for W_E; their text says 2 for active frequencies.
+    """
+
+    deviations: float | int = 1.0
+    name: ClassVar[str] = "above-mean"
+
+    def selects(self, bands: Bands) -> Tensor:
+        whole = bands.total()
+        # A wave of amplitude a has a coefficient in each of its functions, and power a² / their number.
+        power = whole.power / torch.tensor(whole.degrees, device=whole.power.device)
+        sizes = torch.cat([whole.constant[None], power]).cpu().sqrt()
+        return (sizes > sizes.mean() + self.deviations * sizes.std(correction=0))[1:] & _there(bands)
+
+    @property
+    def statement(self) -> str:
+        return f"key: an amplitude above the mean over frequencies, with 0, by {self.deviations:g} standard deviations"
+
+
+@dataclass(frozen=True)
+class Preferred(_Numbered):
+    """The first frequency of at least one neuron, carrying at least this share of its variance.
+
+    With 0 the rule of Nanda et al.'s released code, which does not try the highest frequency, as this does.
+    """
+
+    share: float | int = 0.0
+    name: ClassVar[str] = "preferred"
+
+    def selects(self, bands: Bands) -> Tensor:
+        share = bands.share.reshape(len(bands.labels), -1).cpu()
+        best = share.max(0)
+        found = torch.zeros(len(bands.labels), dtype=torch.bool)
+        found[best.indices[(best.values > 0) & (best.values >= self.share)]] = True
+        return found
+
+    @property
+    def statement(self) -> str:
+        least = f", with at least {self.share:g} of its variance" if self.share else ""
+        return f"key: the first frequency of at least one neuron{least}"
+
+
+RULES: dict[str, type[Noise | OfLargest | AboveMean | Preferred]] = {
+    rule.name: rule for rule in (Noise, OfLargest, AboveMean, Preferred)
+}
+
+
+@dataclass(frozen=True)
+class KeyFrequencies:
+    """The frequencies that a rule selects, and the rule in words."""
+
+    keys: tuple[Label, ...]
+    rule: str
+
+    def __iter__(self) -> Any:
+        return iter(self.keys)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+def key_frequencies(spectrum: Spectrum, rule: str | Rule = "noise", by: str = "block") -> KeyFrequencies:
+    """The key frequencies of a spectrum, over all its features together, under a stated rule.
+
+    Args:
+        rule: "noise", "of-largest", "above-mean", "preferred", each with its published or usual number, or one with a
+            number of yours, `fourier.AboveMean(2)`, or a subclass of `fourier.Rule`.
+        by: as in `Spectrum.bands`.
+    """
+    if isinstance(rule, str):
+        rule = RULES[read_choice(rule, RULES, "fourier.key_frequencies", "rule")]()
+    bands = spectrum.bands(by)
+    chosen = rule.selects(bands).tolist()
+    keys = tuple(label for label, key in zip(bands.labels, chosen, strict=True) if key)
+    return KeyFrequencies(keys, rule.statement)
+
+
+def _there(bands: Bands) -> Tensor:
+    whole = bands.total()
+    return (whole.power > ROUNDING * (whole.constant + whole.variance)).cpu()
+
+
+def _median_of_chi_squared(degrees: Tensor) -> Tensor:
+    """By bisection, to float64's precision."""
+    low, high = torch.zeros_like(degrees), degrees + 10
+    for _ in range(80):
+        middle = (low + high) / 2
+        below = torch.special.gammainc(degrees / 2, middle / 2) < 0.5
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return low

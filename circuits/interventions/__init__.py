@@ -1,0 +1,1 @@
+"""Values that say what to change in a forward pass, and what carries them out."""

@@ -1,0 +1,185 @@
+"""The one engine that carries out interventions: plan against the model, run clean passes, hook, undo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from circuits.errors import CircuitsError
+from circuits.interventions.base import Cut, Intervention, Receiver, Step, Swap, Write
+from circuits.interventions.cuts import check_cuts, cutting, renew
+from circuits.interventions.forward_pass import Call, writer
+from circuits.interventions.reference_runs import Reference, References
+from circuits.model.hooks import Handle
+from circuits.model.locks import exclusive
+from circuits.model.sites import closest_sites
+from circuits.model.state import replaced, state_of
+from circuits.model.surface import Surface
+
+Plan = tuple[Step, ...]
+
+
+def planned(interventions: Iterable[Any], surface: Surface) -> Plan:
+    """All writes, swaps and cuts of all interventions, in argument order; every fault that shows without a run is
+    raised here.
+    """
+    plan: list[Step] = []
+    for intervention in interventions:
+        if not isinstance(intervention, Intervention):
+            raise CircuitsError(
+                f"not an intervention: {intervention!r} ({type(intervention).__name__}); "
+                "make one with ablate, patch, transplant, permute or edit"
+            )
+        plan += intervention.plan(surface)
+    if cuts := [step for step in plan if isinstance(step, Cut)]:
+        check_cuts(cuts, surface)
+    return tuple(plan)
+
+
+@contextmanager
+def intervene(model: Any, *interventions: Intervention) -> Iterator[Any]:
+    """Run the model with some edits, for the length of a block.
+
+        with intervene(model, ablate.uniform("all"), ablate.zero("mlp_out.1")):
+            output = model(tokens)
+
+    Weights are edited first, then activations in argument order, a later edit seeing what an earlier one left,
+    and what hooks of the user's that were there before left; blocks may be nested, and an inner block adds to
+    the outer one. Paths (`patch.path`) act together, wherever they stand: the run that they change is the one with all
+    other edits. Clean passes that an intervention needs (`reference=`, `source=`) are run on the model as it
+    was before our outermost block, in eval mode and without gradients. Modes and gradients of the block itself
+    are left alone. On any exit only what was added here is removed, and weights are what they were, bit for bit.
+
+    The block has the model for its thread alone: what others want of it, or of a model that shares modules or
+    parameters with it, waits until the block ends. A run of it by other means in another thread is an error there.
+
+    Raises `CircuitsError` on entry if an intervention does not fit the model, and on a normal exit if one
+    of them never took effect because its hook did not fire.
+    """
+    surface = Surface.of(model)
+    plan = planned(interventions, surface)
+    with exclusive(surface.model):
+        references = References(surface)
+        references.fetch(wanted(plan))
+        with attached(surface, plan, references):
+            yield model
+
+
+def wanted(plan: Iterable[Step]) -> Iterator[Reference]:
+    """The clean passes that a plan needs."""
+    for step in plan:
+        if not isinstance(step, Swap):
+            write = step.sender if isinstance(step, Cut) else step
+            yield from write.replacement.references(write).values()
+
+
+@contextmanager
+def attached(surface: Surface, plan: Plan, references: References) -> Iterator[None]:
+    """Put a plan onto the model. Its clean passes must have been fetched."""
+    writes = [step for step in plan if isinstance(step, Write)]
+    swaps = [step for step in plan if isinstance(step, Swap)]
+    cuts = [step for step in plan if isinstance(step, Cut)]
+    state = state_of(surface.model)
+    call = Call(surface, references, state)
+    fired = [0] * len(writes)
+    with ExitStack() as stack:
+        stack.enter_context(replaced(surface.model, [(swap.parameter, swap.value.tensor) for swap in swaps]))
+        runs = _Runs(call, [*writes, *(cut.sender for cut in cuts)])
+        stack.callback(surface.on_run(runs.begin, runs.end, runs.begin_unseen).remove)
+        for index, write in enumerate(writes):
+            hook_function = writer(write, call, partial(_count, fired, index))
+            stack.callback(surface.on_forward(write.hook, hook_function).remove)
+        for write in writes:
+            for name, hook in write.replacement.reads(write).items():
+                stack.enter_context(_reading(surface, hook, partial(_read, call, write, name)))
+        _put_readers_last(surface)
+        received = stack.enter_context(cutting(surface, cuts, call))
+        renew(surface)
+        yield
+    # Only reached when the body raised nothing, and with every hook already off.
+    counts: list[tuple[str, Write | Receiver, int]] = [
+        *((write.label, write, count) for write, count in zip(writes, fired, strict=True)),
+        *((cut.label, cut.receiver, int(cut.receiver.hook in received)) for cut in cuts),
+    ]
+    for label, place, count in counts:
+        if count == 0:
+            raise CircuitsError(_silent(surface, label, place, runs.count))
+
+
+def _silent(surface: Surface, label: str, write: Write | Receiver, runs: int) -> str:
+    if runs == 0:
+        return f"{label}: the model was not run inside the block"
+    others = [name for name in surface.site_names() if name != write.kind.name]
+    return (
+        f"{label}: {write.hook} never fired in {runs} run(s), so nothing was edited; the model has it switched "
+        f"off, or the run stopped before it; closest sites: {', '.join(closest_sites(write.hook, others))}"
+    )
+
+
+@dataclass(eq=False)
+class _Reader:
+    hook: str
+    function: Callable[[Tensor], None]
+    handle: Handle | None = None
+
+
+# Of the blocks that are open on a model. Not part of its `State`, which a copy of the model would take along.
+_readers: WeakKeyDictionary[nn.Module, list[_Reader]] = WeakKeyDictionary()
+
+
+@contextmanager
+def _reading(surface: Surface, hook: str, function: Callable[[Tensor], None]) -> Iterator[None]:
+    reader = _Reader(hook, function)
+    readers = _readers.setdefault(surface.model, [])
+    readers.append(reader)
+    try:
+        yield
+    finally:
+        readers.remove(reader)
+        if reader.handle is not None:
+            reader.handle.remove()
+
+
+def _put_readers_last(surface: Surface) -> None:
+    """So that they see what all writes leave, those of blocks further in as well."""
+    for reader in _readers.get(surface.model, []):
+        if reader.handle is not None:
+            reader.handle.remove()
+        reader.handle = surface.on_forward(reader.hook, reader.function)
+
+
+class _Runs:
+    """Counts the runs of the model under some writes, and tells their call of each; clean passes are none."""
+
+    def __init__(self, call: Call, writes: list[Write]) -> None:
+        self.count = 0
+        self._call, self._writes = call, writes
+
+    def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if not self._call.state.suspended:
+            self.count += 1
+            self._call.begin(self._writes, args, kwargs)
+
+    def end(self) -> None:
+        if not self._call.state.suspended:
+            self._call.end()
+
+    def begin_unseen(self, kwargs: Mapping[str, Any]) -> None:
+        if not self._call.state.suspended:
+            self.count += 1
+            self._call.begin_unseen(self._writes, kwargs)
+
+
+def _count(fired: list[int], index: int) -> None:
+    fired[index] += 1
+
+
+def _read(call: Call, write: Write, name: str, activation: Tensor) -> None:
+    if not call.state.suspended:
+        call.reads(write)[name] = activation.detach()

@@ -1,0 +1,200 @@
+"""What an intervention is: a frozen value that names places and what to put there, without a model.
+
+An intervention is turned into `Write`s (activations), `Swap`s (weights) and `Cut`s (edges) when a model is at hand
+(`Intervention.plan`); `applying` carries them out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from circuits.errors import CircuitsError
+from circuits.interventions.reference_runs import Reference
+from circuits.model.sites import SiteKind
+from circuits.model.surface import Surface
+from circuits.tensors import Positions, Snapshot, select_positions
+
+if TYPE_CHECKING:
+    from circuits.interventions.forward_pass import Call
+
+
+@dataclass(frozen=True)
+class Firing:
+    """One call of a hook, as a replacement sees it."""
+
+    write: Write
+    selected: Tensor  # boolean, broadcasts to the activation; true where it will be replaced
+    references: Mapping[str, Tensor]
+    reads: dict[str, Tensor]
+    prepared: Any
+    tokens: Tensor | None  # what the model was called with; None where only a part of it was called
+    rows: slice | Tensor | None  # which rows of the whole batch these are; None: all of them
+    total: int | None
+
+    def reference(self, name: str, current: Tensor) -> Tensor:
+        """What a clean pass gave, on the device and in the dtype of the activation."""
+        return self.references[name].to(device=current.device, dtype=current.dtype)
+
+    def per_example(self, whole: Tensor, size: int, what: str) -> Tensor:
+        """The rows of a whole-batch tensor that belong to this call."""
+        if whole.shape[0] != (self.total if self.total is not None else size):
+            raise CircuitsError(
+                f"{self.write.label}: {what} has a batch of {whole.shape[0]}, the run a batch of "
+                f"{self.total if self.total is not None else size}"
+            )
+        return whole if self.rows is None else whole[self.rows]
+
+
+class Replacement(ABC):
+    """What is put in the place of an activation."""
+
+    def references(self, write: Write) -> dict[str, Reference]:
+        """The clean passes it needs; what they give arrives under the same names in `Firing.references`."""
+        return {}
+
+    def check(self, surface: Surface, label: str) -> None:  # noqa: B027 most have nothing to check
+        """Refuse a model with which it would not mean what it says, before any run."""
+
+    def reads(self, write: Write) -> dict[str, str]:
+        """Other hooks of the same forward pass whose activations it needs: name in `Firing.reads` -> hook."""
+        return {}
+
+    def prepare(self, call: Call) -> Any:
+        """Called before each run of the model, for passes on the run's own tokens that are needed first; what it
+        returns arrives as `Firing.prepared`.
+        """
+        return None
+
+    #: From where to where something is patched, for tables.
+    direction: ClassVar[str | None] = None
+
+    @abstractmethod
+    def value(self, current: Tensor, firing: Firing) -> Tensor:
+        """A tensor that broadcasts to `current`; only the selected entries of it are used."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Write:
+    """One hook of one model, what is replaced there, and by what."""
+
+    label: str
+    hook: str
+    kind: SiteKind
+    layer: int | None
+    replacement: Replacement
+    heads: tuple[int, ...] | None = None
+    neurons: tuple[int, ...] | None = None
+    positions: Positions | Snapshot | None = None
+    # The finite value this model gives to masked attention scores, if it has one.
+    masked_score: float | None = None
+
+    def replaced_by(self, replacement: Replacement) -> Write:
+        """The same write with another replacement."""
+        return replace(self, replacement=replacement)
+
+    def selected(self, current: Tensor, firing_rows: slice | Tensor | None, total: int | None) -> Tensor:
+        """The boolean mask of what is replaced; it broadcasts to `current`."""
+        mask = torch.ones((1,) * current.ndim, dtype=torch.bool, device=current.device)
+        for chosen, axis in ((self.heads, self.kind.head_axis), (self.neurons, current.ndim - 1)):
+            if chosen is not None and axis is not None:
+                along = torch.zeros(current.shape[axis], dtype=torch.bool, device=current.device)
+                along[list(chosen)] = True
+                mask = mask & _along(along, axis, current.ndim)
+        axis = self.kind.query_axis
+        if isinstance(self.positions, Snapshot):
+            whole = self.positions.tensor.to(current.device)
+            if whole.ndim == 1:
+                if len(whole) != current.shape[axis]:
+                    raise CircuitsError(
+                        f"{self.label}: the mask is [pos] = {list(whole.shape)}, the run has {current.shape[axis]} "
+                        "positions"
+                    )
+                return mask & _along(whole, axis, current.ndim)
+            batch = current.shape[0] if total is None else total
+            if whole.shape != (batch, current.shape[axis]):
+                raise CircuitsError(
+                    f"{self.label}: the mask is [batch pos] = {list(whole.shape)}, "
+                    f"the run is {[batch, current.shape[axis]]}"
+                )
+            whole = whole if firing_rows is None else whole[firing_rows]
+            shape = [1] * current.ndim
+            shape[0], shape[axis] = whole.shape
+            mask = mask & whole.reshape(shape)
+        elif self.positions is not None:
+            at = select_positions(self.positions, current.shape[axis], self.label)
+            mask = mask & _along(at.to(current.device), axis, current.ndim)
+        return mask
+
+
+@dataclass(frozen=True)
+class Swap:
+    """One parameter of one model, and the values it gets."""
+
+    label: str
+    component: str
+    layer: int | None
+    name: str
+    parameter: nn.Parameter = field(repr=False)
+    value: Snapshot
+
+
+@dataclass(frozen=True)
+class Receiver:
+    """What reads from the residual stream: heads at q, k or v, an MLP (mlp_pre), or all that follows (resid_post)."""
+
+    hook: str
+    kind: SiteKind
+    layer: int
+    heads: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Edges from one sender to some receivers, which hear what the sender is replaced by, and not the run's.
+
+    All cuts of a run act together (`cuts`).
+    """
+
+    label: str
+    sender: Write
+    receiver: Receiver
+    through: str | None = None
+
+
+#: What an intervention does on one model.
+Step = Write | Swap | Cut
+
+
+class Intervention(ABC):
+    """A change to a forward pass. A value: frozen, without a model, compared by content."""
+
+    @abstractmethod
+    def plan(self, surface: Surface) -> tuple[Step, ...]:
+        """What it means on this model; `CircuitsError` where it does not fit. Changes nothing."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What it does, as JSON-able data; tensors by shape, dtype and sha256."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """One short line for messages."""
+
+    @property
+    def title(self) -> str:
+        """What a table calls it; the columns beside it say where."""
+        return self.label
+
+
+def _along(chosen: Tensor, axis: int, ndim: int) -> Tensor:
+    return chosen.reshape([-1 if index == axis else 1 for index in range(ndim)])

@@ -1,0 +1,148 @@
+"""The part of an activation that depends on classes of the example: fitted on given examples, removed or kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from circuits.contrasts import Contrasts
+from circuits.errors import CircuitsError
+from circuits.interventions.base import Firing, Replacement, Write
+from circuits.interventions.reference_runs import Reduction, Reference
+from circuits.tensors import Snapshot
+
+if TYPE_CHECKING:
+    from circuits.interventions.forward_pass import Call
+
+VERB = "ablate.classes"
+#: Rows of tokens are told apart by a table of at most so many entries, else by sorting them.
+NUMBERS = 10**7
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Examples [example pos], each with its classes [example kind]."""
+
+    examples: Snapshot
+    classes: Snapshot
+
+    @cached_property
+    def contrasts(self) -> Contrasts:
+        kinds = {f"kind {at}": column for at, column in enumerate(self.classes.tensor.cpu().T)}
+        return Contrasts.of(kinds, len(self.examples.tensor), VERB)
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """Where the classes of each kind begin among those of all, [kind]."""
+        sizes = [len(basis) for basis in self.contrasts.bases]
+        return torch.tensor([0, *sizes[:-1]]).cumsum(0)
+
+    def at(self, tokens: Tensor) -> Tensor:
+        """The classes of a run's examples, numbered through all kinds, [kind batch]."""
+        known = self.examples.tensor.to(tokens.device)
+        if known.shape[1:] != tokens.shape[1:]:
+            raise CircuitsError(
+                f"{VERB}: the examples with classes are {list(known.shape)}, the run's {list(tokens.shape)}"
+            )
+        place = _numbered(torch.cat([known, tokens.to(known.dtype)]))
+        row = torch.full((int(place.max()) + 1,), -1, device=tokens.device)
+        row[place[: len(known)]] = torch.arange(len(known), device=tokens.device)
+        found = row[place[len(known) :]]
+        if bool((found < 0).any()):
+            missing = int((found < 0).nonzero()[0])
+            raise CircuitsError(
+                f"{VERB}: example {missing} is none of those that have classes, {tokens[missing].tolist()}"
+            )
+        return self.contrasts.classes[:, found.cpu()] + self.starts[:, None]
+
+
+@dataclass(frozen=True)
+class Parts(Reduction):
+    """The mean over the examples, then of every class what it adds to it, [1 + class ...], float64.
+
+    With several kinds of classes the additions are those of least squares; each kind's have mean 0 over the examples.
+    """
+
+    labelled: Labelled
+
+    def piece(self, activation: Tensor, tokens: Tensor) -> Tensor:
+        activation = activation.double()
+        # A masked score is minus infinity in every example, and no part of it depends on a class.
+        activation = activation.masked_fill(activation.isneginf(), 0.0)
+        index = self.labelled.at(tokens).to(activation.device)
+        sums = activation.new_zeros(
+            sum(len(basis) for basis in self.labelled.contrasts.bases), *activation.shape[1:]
+        )
+        for kind in index:
+            sums.index_add_(0, kind, activation)
+        return sums
+
+    def finish(self, total: Tensor, examples: int) -> Tensor:
+        found = self.labelled.contrasts
+        sums = total.flatten(1).cpu()
+        counts = [torch.bincount(kind).double()[:, None] for kind in found.classes]
+        by_kind = sums.split([len(basis) for basis in found.bases])
+        mean = by_kind[0].sum(0) / examples
+        moved = torch.cat(
+            [
+                basis.T @ (part - count * mean)
+                for basis, part, count in zip(found.bases, by_kind, counts, strict=True)
+            ]
+        )
+        solution = torch.cholesky_solve(moved, found.factor)
+        tables = [basis @ solution[block] for basis, block in zip(found.bases, found.blocks, strict=True)]
+        tables = [
+            table - (count * table).sum(0) / examples for table, count in zip(tables, counts, strict=True)
+        ]
+        return torch.cat([mean[None], *tables]).reshape(-1, *total.shape[1:]).to(total.device)
+
+
+@dataclass(frozen=True)
+class WithoutClasses(Replacement):
+    """The activation without what its classes add to the mean, or the mean and that alone."""
+
+    labelled: Labelled
+    keep: bool
+
+    def references(self, write: Write) -> dict[str, Reference]:
+        return {"parts": Reference(self.labelled.examples, write.hook, Parts(self.labelled))}
+
+    def prepare(self, call: Call) -> Tensor | None:
+        """The classes of the run's examples, [kind batch]."""
+        tokens = call.tokens
+        return None if tokens is None else call.once(id(self), lambda: self.labelled.at(tokens))
+
+    def value(self, current: Tensor, firing: Firing) -> Tensor:
+        label = firing.write.label
+        if firing.prepared is None:
+            raise CircuitsError(
+                f"{label}: call the whole model with a tensor of tokens, the classes are looked up by them"
+            )
+        parts = firing.references["parts"].to(current.device)
+        share = parts[1:][firing.prepared.to(current.device)].sum(0)
+        new = parts[:1] + share if self.keep else current.double() - share
+        return torch.where(current.isneginf(), current, new.to(current.dtype))
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "value": "classes",
+            "keep": self.keep,
+            "classes": self.labelled.classes.describe(),
+            "examples": self.labelled.examples.describe(),
+        }
+
+
+def _numbered(rows: Tensor) -> Tensor:
+    """A number for each different row [row ...], the same for equal rows."""
+    flat = rows.flatten(1)
+    if not flat.is_floating_point():
+        sizes = flat.max(0).values - flat.min(0).values + 1
+        if float(sizes.double().prod()) < NUMBERS:
+            # Token ids as digits of one number: nothing needs to be sorted.
+            strides = torch.cat([sizes.new_ones(1), sizes.cumprod(0)[:-1]])
+            return ((flat - flat.min(0).values) * strides).sum(1)
+    return flat.unique(dim=0, return_inverse=True)[1]

@@ -1,0 +1,33 @@
+"""Any function as an intervention, with the same guard rails as the named ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from circuits.errors import CircuitsError
+from circuits.interventions.arguments import check_call, read_place, read_queries
+from circuits.interventions.edits import Edit
+from circuits.interventions.replacements import Computed
+
+
+def edit(
+    site: Any,
+    fn: Any,
+    heads: Any = None,
+    positions: Any = None,
+    *,
+    queries: Any = None,
+    neurons: Any = None,
+) -> Edit:
+    """Replace the activation at `site` by `fn(activation)`: steering, scaling, noise, anything.
+
+    `fn` gets a copy of the whole activation (for z [batch pos head d_head]) and returns a tensor of the
+    same shape; only the chosen heads,
+    positions and (at mlp_pre and mlp_post) neurons of it are used. It must depend on nothing but its
+    argument for results to be the same under every chunk size.
+    """
+    if not callable(fn):
+        raise CircuitsError(f"edit: fn must be a function of the activation, got {fn!r}")
+    check_call(fn, "edit: fn is given the activation alone", None)
+    place = read_place(site, heads, "edit", neurons)
+    return Edit("edit", (place,), Computed(fn), read_queries(queries, positions, "edit"))

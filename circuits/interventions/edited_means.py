@@ -1,0 +1,60 @@
+"""The mean over a reference batch that runs under the edit itself: later layers see what the earlier ones became."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from circuits.interventions.base import Write
+from circuits.interventions.edits import Edit
+from circuits.interventions.forward_pass import Call, writer
+from circuits.interventions.reference_runs import Edits, MeanOver, Reference, References
+from circuits.interventions.replacements import Mean
+from circuits.model.hooks import Function
+from circuits.model.state import State
+from circuits.model.surface import Surface
+
+
+@dataclass(frozen=True)
+class EditedMean(Mean):
+    """Per position, the mean of an activation in a pass on the reference batch in which `edit` is made in all layers
+    before it. `edit` is the one that this replacement is of; no other edit is on in that pass.
+    """
+
+    name: str = ""
+    places: tuple[Any, ...] = ()
+    positions: Any = None
+
+    def references(self, write: Write) -> dict[str, Reference]:
+        edit = Edit(self.name, self.places, self, self.positions)
+        assert write.layer is not None  # patterns are of layers
+        before = EarlierLayers(edit, write.layer)
+        return {"mean": Reference(self.tokens, write.hook, MeanOver(), before)}
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "of": "edited"}
+
+
+@dataclass(frozen=True)
+class EarlierLayers(Edits):
+    """An edit in all layers before one."""
+
+    edit: Edit
+    layer: int
+
+    def writes(self, surface: Surface) -> Iterator[Write]:
+        for write in self.edit.plan(surface):
+            if write.layer is not None and write.layer < self.layer:
+                yield write
+
+    def needed(self, surface: Surface) -> Iterator[Reference]:
+        for write in self.writes(surface):
+            yield from write.replacement.references(write).values()
+
+    def functions(
+        self, surface: Surface, found: References, rows: slice, total: int
+    ) -> list[tuple[str, Function]]:
+        # Of a state of its own: the edits of the blocks around this pass stay silent.
+        call = Call(surface, found, State(rows=rows, total=total))
+        return [(write.hook, writer(write, call)) for write in self.writes(surface)]

@@ -1,0 +1,142 @@
+"""Edits of activations: where, and what is put there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from circuits.errors import CircuitsError
+from circuits.interventions.base import Intervention, Replacement, Write
+from circuits.model.heads import Head, HeadSpec
+from circuits.model.sites import Site
+from circuits.model.surface import Surface
+from circuits.tensors import Positions, Snapshot, describe_positions
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which part of which activation: a site, and of it some heads or neurons (None: all of the tensor)."""
+
+    site: Site
+    heads: HeadSpec | None = None
+    neurons: tuple[int, ...] | None = None
+    # How many neurons the layer must have, where they were given as a mask.
+    d_mlp: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.heads is not None and self.site.kind.head_axis is None:
+            raise CircuitsError(
+                f"site {self.site} has no head axis, so heads {self.heads} cannot be edited there; "
+                "heads are edited at z, q, k, v, scores and pattern"
+            )
+        if self.neurons is not None and self.site.kind.axes[-1] != "d_mlp":
+            raise CircuitsError(f"site {self.site} has no neurons; they are edited at mlp_pre and mlp_post")
+
+    def on(self, surface: Surface) -> list[tuple[int | None, str, tuple[int, ...] | None]]:
+        """(layer, hook, head indices or None for the whole tensor)."""
+        self._check_neurons(surface)
+        kind = self.site.kind
+        if self.heads is None:
+            return [(layer, hook, None) for layer, hook in surface.at(self.site)]
+        chosen = self.heads.resolve(surface)
+        if surface.head_count(kind) != surface.n_heads:
+            raise CircuitsError(
+                f"site {self.site}: heads share {surface.head_count(kind)} key-value heads, "
+                f"so head {chosen[0]} cannot be edited there alone; edit z"
+            )
+        layers = tuple(dict.fromkeys(head.layer for head in chosen))
+        if self.site.layer is not None and self.heads.heads is None:
+            chosen = tuple(Head(self.site.layer, head) for head in range(surface.n_heads))
+            layers = (self.site.layer,)
+        if self.site.layer is not None and layers != (self.site.layer,):
+            raise CircuitsError(
+                f"heads {self.heads} are not all in layer {self.site.layer}, which {self.site} names"
+            )
+        return [
+            (layer, hook, tuple(head.head for head in chosen if head.layer == layer))
+            for layer, hook in surface.at(self.site, layers)
+        ]
+
+    def _check_neurons(self, surface: Surface) -> None:
+        size = surface.sizes["d_mlp"]
+        if self.neurons is None or size is None:
+            return
+        if self.d_mlp not in (None, size):
+            raise CircuitsError(f"the mask of neurons is [{self.d_mlp}], the model has {size} neurons")
+        wrong = [neuron for neuron in self.neurons if not 0 <= neuron < size]
+        if wrong:
+            raise CircuitsError(f"no neuron {wrong[0]}: the model has neurons 0-{size - 1}")
+
+    def describe(self) -> dict[str, Any]:
+        described: dict[str, Any] = {
+            "site": str(self.site),
+            "heads": self.heads.describe() if self.heads else None,
+        }
+        return described if self.neurons is None else {**described, "neurons": list(self.neurons)}
+
+    def __str__(self) -> str:
+        text = str(self.site) if self.heads is None else f"{self.site}, heads {self.heads}"
+        if self.neurons is None:
+            return text
+        shown = ",".join(map(str, self.neurons[:8])) + (",..." if len(self.neurons) > 8 else "")
+        return f"{text}, neurons {shown}"
+
+
+@dataclass(frozen=True)
+class Edit(Intervention):
+    """Replace, at some places and query positions, an activation by something else."""
+
+    name: str
+    places: tuple[Place, ...]
+    replacement: Replacement
+    positions: Positions | Snapshot | None = None
+    # A place that a model lacks is passed over (a layer's MLP, in an attention-only model), unless none is
+    # left.
+    optional_places: bool = False
+
+    def plan(self, surface: Surface) -> tuple[Write, ...]:
+        writes: list[Write] = []
+        refusal: CircuitsError | None = None
+        for place in self.places:
+            try:
+                found = place.on(surface)
+            except CircuitsError as error:
+                if not self.optional_places:
+                    raise CircuitsError(f"{self.name}: {error}") from error
+                refusal = refusal or error
+                continue
+            writes += [
+                Write(
+                    label=self.label,
+                    hook=hook,
+                    kind=place.site.kind,
+                    layer=layer,
+                    replacement=self.replacement,
+                    heads=heads,
+                    neurons=place.neurons,
+                    positions=self.positions,
+                    masked_score=surface.masked_score(layer) if layer is not None else None,
+                )
+                for layer, hook, heads in found
+            ]
+        if not writes:
+            raise CircuitsError(f"{self.name}: {refusal}")
+        self.replacement.check(surface, self.label)
+        return tuple(writes)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "intervention": self.name,
+            "places": [place.describe() for place in self.places],
+            "positions": describe_positions(self.positions),
+            **self.replacement.describe(),
+        }
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}({'; '.join(map(str, self.places))})"
+
+    @property
+    def title(self) -> str:
+        direction = self.replacement.direction
+        return self.name if direction is None else f"{self.name} ({direction})"

@@ -1,0 +1,157 @@
+"""Fourier components of an activation over a grid of inputs: fitted once, removed or kept example by example."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.harmonics import products
+from circuits.interventions.base import Firing, Replacement, Write
+from circuits.interventions.reference_runs import Reduction, Reference
+from circuits.tensors import Positions, Snapshot
+
+if TYPE_CHECKING:
+    from circuits.interventions.forward_pass import Call
+
+_VERB = "ablate.frequencies"
+#: Which components of a frequency are meant.
+DIRECTIONS = ("all", "sum")
+
+
+@dataclass(frozen=True)
+class Waves:
+    """The functions of the coordinates that belong to some frequencies, orthonormal on the complete grid.
+
+    Attributes:
+        coords: the token positions whose ids, 0..period-1, are the coordinates x_1..x_m of an example.
+        keys: frequencies k, 1 <= k <= period/2.
+        directions: "all": for each k the products over coordinates of {1, cos(w x), sin(w x)}, w = 2πk/period, but for
+            the constant (8 for two coordinates); "sum": cos and sin of w(x_1 + ... + x_m).
+    """
+
+    coords: Positions
+    period: int
+    keys: tuple[int, ...]
+    directions: str
+
+    def at(self, tokens: Tensor) -> Tensor:
+        """[batch function], float64, scaled so that the mean square over the complete grid is 1."""
+        x = tokens[:, list(self.coords)].cpu().long()
+        x = x.sum(1, keepdim=True) if self.directions == "sum" else x
+        return torch.cat([products(x, key, self.period) for key in self.keys], 1)
+
+    def places(self, tokens: Tensor) -> Tensor:
+        """Where each example stands on the grid [batch], the last coordinate varying fastest."""
+        sizes = [self.period**power for power in reversed(range(len(self.coords)))]
+        return (tokens[:, list(self.coords)].long() * torch.tensor(sizes, device=tokens.device)).sum(1)
+
+
+@dataclass(frozen=True)
+class Coefficients(Reduction):
+    """The mean of activation × function over the complete grid, for the constant and each wave, [function ...]."""
+
+    waves: Waves
+
+    def piece(self, activation: Tensor, tokens: Tensor) -> Tensor:
+        functions = _with_constant(self.waves.at(tokens)).to(activation.device)
+        # A masked score is minus infinity in every example, and no wave.
+        activation = activation.double().masked_fill(activation.isneginf(), 0.0)
+        return (functions.T @ activation.flatten(1)).reshape(-1, *activation.shape[1:])
+
+    def finish(self, total: Tensor, examples: int) -> Tensor:
+        return total / examples
+
+
+@dataclass(frozen=True)
+class Frequencies(Replacement):
+    """The activation without its share in some waves, or the constant and that share alone."""
+
+    waves: Waves
+    keep: bool
+    grid: Snapshot
+
+    def references(self, write: Write) -> dict[str, Reference]:
+        return {"coefficients": Reference(self.grid, write.hook, Coefficients(self.waves))}
+
+    def prepare(self, call: Call) -> Tensor | None:
+        """The waves at the coordinates of the run's examples, [batch function]."""
+        tokens = call.tokens
+        return None if tokens is None else call.once(id(self), lambda: self._waves_at(tokens))
+
+    def _waves_at(self, tokens: Tensor) -> Tensor:
+        check_coordinates(tokens, self.waves, _VERB)
+        grid = self.grid.tensor.to(tokens.device)
+        if grid.shape[1] == tokens.shape[1]:
+            rows = grid[self.waves.places(grid).argsort()][self.waves.places(tokens)]
+            other = (rows != tokens).any(1)
+            if bool(other.any()):
+                raise CircuitsError(
+                    f"{_VERB}: example {int(other.nonzero()[0])} is not on the grid: with its coordinates the grid has "
+                    f"other tokens at positions that are no coordinates"
+                )
+        return self.waves.at(tokens)
+
+    def value(self, current: Tensor, firing: Firing) -> Tensor:
+        label = firing.write.label
+        if firing.prepared is None:
+            raise CircuitsError(
+                f"{label}: call the whole model with a tensor of tokens, the coordinates are read from them"
+            )
+        coefficients = firing.references["coefficients"].to(current.device)
+        if coefficients.shape[1:] != current.shape[1:]:
+            raise CircuitsError(
+                f"{label}: on the grid {firing.write.hook} is [example, {', '.join(map(str, coefficients.shape[1:]))}]"
+                f", in the run {list(current.shape)}"
+            )
+        functions = firing.prepared.to(current.device)
+        share = (functions @ coefficients[1:].flatten(1)).reshape(current.shape)
+        new = coefficients[:1] + share if self.keep else current.double() - share
+        return torch.where(current.isneginf(), current, new.to(current.dtype))
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "value": "frequencies",
+            "keys": list(self.waves.keys),
+            "period": self.waves.period,
+            "coords": list(self.waves.coords),
+            "directions": self.waves.directions,
+            "keep": self.keep,
+            "grid": self.grid.describe(),
+        }
+
+
+def check_coordinates(tokens: Tensor, waves: Waves, label: str) -> None:
+    length = tokens.shape[1]
+    wrong = [position for position in waves.coords if not -length <= position < length]
+    if wrong:
+        raise CircuitsError(f"{label}: no position {wrong[0]}: the run has positions 0-{length - 1}")
+    values = tokens[:, list(waves.coords)]
+    if tokens.ndim != 2 or tokens.is_complex() or bool((values != values.round()).any()):
+        raise CircuitsError(
+            f"{label}: coordinates are token ids [batch pos], the inputs are {list(tokens.shape)}"
+        )
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= waves.period:
+        raise CircuitsError(
+            f"{label}: coordinates {low}-{high} at positions {list(waves.coords)}; they "
+            f"must lie in 0-{waves.period - 1} for period {waves.period}"
+        )
+
+
+def check_grid(grid: Tensor, waves: Waves, label: str) -> None:
+    """Every combination of coordinates exactly once: only there are the waves orthonormal."""
+    check_coordinates(grid, waves, f"{label}, grid")
+    size, different = waves.period ** len(waves.coords), len(grid[:, list(waves.coords)].unique(dim=0))
+    if len(grid) != size or different != size:
+        raise CircuitsError(
+            f"{label}: grid must hold each of the {waves.period}^{len(waves.coords)} = {size} combinations of "
+            f"coordinates once; it has {len(grid)} examples, {different} of them different"
+        )
+
+
+def _with_constant(functions: Tensor) -> Tensor:
+    return torch.cat([torch.ones(len(functions), 1, dtype=functions.dtype), functions], 1)

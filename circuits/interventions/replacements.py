@@ -1,0 +1,231 @@
+"""What can be put in an activation's place. Each is a frozen value; none holds a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.interventions.base import Firing, Replacement, Write
+from circuits.interventions.reference_runs import MeanOver, Reference
+from circuits.model.padding import refuse_padding
+from circuits.model.sites import KINDS
+from circuits.model.surface import Surface
+from circuits.tensors import Positions, Snapshot, plain, select_positions
+
+# Of every patch, as its description names it.
+DIRECTION = "source -> run"
+
+
+@dataclass(frozen=True)
+class Zero(Replacement):
+    def value(self, current: Tensor, firing: Firing) -> Tensor:
+        if firing.write.kind.name == "scores":
+            # A zero in the place of a masked score would let a query see its future.
+            return torch.where(
+                visible(current, firing.write.masked_score), torch.zeros_like(current), current
+            )
+        return torch.zeros_like(current)
+
+    def describe(self) -> dict[str, Any]:
+        return {"value": "zero"}
+
+
+@dataclass(frozen=True)
+class Mean(Replacement):
+    """The mean of the same activation over a reference batch; per position unless `over` is "batch,pos"."""
+
+    tokens: Snapshot
+    over: str = "batch"
+
+    def check(self, surface: Surface, label: str) -> None:
+        tokens = self.tokens.tensor
+        # Position by position, or of all positions together.
+        used = torch.ones_like(tokens, dtype=torch.bool) if self.over == "batch,pos" else None
+        refuse_padding(
+            surface, tokens, used, f"{label}, reference", "give examples of one length, without it"
+        )
+
+    def references(self, write: Write) -> dict[str, Reference]:
+        pooled = write.kind.query_axis if self.over == "batch,pos" else None
+        return {"mean": Reference(self.tokens, write.hook, MeanOver(pooled))}
+
+    def value(self, current: Tensor, firing: Firing) -> Tensor:
+        mean = firing.reference("mean", current)
+        _same_shape(mean, current, firing.write, "reference", pooled=self.over == "batch,pos")
+        return mean
+
+    def describe(self) -> dict[str, Any]:
+        return {"value": "mean", "over": self.over, "reference": self.tokens.describe()}
+
+
+@dataclass(frozen=True)
+class Resample(Replacement):
+    """The activation of another example: row i takes row d(i) of the source, d a derangement of the whole
+    batch.
+    """
+
+    tokens: Snapshot
+    seed: int
+
+    def check(self, surface: Surface, label: str) -> None:
+        refuse_padding(surface, self.tokens.tensor, None, f"{label}, source", "give examples of one length")
+
+    def references(self, write: Write) -> dict[str, Reference]:
+        return {"source": Reference(self.tokens, write.hook)}
+
+    def value(self, current: Tensor, firing: Firing) -> Tensor:
+        source = firing.reference("source", current)
+        _same_shape(source, current, firing.write, "source")
+        order = derangement(source.shape[0], self.seed).to(source.device)
+        return firing.per_example(source[order], current.shape[0], "the source")
+
+    def describe(self) -> dict[str, Any]:
+        return {"value": "resample", "seed": self.seed, "source": self.tokens.describe()}
+
+
+@dataclass(frozen=True)
+class Clean(Replacement):
+    """The same activation of another run, given by its tokens. A source of one example serves every row."""
+
+    direction = DIRECTION
+
+    tokens: Snapshot
+
+    def references(self, write: Write) -> dict[str, Reference]:
+        return {"source": Reference(self.tokens, write.hook)}
+
+    def value(self, current: Tensor, firing: Firing) -> Tensor:
+        return _source_rows(firing.reference("source", current), current, firing)
+
+    def describe(self) -> dict[str, Any]:
+        return {"value": "source", "direction": self.direction, "source": self.tokens.describe()}
+
+
+@dataclass(frozen=True)
+class Stored(Replacement):
+    """Activations given as tensors, by full hook name."""
+
+    direction = DIRECTION
+
+    activations: tuple[tuple[str, Snapshot], ...]
+
+    def value(self, current: Tensor, firing: Firing) -> Tensor:
+        stored = dict(self.activations).get(firing.write.hook)
+        if stored is None:
+            held = ", ".join(hook for hook, _ in self.activations)
+            raise CircuitsError(f"{firing.write.label}: the source has no {firing.write.hook}; it has {held}")
+        return _source_rows(_like(stored.tensor, current), current, firing)
+
+    def describe(self) -> dict[str, Any]:
+        source = {hook: tensor.describe() for hook, tensor in self.activations}
+        return {"value": "stored", "direction": self.direction, "source": source}
+
+
+@dataclass(frozen=True)
+class Computed(Replacement):
+    """What a function makes of the activation."""
+
+    function: Callable[[Tensor], Tensor]
+
+    def value(self, current: Tensor, firing: Firing) -> Tensor:
+        # A copy, so that a function that works in place does not reach the entries that are to stay.
+        new = plain(self.function(current.clone()), f"{firing.write.label}: the function")
+        if not isinstance(new, Tensor) or new.shape != current.shape or new.is_complex():
+            kind = "complex " if isinstance(new, Tensor) and new.is_complex() else ""
+            got = f"{kind}{list(new.shape)}" if isinstance(new, Tensor) else type(new).__name__
+            raise CircuitsError(
+                f"{firing.write.label}: the function must return a tensor {list(current.shape)}, got {got}"
+            )
+        return _like(new, current)
+
+    def describe(self) -> dict[str, Any]:
+        return {"value": "function", "function": getattr(self.function, "__qualname__", repr(self.function))}
+
+
+@dataclass(frozen=True)
+class Uniform(Replacement):
+    """Equal attention to every key the query may see, or to those of `keys` that it may see."""
+
+    keys: Positions | None = None
+
+    def reads(self, write: Write) -> dict[str, str]:
+        return {"scores": KINDS["scores"].hook.format(write.layer)}
+
+    def value(self, current: Tensor, firing: Firing) -> Tensor:
+        label = firing.write.label
+        scores = firing.reads.pop("scores", None)
+        if scores is None:
+            raise CircuitsError(f"{label}: no attention scores were seen, so the visible keys are unknown")
+        may_see = visible(scores, firing.write.masked_score)
+        chosen = may_see
+        if self.keys is not None:
+            keys = select_positions(self.keys, current.shape[-1], f"{label}, keys {list(self.keys)}")
+            chosen = may_see & keys.to(current.device)
+            blind = (firing.selected & may_see.any(-1, keepdim=True) & ~chosen.any(-1, keepdim=True)).any(-1)
+            if bool(blind.any()):
+                query = int(blind.any(0).any(0).nonzero()[0])
+                raise CircuitsError(
+                    f"{label}: query {query} sees none of the keys {list(self.keys)}; "
+                    "name the queries to edit with queries="
+                )
+        count = chosen.sum(-1, keepdim=True)
+        # A query that sees nothing at all (left padding) keeps the zero pattern that the model gives it.
+        return chosen.to(current.dtype) / count.clamp(min=1).to(current.dtype)
+
+    def describe(self) -> dict[str, Any]:
+        return {"value": "uniform", "keys": None if self.keys is None else list(self.keys)}
+
+
+def visible(scores: Tensor, masked: float | None) -> Tensor:
+    """Where attention scores are not masked, told from the scores themselves.
+
+    Masked is minus infinity, the model's own finite mask value where it has one, and anything so low that
+    only a mask can have put it there.
+    """
+    lowest = torch.finfo(scores.dtype).min / 2
+    seen = scores > lowest
+    return seen if masked is None else seen & (scores != masked)
+
+
+def derangement(size: int, seed: int) -> Tensor:
+    """A permutation of `size` rows without a fixed point, uniform among all of them, from its own
+    generator.
+    """
+    if size < 2:
+        raise CircuitsError(f"a resample needs a batch of at least 2 examples, got {size}")
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.arange(size)
+    while True:
+        order = torch.randperm(size, generator=generator)
+        if not bool((order == rows).any()):
+            return order
+
+
+def _like(tensor: Tensor, current: Tensor) -> Tensor:
+    return tensor.to(device=current.device, dtype=current.dtype)
+
+
+def _same_shape(source: Tensor, current: Tensor, write: Write, what: str, pooled: bool = False) -> None:
+    """Shapes must agree beyond the batch; a mean pooled over positions has extent 1 there and fits any
+    length.
+    """
+    have, want = list(source.shape[1:]), list(current.shape[1:])
+    if pooled:
+        have[write.kind.query_axis - 1] = want[write.kind.query_axis - 1]
+    if have != want:
+        raise CircuitsError(
+            f"{write.label}: at {write.hook} the {what} is {list(source.shape)}, "
+            f"the run {list(current.shape)}"
+        )
+
+
+def _source_rows(source: Tensor, current: Tensor, firing: Firing) -> Tensor:
+    _same_shape(source, current, firing.write, "source")
+    if source.shape[0] == 1:
+        return source
+    return firing.per_example(source, current.shape[0], f"the source {list(source.shape)}")

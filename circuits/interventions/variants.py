@@ -1,0 +1,92 @@
+"""Grids of interventions: one for each combination of some arguments."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.interventions.arguments import made_by
+from circuits.interventions.base import Intervention
+from circuits.interventions.draws import Draws
+from circuits.model.heads import Head
+from circuits.tensors import Snapshot, plain
+
+
+def grid(
+    make: Callable[..., Intervention | Draws], axes: Mapping[str, Iterable[Any]], **arguments: Any
+) -> dict[str, Intervention | Draws]:
+    """One intervention for each combination of the axes' items, by name, ready for one `sweep`.
+
+        grid(ablate.uniform, {"heads": heads("all", model)})                                   # per head
+        grid(patch.activations, {"site": ["resid_pre.0", "resid_pre.1"], "positions": range(6)}, source=tokens)
+        grid(transplant.weights, {"components": ["qkv", "mlp"], "layers": range(2)}, source=donor)
+
+    Args:
+        axes: argument of `make` -> the items it takes in turn; the last axis varies fastest. A name joins the items:
+            "L0H1" for a head, "position 3", "layer 2" for numbers, those of a list joined by "+", else the item itself.
+            `arguments` are the same in all.
+    """
+    if not isinstance(axes, Mapping) or not axes:
+        raise CircuitsError('grid: axes are a dict of argument -> items, such as {"positions": range(6)}')
+    items: list[list[tuple[str, Any]]] = []
+    for axis, given in axes.items():
+        if not isinstance(axis, str):
+            raise CircuitsError(f"grid: axis {axis!r} is not the name of an argument")
+        line = in_line(given)
+        if line is None:
+            raise CircuitsError(f"grid: axis {axis!r} must be a list of items, got {given!r}")
+        items.append([named(axis, item) for item in line])
+        if not items[-1]:
+            raise CircuitsError(f"grid: axis {axis!r} has no items")
+    made: dict[str, Intervention | Draws] = {}
+    for combination in itertools.product(*items):
+        name = ", ".join(label for label, _ in combination)
+        if name in made:
+            raise CircuitsError(f"grid: two combinations are called {name!r}; axes must hold different items")
+        chosen = {axis: value for axis, (_, value) in zip(axes, combination, strict=True)}
+        made[name] = made_by(make, "grid", (), [*chosen.items(), *arguments.items()])
+    return made
+
+
+def in_line(given: Any) -> Iterable[Any] | None:
+    """What is gone over, item by item; numbers in a tensor as numbers. None where it is not a list of anything."""
+    if isinstance(given, Tensor | np.ndarray):
+        given = given.tolist() if given.ndim < 2 else given
+    return None if isinstance(given, str | bytes) or not isinstance(given, Iterable) else given
+
+
+def named(axis: str, item: Any) -> tuple[str, Any]:
+    """What an item is called in a table, and how `make` takes it."""
+    if isinstance(item, Tensor | np.ndarray):
+        return repr(Snapshot(plain(item, f"{axis or 'item'}"))), item
+    if isinstance(item, Head):
+        return item.label, [item]
+    if _is_number(item) and axis:
+        return f"{_SINGULAR.get(axis, axis)} {item}", int(item)
+    if isinstance(item, tuple | list) and item and all(_names_itself(axis, one) for one in item):
+        # A group: "L0H1+L0H2", "q+k", "position 0+position 1".
+        return "+".join(named(axis, one)[0] for one in item), item
+    return str(item), item
+
+
+def _is_number(item: Any) -> bool:
+    return isinstance(item, int | np.integer) and not isinstance(item, bool)
+
+
+def _names_itself(axis: str, item: Any) -> bool:
+    """A pair of numbers that stands for a head does not."""
+    return isinstance(item, Head | str) or (_is_number(item) and axis in _SINGULAR)
+
+
+_SINGULAR = {
+    "positions": "position",
+    "queries": "position",
+    "layers": "layer",
+    "neurons": "neuron",
+    "keys": "key",
+}

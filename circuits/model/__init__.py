@@ -1,0 +1,1 @@
+"""What is known of a hooked model: which it is, its sites, heads and state."""

@@ -1,0 +1,378 @@
+"""How activations of a native `TransformerBridge` (transformer-lens 3.9 to 4.3) are read and written.
+
+There a hook point is not always in line. Heads are hooked flat, and split here. A write at `resid_mid`
+(the input of ln2) does not reach the skip connection, so the difference is put in at the end of the block.
+The hook of `scores` fires after the fact, with the pattern, and on 3.9 so does that of `pattern`. These two
+are served by a port: scores and pattern are rebuilt from what the layer's q, k and v projections gave, and
+what was made of them is put in where the model takes it, as the pattern or, on 3.9, as z = pattern @ v.
+Every forward that a port takes part in first checks that the rebuilt values are the model's own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from circuits.errors import CircuitsError
+from circuits.model.hooks import Function, Handle, Handles, before_module, bound, on_hook_point
+from circuits.model.sites import KINDS
+
+FAMILY = "TransformerBridge"
+
+# What the rebuilt attention may differ by from the model's own, relative to the largest entry. Both come from
+# the same operations on the same tensors, so on most machines they are equal.
+_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+# What results are promised to be right to, of the largest entry.
+_PROMISED = {torch.float64: 1e-10, torch.float32: 1e-5}
+
+# Where the model has the heads side by side on one axis.
+_BY_HEAD = ("q", "k", "v", "z")
+
+# What the attention of the wrapped model must have for its scores to be rebuilt.
+_NEEDED = (
+    "n_heads",
+    "n_kv_heads",
+    "d_head",
+    "kv_repeats",
+    "scale",
+    "rotary",
+    "attn_scores_soft_cap",
+    "causal",
+)
+
+
+class NativeBridge:
+    """The hooks of one native bridge."""
+
+    def __init__(self, model: nn.Module, hooks: Mapping[str, nn.Module]) -> None:
+        native: Any = model.__dict__.get("original_model")
+        if _class_of(native) != "NativeModel":
+            raise CircuitsError(
+                f"TransformerBridge is served when it is native (boot_native); this one wraps {_class_of(native)}"
+            )
+        self._native: nn.Module = native
+        self._hooks = hooks
+        self._blocks = list(model.get_submodule("blocks").children())
+        for layer, block in enumerate(self._blocks):
+            _refuse_foreign(block, layer)
+        self._sites = {
+            kind.hook.format(layer): (kind.name, layer)
+            for kind in KINDS.values()
+            if kind.per_layer
+            for layer in range(len(self._blocks))
+        }
+
+    @property
+    def key_heads(self) -> int:
+        return int(self._attention(0).n_kv_heads)
+
+    def on_forward(self, hook: str, function: Function) -> Handle:
+        module = self._hooks[hook]
+        site, layer = self._sites.get(hook, (hook, None))
+        given = self._when_used(layer, function)
+        if layer is None:
+            return on_hook_point(module, given)
+        attention = self._attention(layer)
+        if site in _BY_HEAD:
+            return on_hook_point(module, _by_head(given, int(attention.d_head)))
+        if site == "resid_mid":
+            return _Stream(given).put_on(module, self._hooks[KINDS["resid_post"].hook.format(layer)])
+        if site == "scores" or (site == "pattern" and not _pattern_in_line(attention)):
+            return _port(attention, layer).listen(site, given)
+        return on_hook_point(module, given)
+
+    def before(self, hook: str, function: Function) -> Handle:
+        site, layer = self._sites.get(hook, (hook, None))
+        given = self._when_used(layer, function)
+        if layer is not None and site in _BY_HEAD:
+            given = _by_head(given, int(self._attention(layer).d_head))
+        return before_module(self._hooks[hook], given)
+
+    def through(self, hook: str, activation: Tensor) -> Tensor:
+        site, layer = self._sites.get(hook, (hook, None))
+        if layer is None or site not in _BY_HEAD:
+            found: Tensor = self._hooks[hook](activation)
+            return found
+        by_head: Tensor = self._hooks[hook](activation.flatten(-2)).unflatten(-1, activation.shape[-2:])
+        return by_head
+
+    def on_run(
+        self, begin: Callable[[tuple[Any, ...], Mapping[str, Any]], None], end: Callable[[], None]
+    ) -> Handle:
+        # `run_with_hooks` and `run_with_cache` go round the bridge's own __call__; the wrapped model is
+        # called by every route.
+        return Handles(
+            self._native.register_forward_pre_hook(
+                lambda module, args, kwargs: begin(*_for_bridge(module, args, kwargs)), with_kwargs=True
+            ),
+            self._native.register_forward_hook(lambda module, inputs, output: end(), always_call=True),
+        )
+
+    def _when_used(self, layer: int | None, function: Function) -> Function:
+        return lambda activation: function(activation) if self._uses(layer) else None
+
+    def _uses(self, layer: int | None) -> bool:
+        """With `start_at_layer=` (4.x) the bridge computes what comes before that layer, and throws it away."""
+        start = getattr(self._blocks[0], "_start_at_layer_idx", None)
+        return start is None or (layer is not None and layer >= start)
+
+    def _attention(self, layer: int) -> Any:
+        return _inner(_inner(self._blocks[layer]).attn)
+
+
+def _for_bridge(
+    native: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the wrapped model was given, as the bridge takes it: the inputs, and all arguments by name."""
+    given = bound(type(native).forward, args, kwargs)
+    vectors = given.pop("inputs_embeds", None)
+    tokens = given.get("input_ids", args[0] if args else None)
+    return (tokens if vectors is None else vectors,), given
+
+
+def _pattern_in_line(attention: Any) -> bool:
+    return bool(getattr(attention, "accepts_pattern_fn", False))
+
+
+# Hooks are lambdas: a deep copy of a model has them as they are, and does not copy what stands behind them.
+
+
+def _by_head(function: Function, d_head: int) -> Function:
+    return lambda flat: _flattened(function(flat.unflatten(-1, (-1, d_head))))
+
+
+def _flattened(by_head: Tensor | None) -> Tensor | None:
+    return None if by_head is None else by_head.flatten(-2)
+
+
+class _Stream:
+    """A write to the residual stream between attention and MLP, where the hook point is on the MLP's branch."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self._moved: Tensor | None = None
+        self._largest = 0.0  # entry of the stream that was replaced
+
+    def put_on(self, before_mlp: nn.Module, block_end: nn.Module) -> Handle:
+        return Handles(
+            before_mlp.register_forward_hook(lambda module, inputs, output: self._write(output)),
+            block_end.register_forward_pre_hook(lambda module, inputs: self._carry(inputs)),
+        )
+
+    def _write(self, output: Tensor) -> Tensor | None:
+        new = self._function(output)
+        self._moved = None if new is None else new - output
+        self._largest = 0.0 if new is None else float(output.detach().abs().nan_to_num().max())
+        return new
+
+    def _carry(self, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        # Kept until the next write: what comes to the block's end may be asked what goes on from there (`through`).
+        if self._moved is None:
+            return None
+        stream = inputs[0] + self._moved
+        # What was rounded away beside the old stream does not come back when that goes. Half precision promises less.
+        rounding, least = torch.finfo(stream.dtype).eps * self._largest, float(stream.detach().abs().max())
+        if rounding > _PROMISED.get(stream.dtype, torch.inf) * least:
+            raise CircuitsError(
+                f"resid_mid: of a residual stream with entries to {self._largest:.1e} a write that leaves {least:.1e} "
+                "has too few digits on a TransformerBridge; run the model in float64, or edit attn_out and resid_pre"
+            )
+        return (stream, *inputs[1:])
+
+
+class _Port:
+    """Scores and pattern of one layer, for as long as anything listens to them."""
+
+    def __init__(self, attention: Any, layer: int) -> None:
+        self._attention = attention
+        self._layer = layer
+        self._signature = inspect.signature(type(attention).forward)
+        self._listeners: dict[str, dict[object, Function]] = {"scores": {}, "pattern": {}}
+        self._hooks: Handles | None = None
+        # Of the forward pass that is under way: its arguments, and q, k and v; then the edited pattern.
+        self._seen: dict[str, Any] = {}
+
+    def listen(self, site: str, function: Function) -> Handle:
+        if self._hooks is None:
+            self._hooks = self._put_on()
+        key = object()
+        self._listeners[site][key] = function
+        return _Listening(self, site, key)
+
+    def leave(self, site: str, key: object) -> None:
+        self._listeners[site].pop(key, None)
+        if self._hooks is not None and not any(self._listeners.values()):
+            self._hooks.remove()
+            self._hooks = None
+            self._seen.clear()
+            _ports.pop(self._attention, None)
+
+    def _put_on(self) -> Handles:
+        attention = self._attention
+        return Handles(
+            attention.register_forward_pre_hook(
+                lambda module, args, kwargs: self._begin(args, kwargs), with_kwargs=True
+            ),
+            *(
+                getattr(attention, name).register_forward_hook(
+                    lambda module, inputs, output, name=name: self._seen.update({name: output})
+                )
+                for name in "qkv"
+            ),
+            attention.o.register_forward_pre_hook(lambda module, inputs: self._put_z(inputs), prepend=True),
+            attention.register_forward_hook(lambda module, inputs, output: self._end(output)),
+        )
+
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._seen.clear()
+        self._seen.update(self._signature.bind(self._attention, *args, **kwargs).arguments)
+        pattern_fn = kwargs.get("pattern_fn")
+        if pattern_fn is None or not self._listeners["scores"]:
+            return None
+        return args, {**kwargs, "pattern_fn": lambda pattern: pattern_fn(self._put_pattern(pattern))}
+
+    def _put_pattern(self, own: Tensor) -> Tensor:
+        """Where the model takes the pattern in line: what was made of the scores is put in as the pattern."""
+        scores, pattern = _rebuilt(self._attention, self._seen, self._layer)
+        _check(pattern, own, self._layer)
+        new = _told(self._listeners["scores"], scores)
+        return own if new is None else _pattern_of(new)
+
+    def _put_z(self, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Where it does not: z, the input of the output projection, is replaced by pattern @ v."""
+        seen = self._seen
+        if "hidden_states" not in seen or "pattern_fn" in seen or not any(self._listeners.values()):
+            return None
+        scores, pattern = _rebuilt(self._attention, seen, self._layer)
+        v = _heads(seen["v"], self._attention.d_head).repeat_interleave(self._attention.kv_repeats, dim=1)
+        _check(_joined(pattern @ v), inputs[0], self._layer)
+        new_scores = _told(self._listeners["scores"], scores)
+        if new_scores is not None:
+            pattern = _pattern_of(new_scores)
+        new_pattern = _told(self._listeners["pattern"], pattern)
+        if new_pattern is not None:
+            pattern = new_pattern
+        if new_scores is None and new_pattern is None:
+            return None
+        seen["pattern"] = pattern
+        return (_joined(pattern @ v), *inputs[1:])
+
+    def _end(self, output: Any) -> Any:
+        """The pattern that the model hands on, to its own hook points among others, is the edited one."""
+        pattern = self._seen.get("pattern")
+        self._seen.clear()
+        return None if pattern is None else (output[0], pattern, *output[2:])
+
+
+class _Listening:
+    def __init__(self, port: _Port, site: str, key: object) -> None:
+        self._port, self._site, self._key = port, site, key
+
+    def remove(self) -> None:
+        self._port.leave(self._site, self._key)
+
+
+# Of the layers that something listens to now.
+_ports: WeakKeyDictionary[nn.Module, _Port] = WeakKeyDictionary()
+
+
+def _port(attention: nn.Module, layer: int) -> _Port:
+    if attention not in _ports:
+        _ports[attention] = _Port(attention, layer)
+    return _ports[attention]
+
+
+def _told(listeners: Mapping[object, Function], value: Tensor) -> Tensor | None:
+    """What the listeners make of a value, one after the other; None where all of them only read."""
+    changed = None
+    for function in list(listeners.values()):
+        new = function(value if changed is None else changed)
+        changed = changed if new is None else new
+    return changed
+
+
+def _rebuilt(attention: Any, seen: Mapping[str, Any], layer: int) -> tuple[Tensor, Tensor]:
+    """Scores (minus infinity where masked) and pattern [batch head query key], from q, k and the mask."""
+    missing = [name for name in "qkv" if name not in seen]
+    if missing:
+        raise CircuitsError(_not_its_own(layer, f"{missing[0]} was not computed before the pattern"))
+    q, k = (_heads(seen[name], attention.d_head) for name in "qk")
+    batch, length = q.shape[0], q.shape[2]
+    if attention.rotary is not None:
+        q, k = attention.rotary.apply_rope(q, k, position_ids=seen.get("position_ids"))
+    k = k.repeat_interleave(attention.kv_repeats, dim=1)
+    scores = q @ k.transpose(-2, -1) / attention.scale
+    cap = attention.attn_scores_soft_cap
+    if cap > 0:
+        scores = cap * torch.tanh(scores / cap)
+    hidden = attention.causal_mask[:length, :length]
+    if not attention.causal:
+        hidden = torch.zeros_like(hidden)
+    mask = seen.get("attention_mask")
+    if mask is not None:
+        hidden = attention._combine_attention_mask(hidden, mask, batch=batch)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    return scores, scores.softmax(-1).masked_fill(hidden, 0.0)
+
+
+def _pattern_of(scores: Tensor) -> Tensor:
+    """Softmax over keys; a query that sees nothing gets zeros, and no gradient that is not a number."""
+    blind = torch.isneginf(scores).all(-1, keepdim=True)
+    return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+
+
+def _check(rebuilt: Tensor, own: Tensor, layer: int) -> None:
+    with torch.no_grad():
+        if rebuilt.shape != own.shape:
+            raise CircuitsError(_not_its_own(layer, f"{list(rebuilt.shape)}, not {list(own.shape)}"))
+        largest = own.abs().nan_to_num().max()
+        if not torch.allclose(
+            rebuilt, own, rtol=0, atol=_TOLERANCE.get(own.dtype, 3e-2) * float(largest), equal_nan=True
+        ):
+            off = float((rebuilt - own).abs().max() / largest)
+            raise CircuitsError(_not_its_own(layer, f"off by {off:.1e} of the largest entry"))
+
+
+def _not_its_own(layer: int, what: str) -> str:
+    return (
+        f"blocks.{layer}.attn: attention rebuilt from q, k and v is not what the model computes ({what}); "
+        "scores and pattern cannot be served on this model, z can"
+    )
+
+
+def _heads(flat: Tensor, d_head: int) -> Tensor:
+    """[batch pos head*d_head] -> [batch head pos d_head]"""
+    return flat.unflatten(-1, (-1, d_head)).transpose(1, 2)
+
+
+def _joined(z: Tensor) -> Tensor:
+    """[batch head pos d_head] -> [batch pos head*d_head]"""
+    return z.transpose(1, 2).flatten(-2)
+
+
+def _inner(component: Any) -> Any:
+    """The wrapped module of a bridge component."""
+    return component.get_submodule("_original_component")
+
+
+def _class_of(module: Any) -> str:
+    return type(module).__name__
+
+
+def _refuse_foreign(block: nn.Module, layer: int) -> None:
+    inner = _inner(block)
+    attention = _inner(inner.attn)
+    for module, wanted in ((inner, "NativeBlock"), (attention, "NativeAttention")):
+        if _class_of(module) != wanted:
+            raise CircuitsError(
+                f"block {layer} of this TransformerBridge has a {_class_of(module)} where {wanted} is served"
+            )
+    lacking = [name for name in _NEEDED if not hasattr(attention, name)]
+    if lacking:
+        raise CircuitsError(f"block {layer}: {_class_of(attention)} has no {lacking[0]}; it is not served")

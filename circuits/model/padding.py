@@ -1,0 +1,61 @@
+"""Tells which tokens are padding, as far as the model's own tokenizer does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.model.surface import Surface
+
+
+def padding(surface: Surface, tokens: Tensor) -> Tensor | None:
+    """bool [batch pos], true at padding before or after an example; None where there is none, or no tokenizer.
+
+    Where the id of padding is that of the first or the last token too, the one next to the text is taken for that.
+    """
+    tokenizer: Any = getattr(surface.model, "tokenizer", None)
+    pad = getattr(tokenizer, "pad_token_id", None)
+    if pad is None or tokens.ndim != 2 or tokens.is_floating_point():
+        return None
+    is_pad = tokens == int(pad)
+    before = is_pad.int().cumprod(1).bool()
+    after = is_pad.flip(1).int().cumprod(1).flip(1).bool()
+    edge = torch.zeros_like(is_pad[:, :1])
+    if pad == getattr(tokenizer, "bos_token_id", None):
+        before = before & torch.cat([before[:, 1:], edge], 1)
+    if pad == getattr(tokenizer, "eos_token_id", None):
+        after = after & torch.cat([edge, after[:, :-1]], 1)
+    found = before | after
+    return found if bool(found.any()) else None
+
+
+def masks_itself(surface: Surface, tokens: Tensor) -> bool:
+    """Whether the model hides padding in these tokens without being told to."""
+    side = getattr(getattr(surface.model, "tokenizer", None), "padding_side", None)
+    return side == "left" and padding(surface, tokens) is not None
+
+
+def refuse_padding(surface: Surface, tokens: Tensor, used: Tensor | None, what: str, instead: str) -> None:
+    """Refuse to take padding for tokens.
+
+    Args:
+        used: bool [batch pos], what is looked at; None: examples are compared position by position, so that padding
+            that they all have in the same places does no harm.
+        instead: what to do.
+    """
+    found = padding(surface, tokens)
+    if found is None:
+        return
+    if used is None:
+        wrong = found.any(0) & ~found.all(0)
+        found = found & wrong
+    else:
+        found = found & used.to(found.device)
+    if bool(found.any()):
+        raise CircuitsError(
+            f"{what}: {int(found.any(1).sum())} of {len(tokens)} examples have padding that would be taken for tokens; "
+            f"{instead}"
+        )

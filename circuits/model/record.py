@@ -1,0 +1,65 @@
+"""Listening to a pass of our own: to its activations, not to those of runs that a hook of the user's starts in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from circuits.model.hooks import Function
+from circuits.model.surface import Surface
+
+
+@contextmanager
+def listening(surface: Surface, functions: Iterable[tuple[str, Function]]) -> Iterator[None]:
+    """Call each function with the activation at its hook, in the order given, as `Surface.on_forward` does."""
+    runs = _Depth()
+    with ExitStack() as stack:
+        stack.callback(surface.on_run(runs.begin, runs.end).remove)
+        for hook, function in functions:
+            stack.callback(surface.on_forward(hook, partial(runs.outermost, function)).remove)
+        yield
+
+
+@contextmanager
+def recording(
+    surface: Surface, hooks: Iterable[str], rows: slice = slice(None)
+) -> Iterator[dict[str, Tensor]]:
+    """The activations at `hooks` in the latest run inside, by hook; one that did not fire is not there.
+
+    Of these rows. Copies: an activation may be a view of a parameter, or of what the model writes to later.
+    """
+    seen: dict[str, Tensor] = {}
+    with listening(surface, [(hook, partial(_copy_in, seen, hook, rows)) for hook in hooks]):
+        yield seen
+
+
+def keep_in(seen: dict[str, Tensor], hook: str) -> Callable[[Tensor], None]:
+    return partial(_keep, seen, hook)
+
+
+def _keep(seen: dict[str, Tensor], hook: str, activation: Tensor) -> None:
+    seen[hook] = activation
+
+
+def _copy_in(seen: dict[str, Tensor], hook: str, rows: slice, activation: Tensor) -> None:
+    seen[hook] = activation[rows].clone()
+
+
+class _Depth:
+    """How many runs of the model are under way."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+
+    def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._depth += 1
+
+    def end(self) -> None:
+        self._depth -= 1
+
+    def outermost(self, function: Function, activation: Tensor) -> Tensor | None:
+        return function(activation) if self._depth == 1 else None

@@ -1,0 +1,215 @@
+"""What our hooks must know while they fire: whether a clean pass is under way, and which rows are running.
+
+And what a clean pass must undo: the weights that blocks around it have replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from circuits.errors import CircuitsError
+from circuits.model.locks import exclusive
+
+
+@dataclass
+class State:
+    """Of one model. Shared by nested blocks, so that a clean pass silences all of them."""
+
+    suspended: bool = False
+    rows: slice | Tensor | None = None
+    total: int | None = None
+    # Of each parameter that some block has replaced, the values it had outside all of them.
+    originals: dict[nn.Parameter, Tensor] = field(default_factory=dict)
+    # What each open block gives them, in the order of entry.
+    replacing: list[dict[nn.Parameter, Tensor]] = field(default_factory=list)
+    # Torch's count of writes to each of these, as it was after the last write of ours.
+    written: dict[nn.Parameter, int] = field(default_factory=dict)
+    # True while such a write is under way, and after one that was interrupted.
+    putting: bool = False
+
+    def put(self, values: dict[nn.Parameter, Tensor]) -> None:
+        self.putting = True
+        _copy(values)
+        self.note(values)
+        self.putting = False
+
+    def note(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.written.update({parameter: parameter._version for parameter in parameters})
+
+    def others(self) -> list[nn.Parameter]:
+        """Replaced parameters to which somebody else has written since."""
+        if self.putting or self.suspended:
+            return []
+        ours = {parameter: value for layer in self.replacing for parameter, value in layer.items()}
+        return [
+            parameter
+            for parameter, value in ours.items()
+            if parameter in self.written
+            and (parameter._version != self.written[parameter] or not _same_bits(parameter, value))
+        ]
+
+
+_states: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
+
+
+def state_of(model: nn.Module) -> State:
+    return _states.setdefault(model, State())
+
+
+@contextmanager
+def suspended(model: nn.Module) -> Iterator[None]:
+    """Our hooks do nothing inside, and weights are the original ones; hooks of others work as ever."""
+    with exclusive(model):
+        state = state_of(model)
+        if state.suspended:
+            yield
+            return
+        _refuse_others(model, state.others(), "a clean pass would run on a mixture")
+        try:
+            with holding(state.originals.items()):
+                state.suspended = True
+                try:
+                    yield
+                finally:
+                    state.suspended = False
+        finally:
+            state.note(state.originals)
+
+
+@contextmanager
+def running_rows(model: nn.Module, rows: slice | Tensor, total: int) -> Iterator[None]:
+    """The forward inside runs `rows` of a batch of `total` examples; per-example tensors are cut to match."""
+    state = state_of(model)
+    before = state.rows, state.total
+    state.rows, state.total = rows, total
+    try:
+        yield
+    finally:
+        state.rows, state.total = before
+
+
+@contextmanager
+def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) -> Iterator[None]:
+    """Parameters hold other values inside, except in clean passes; a later value for one overrides an earlier.
+
+    Blocks may end in any order: a parameter then holds what the latest block still open gives it. What somebody else
+    has written to one meanwhile (load_state_dict, an optimiser) stays, so that weights which were loaded are whole;
+    `CircuitsError` says so at a normal exit.
+    """
+    state = state_of(model)
+    layer = dict(values)
+    if layer:
+        _refuse_others(model, state.others(), "another block would replace a part of them")
+    others: list[nn.Parameter] = []
+    try:
+        for parameter in layer:
+            state.originals.setdefault(parameter, parameter.detach().clone())
+        state.replacing.append(layer)
+        state.put(layer)
+        yield
+    finally:
+        others += state.others()
+        try:
+            _end(state, layer, others)
+        except BaseException:
+            # Ctrl-C while a large model is copied back must not leave it half replaced.
+            _end(state, layer, others)
+            raise
+    _refuse_others(
+        model,
+        [one for one in layer if any(one is other for other in others)],
+        "they are left as they are now",
+    )
+
+
+def _refuse_others(model: nn.Module, others: list[nn.Parameter], what: str) -> None:
+    if others:
+        name = next((name for name, one in model.named_parameters() if one is others[0]), "of before")
+        raise CircuitsError(
+            f"inside a block that replaces weights, {len(others)} of these parameters ({name}, ...) have been written "
+            f"to by something else, such as load_state_dict or an optimiser: {what}; load outside of the block"
+        )
+
+
+def _end(state: State, layer: dict[nn.Parameter, Tensor], others: list[nn.Parameter]) -> None:
+    # By identity: equal values of another block are another block's.
+    state.replacing[:] = [other for other in state.replacing if other is not layer]
+    left = {parameter: value for other in state.replacing for parameter, value in other.items()}
+    held = {parameter: state.originals[parameter] for parameter in layer if parameter in state.originals}
+    back = {parameter: left.get(parameter, original) for parameter, original in held.items()}
+    state.put(
+        {parameter: value for parameter, value in back.items() if all(parameter is not one for one in others)}
+    )
+    for parameter in held:
+        if parameter not in left:
+            state.originals.pop(parameter, None)
+            state.written.pop(parameter, None)
+
+
+@contextmanager
+def holding(values: Iterable[tuple[nn.Parameter, Tensor]]) -> Iterator[dict[nn.Parameter, Tensor]]:
+    """Copy values into parameters, and back what they held, bit for bit; gives what they held.
+
+    In place, so that tied and viewed parameters stay what they are, and so that torch refuses a backward pass
+    through values that are no longer there.
+    """
+    wanted = dict(values)
+    before = {parameter: parameter.detach().clone() for parameter in wanted}
+    try:
+        _copy(wanted)
+        yield before
+    finally:
+        try:
+            _copy(before)
+        except BaseException:
+            # Ctrl-C while a large model is copied back must not leave it half replaced.
+            _copy(before)
+            raise
+
+
+def _same_bits(parameter: nn.Parameter, value: Tensor) -> bool:
+    """Whether a parameter holds a value, which may be of another dtype."""
+    ours, theirs = parameter.detach().contiguous(), value.to(parameter).contiguous()
+    if ours.shape != theirs.shape:
+        return False
+    return torch.equal(ours.reshape(-1).view(torch.uint8), theirs.reshape(-1).view(torch.uint8))
+
+
+def _copy(values: dict[nn.Parameter, Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, value in values.items():
+            parameter.copy_(value)
+
+
+@contextmanager
+def substituted(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Other tensors stand where the parameters of these names do, which keep their values: for a function transform,
+    whose tensors cannot be copied into them. A model that reaches a parameter by another way sees the parameter.
+    """
+    slots: list[tuple[dict[str, Any], str, Any]] = []
+    for name in values:
+        path, _, leaf = name.rpartition(".")
+        own = model.get_submodule(path)._parameters
+        slots.append((own, leaf, own[leaf]))
+    try:
+        for (held, leaf, _), value in zip(slots, values.values(), strict=True):
+            held[leaf] = value
+        yield
+    finally:
+        try:
+            _put_back(slots)
+        except BaseException:
+            _put_back(slots)
+            raise
+
+
+def _put_back(slots: list[tuple[dict[str, Any], str, Any]]) -> None:
+    for held, leaf, parameter in slots:
+        held[leaf] = parameter

@@ -1,0 +1,315 @@
+"""What `circuits` asks of a model: sizes, hook points, parameters. Classes differ in `bridges` and `layouts` only.
+
+A model is anything with a `cfg` and hook points, told apart by what it has, not by its import path, so that
+this package needs no transformer_lens. Hooks are raw torch forward hooks: `reset_hooks` and
+`run_with_hooks` of the model keep their own books and leave ours alone, and we theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from circuits.errors import CircuitsError
+from circuits.model.bridge import FAMILY as BRIDGE
+from circuits.model.bridge import NativeBridge
+from circuits.model.hooks import Function, Handle, Handles, Revocable, before_module, bound, on_hook_point
+from circuits.model.sites import KINDS, Site, SiteKind
+from circuits.model.supported import is_post_norm, refuse_other_blocks, refuse_unproved
+
+# (model class, site) pairs at which a written value is what the model goes on with, established by a random
+# write against a hand-written forward (tests/circuits/model/test_surface.py). In HookedTransformer a hook point
+# is a module that stands in line, so a site outside the table may be written too; a class that is not
+# listed is refused.
+QUALIFIED: dict[str, frozenset[str]] = {"HookedTransformer": frozenset(KINDS), BRIDGE: frozenset(KINDS)}
+IN_LINE = frozenset({"HookedTransformer"})
+
+
+Begin = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
+Direct = Callable[[Mapping[str, Any]], None]
+
+
+class Surface:
+    """What `circuits` knows of a model. Build it with `Surface.of(model)`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        cfg: Any = getattr(model, "cfg", None)
+        missing = [size for size in ("n_layers", "n_heads", "d_head", "d_model") if not hasattr(cfg, size)]
+        hooks = _hook_points(model)
+        if missing or not hooks:
+            what = f"no cfg.{missing[0]}" if missing else "no hook points"
+            raise CircuitsError(f"{type(model).__name__} is not a hooked transformer: it has {what}")
+        families = [base.__name__ for base in type(model).__mro__ if base.__name__ in QUALIFIED]
+        if not families:
+            raise CircuitsError(
+                f"{type(model).__name__} is not served: its hook points are not qualified for writing "
+                f"(served: {', '.join(sorted(QUALIFIED))})"
+            )
+        self.model = model
+        self.family = families[0]
+        self.hooks: dict[str, nn.Module] = hooks
+        for layer in range(cfg.n_layers):
+            if not hasattr(model.get_submodule(f"blocks.{layer}"), "mlp"):
+                # An attention-only block still owns this hook point, and never calls it.
+                hooks.pop(f"blocks.{layer}.hook_mlp_out", None)
+        if getattr(cfg, "positional_embedding_type", None) == "alibi":
+            # So it is with the table of positions: it is there, and not used.
+            hooks.pop("hook_pos_embed", None)
+        self.n_layers: int = cfg.n_layers
+        self.n_heads: int = cfg.n_heads
+        refuse_other_blocks(model, hooks, self.n_layers)
+        if self.family in IN_LINE:
+            refuse_unproved(model)
+        #: Whether each residual sum is normalised and that goes on, with no norm before attention and MLP.
+        self.post_norm: bool = is_post_norm(hooks, self.n_layers)
+        self._bridge = NativeBridge(model, hooks) if self.family == BRIDGE else None
+        key_heads = self._bridge.key_heads if self._bridge is not None else _key_heads(cfg)
+        self.sizes: dict[str, int | None] = {
+            "head": cfg.n_heads,
+            "d_head": cfg.d_head,
+            "d_model": cfg.d_model,
+            "d_mlp": getattr(cfg, "d_mlp", None),
+        }
+        self.heads_at: dict[str, int] = {"k": key_heads, "v": key_heads}
+
+    @classmethod
+    def of(cls, model: Any) -> Surface:
+        if not isinstance(model, nn.Module):
+            raise CircuitsError(f"expected a hooked model, got {type(model).__name__}")
+        return cls(model)
+
+    def at(self, site: Site, layers: tuple[int, ...] | None = None) -> list[tuple[int | None, str]]:
+        """(layer, full hook name) for each place that `site` names, limited to `layers` where given."""
+        if site.layer is not None and site.layer >= self.n_layers:
+            raise CircuitsError(f"no site {site}: the model has layers 0-{self.n_layers - 1}")
+        if site.kind.name not in QUALIFIED[self.family] and self.family not in IN_LINE:
+            raise CircuitsError(f"site {site} is not qualified for writing on a {self.family}")
+        if not site.kind.per_layer:
+            places: list[tuple[int | None, str]] = [(None, site.hook())]
+        elif site.layer is not None:
+            places = [(site.layer, site.hook())]
+        else:
+            wanted = range(self.n_layers) if layers is None else layers
+            places = [(layer, site.hook(layer)) for layer in wanted]
+        present = [(layer, hook) for layer, hook in places if hook in self.hooks]
+        if not present:
+            raise CircuitsError(f"no site {site} in this model; it has {', '.join(self.site_names())}")
+        return present
+
+    def site_names(self) -> list[str]:
+        """The sites of the table that the model has."""
+        return [kind.name for kind in KINDS.values() if kind.hook.format(0) in self.hooks]
+
+    def head_count(self, kind: SiteKind) -> int:
+        """Heads on the head axis of `kind`; k and v have fewer where key-value heads are grouped."""
+        return self.heads_at.get(kind.name, self.n_heads)
+
+    def shape(self, kind: SiteKind, batch: int, pos: int) -> tuple[int | None, ...]:
+        """The shape of an activation, None where the config does not tell."""
+        known = {**self.sizes, "head": self.head_count(kind), "batch": batch}
+        known |= dict.fromkeys(("pos", "query", "key"), pos)
+        return tuple(known.get(axis) for axis in kind.axes)
+
+    def masked_score(self, layer: int) -> float | None:
+        """The finite number this model writes into masked scores, where it does not use minus infinity."""
+        attention = getattr(self.model.get_submodule(f"blocks.{layer}"), "attn", None)
+        ignore = getattr(attention, "IGNORE", None)
+        return None if ignore is None else float(ignore)
+
+    def stream_norm(self, site: str, layer: int | None) -> str | None:
+        """The path of the norm that the residual stream itself passes after a site; None where it passes none.
+
+        Args:
+            site: "embed" (then it is the sum of the embeddings that is normalised), "resid_mid" or "resid_post".
+        """
+        if not self.post_norm:
+            return None
+        if layer is None:
+            return "ln_embed" if hasattr(self.model, "ln_embed") else None
+        first = site == "resid_mid" or not hasattr(self.model.get_submodule(f"blocks.{layer}"), "mlp")
+        return f"blocks.{layer}.{'ln1' if first else 'ln2'}"
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def named_weights(self) -> dict[str, nn.Parameter]:
+        """Parameters by their name in the state_dict; buffers such as causal masks are not among them.
+
+        A tied parameter stands under each of its names.
+        """
+        held = self.model.state_dict(keep_vars=True)
+        for name, value in held.items():
+            # TransformerBridge of 4.x keeps here what its weight processing has moved out of the final norm.
+            if name == "unembed.bias" and not isinstance(value, nn.Parameter) and bool(value.any()):
+                raise CircuitsError(
+                    f"{name} is set, and no parameter, in a model processed by enable_compatibility_mode: its "
+                    "weights cannot be exchanged; use no_processing=True"
+                )
+        return {name: value for name, value in held.items() if isinstance(value, nn.Parameter)}
+
+    def check_inputs(self, tokens: Tensor, what: str) -> None:
+        """Refuse token ids and lengths that the model has no embedding for.
+
+        Negative ids would count from the end of the table.
+        """
+        if tokens.is_floating_point() and tokens.ndim == 3 and self._bridge is not None:
+            if tokens.shape[2] != self.sizes["d_model"]:
+                raise CircuitsError(
+                    f"{what} are vectors {list(tokens.shape)}; the model's have {self.sizes['d_model']} entries"
+                )
+        elif (
+            tokens.ndim != 2
+            or tokens.dtype == torch.bool
+            or tokens.is_floating_point()
+            or tokens.is_complex()
+        ):
+            raise CircuitsError(
+                f"{what} [batch pos] are whole numbers, got {_dtype(tokens)} {list(tokens.shape)}"
+            )
+        else:
+            d_vocab = getattr(self.model.cfg, "d_vocab", None)
+            low, high = int(tokens.min()), int(tokens.max())
+            if isinstance(d_vocab, int) and d_vocab > 0 and not (low >= 0 and high < d_vocab):
+                raise CircuitsError(f"{what} are {low} to {high}; the model has ids 0-{d_vocab - 1}")
+        # Tables of positions, of rotations and of what is visible all have this length.
+        longest = getattr(self.model.cfg, "n_ctx", None)
+        if isinstance(longest, int) and tokens.shape[1] > longest:
+            raise CircuitsError(
+                f"{what} are {list(tokens.shape)} [batch pos]; the model has room for {longest} positions"
+            )
+
+    def on_forward(self, hook: str, function: Function) -> Handle:
+        """Call `function` with the activation at `hook`; what it returns, unless None, takes its place.
+
+        Functions at one hook are called in the order of this method's calls, each with what the one before
+        has left. All traces of a function are gone after its handle's `remove()`.
+        """
+        ours = Revocable(function)
+        if self._bridge is not None:
+            return Handles(ours, self._bridge.on_forward(hook, ours))
+        return Handles(ours, on_hook_point(self.hooks[hook], ours))
+
+    def before(self, hook: str, function: Function) -> Handle:
+        """Call `function` with what comes to the hook point, before anything that hangs there; what it returns, unless
+        None, comes there instead.
+        """
+        ours = Revocable(function)
+        if self._bridge is not None:
+            return Handles(ours, self._bridge.before(hook, ours))
+        return Handles(ours, before_module(self.hooks[hook], ours))
+
+    def before_mlp(self, layer: int, function: Function) -> Handle:
+        """Call `function` with the residual stream that the MLP of a layer reads; what it returns, the MLP reads."""
+        ours = Revocable(function)
+        if self._bridge is not None:
+            # The norm's own hook point, past which nothing goes on but the MLP: after all that hangs there now.
+            return Handles(ours, on_hook_point(self.hooks[KINDS["resid_mid"].hook.format(layer)], ours))
+        # A post-norm block's norms stand on the stream: its MLP reads that as it is.
+        plain = "mlp" if self.post_norm else "ln2"
+        inner = "hook_mlp_in" if getattr(self.model.cfg, "use_hook_mlp_in", False) else plain
+        return Handles(ours, before_module(self.model.get_submodule(f"blocks.{layer}.{inner}"), ours))
+
+    def through(self, hook: str, activation: Tensor) -> Tensor:
+        """What all that hangs at a hook point makes of an activation; the same object where nothing changes it."""
+        if self._bridge is not None:
+            return self._bridge.through(hook, activation)
+        found: Tensor = self.hooks[hook](activation)
+        return found
+
+    @property
+    def bridged(self) -> bool:
+        return self._bridge is not None
+
+    def on_run(
+        self, begin: Begin, end: Callable[[], None] | None = None, direct: Direct | None = None
+    ) -> Handle:
+        """Call `begin(args, kwargs)` whenever the whole model starts to run, and `end()` when it has ended or failed.
+
+        kwargs are all arguments by name, those in `args` too. Runs may be nested: a hook may call the model.
+        `run_with_hooks` of a HookedTransformer goes round the model's own __call__, so that its inputs stay unknown:
+        then `direct(arguments of the first block)` is called, and no `end`.
+        """
+        runs = _Runs(begin, end, direct)
+        started, over, entered = (
+            Revocable(runs.start),
+            Revocable(runs.end, silent=True),
+            Revocable(runs.enter),
+        )
+        if self._bridge is not None:
+            return Handles(started, over, self._bridge.on_run(started, over))
+        first = self.model.get_submodule("blocks.0")
+        # A class of the user's may take them as they come and hand them on.
+        family: Any = next(base for base in type(self.model).__mro__ if base.__name__ == self.family)
+        forward = family.forward
+        return Handles(
+            started,
+            over,
+            entered,
+            self.model.register_forward_pre_hook(
+                lambda module, args, kwargs: started(args, bound(forward, args, kwargs)), with_kwargs=True
+            ),
+            self.model.register_forward_hook(lambda module, inputs, output: over(), always_call=True),
+            first.register_forward_pre_hook(
+                lambda module, args, kwargs: entered(bound(type(module).forward, args, kwargs)),
+                with_kwargs=True,
+            ),
+        )
+
+    def tokens_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+        """The inputs [batch pos ...] of a call of the model; None where they are not a tensor (text)."""
+        given = args[0] if args else kwargs.get("input")
+        if not isinstance(given, Tensor):
+            return None
+        return given.unsqueeze(0) if given.ndim == 1 else given
+
+
+class _Runs:
+    """The runs of a model that are under way, for one listener."""
+
+    def __init__(self, begin: Begin, end: Callable[[], None] | None, direct: Direct | None) -> None:
+        self._begin, self._end, self._direct = begin, end, direct
+        # Of each run under way, the innermost last: whether it has reached the first block.
+        self._reached: list[bool] = []
+
+    def start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._reached.append(False)
+        self._begin(args, kwargs)
+
+    def end(self) -> None:
+        # A listener that was put on while the model ran has not seen the start.
+        if self._reached:
+            self._reached.pop()
+            if self._end is not None:
+                self._end()
+
+    def enter(self, kwargs: Mapping[str, Any]) -> None:
+        if not self._reached:
+            if self._direct is not None:
+                self._direct(kwargs)
+        elif self._reached[-1]:
+            raise CircuitsError(
+                "a hook runs the model's forward directly while the model is running (run_with_hooks does that), so "
+                "the two runs cannot be told apart; call model(tokens) in the hook"
+            )
+        else:
+            self._reached[-1] = True
+
+
+def _hook_points(model: nn.Module) -> dict[str, nn.Module]:
+    listed = getattr(model, "hook_dict", None)
+    if isinstance(listed, Mapping) and listed:
+        return {name: hook for name, hook in listed.items() if isinstance(hook, nn.Module)}
+    return {n: module for n, module in model.named_modules() if n.split(".")[-1].startswith("hook_")}
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _key_heads(cfg: Any) -> int:
+    grouped = getattr(cfg, "n_key_value_heads", None)
+    return cfg.n_heads if not grouped or getattr(cfg, "ungroup_grouped_query_attention", False) else grouped

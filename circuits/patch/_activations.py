@@ -1,0 +1,144 @@
+"""Activation patching: put in place what the model computes on another input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.interventions.arguments import read_choice, read_place, read_queries, read_tokens, read_what
+from circuits.interventions.base import Replacement
+from circuits.interventions.edits import Edit, Place
+from circuits.interventions.paths import Path, check_ends
+from circuits.interventions.replacements import Clean, Stored
+from circuits.model.heads import looks_like_heads, parse_heads
+from circuits.model.sites import Site
+from circuits.patch._attribution import attribution
+from circuits.patch._edges import edges
+from circuits.patch._screen import screen
+from circuits.tensors import Snapshot, plain
+
+__all__ = ["activations", "attribution", "edges", "path", "screen"]
+
+
+def activations(
+    site: Any,
+    source: Any,
+    heads: Any = None,
+    positions: Any = None,
+    *,
+    queries: Any = None,
+    neurons: Any = None,
+) -> Edit:
+    """Replace the activation at `site` by the one from `source`, for some heads and positions or for all.
+
+    `source` is tokens [batch pos], run on the model as it is outside all of our blocks, or a mapping from
+    hook names to tensors (what `cache` or `run_with_cache` gives), of which only the tensors named by
+    `site` are copied. It has a batch of 1, which then serves every example, or the run's batch; anything
+    else is an error. Heads can be chosen at z, q, k, v, scores and pattern, neurons at mlp_pre and
+    mlp_post. The direction is source -> run:
+    the run's own input is untouched.
+    """
+    verb = "patch.activations"
+    place = read_place(site, heads, verb, neurons)
+    return Edit(verb, (place,), _from_source(place, source, verb), read_queries(queries, positions, verb))
+
+
+def path(
+    sender: Any,
+    receiver: Any,
+    source: Any,
+    through: str | None = None,
+    *,
+    queries: Any = None,
+    positions: Any = None,
+) -> Path:
+    """Patch the direct path between two components (Wang et al. 2022, arXiv:2211.00593, section 3.1).
+
+    The receiver gets the activation that it has when the sender is replaced by its value on `source` while
+    everything else that writes to the residual stream, every head's z and every MLP's output, is frozen at the
+    clean value on the run's own tokens. `through="mlps"` lets the MLPs between them recompute. Two passes on the
+    run's tokens come before each run of the model; the receiver's LayerNorm sees the changed residual stream.
+
+    Args:
+        sender: heads ("0.1"), or a site that writes to the residual stream: "z", "attn_out.0", "mlp_out.1",
+            "mlp_post.1", "embed", "pos_embed".
+        receiver: heads (their q, k and v), a site "q.2", "k.2", "v.2", "mlp_pre.1", a pair of such a site and heads
+            ("q", "2.3"), or "output": the last residual stream.
+        source: as in `activations`. `queries`, also called `positions`, limits where the sender is replaced. The
+            direction is source -> run.
+    """
+    verb = "patch.path"
+    places, is_layer = read_what(sender, verb)
+    if is_layer:
+        raise CircuitsError(
+            f'{verb}: sender {sender!r} is a layer; name its heads, or a site such as "mlp_out.1"'
+        )
+    (place,) = places
+    targets = _receivers(receiver, verb)
+    check_ends(place.site, [target.site for target in targets])
+    if through is not None:
+        read_choice(through, ("mlps",), verb, "through")
+    sent = Edit(verb, (place,), _from_source(place, source, verb), read_queries(queries, positions, verb))
+    return Path(sent, targets, through)
+
+
+def _receivers(receiver: Any, verb: str) -> tuple[Place, ...]:
+    if isinstance(receiver, str) and receiver.strip() == "output":
+        return ()
+    if isinstance(receiver, tuple) and len(receiver) == 2 and isinstance(receiver[0], str | Site):
+        return (read_place(receiver[0], receiver[1], verb),)
+    if isinstance(receiver, Site) or (isinstance(receiver, str) and not looks_like_heads(receiver)):
+        return (read_place(receiver, None, verb),)
+    try:
+        chosen = parse_heads(receiver)
+    except CircuitsError as error:
+        raise CircuitsError(f"{verb}: {error}") from error
+    return tuple(Place(Site(name), chosen) for name in ("q", "k", "v"))
+
+
+def _from_source(place: Place, source: Any, verb: str) -> Replacement:
+    if hasattr(source, "keys"):
+        return _stored(place, source, verb)
+    return Clean(read_tokens(source, verb, "source"))
+
+
+def _stored(place: Place, source: Any, verb: str) -> Stored:
+    # ActivationCache of TransformerLens lists full hook names, as our own does.
+    names = list(source.keys())
+    if place.site.layer is not None or not place.site.kind.per_layer:
+        wanted = [place.site.hook()]
+    elif place.heads is not None and place.heads.heads is not None:
+        wanted = [place.site.hook(layer) for layer in dict.fromkeys(head.layer for head in place.heads.heads)]
+    else:
+        wanted = [name for name in names if _is_site(name, place.site)]
+    missing = [name for name in wanted if name not in names]
+    if missing or not wanted:
+        lacks = missing[0] if missing else f"site {place.site}"
+        raise CircuitsError(f"{verb}: the source has no {lacks}; it has {', '.join(map(str, names))}")
+    values = {name: _read_tensor(source[name], name, verb) for name in wanted}
+    if place.site.name == "scores" and any(map(_is_pattern, values.values())):
+        raise CircuitsError(
+            f"{verb}: the source holds patterns where scores should be, as a TransformerBridge's own cache does; "
+            'take it from circuits.cache(model, tokens, ["scores"])'
+        )
+    return Stored(tuple((name, Snapshot(value)) for name, value in values.items()))
+
+
+def _read_tensor(given: Any, name: str, verb: str) -> Tensor:
+    given = plain(given, f"{verb}: the source's {name}")
+    if not isinstance(given, Tensor) or given.is_complex():
+        got = "complex" if isinstance(given, Tensor) else type(given).__name__
+        raise CircuitsError(f"{verb}: the source's {name} is {got}, not a tensor of real numbers")
+    return given
+
+
+def _is_pattern(values: Tensor) -> bool:
+    """Rows that sum to 1 (or to 0, where nothing is seen): no scores of any model look so."""
+    total = values.sum(-1)
+    return bool((values >= 0).all() and ((total - 1).abs().lt(0.05) | total.eq(0)).all())
+
+
+def _is_site(name: str, site: Site) -> bool:
+    return "hook_" in name and Site(name).name == site.name

@@ -1,0 +1,147 @@
+"""Attribution patching: a first-order estimate of what patching every component would do, from one gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.interventions.arguments import read_choice, read_place, read_seed
+from circuits.model.heads import Head
+from circuits.model.sites import Site, SiteKind
+from circuits.patch._gradients import EXAMPLES_PER_PASS, Pair, change, undisturbed
+from circuits.resampling import Resampling
+from circuits.sweeps.metrics import PerExample, read_values
+from circuits.sweeps.result import SweepResult, make_result
+from circuits.sweeps.table import BASELINE, Comparison, Measured, Row, adjust, tabulate
+
+VERB = "patch.attribution"
+DIRECTION = "source -> base"
+
+
+def attribution(
+    model: Any,
+    base: Any,
+    source: Any,
+    metric: Any = None,
+    site: Any = "z",
+    *,
+    batch: Any = None,
+    by: str = "auto",
+    seed: int = 0,
+    draws: int = 1000,
+    flips: int = 9999,
+) -> SweepResult:
+    """Estimate what patching each part of `site` from `source` into `base` would do (Nanda 2023, "Attribution
+    patching"): (source − base)·∂metric/∂site, the gradient taken at base.
+
+    Args:
+        base: tokens [batch pos], the run that would be edited.
+        source: tokens of the same shape, or [1 pos].
+        metric: as in `sweep`, of torch operations; `batch` too. Without one, `logit_diff`: base's first choice minus
+            its second.
+        site: one site, of one layer ("resid_pre.1") or of every one ("z").
+        by: what gets a row: "head", "position", "head,position", "neuron" or "layer"; "auto" takes heads where the site
+            has them, else positions.
+
+    A row's `effect` is the estimate, per example and with its interval; `value` is `baseline` plus it. Counts of
+    (sum, count) pairs are taken as they are at base. The direction, source -> base, is named in `intervention`.
+    It is exact where the metric is linear in the site; where a patch saturates a softmax or a LayerNorm it can be far
+    off: check the largest with `patch.activations`. Edits of blocks around this call are not in force.
+    """
+    place = read_place(site, None, VERB)
+    pair = Pair.read(VERB, model, base, source, metric, batch)
+    if any(
+        isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1
+        for count in (draws, flips)
+    ):
+        raise CircuitsError(f"{VERB}: draws and flips are positive numbers, got {draws} and {flips}")
+    places, kind = pair.surface.at(place.site), place.site.kind
+    by = _read_by(by, place.site)
+    seed = read_seed(seed, VERB)
+    settings = {
+        "seed": seed,
+        "draws": draws,
+        "flips": flips,
+        "engine": "gradient",
+        "n": len(pair.base),
+    }
+
+    baseline = Measured(BASELINE, {})
+    measured: dict[str, Measured] = {}
+    for piece in pair.pieces(EXAMPLES_PER_PASS):
+        values, estimates = _estimates(piece, places)
+        baseline.parts.append(values)
+        for layer, hook in places:
+            shifts = {name: _summed(shift, kind, by) for name, shift in estimates[hook].items()}
+            for index in np.ndindex(next(iter(shifts.values())).shape[1:]):
+                row = _row(kind, layer, by, index)
+                one = measured.setdefault(row["variant"], Measured(row["variant"], row))
+                at = (slice(None), *index)
+                one.parts.append(
+                    {name: (total + shifts[name][at], count) for name, (total, count) in values.items()}
+                )
+    estimated = Comparison(baseline, list(measured.values()), "gradient")
+    [(found, unedited)] = tabulate([estimated], Resampling(seed, draws, flips))
+    adjust(found)
+    described = {"intervention": VERB, "direction": DIRECTION, "site": str(place.site), "by": by}
+    return make_result(found, unedited, {name: [described] for name in measured}, settings)
+
+
+def _estimates(
+    piece: Pair, places: list[tuple[int | None, str]]
+) -> tuple[PerExample, dict[str, dict[str, Tensor]]]:
+    """The metrics at base; and by hook and metric (source − base)·gradient, [n ...] as the activation."""
+    hooks = [hook for _, hook in places]
+    with undisturbed(piece.surface):
+        theirs = piece.run(piece.source, hooks).at
+        ours = piece.run(piece.base, hooks, graph=True)
+        values = piece.values(ours.output, ours.output)
+        found: dict[str, dict[str, Tensor]] = {hook: {} for hook in hooks}
+        for name, slopes in piece.slopes(ours, values, hooks).items():
+            for hook, slope in slopes.items():
+                estimate = change(ours.at[hook], theirs[hook]) * slope.double()
+                found[hook][name] = piece.finite(estimate, name, hook)
+    return read_values(values, "metric", len(piece.base), BASELINE), found
+
+
+def _summed(shift: Tensor, kind: SiteKind, by: str) -> np.ndarray:
+    """Summed over all axes but the examples and those that `by` names: [n ...], in the order of `by`."""
+    kept = [0, *(_axis(kind, part) for part in by.split(",") if part != "layer")]
+    others = [axis for axis in range(shift.ndim) if axis not in kept]
+    total = shift.sum(others) if others else shift
+    order = [sorted(kept).index(axis) for axis in kept]
+    return total.permute(order).cpu().numpy()
+
+
+def _axis(kind: SiteKind, part: str) -> int:
+    return {"head": kind.head_axis, "position": kind.query_axis, "neuron": len(kind.axes) - 1}[part] or 0
+
+
+def _row(kind: SiteKind, layer: int | None, by: str, index: tuple[int, ...]) -> Row:
+    parts = dict(zip([part for part in by.split(",") if part != "layer"], index, strict=True))
+    where = kind.name if layer is None else f"{kind.name}.{layer}"
+    labels = [Head(layer or 0, parts["head"]).label if "head" in parts else where]
+    labels += [f"{part} {number}" for part, number in parts.items() if part != "head"]
+    return {
+        "variant": ", ".join(labels),
+        "intervention": f"{VERB} ({DIRECTION})",
+        "site": kind.name,
+        "layer": layer,
+        "head": parts.get("head"),
+        "position": parts.get("position"),
+    }
+
+
+def _read_by(by: str, site: Site) -> str:
+    by = read_choice(by, ("auto", "head", "position", "head,position", "neuron", "layer"), VERB, "by")
+    kind = site.kind
+    if by == "auto":
+        return "position" if kind.head_axis is None else "head"
+    if "head" in by and kind.head_axis is None:
+        raise CircuitsError(f"{VERB}: site {site} has no heads; by= position, neuron or layer")
+    if by == "neuron" and kind.axes[-1] != "d_mlp":
+        raise CircuitsError(f"{VERB}: site {site} has no neurons; those are at mlp_pre and mlp_post")
+    return by

@@ -1,0 +1,212 @@
+"""From estimates of many effects to a ranked table, the exact effects of its top rows, and how far the two agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from circuits.errors import CircuitsError
+from circuits.interventions.apply import planned
+from circuits.interventions.arguments import read_seed
+from circuits.interventions.base import Intervention
+from circuits.model.locks import exclusive
+from circuits.model.modes import evaluating
+from circuits.patch._gradients import Pair, undisturbed
+from circuits.patch._result import ScreenResult, make_screen
+from circuits.resampling import Resampling
+from circuits.statistics import bootstrap, interval, ratio
+from circuits.sweeps.measure import Group, Question, Variant, measure_all
+from circuits.sweeps.metrics import UNTESTED, PerExample, own_positions
+from circuits.sweeps.result import SweepResult, make_result
+from circuits.sweeps.sweep import AUTO_CHUNK
+from circuits.sweeps.table import LEVEL, Comparison, Measured, Row, adjust, tabulate
+from circuits.tensors import Snapshot, parse_positions
+
+
+@dataclass
+class Candidate:
+    """One row: what is known of it, the estimates of every example, and the patch that they are estimates of."""
+
+    about: Row
+    patch: Callable[[], Intervention]
+    parts: dict[str, list[np.ndarray]] = field(default_factory=dict)  # by metric, of the sums, piece by piece
+
+    @property
+    def name(self) -> str:
+        return str(self.about["variant"])
+
+    def add(self, metric: str, estimates: np.ndarray) -> None:
+        self.parts.setdefault(metric, []).append(estimates)
+
+    def estimates(self, metric: str) -> np.ndarray:
+        return np.concatenate(self.parts[metric])
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What is asked of the statistics, and how many rows are measured."""
+
+    exact: int | None  # None: all
+    seed: int
+    draws: int
+    flips: int
+
+    @classmethod
+    def read(cls, verb: str, exact: Any, seed: Any, draws: Any, flips: Any) -> Counts:
+        every = isinstance(exact, str) and exact == "all"
+        if not every and not _counts(exact):
+            raise CircuitsError(f'{verb}: exact={exact!r}; give how many top rows to measure, or "all"')
+        if not (_counts(draws) and _counts(flips)):
+            raise CircuitsError(f"{verb}: draws and flips are positive numbers, got {draws} and {flips}")
+        return cls(None if every else int(exact), read_seed(seed, verb), int(draws), int(flips))
+
+
+def _counts(number: Any) -> bool:
+    return not isinstance(number, bool) and isinstance(number, int | np.integer) and bool(number > 0)
+
+
+def read_steps(steps: Any, verb: str) -> int:
+    if not _counts(steps):
+        raise CircuitsError(f"{verb}: steps={steps!r}; give a whole number of points, at least 1")
+    return int(steps)
+
+
+def ranked(
+    pair: Pair, candidates: Sequence[Candidate], baseline: Sequence[PerExample], counts: Counts, settings: Row
+) -> ScreenResult:
+    """The table of all candidates, with the exact effects of those of the largest estimates.
+
+    Args:
+        baseline: the metrics at base, piece by piece. The largest are chosen for each metric; what is measured for one
+            is measured for all.
+    """
+    unedited = {
+        metric: [np.concatenate([part[metric][which] for part in baseline]) for which in (0, 1)]
+        for metric in baseline[0]
+    }
+    tables = {metric: _estimated(candidates, metric, unedited[metric], counts) for metric in unedited}
+    chosen = list(dict.fromkeys(index for table in tables.values() for index in table.index[: counts.exact]))
+    found, groups = _measured(pair, [candidates[index] for index in chosen], counts)
+    examples = {
+        (one.name, metric): (_joined(one, metric), _joined(group.baseline, metric))
+        for group in groups
+        for one in group.measured
+        for metric in unedited
+    }
+    agreement: list[Row] = []
+    for metric, table in tables.items():
+        names = [candidates[index].name for index in chosen]
+        estimates = np.stack([candidates[index].estimates(metric) for index in chosen])
+        exact = [examples[name, metric] for name in names]
+        row = _agreement(estimates, unedited[metric][1], exact, counts)
+        agreement.append({"metric": metric, **row, "n": len(chosen), "of": len(table)})
+    settings = settings | {"seed": counts.seed, "draws": counts.draws, "flips": counts.flips}
+    settings |= {"n": len(pair.base), "level": LEVEL}
+    return make_screen(tables, found, pd.DataFrame(agreement), settings)
+
+
+def _estimated(
+    candidates: Sequence[Candidate], metric: str, unedited: Sequence[np.ndarray], counts: Counts
+) -> pd.DataFrame:
+    """One metric's estimates with their intervals, the largest first; the index is the candidate's.
+
+    Args:
+        unedited: sums and counts [example] at base.
+    """
+    sums, entries = unedited
+    shifts = np.stack([one.estimates(metric) for one in candidates])
+    shared = np.broadcast_to(entries, shifts.shape)
+    estimate = ratio(shifts.sum(1), shared.sum(1))
+    low, high = interval(bootstrap(shifts, shared, counts.seed, counts.draws), LEVEL)
+    if shifts.shape[1] < 2:
+        low, high = np.full_like(low, np.nan), np.full_like(high, np.nan)
+    table = pd.DataFrame([one.about for one in candidates])
+    table["metric"] = metric
+    table["n"] = shifts.shape[1]
+    table["baseline"] = float(ratio(sums.sum(keepdims=True), entries.sum(keepdims=True))[0])
+    table["estimate"], table["estimate_ci_low"], table["estimate_ci_high"] = estimate, low, high
+    table = table.iloc[np.argsort(-np.abs(estimate), kind="stable")]
+    table.insert(0, "rank", np.arange(1, len(table) + 1))
+    return table
+
+
+def _measured(pair: Pair, chosen: Sequence[Candidate], counts: Counts) -> tuple[SweepResult, list[Group]]:
+    """What `sweep` gives of these patches, and every example's share in it."""
+    surface = pair.surface
+    interventions = {one.name: one.patch() for one in chosen}
+    variants = [Variant(name, None, (one,), planned((one,), surface)) for name, one in interventions.items()]
+    read = parse_positions(own_positions(pair.metric), f"{pair.verb}, read_positions")
+    if isinstance(read, Snapshot):
+        raise CircuitsError(
+            f"{pair.verb}: read_positions of the metric are the same in every example; got a mask [batch pos]"
+        )
+    step = max(1, AUTO_CHUNK // pair.base[0].numel())
+    question = Question(pair.base, pair.metric, pair.batch, read, step, AUTO_CHUNK)
+    with exclusive(surface.model):
+        found = measure_all(surface, variants, question, "auto")
+    settings: Row = {"seed": counts.seed, "draws": counts.draws, "flips": counts.flips, "n": len(pair.base)}
+    untested = UNTESTED if pair.metric is None else ()
+    rows: list[Row] = []
+    unedited: list[Row] = []
+    compared = [Comparison(group.baseline, group.measured, group.engine) for group in found.groups]
+    for more, clean in tabulate(compared, Resampling(counts.seed, counts.draws, counts.flips), untested):
+        rows += more
+        unedited = clean
+    order = {name: place for place, name in enumerate(interventions)}
+    rows.sort(key=lambda row: order[row["variant"]])
+    adjust(rows)
+    described = {name: [one.describe()] for name, one in interventions.items()}
+    settings |= {"engine": "auto", "naive": found.naive}
+    return make_result(rows, unedited, described, settings), found.groups
+
+
+def _joined(one: Measured, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    return one.joined(metric, 0), one.joined(metric, 1)
+
+
+def _agreement(estimates: np.ndarray, entries: np.ndarray, exact: Sequence[Any], counts: Counts) -> Row:
+    """Spearman's rank correlation over rows, with an interval over examples: estimates are [row example]."""
+    edited = np.stack([sums for (sums, _), _ in exact]), np.stack([some for (_, some), _ in exact])
+    clean = np.stack([sums for _, (sums, _) in exact]), np.stack([some for _, (_, some) in exact])
+    shared = np.broadcast_to(entries, estimates.shape)
+    effects = ratio(edited[0].sum(1), edited[1].sum(1)) - ratio(clean[0].sum(1), clean[1].sum(1))
+    observed = spearman(ratio(estimates.sum(1), shared.sum(1))[None], effects[None])[0]
+    low = high = np.nan
+    if estimates.shape[1] > 1:
+        # The same seed is the same examples in all three.
+        again = [bootstrap(*part, counts.seed, counts.draws) for part in ((estimates, shared), edited, clean)]
+        bounds = interval(spearman(again[0], again[1] - again[2])[:, None], LEVEL)
+        low, high = float(bounds[0][0]), float(bounds[1][0])
+    return {"spearman": float(observed), "ci_low": low, "ci_high": high}
+
+
+def spearman(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Rank correlation of each row of two arrays [rows items], ties at their mean rank.
+
+    NaN where there are fewer than 3 items or all on one side are equal.
+    """
+    if one.shape[1] < 3:
+        return np.full(len(one), np.nan)
+    ranks = [pd.DataFrame(values).rank(axis=1).to_numpy() for values in (one, other)]
+    left, right = (values - values.mean(1, keepdims=True) for values in ranks)
+    return ratio((left * right).sum(1), np.sqrt((left**2).sum(1) * (right**2).sum(1)))
+
+
+def refuse_inside_blocks(pair: Pair) -> None:
+    """Gradients are those of the model outside all blocks, patches would be swept with the edits of those around."""
+    with evaluating(pair.surface.model), torch.no_grad():
+        inside = pair.surface.model(pair.base[:1].to(pair.surface.device, copy=True))
+    with undisturbed(pair.surface):
+        outside = pair.run(pair.base[:1], ()).output
+    allowed = 1e4 * torch.finfo(outside.dtype).eps if outside.dtype.itemsize > 2 else 0.1
+    scale = outside[outside.isfinite()].abs().max()
+    if bool(((inside - outside).abs().masked_fill(inside == outside, 0) > allowed * scale).any()):
+        raise CircuitsError(
+            f"{pair.verb}: a block around this call edits the model, so that estimates and patches would be of "
+            "different models; call it outside"
+        )

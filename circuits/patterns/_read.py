@@ -1,0 +1,129 @@
+"""Attention patterns as they are computed: looked at layer by layer and chunk by chunk, and not kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.interventions.arguments import read_indices, read_queries
+from circuits.interventions.replacements import visible
+from circuits.model.hooks import Function
+from circuits.model.modes import evaluating
+from circuits.model.padding import refuse_padding
+from circuits.model.record import keep_in, listening
+from circuits.model.sites import KINDS
+from circuits.model.state import running_rows
+from circuits.model.surface import Surface
+from circuits.tensors import Snapshot, select_positions
+
+# Tokens per forward, and entries of the patterns of all layers in one, under chunk="auto".
+AUTO_CHUNK, AUTO_ENTRIES = 16384, 2**24
+
+# Called with a layer, its pattern and which keys each query may see, both [batch head query key].
+Look = Callable[[int, Tensor, Tensor], None]
+
+
+def look_at(
+    surface: Surface, tokens: Tensor, rows: slice | Tensor, layers: tuple[int, ...], look: Look
+) -> None:
+    """Run `rows` (a slice or indices) of the tokens, in eval mode, no gradients, and show each layer's pattern.
+
+    Edits of open blocks are in force; a mask per example that one of them has is cut to these rows.
+    """
+    scores: dict[str, Tensor] = {}
+    looked: list[int] = []
+    functions: list[tuple[str, Function]] = []
+    for layer in layers:
+        hook = KINDS["scores"].hook.format(layer)
+        functions.append((hook, keep_in(scores, hook)))
+        shown = partial(_show, surface, layer, look, scores, looked)
+        functions.append((KINDS["pattern"].hook.format(layer), shown))
+    model = surface.model
+    with (
+        evaluating(model),
+        torch.no_grad(),
+        running_rows(model, rows, len(tokens)),
+        listening(surface, functions),
+    ):
+        model(tokens[rows].to(surface.device, copy=True))
+    for layer in layers:
+        if layer not in looked:
+            raise CircuitsError(f"patterns: {KINDS['pattern'].hook.format(layer)} never fired in this model")
+
+
+def _show(
+    surface: Surface,
+    layer: int,
+    look: Look,
+    scores: dict[str, Tensor],
+    looked: list[int],
+    pattern: Tensor,
+) -> None:
+    """What the attention may see is told from the scores of the same layer, which come just before its pattern."""
+    seen = visible(scores.pop(KINDS["scores"].hook.format(layer)), surface.masked_score(layer))
+    looked.append(layer)
+    look(layer, pattern.detach().double(), seen.expand_as(pattern))
+
+
+def read_layers(layers: Any, surface: Surface, verb: str) -> tuple[int, ...]:
+    """All layers, or some, ascending."""
+    chosen = read_indices(layers, verb, "layers")
+    if chosen is None:
+        return tuple(range(surface.n_layers))
+    wrong = [layer for layer in chosen if layer >= surface.n_layers]
+    if wrong:
+        raise CircuitsError(f"{verb}: no layer {wrong[0]}: the model has layers 0-{surface.n_layers - 1}")
+    return tuple(sorted(chosen))
+
+
+def chunks(
+    surface: Surface, tokens: Tensor, layers: tuple[int, ...], chunk: int | str, verb: str
+) -> Iterator[slice]:
+    """The rows of each forward: `chunk` tokens, at least one example."""
+    if chunk == "auto":
+        entries = len(layers) * surface.n_heads * tokens.shape[1] ** 2
+        step = min(AUTO_CHUNK // tokens[0].numel(), AUTO_ENTRIES // entries)
+    elif isinstance(chunk, bool) or not isinstance(chunk, int | np.integer) or chunk < 1:
+        raise CircuitsError(
+            f'{verb}: chunk={chunk!r}; give "auto" or a number of tokens per forward, at least 1'
+        )
+    else:
+        step = int(chunk) // tokens[0].numel()
+    step = max(1, step)
+    for start in range(0, len(tokens), step):
+        yield slice(start, min(start + step, len(tokens)))
+
+
+def selected_queries(surface: Surface, queries: Any, positions: Any, tokens: Tensor, verb: str) -> Tensor:
+    """bool [batch pos]: true at the queries that count."""
+    found = _selected(queries, positions, tokens, verb)
+    refuse_padding(surface, tokens, found, verb, "leave it out with queries=, a mask [batch pos]")
+    return found
+
+
+def _selected(queries: Any, positions: Any, tokens: Tensor, verb: str) -> Tensor:
+    chosen = read_queries(queries, positions, verb)
+    batch, length = tokens.shape[:2]
+    if chosen is None:
+        return torch.ones(1, length, dtype=torch.bool).expand(batch, -1)
+    if not isinstance(chosen, Snapshot):
+        return select_positions(chosen, length, verb).expand(batch, -1)
+    mask = chosen.tensor.cpu()
+    if tuple(mask.shape) not in ((length,), (batch, length)):
+        raise CircuitsError(
+            f"{verb}: a mask of queries is [pos] or [batch pos], here {[length]} or {[batch, length]}; "
+            f"got {list(mask.shape)}"
+        )
+    return mask.expand(batch, -1)
+
+
+def read_draws(draws: Any, verb: str) -> int:
+    if isinstance(draws, bool) or not isinstance(draws, int | np.integer) or draws < 1:
+        raise CircuitsError(f"{verb}: draws={draws!r}; give the number of bootstrap resamples, at least 1")
+    return int(draws)

@@ -1,0 +1,219 @@
+"""How much of a head's attention falls on the keys of a template, beside what uniform attention would put there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.interventions.arguments import read_run_tokens, read_seed
+from circuits.model.heads import Head
+from circuits.model.surface import Surface
+from circuits.patterns._read import chunks, look_at, read_draws, read_layers, selected_queries
+from circuits.patterns._templates import read_templates, template_keys
+from circuits.statistics import bootstrap, interval, ratio
+from circuits.sweeps.table import LEVEL
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Heads against templates.
+
+    Attributes:
+        frame: one row per head and template. `score`: the share of attention on the template's keys, mean over examples
+            and queries; `chance`: the share that uniform attention to the visible keys would put there; `effect` =
+            score − chance; `corrected` = (score − chance) / (1 − chance), 1 where all attention is on the template and
+            0 at chance; all with 95% intervals (`ci_low`, ...), bootstrap over examples. `bits`: how much the template
+            says, see `patterns.bits`. `queries`: how many were scored; `n`: examples.
+        mass: [head template example], float64: sums over the queries of an example, and their number.
+        chance: see `mass`.
+        queries: see `mass`.
+        heads: what the axes are.
+        templates: see `heads`.
+    """
+
+    frame: pd.DataFrame
+    mass: np.ndarray = field(repr=False)
+    chance: np.ndarray = field(repr=False)
+    queries: np.ndarray = field(repr=False)
+    heads: tuple[Head, ...]
+    templates: tuple[str, ...]
+    seed: int
+    draws: int
+
+    def plot(self, column: str = "score") -> Any:
+        """A plotly figure: a heatmap over layers and heads for each template, of `score` or another column."""
+        from circuits.figures.patterns import scores_figure
+
+        return scores_figure(self, column)
+
+    def per_example(self, template: str) -> np.ndarray:
+        """[head example]: each example's own score, the mean over its queries; NaN where it has none.
+
+        On the complete grid of two operands, in order, `.reshape(-1, p, p)` is each head's attention as a function of
+        both.
+        """
+        if template not in self.templates:
+            raise CircuitsError(f"no template {template!r}; there are {', '.join(self.templates)}")
+        at = self.templates.index(template)
+        return ratio(self.mass[:, at], self.queries[:, at])
+
+    def resampled(self) -> tuple[np.ndarray, np.ndarray]:
+        """Score and chance [draw head template] of bootstrap resamples, of the same examples for all heads and
+        templates.
+        """
+        return _resampled(self.mass, self.chance, self.queries, self.seed, self.draws)
+
+
+def scores(
+    model: Any,
+    tokens: Shaped[Tensor, "batch pos *input"] | Any,
+    templates: Mapping[str, Any],
+    *,
+    batch: Any = None,
+    queries: Any = None,
+    positions: Any = None,
+    layers: Any = None,
+    seed: int = 0,
+    draws: int = 1000,
+    chunk: int | str = "auto",
+) -> Scores:
+    """Score every head against every template, in one pass.
+
+    Args:
+        templates: name -> bool [query key] or [batch query key], true at the keys that count (`patterns.row` and so
+            on), or a function that returns one, `fn(tokens[rows])`, or `fn(batch[rows])` where `batch` is given (it has
+            len() and takes a slice).
+        queries: score these only: positions, or a boolean mask [batch pos]. Of these a query is scored against a
+            template where it may see a key of it.
+        layers: only these.
+        seed: of the bootstrap.
+        draws: see `seed`.
+        chunk: tokens per forward. Inside `intervene` the edits are in force.
+    """
+    verb = "patterns.scores"
+    surface, tokens = Surface.of(model), read_run_tokens(tokens, verb)
+    chosen = read_layers(layers, surface, verb)
+    seed, draws = read_seed(seed, verb), read_draws(draws, verb)
+    selected = selected_queries(surface, queries, positions, tokens, verb)
+    if batch is not None and len(batch) != len(tokens):
+        raise CircuitsError(f"{verb}: tokens have {len(tokens)} examples, batch has {len(batch)}")
+    named = read_templates(templates, tokens, batch is not None)
+    sums = np.zeros((3, len(chosen), surface.n_heads, len(named), len(tokens)))
+    for rows in chunks(surface, tokens, chosen, chunk, verb):
+        examples = tokens[rows] if batch is None else batch[rows]
+        keys = [
+            template_keys(name, given, examples, rows, tokens[rows]).to(surface.device)
+            for name, given in named.items()
+        ]
+        some = selected[rows, None].to(surface.device)  # [batch 1 query]
+        look_at(surface, tokens, rows, chosen, partial(_take, sums[..., rows], chosen, keys, some))
+    heads = tuple(Head(layer, head) for layer in chosen for head in range(surface.n_heads))
+    measured = sums.reshape(3, len(heads), len(named), len(tokens))
+    mass, chance, counts = measured
+    frame = _frame(heads, tuple(named), measured, _resampled(mass, chance, counts, seed, draws))
+    return Scores(frame, mass, chance, counts, heads, tuple(named), seed, draws)
+
+
+def bits(score: np.ndarray | float, chance: np.ndarray | float) -> np.ndarray:
+    """How much a template says about attention: the Kullback-Leibler divergence of (score, 1 − score) from (chance,
+    1 − chance), in bits; 0 where the score is at chance or below.
+
+    It is what describing attention as "score on these keys, the rest elsewhere, uniform within each" gains over
+    describing it as uniform, per query. All attention on 1 of 16 keys gains 4 bits, and on the row of 4 they are in
+    then 2: of nested templates the narrower one wins only where it tells more.
+    """
+    score, chance = np.asarray(score), np.asarray(chance)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gain = _xlogy(score, score / chance) + _xlogy(1 - score, (1 - score) / (1 - chance))
+    return np.where(np.isnan(score), np.nan, np.where(score > chance, gain, 0.0))
+
+
+def _corrected(score: np.ndarray, chance: np.ndarray) -> np.ndarray:
+    """NaN where the template is all that can be seen."""
+    return ratio(score - chance, 1 - chance)
+
+
+def _take(
+    into: np.ndarray,
+    layers: tuple[int, ...],
+    templates: list[Tensor],
+    some: Tensor,
+    layer: int,
+    pattern: Tensor,
+    seen: Tensor,
+) -> None:
+    """Of one layer, into [3 layer head template example]: the mass on the keys of each template, that of uniform
+    attention there, and the number of queries, each summed over queries.
+    """
+    for at, template in enumerate(templates):
+        keys = template[:, None]
+        within = keys & seen
+        scored = (some & within.any(-1)).double()
+        mass = (pattern * keys).sum(-1)
+        uniform = within.sum(-1).double() / seen.sum(-1).clamp(min=1)
+        found = torch.stack([(mass * scored).sum(-1), (uniform * scored).sum(-1), scored.sum(-1)])
+        into[:, layers.index(layer), :, at] = found.transpose(1, 2).cpu().numpy()
+
+
+def _resampled(
+    mass: np.ndarray, chance: np.ndarray, queries: np.ndarray, seed: int, draws: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Score and chance [draw head template]; the seed gives both the same resamples."""
+    shape, examples = (draws, *mass.shape[:2]), mass.shape[-1]
+    counts = queries.reshape(-1, examples)
+    score, by_chance = (
+        bootstrap(sums.reshape(-1, examples), counts, seed, draws).reshape(shape) for sums in (mass, chance)
+    )
+    return score, by_chance
+
+
+def _frame(
+    heads: tuple[Head, ...],
+    templates: tuple[str, ...],
+    measured: np.ndarray,
+    resampled: tuple[np.ndarray, np.ndarray],
+) -> pd.DataFrame:
+    mass, by_chance, queries = measured.sum(-1)
+    score, chance = ratio(mass, queries), ratio(by_chance, queries)
+    drawn, drawn_chance = resampled
+    columns: dict[str, np.ndarray] = {"score": score, "chance": chance, "effect": score - chance}
+    columns |= {"corrected": _corrected(score, chance), "bits": bits(score, chance)}
+    columns["queries"] = queries.astype(int)
+    for prefix, values in (
+        ("", drawn),
+        ("effect_", drawn - drawn_chance),
+        ("corrected_", _corrected(drawn, drawn_chance)),
+    ):
+        bounds = interval(values.reshape(len(values), -1), LEVEL)
+        for end, bound in zip(("low", "high"), bounds, strict=True):
+            # One example says nothing about how much examples differ.
+            known = bound if measured.shape[-1] > 1 else np.full_like(bound, np.nan)
+            columns[f"{prefix}ci_{end}"] = known.reshape(score.shape)
+    rows = [
+        {"layer": head.layer, "head": head.head, "template": name}
+        | {column: columns[column][i, j] for column in _ORDER}
+        | {"n": measured.shape[-1]}
+        for i, head in enumerate(heads)
+        for j, name in enumerate(templates)
+    ]
+    return pd.DataFrame(rows)
+
+
+_ORDER = (
+    *("score", "ci_low", "ci_high", "chance", "effect", "effect_ci_low", "effect_ci_high"),
+    *("corrected", "corrected_ci_low", "corrected_ci_high", "bits", "queries"),
+)
+
+
+def _xlogy(x: Any, y: Any) -> Any:
+    """x · log2(y), 0 where x is 0."""
+    return np.where(x > 0, x * np.log2(np.where(x > 0, y, 1.0)), 0.0)

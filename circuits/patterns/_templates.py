@@ -1,0 +1,118 @@
+"""Attention templates: which keys of a query attention could be on, as boolean tensors.
+
+A template is bool [query key], or [batch query key] where it depends on the example; true are the keys that count.
+Templates are combined with `&`, `|` and `~`: `row(7, 7, itself=False) & marked(observed)` is the observed entries of
+the query's row. Where a query has no key in a template, attention is not scored against it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.interventions.arguments import read_keys
+from circuits.tensors import select_positions
+
+
+def identity(length: int) -> Bool[Tensor, "query key"]:
+    """The query's own position."""
+    return torch.eye(_whole(length, "identity", "length"), dtype=torch.bool)
+
+
+def previous(length: int, by: int = 1) -> Bool[Tensor, "query key"]:
+    """The position `by` before the query's; none for the first `by` queries."""
+    positions = torch.arange(_whole(length, "previous", "length"))
+    return positions[:, None] - positions == _whole(by, "previous", "by")
+
+
+def constant(length: int, positions: Any) -> Bool[Tensor, "query key"]:
+    """The same positions for every query; negative ones count from the end."""
+    length = _whole(length, "constant", "length")
+    chosen = read_keys(positions, "patterns.constant")
+    if chosen is None:
+        raise CircuitsError("patterns.constant: no position given")
+    return select_positions(chosen, length, "patterns.constant").expand(length, -1)
+
+
+def row(rows: int, columns: int, itself: bool = True) -> Bool[Tensor, "query key"]:
+    """The query's row in a matrix that is laid out row by row; without the query's own entry if not `itself`."""
+    return _line(rows, columns, itself, "row")
+
+
+def column(rows: int, columns: int, itself: bool = True) -> Bool[Tensor, "query key"]:
+    """The query's column in a matrix that is laid out row by row; without the query's own entry if not `itself`."""
+    return _line(rows, columns, itself, "column")
+
+
+def marked(mask: Any) -> Bool[Tensor, "batch query key"]:
+    """For every query the positions that `mask` [batch pos] marks in its example, such as the hidden ones."""
+    if isinstance(mask, np.ndarray):
+        mask = torch.from_numpy(mask)
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim != 2:
+        raise CircuitsError(f"patterns.marked: expected a boolean mask [batch pos], got {_shown(mask)}")
+    return mask[:, None, :].expand(-1, mask.shape[1], -1)
+
+
+def read_templates(given: Any, tokens: Tensor, batched: bool) -> dict[str, Any]:
+    """Templates by name, tensors among them checked; `batched`: their functions are given a batch of the user's."""
+    if not isinstance(given, Mapping) or not given:
+        raise CircuitsError("patterns.scores: no templates; give a dict of names and templates [query key]")
+    found: dict[str, Any] = {}
+    for name, template in given.items():
+        if isinstance(template, np.ndarray):
+            template = torch.from_numpy(template)
+        if isinstance(template, Tensor):
+            _check(str(name), template, len(tokens), tokens.shape[1])
+        elif not callable(template):
+            raise CircuitsError(
+                f"template {name!r}: expected bool [query key], [batch query key] or a function of "
+                f"{'the batch' if batched else 'the tokens'}, got {type(template).__name__}"
+            )
+        found[str(name)] = template
+    return found
+
+
+def template_keys(name: str, template: Any, examples: Any, rows: slice, tokens: Tensor) -> Tensor:
+    """The keys of some rows, [batch or 1, query, key]; `examples` are those rows as the template's function sees
+    them.
+    """
+    if isinstance(template, Tensor):
+        return template[None] if template.ndim == 2 else template[rows]
+    keys = template(examples)
+    keys = torch.from_numpy(keys) if isinstance(keys, np.ndarray) else keys
+    _check(name, keys, len(tokens), tokens.shape[1])
+    return keys[None] if keys.ndim == 2 else keys
+
+
+def _check(name: str, template: Any, batch: int, length: int) -> None:
+    right = isinstance(template, Tensor) and template.dtype == torch.bool
+    if not right or tuple(template.shape) not in ((length, length), (batch, length, length)):
+        raise CircuitsError(
+            f"template {name!r}: expected bool {[length, length]} or {[batch, length, length]}, got {_shown(template)}"
+        )
+
+
+def _line(rows: int, columns: int, itself: bool, name: str) -> Tensor:
+    rows, columns = _whole(rows, name, "rows"), _whole(columns, name, "columns")
+    positions = torch.arange(rows * columns)
+    places = positions // columns if name == "row" else positions % columns
+    same = places[:, None] == places
+    return same if itself else same & ~identity(rows * columns)
+
+
+def _whole(number: Any, verb: str, name: str) -> int:
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
+        raise CircuitsError(f"patterns.{verb}: {name} is a whole number of at least 1; got {number!r}")
+    return int(number)
+
+
+def _shown(given: Any) -> str:
+    if not isinstance(given, Tensor):
+        return type(given).__name__
+    return f"{str(given.dtype).removeprefix('torch.')} {list(given.shape)}"

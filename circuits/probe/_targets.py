@@ -1,0 +1,113 @@
+"""What a probe is to find: targets per example or per position, numbers or classes; and their shuffled copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.interventions.arguments import read_choice
+
+REGRESSION, CLASSIFICATION = "regression", "classification"
+KINDS = (REGRESSION, CLASSIFICATION)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be found at each position of each example.
+
+    Attributes:
+        values: float64 [batch pos d], or classes [batch pos]; pos is 1 where it is the same at all positions.
+        width: d, or the number of classes.
+        order: whose target each example has, where targets were exchanged.
+    """
+
+    name: str
+    kind: str
+    values: Tensor
+    width: int
+    order: Tensor | None = None
+
+    def take(self, examples: Tensor, positions: slice, chosen: Tensor) -> Tensor:
+        """[entry d] or classes [entry], of the entries where `chosen` [example pos] is true, in row-major order."""
+        whose = examples if self.order is None else self.order[examples]
+        values = self.values[whose]
+        if values.shape[1] > 1:
+            values = values[:, positions]
+        return values.expand(*chosen.shape, *values.shape[2:])[chosen]
+
+    def shuffled(self, groups: list[Tensor], seed: int) -> Target:
+        """Each example gets the whole target of another one of its group, drawn at random."""
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.arange(len(self.values))
+        for group in groups:
+            order[group] = group[_derangement(len(group), generator)]
+        return replace(self, order=order)
+
+
+def read_targets(targets: Any, kind: Any, tokens: Tensor) -> tuple[Target, ...]:
+    """A tensor, named "target", or a dict of several; `kind` for all of them or by name."""
+    if not isinstance(targets, Mapping):
+        targets = {"target": targets}
+    if not targets:
+        raise CircuitsError("probe: no targets; give a tensor or a dict of names and tensors")
+    kinds = kind if isinstance(kind, Mapping) else dict.fromkeys(targets, kind)
+    unknown = [name for name in kinds if name not in targets]
+    if unknown:
+        raise CircuitsError(
+            f"probe, kind: no target {unknown[0]!r}; targets are {', '.join(map(str, targets))}"
+        )
+    return tuple(
+        _read_target(str(name), values, kinds.get(name, REGRESSION), tokens)
+        for name, values in targets.items()
+    )
+
+
+def _read_target(name: str, values: Any, kind: Any, tokens: Tensor) -> Target:
+    kind = read_choice(kind, KINDS, f"probe, target {name!r}", "kind")
+    if isinstance(values, np.ndarray):
+        values = torch.from_numpy(values)
+    if not isinstance(values, Tensor) or values.is_complex():
+        raise CircuitsError(
+            f"probe, target {name!r}: expected a tensor of numbers, got {type(values).__name__}"
+        )
+    values = values.detach().cpu()
+    batch, pos = tokens.shape[:2]
+    shape = list(values.shape)
+    fits = values.ndim in (1, 2, 3) and shape[0] == batch and (values.ndim == 1 or shape[1] in (1, pos))
+    if not fits or not values.numel() or (kind == CLASSIFICATION and values.ndim == 3):
+        vectors = "" if kind == CLASSIFICATION else ", [batch 1 d] or [batch pos d]"
+        raise CircuitsError(
+            f"probe, target {name!r}: {kind} targets are [batch], [batch pos]{vectors}; got {shape} for tokens "
+            f"[{batch}, {pos}]"
+        )
+    if values.ndim == 1:
+        values = values[:, None]
+    if kind == CLASSIFICATION:
+        if values.is_floating_point() or values.dtype == torch.bool or bool((values < 0).any()):
+            raise CircuitsError(
+                f"probe, target {name!r}: classes are whole numbers from 0, got {str(values.dtype)[6:]} from "
+                f"{values.min().item()}"
+            )
+        return Target(name, kind, values.long(), int(values.max()) + 1)
+    values = values.double()
+    if not bool(values.isfinite().all()):
+        raise CircuitsError(
+            f"probe, target {name!r}: {int((~values.isfinite()).sum())} of {values.numel()} values are not finite"
+        )
+    values = values if values.ndim == 3 else values[..., None]
+    return Target(name, kind, values, values.shape[2])
+
+
+def _derangement(size: int, generator: torch.Generator) -> Tensor:
+    """A permutation without a fixed point, uniform among all of them; of one item, the only one there is."""
+    rows = torch.arange(size)
+    while True:
+        order = torch.randperm(size, generator=generator)
+        if size < 2 or not bool((order == rows).any()):
+            return order

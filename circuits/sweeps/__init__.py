@@ -1,0 +1,1 @@
+"""Sweeps: variants run on examples, measured and tabulated."""

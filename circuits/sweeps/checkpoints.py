@@ -1,0 +1,158 @@
+"""The checkpoints of a sweep: models, and state_dicts whose parameters a model takes on for their turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from circuits.errors import CircuitsError
+from circuits.model.locks import exclusive
+from circuits.model.state import holding, state_of
+from circuits.model.surface import Surface
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model as it is, or with other parameters: (name in the state_dict, parameter, its value)."""
+
+    surface: Surface
+    what: str = "sweep"
+    values: tuple[tuple[str, nn.Parameter, Tensor], ...] | None = None
+
+    @contextmanager
+    def held(self) -> Iterator[Surface]:
+        """The model with these parameters, which its clean passes see too."""
+        with exclusive(self.surface.model), self._held() as surface:
+            yield surface
+
+    @contextmanager
+    def _held(self) -> Iterator[Surface]:
+        if self.values is None:
+            yield self.surface
+            return
+        if state_of(self.surface.model).originals:
+            raise CircuitsError(
+                f"{self.what}: a block around this sweep has replaced weights of the model, which a state_dict would "
+                "undo; put the transplant among the variants, or give models"
+            )
+        with holding((parameter, value) for _, parameter, value in self.values):
+            yield self.surface
+
+    def take_on(self) -> None:
+        """In a block where another checkpoint of the same model is held, in its place."""
+        for _, parameter, value in self.values or ():
+            parameter.copy_(value)
+
+
+class Weights:
+    """Of several checkpoints of one model, copies that are stacked."""
+
+    def __init__(self, like: Checkpoint, room: int) -> None:
+        assert like.values is not None
+        self._surface = like.surface
+        self._stacked = {name: mine.new_empty((room, *mine.shape)) for name, mine, _ in like.values}
+
+    def put(self, at: int, checkpoint: Checkpoint) -> Checkpoint:
+        """The same with the copies: a state_dict may change where it lies, as that of a model in training does."""
+        values = []
+        for name, mine, value in checkpoint.values or ():
+            place = self._stacked[name][at]
+            place.copy_(value)
+            values.append((name, mine, place))
+        return replace(checkpoint, values=tuple(values))
+
+    def parameters(self, count: int) -> dict[str, Tensor]:
+        """Those of so many, each with an axis more at the front."""
+        return {name: stacked[:count] for name, stacked in self._stacked.items()}
+
+    def first(self, count: int) -> dict[str, Tensor]:
+        """A state_dict of so many, buffers and all."""
+        held = self._surface.model.state_dict()
+        found = {name: value.expand(count, *value.shape) for name, value in held.items()}
+        return {**found, **self.parameters(count)}
+
+
+Turn = tuple[str | None, Callable[[], Checkpoint]]
+
+
+def read_checkpoints(given: Any, surface: Surface) -> Iterator[Turn]:
+    """(label, what gives the checkpoint when its turn comes). Of a dict all are checked first; an iterator is read as
+    it goes.
+    """
+    if given is None:
+        return iter([(None, partial(Checkpoint, surface))])
+    model = _Model(surface)
+    if isinstance(given, Mapping):
+        return iter([_read(pair, model) for pair in given.items()])
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        return (_read(pair, model) for pair in given)
+    raise CircuitsError(f"sweep, checkpoints: give a dict of labels and models or state_dicts, got {given!r}")
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What takes on the weights of state_dicts, its names read once."""
+
+    surface: Surface
+
+    @cached_property
+    def weights(self) -> dict[str, nn.Parameter]:
+        return self.surface.named_weights()
+
+    @cached_property
+    def held(self) -> dict[str, Tensor]:
+        return self.surface.model.state_dict()
+
+
+def _read(pair: Any, model: _Model) -> Turn:
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise CircuitsError(f"sweep, checkpoints: give pairs (label, model), got {type(pair).__name__}")
+    label, given = pair
+    if callable(given) and not isinstance(given, nn.Module):
+        return str(label), partial(_loaded, label, given, model)
+    checkpoint = _checkpoint(label, given, model)
+    return str(label), lambda: checkpoint
+
+
+def _loaded(label: Any, load: Callable[[], Any], model: _Model) -> Checkpoint:
+    """What a function gives, so that one is in memory at a time."""
+    given = load()
+    if callable(given) and not isinstance(given, nn.Module):
+        raise CircuitsError(f"sweep, checkpoint {label}: the function must return a model or a state_dict")
+    return _checkpoint(label, given, model)
+
+
+def _checkpoint(label: Any, given: Any, model: _Model) -> Checkpoint:
+    what = f"sweep, checkpoint {label}"
+    if isinstance(given, nn.Module):
+        return Checkpoint(Surface.of(given), what)
+    if not isinstance(given, Mapping):
+        raise CircuitsError(f"{what}: expected a model or a state_dict, got {type(given).__name__}")
+    return Checkpoint(model.surface, what, _read_weights(given, model, what))
+
+
+def _read_weights(
+    given: Mapping[str, Any], model: _Model, what: str
+) -> tuple[tuple[str, nn.Parameter, Tensor], ...]:
+    """Each parameter of the model with its value in a state_dict, which must be that of the same architecture."""
+    values: list[tuple[str, nn.Parameter, Tensor]] = []
+    for name, mine in model.held.items():
+        value = given.get(name)
+        if name not in model.weights:
+            # Masks and the like may be left out; as they are not exchanged, they must not differ.
+            if value is not None and not (value.shape == mine.shape and bool((value.to(mine) == mine).all())):
+                raise CircuitsError(f"{what}: {name} differs from the model's, and is no parameter")
+            continue
+        if not isinstance(value, Tensor) or value.shape != mine.shape:
+            got = list(value.shape) if isinstance(value, Tensor) else "none"
+            raise CircuitsError(f"{what}: the model has {name} {list(mine.shape)}, the state_dict has {got}")
+        values.append((name, model.weights[name], value.detach()))
+    unknown = [name for name in given if name not in model.held]
+    if unknown:
+        raise CircuitsError(f"{what}: the state_dict has {unknown[0]}, the model has not")
+    return tuple(values)

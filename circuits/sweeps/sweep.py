@@ -1,0 +1,186 @@
+"""Many interventions on the same examples, compared with the unedited model: one call, one table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from jaxtyping import Shaped
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.interventions.apply import planned
+from circuits.interventions.arguments import is_whole, read_batch, read_choice, read_run_tokens, read_seed
+from circuits.interventions.draws import Draws
+from circuits.model.surface import Surface
+from circuits.resampling import Resampling
+from circuits.sweeps.checkpoints import read_checkpoints
+from circuits.sweeps.measure import Found, Question, Variant
+from circuits.sweeps.metrics import UNTESTED, own_positions, read_metric
+from circuits.sweeps.result import SweepResult, make_result
+from circuits.sweeps.table import Comparison, Row, adjust, tabulate
+from circuits.sweeps.turns import measure_in_turn
+from circuits.tensors import Snapshot, parse_positions
+
+# Tokens per forward under chunk="auto". On two cores the time does not depend on it between 512 and 16384; what the
+# clean pass of the fast engine keeps does: at d_model 768, 75 MB per layer.
+AUTO_CHUNK = 8192
+
+
+def sweep(
+    model: Any,
+    tokens: Shaped[Tensor, "batch pos *input"] | Any,
+    variants: Mapping[str, Any],
+    metric: Any = None,
+    batch: Any = None,
+    engine: str = "auto",
+    chunk: int | str = "auto",
+    positions: Any = None,
+    checkpoints: Any = None,
+    seed: int = 0,
+    draws: int = 1000,
+    flips: int = 9999,
+) -> SweepResult:
+    """Run every variant on the same tokens and compare each with the unedited model.
+
+    Args:
+        variants: name -> an intervention, a tuple of them that act together, or `Draws` of one; `ablate.each` and
+            `grid` make such dicts. Draws get a row each, after one that pools them.
+        metric: `fn(output)`, or `fn(output, batch[rows])` where `batch` is given (it has len() and takes a slice). It
+            gets copies of its own, is called once per variant and chunk, and returns a value per example [n], a pair
+            (sum [n], count [n]), or a dict of those. Pairs are pooled as Σsum/Σcount over examples. Without a metric:
+            `kl` (nats) and `mse` from the unedited output, which have no p-value, and `logit_diff`, of the unedited
+            model's two highest logits.
+        engine: "naive", one full forward per variant with plain hooks; "fast", one clean pass, then each variant from
+            its first edit on, many of them stacked; "auto", fast where it can. The column `engine` says which it was,
+            and `settings["naive"]` why, by variant: weights are edited, there are hooks on the model, it is not a plain
+            pre-norm transformer of the library's own code, or the replay of a chunk differed from the model's own.
+        chunk: tokens per forward, of one example and variant at least. Results depend on it by rounding only.
+        positions: the positions the metric reads. The output everywhere else is set to NaN, so that a metric that reads
+            there fails. Default: `read_positions` of the metric, or of the task whose method it is, else all.
+        checkpoints: label -> a model, a state_dict whose parameters `model` then takes on for its turn, or a function
+            that returns one of these when its turn comes; every variant is run at each, and compared with that
+            checkpoint unedited. Pairs (label, model) may also come from an iterator, one at a time. Default: `model`
+            itself.
+        seed: of the bootstrap over examples (95% percentile intervals, `draws` resamples shared by all variants) and of
+            the sign-flip test (at most `flips` flips; exact where 2^n is no more than that).
+        draws: see `seed`.
+        flips: see `seed`.
+
+    Inside a block of `intervene`, the edits of that block belong to the model that is compared with, while
+    clean passes still run without them. Raises `CircuitsError` before any run for variants, batch or
+    arguments that do not fit, and after the first one for a metric that returns another shape or a value
+    that is not finite.
+    """
+    surface = Surface.of(model)
+    read_choice(engine, ("auto", "fast", "naive"), "sweep", "engine")
+    seed = read_seed(seed, "sweep")
+    tokens = read_run_tokens(tokens, "sweep")
+    surface.check_inputs(tokens, "sweep: tokens")
+    read = parse_positions(own_positions(metric) if positions is None else positions, "sweep, positions")
+    if isinstance(read, Snapshot):
+        raise CircuitsError(
+            "sweep, positions: the same positions are read in every example; got a mask [batch pos]"
+        )
+    batch = read_batch(batch, "sweep")
+    size = _read_chunk(tokens, batch, chunk)
+    question = Question(tokens, metric, batch, read, max(1, size // tokens[0].numel()), size)
+    if metric is not None:
+        read_metric(metric, batch is not None)
+    if not all(is_whole(count) and 0 < count <= 10**7 for count in (draws, flips)):
+        raise CircuitsError(
+            f"sweep: draws and flips are positive numbers up to 10**7, got {draws} and {flips}"
+        )
+    settings: dict[str, Any] = {
+        "seed": seed,
+        "draws": draws,
+        "flips": flips,
+        "chunk": chunk,
+        "n": len(tokens),
+    }
+    settings |= {"positions": None if read is None else list(read), "engine": engine, "naive": {}}
+    settings |= {"bytes": 0, "stacked": 1}
+    untested: Collection[str] = UNTESTED if metric is None else ()
+
+    described = _described(_read_variants(variants, surface))
+    rows: list[Row] = []
+    unedited: list[Row] = []
+    read_them = partial(_read_variants, variants)
+    resampling = Resampling(seed, draws, flips)
+    for together in measure_in_turn(read_checkpoints(checkpoints, surface), read_them, question, engine):
+        for more, clean in _tables(together, resampling, untested):
+            rows += more
+            unedited += clean
+        for _, found in together:
+            settings["naive"] |= found.naive
+            settings["bytes"] = max(settings["bytes"], found.nbytes)
+            settings["stacked"] = max(settings["stacked"], found.stacked)
+    if not rows:
+        raise CircuitsError("sweep: no checkpoints; give a dict of labels and models or state_dicts")
+    adjust(rows)
+    return make_result(rows, unedited, described, settings)
+
+
+def _tables(
+    together: Sequence[tuple[str | None, Found]], resampling: Resampling, untested: Collection[str]
+) -> Iterator[tuple[list[Row], list[Row]]]:
+    """Of each checkpoint its rows, variants in the order in which they were given, and those of the unedited model."""
+    comparisons = [
+        Comparison(group.baseline, group.measured, group.engine, label)
+        for label, found in together
+        for group in found.groups
+    ]
+    tables = iter(tabulate(comparisons, resampling, untested))
+    for _, found in together:
+        rows: list[Row] = []
+        unedited: list[Row] = []
+        for more, clean in islice(tables, len(found.groups)):
+            rows += more
+            unedited = clean
+        order = {name: place for place, name in enumerate(found.names)}
+        rows.sort(key=lambda row: order[row["variant"]])
+        yield rows, unedited
+
+
+def _read_variants(variants: Mapping[str, Any], surface: Surface) -> list[Variant]:
+    if not isinstance(variants, Mapping) or not variants:
+        raise CircuitsError("sweep: no variants; give a dict of names and interventions")
+    found: list[Variant] = []
+    names: set[str] = set()
+    for name, given in variants.items():
+        drawn = isinstance(given, Draws)
+        if str(name) in names:
+            raise CircuitsError(f"sweep: two variants are called {str(name)!r} in the table")
+        names.add(str(name))
+        for draw, one in enumerate(given.interventions if isinstance(given, Draws) else (given,)):
+            together = tuple(one) if isinstance(one, tuple | list) else (one,)
+            if not together:
+                raise CircuitsError(f"sweep: variant {name!r} has no intervention")
+            try:
+                plan = planned(together, surface)
+            except CircuitsError as error:
+                raise CircuitsError(f"variant {name!r}: {error}") from error
+            found.append(Variant(str(name), draw if drawn else None, together, plan))
+    return found
+
+
+def _described(variants: list[Variant]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for variant in variants:
+        found.setdefault(variant.name, []).extend(one.describe() for one in variant.interventions)
+    return found
+
+
+def _read_chunk(tokens: Tensor, batch: Any, chunk: int | str) -> int:
+    """Tokens per forward."""
+    if batch is not None and len(batch) != len(tokens):
+        raise CircuitsError(f"sweep: tokens have {len(tokens)} examples, batch has {len(batch)}")
+    if isinstance(chunk, str) and chunk == "auto":
+        chunk = AUTO_CHUNK
+    if not is_whole(chunk) or int(chunk) < 1:
+        raise CircuitsError(
+            f'sweep: chunk={chunk!r}; give "auto" or a number of tokens per forward, at least 1'
+        )
+    return int(chunk)

@@ -1,0 +1,192 @@
+"""From a checkpoint folder, or a REF that names some, back to models. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+from transformer_lens import HookedTransformer
+
+import tasks
+from interp_tasks.checkpoints.architecture import model_from_json, parameter_shapes
+from interp_tasks.checkpoints.digest import check_digest
+from interp_tasks.checkpoints.dtypes import dtype_name, dtype_named, dtype_names
+from interp_tasks.checkpoints.meta import read_meta
+from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve
+from interp_tasks.checkpoints.run_files import META_FILE, WEIGHTS_FILE
+from interp_tasks.errors import UserError
+from interp_tasks.files import read_file
+from tasks.base import Task, TaskError
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A stored model, ready to run.
+
+    Attributes:
+        task: what it was trained on; ``None`` if it names no task, or one that is not registered here.
+        step: number of updates it has had.
+        meta: all of ``meta.json``.
+        ref: the REF of exactly this checkpoint, e.g. ``runs/x@4000``.
+        run: the run it belongs to, e.g. ``runs/x`` or ``zoo:NAME``; ``None`` for a folder on its own.
+    """
+
+    model: HookedTransformer
+    task: Task | None
+    step: int
+    meta: dict[str, Any]
+    ref: str
+    path: Path
+    run: str | None
+
+    def require_task(self) -> Task:
+        """The task.
+
+        Raises:
+            UserError: saying why there is none.
+        """
+        if self.task is not None:
+            return self.task
+        named = self.meta["task"]
+        if named is None:
+            raise UserError(f"{self.ref} names no task: give --task NAME, or --tokens FILE.npy")
+        raise UserError(
+            f"{self.ref} is of task {named.get('name')!r}, which is not registered here: "
+            f"import it (--import FILE.py), or give --task NAME; tasks are {', '.join(tasks.list())}"
+        )
+
+
+def load_checkpoint(ref: str | Path, device: str | torch.device = "cpu") -> Checkpoint:
+    """The one checkpoint that a REF names.
+
+    Raises:
+        UserError: in one line, for a REF that names none or several, or whatever is wrong with its files.
+    """
+    resolved = resolve(ref)
+    if len(resolved) > 1:
+        raise UserError(
+            f"{ref} names {len(resolved)} checkpoints ({resolved[0].ref} ... {resolved[-1].ref}): "
+            "name one, or iterate over load_checkpoints"
+        )
+    return _load(resolved[0], device)
+
+
+def load_checkpoints(ref: str | Path, device: str | torch.device = "cpu") -> Iterator[Checkpoint]:
+    """The checkpoints that a REF names, each loaded when it is reached; the REF itself is checked at once."""
+    resolved = resolve(ref)
+    return (_load(each, device) for each in resolved)
+
+
+def load_parameters(path: str | Path) -> dict[str, Tensor]:
+    """The parameters in a checkpoint folder by name, in the dtype they are stored in, checked and finite."""
+    folder = Path(path)
+    return read_parameters(folder, read_meta(folder))
+
+
+def read_parameters(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a checkpoint's weights file, checked against its ``meta.json`` and finite."""
+    file = folder / WEIGHTS_FILE
+    if dtype_named(meta["weights"].get("dtype")) is None:
+        raise UserError(
+            f"{folder / META_FILE} is mangled: the dtype of the weights is none of {', '.join(dtype_names())}"
+        )
+    content = read_file(file, "the model's parameters")
+    check_digest(file, content, meta["weights"])
+    try:
+        tensors = load(content)
+    # A header that names a dtype torch lacks surfaces as KeyError, wrong sizes as ValueError or RuntimeError.
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        complaint = " ".join(str(error).split())
+        raise UserError(f"{file} is not a readable safetensors file: {complaint}") from None
+    for name, tensor in tensors.items():
+        if dtype_name(tensor.dtype) != meta["weights"].get("dtype"):
+            raise UserError(
+                f"{file}: parameter {name} is {dtype_name(tensor.dtype)} where meta.json says "
+                f"{meta['weights'].get('dtype')}"
+            )
+        if not tensor.isfinite().all():
+            raise UserError(f"{file}: parameter {name} holds NaN or infinite values")
+    return tensors
+
+
+def fill_parameters(model: HookedTransformer, tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Copy stored parameters into a model, in place, after checking that they are exactly the model's.
+
+    Raises:
+        UserError: naming ``file`` and the first parameter that is missing, left over, or of another shape.
+    """
+    parameters = dict(model.named_parameters())
+    check_parameters({name: parameter.shape for name, parameter in parameters.items()}, tensors, file)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
+
+
+def check_parameters(shapes: Mapping[str, Sequence[int]], tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Refuse tensors that are not exactly those of a model with parameters of these shapes.
+
+    Raises:
+        UserError: naming ``file`` and the first parameter that is missing, left over, or of another shape.
+    """
+    for kind, names in (
+        ("lacks parameter", sorted(shapes.keys() - tensors.keys())),
+        ("holds an unknown parameter", sorted(tensors.keys() - shapes.keys())),
+    ):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise UserError(f"{file} {kind} {names[0]}{more}: it does not hold the model that is asked for")
+    for name, shape in shapes.items():
+        if tuple(tensors[name].shape) != tuple(shape):
+            raise UserError(
+                f"{file}: parameter {name} has shape {list(tensors[name].shape)}, the model has {list(shape)}"
+            )
+
+
+def _load(resolved: ResolvedCheckpoint, device: str | torch.device) -> Checkpoint:
+    folder = resolved.path
+    meta = read_meta(folder)
+    if meta["step"] != resolved.step:
+        raise UserError(
+            f"{folder} is misplaced: its meta.json says step {meta['step']}, its name {resolved.step}"
+        )
+    tensors = read_parameters(folder, meta)
+    check_parameters(
+        parameter_shapes(meta["model"], len(tensors), folder / META_FILE), tensors, folder / WEIGHTS_FILE
+    )
+    model = model_from_json(meta["model"], folder / META_FILE)
+    fill_parameters(model, tensors, folder / WEIGHTS_FILE)
+    frozen = set(meta["frozen"])
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    try:
+        target = torch.device(device)
+        model.to(target, print_details=False)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"no device {str(device)!r} here: {' '.join(str(error).split())}") from None
+    return Checkpoint(
+        model=model,
+        task=_task(meta, model, folder / META_FILE),
+        step=meta["step"],
+        meta=meta,
+        ref=resolved.ref,
+        path=folder,
+        run=resolved.run_name,
+    )
+
+
+def _task(meta: Mapping[str, Any], model: HookedTransformer, file: Path) -> Task | None:
+    named = meta["task"]
+    if named is None or named.get("name") not in tasks.list():
+        return None
+    try:
+        task = tasks.get(named["name"], **named.get("config", {}))
+        task.check_model(model)
+    except TaskError as error:
+        raise UserError(f"{file}: {error}") from None
+    return task

@@ -1,0 +1,134 @@
+"""The options of every command that examines checkpoints: which examples; an experiment adds its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from interp_tasks.cli.result_command import PrintingCommand, ResultCommand
+from interp_tasks.cli.settings import read_settings
+from interp_tasks.errors import UserError
+from interp_tasks.files import check_file
+from interp_tasks.measurement.subjects import Examples, Options, Progress, check_refs
+
+DEVICE = re.compile(r"cpu|(cuda|mps)(:\d+)?", re.ASCII)
+REF_HELP = (
+    "Checkpoint: RUN@4000, RUN@last, @all, @0:20000:2000 (end included), @pre, @onset, @end, @post, "
+    "zoo:NAME@..., or a checkpoint folder. Repeat for several."
+)
+
+
+def check_device(device: str) -> None:
+    """Refuse what cannot be the name of a device; whether it is there, torch says.
+
+    Raises:
+        UserError: in one line.
+    """
+    if not DEVICE.fullmatch(device):
+        raise UserError(f"--device {device!r}: write cpu, cuda, cuda:1 or mps")
+
+
+@dataclass(kw_only=True)
+class ExamplesCommand(PrintingCommand):
+    """Runs models on examples of a task, or on tokens."""
+
+    samples: Annotated[
+        int | None,
+        typer.Option("--samples", metavar="N", help="Examples; every row with --tokens.", show_default="256"),
+    ] = None
+    seed: Annotated[int, typer.Option("--seed", help="Draws the examples, resamples and intervals.")] = 0
+    split: Annotated[
+        str | None, typer.Option("--split", help="train, validation or test.", show_default="test")
+    ] = None
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = "cpu"
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="NAME", help="Task, for a checkpoint that names none.")
+    ] = None
+    settings: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="Setting of --task, as in task.n=4. Repeatable."),
+    ] = field(default_factory=list)
+    tokens: Annotated[
+        Path | None,
+        typer.Option("--tokens", metavar="FILE.npy", help="Run on these tokens, an int array (batch, pos)."),
+    ] = None
+
+    def check(self) -> None:
+        check_device(self.device)
+        self.examples()
+        if self.task is not None and self.import_path is None:
+            check_task_name(self.task)
+        if self.tokens is not None:
+            check_file(self.tokens, "--tokens")
+        super().check()
+
+    def examples(self) -> Examples:
+        """Which examples are asked for, checked."""
+        examples = Examples.of(self.common(None))
+        examples.check()
+        return examples
+
+    def common(self, progress: Progress | None) -> Options:
+        """The shared options as an experiment's function takes them."""
+        return {
+            "progress": progress,
+            "samples": self.samples,
+            "seed": self.seed,
+            "split": self.split,
+            "task": self.task,
+            "task_config": self.task_config(),
+            "tokens": self.tokens,
+            "device": self.device,
+        }
+
+    def task_config(self) -> dict[str, Any]:
+        return task_config(self.task, self.settings)
+
+
+@dataclass(kw_only=True)
+class ExperimentCommand(ExamplesCommand, ResultCommand):
+    """Loads checkpoints, measures, prints one tidy table."""
+
+    ckpt: Annotated[list[str], typer.Option("--ckpt", metavar="REF", help=REF_HELP)] = field(
+        default_factory=list
+    )
+
+    def check(self) -> None:
+        super().check()
+        if self.reads_checkpoints:
+            check_refs(self.ckpt, self.examples())
+
+    @property
+    def reads_checkpoints(self) -> bool:
+        return True
+
+
+def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:
+    """A task's own settings as ``--set`` gives them."""
+    if not settings:
+        return {}
+    from interp_tasks.training.config import list_keys, typed
+    from tasks import catalog
+
+    # A task that --import brings is not known yet when the options are checked.
+    lists = list_keys(task) if task in catalog.names() else frozenset()
+    config = {}
+    for key, value in read_settings(settings).items():
+        section, _, name = key.rpartition(".")
+        if section not in ("", "task"):
+            raise UserError(f"--set {key}: here it sets the task's own settings, such as task.n=4")
+        config[name] = typed(value, is_list=f"task.{name}" in lists)
+    return config
+
+
+def check_task_name(name: str) -> None:
+    """Refuse an unknown task without importing any."""
+    from tasks import catalog
+
+    if name not in catalog.names():
+        raise UserError(catalog.unknown(name))

@@ -1,0 +1,202 @@
+"""``interp-run grid``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from interp_tasks.checkpoints.run_files import check_free
+from interp_tasks.cli.base import Command
+from interp_tasks.cli.checkpoint_command import check_device
+from interp_tasks.cli.commands.cost import FASTEST, duration, flop, size
+from interp_tasks.cli.output import FORMATS, write_and_show
+from interp_tasks.cli.progress import note, progress_line
+from interp_tasks.cli.rows import print_rows
+from interp_tasks.cli.settings import import_file
+from interp_tasks.errors import UserError
+from interp_tasks.files import check_file
+from interp_tasks.grids.executors import KINDS, check_executor
+from interp_tasks.grids.spec import read_spec
+from interp_tasks.measurement.options import check_choice
+from interp_tasks.pages import check_writable_folder
+from interp_tasks.texts import one_line
+from interp_tasks.zoo.recipe import recipe_file
+
+if TYPE_CHECKING:
+    from interp_tasks.grids.page import Findings
+
+
+@dataclass(kw_only=True)
+class GridCommand(Command):
+    """Train many models, and run experiments on all of them: one file, one table, one page.
+
+    SPEC.toml names tasks, settings, seeds and experiments. The same command goes on where it was stopped, does what
+    was added to the file, and leaves alone what is done; what fails stops nothing else, and is tried again with
+    --retry.
+    """
+
+    spec: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SPEC.toml", help="What to train and to measure: a file, or the name of a recipe."
+        ),
+    ]
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="The grid's folder.", show_default="grids/SPEC"),
+    ] = None
+    executor: Annotated[str, typer.Option("--executor", help=f"Who does the work: {KINDS}.")] = "processes"
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", metavar="N", help="Units at a time.", show_default="as many as cores carry"),
+    ] = None
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = "cpu"
+    retry: Annotated[bool, typer.Option("--retry", help="Try again what failed.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the units and what they cost.")] = False
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate", metavar="GFLOPS", help="With --dry-run: the time at so many GFLOP per second."
+        ),
+    ] = None
+    import_paths: Annotated[
+        list[Path],
+        typer.Option("--import", metavar="FILE.py", help="Import a file that registers tasks. Repeatable."),
+    ] = field(default_factory=list)
+    format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table"
+
+    def check(self) -> None:
+        from interp_tasks.grids.units import check
+
+        check_choice("--format", self.format, FORMATS)
+        check_device(self.device)
+        if self.rate is not None and not self.dry_run:
+            raise UserError("--rate is for --dry-run: a grid that runs takes the time it takes")
+        if self.rate is not None and not 0 < self.rate < FASTEST:
+            raise UserError(
+                f"--rate {self.rate:g}: give GFLOP per second, more than 0 and below {FASTEST:g}, such as 20"
+            )
+        for path in self.import_paths:
+            check_file(path, "--import")
+        self.spec = recipe_file(self.spec)
+        spec = read_spec(self.spec)
+        check_executor(self.executor, self.jobs, spec.threads)
+        if not self.import_paths:
+            check(spec)
+        check_free(self.folder(), "grid")
+        check_writable_folder(self.folder())
+
+    def folder(self) -> Path:
+        return self.out or Path("grids") / self.spec.stem
+
+    def execute(self) -> None:
+        if self.dry_run:
+            for path in self.import_paths:
+                import_file(path)
+            self.show_plan()
+            return
+        from interp_tasks.grids import grid
+        from interp_tasks.grids.page import Findings, failures
+
+        with progress_line(self.quiet) as progress:
+            found = grid(
+                self.spec,
+                self.folder(),
+                executor=self.executor,
+                jobs=self.jobs,
+                device=self.device,
+                retry=self.retry,
+                imports=self.import_paths,
+                progress=progress,
+            )
+        findings = Findings.of(found)
+        write_and_show(findings.write, lambda: self.show(findings), self.quiet)
+        for what, error in failures(found):
+            note(one_line(f"{what}: {error}"), quiet=False)
+        if found.failed:
+            raise UserError(
+                f"{len(found.failed)} of {len(found.plan)} units failed, see above; the rest is done. "
+                "--retry tries them again"
+            )
+
+    def show(self, findings: Findings) -> None:
+        from interp_tasks.cli.output import print_as
+        from interp_tasks.cli.tables import print_sentences
+        from interp_tasks.grids.page import sentences
+        from interp_tasks.measurement.result import Result
+
+        if self.format != "table":
+            print_as(Result("grid", findings.rows), self.format)
+            return
+        if findings.drops is not None:
+            print_as(findings.drops, "table")
+        print_sentences(sentences(findings.grid))
+
+    def show_plan(self) -> None:
+        """Every unit, what became of it, and what it would take."""
+        from interp_tasks.cli.tables import console
+        from interp_tasks.grids.unit import read_record
+        from interp_tasks.grids.units import plan
+
+        spec, root = read_spec(self.spec), self.folder().resolve()
+        whole = plan(spec)
+        costs: dict[str, dict[str, Any]] = {}
+        rows: list[dict[str, Any]] = []
+        for unit in whole.units:
+            record = read_record(root, unit)
+            row: dict[str, Any] = {
+                "unit": unit.what,
+                "key": unit.key,
+                "status": record.status if record else "to do",
+            }
+            cost = self.cost_of(unit, costs)
+            rows.append(
+                {
+                    **row,
+                    "flop": cost.get("run_flop"),
+                    "bytes": cost.get("disk_bytes"),
+                    "seconds": cost.get("seconds"),
+                }
+            )
+        if self.format != "table":
+            print_rows(rows, self.format, [])
+            return
+        left = [row for row in rows if row["status"] != "done"]
+        shown = [
+            {
+                **row,
+                "flop": "" if row["flop"] is None else flop(row["flop"]),
+                "disk": "" if row["bytes"] is None else size(row["bytes"]),
+                "time": "" if not row["seconds"] else duration(row["seconds"]),
+            }
+            for row in rows
+        ]
+        print_rows(shown, "table", ["unit", "status", "flop", "disk", *(["time"] if self.rate else [])])
+        total = f"{len(left)} of {len(rows)} units to do: {flop(sum(row['flop'] or 0 for row in left))} of training, "
+        total += f"{size(sum(row['bytes'] or 0 for row in left))} on disk"
+        if self.rate:
+            total += f", {duration(sum(row['seconds'] or 0 for row in left))} one after the other"
+        console().print(total)
+
+    def cost_of(self, unit: Any, costs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """What a run takes; the same for all its seeds."""
+        from interp_tasks.grids.units import TrainUnit
+        from interp_tasks.training.cost import cost
+        from tasks import get
+
+        if not isinstance(unit, TrainUnit):
+            return {}
+        same = str(Path(unit.folder).parent)
+        if same not in costs:
+            resolved = unit.resolved
+            found = cost(
+                get(resolved.task_name, **resolved.task),
+                settings=resolved.model,
+                config=resolved.train,
+                gflop_per_second=self.rate or 1.0,
+            ).to_dict()
+            costs[same] = found if self.rate else {**found, "seconds": None}
+        return costs[same]

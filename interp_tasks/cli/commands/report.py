@@ -1,0 +1,55 @@
+"""``interp-run report``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from interp_tasks.cli.checkpoint_command import ExamplesCommand
+from interp_tasks.cli.output import write_and_show
+from interp_tasks.cli.progress import progress_line
+from interp_tasks.cli.rows import print_rows
+from interp_tasks.errors import UserError
+from interp_tasks.pages import check_writable_file
+from interp_tasks.report import check_report, report
+
+
+@dataclass(kw_only=True)
+class Report(ExamplesCommand):
+    """A run on one page: its training curve and drop, and a slider over its checkpoints that drives all figures.
+
+    Attention maps and effects of all heads, embeddings, spectra, published numbers where there are some. One file,
+    which opens offline; prints the numbers at its top.
+    """
+
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="A run folder or zoo:NAME; RUN@0:20000:2000 and the like for some checkpoints.",
+        ),
+    ]
+    compare: Annotated[
+        str | None, typer.Option("--compare", metavar="RUN", help="Another run, shown beside it.")
+    ] = None
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page.")] = Path("report.html")
+
+    def check(self) -> None:
+        super().check()
+        check_writable_file(self.out)
+        if self.out.suffix.lower() not in (".html", ".htm"):
+            raise UserError(f"--out {self.out}: a report is a page: name a file that ends in .html")
+        check_report(self.run, self.compare, self.common(None))
+
+    def execute(self) -> None:
+        self.import_tasks()
+        with progress_line(self.quiet) as progress:
+            found = report(self.run, self.compare, **self.common(progress))
+            page = found.page()
+        rows = found.headlines()
+        write_and_show(
+            lambda: [page.write(self.out)], lambda: print_rows(rows, self.format, list(rows[0])), self.quiet
+        )

@@ -1,0 +1,244 @@
+"""``interp-run reproduce``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from interp_tasks.cli.base import Command
+from interp_tasks.cli.checkpoint_command import check_device
+from interp_tasks.cli.output import FORMATS, write_and_show
+from interp_tasks.cli.progress import note, progress_line
+from interp_tasks.cli.rows import plain
+from interp_tasks.cli.streams import write_data
+from interp_tasks.cli.tables import console
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.options import check_choice
+from interp_tasks.pages import check_writable_folder
+from interp_tasks.published import papers
+from interp_tasks.reproduction import Reproduction, reproduce, train_missing
+from interp_tasks.reproduction.reproduce import check
+from interp_tasks.texts import one_line
+
+if TYPE_CHECKING:
+    from interp_tasks.measurement.subjects import Progress
+
+
+@dataclass(kw_only=True)
+class Reproduce(Command):
+    """A paper's experiments on the runs that are there: published numbers beside ours, a verdict on every claim.
+
+    Reads the shipped runs, and runs of --runs. What has not been trained is listed with its command and an estimate
+    of its hours, or trained with --train, which goes on where it was interrupted. Writes tables and one page.
+    """
+
+    paper: Annotated[str, typer.Argument(metavar="PAPER", help="A paper: " + ", ".join(papers()) + ".")]
+    preset: Annotated[str, typer.Option("--preset", help="Scale: cpu, reference or paper.")] = "cpu"
+    rows: Annotated[
+        str | None, typer.Option("--rows", metavar="5,6", help="Only these experiments of the paper.")
+    ] = None
+    runs: Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where runs are, or are trained.")] = (
+        Path("runs")
+    )
+    train: Annotated[bool, typer.Option("--train", help="Train what is missing first.")] = False
+    device: Annotated[str, typer.Option("--device", help="Where to train: cpu, cuda, ...")] = "cpu"
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs", metavar="N", help="Experiments at a time.", show_default="2, or 1 on one core"
+        ),
+    ] = None
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Tables and page.", show_default="results/PAPER-PRESET"),
+    ] = None
+    format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table"
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Below each line what the claim says, and why the verdict.")
+    ] = False
+
+    def check(self) -> None:
+        check_choice("--format", self.format, FORMATS)
+        check_device(self.device)
+        if self.jobs is not None and not 1 <= self.jobs <= 256:
+            raise UserError(f"--jobs {self.jobs}: from 1 to 256 experiments at a time")
+        if self.runs.exists() and not self.runs.is_dir():
+            raise UserError(f"--runs {self.runs} is not a folder: name the one that holds runs, or will")
+        chosen = self.chosen()
+        check_writable_folder(self.folder())
+        if self.train:
+            check_writable_folder(self.runs)
+        check(self.paper, self.preset, self.runs, chosen)
+
+    def chosen(self) -> tuple[int, ...]:
+        if self.rows is None:
+            return ()
+        parts = [part.strip() for part in self.rows.split(",")]
+        if not all(part.isascii() and part.isdecimal() for part in parts):
+            raise UserError(f"--rows {self.rows!r}: write numbers of experiments, such as 5,6")
+        return tuple(dict.fromkeys(map(int, parts)))
+
+    def folder(self) -> Path:
+        return self.out or Path("results") / f"{self.paper}-{self.preset}"
+
+    def execute(self) -> None:
+        if self.train:
+            with progress_line(self.quiet) as progress:
+                train_missing(
+                    self.paper,
+                    self.preset,
+                    runs=self.runs,
+                    rows=self.chosen(),
+                    device=self.device,
+                    progress=None if progress is None else trainer_progress(progress),
+                )
+        with progress_line(self.quiet) as progress:
+            found = reproduce(
+                self.paper,
+                self.preset,
+                runs=self.runs,
+                rows=self.chosen(),
+                processes=self.jobs or min(2, os.cpu_count() or 1),
+                progress=progress,
+            )
+        write_and_show(lambda: found.write(self.folder()), lambda: self.show(found), self.quiet)
+        for line in found.crashed:
+            note(one_line(line), quiet=False)
+        if found.crashed:
+            raise UserError(
+                f"{len(found.crashed)} of it could not be measured: see above; the rest is written"
+            )
+
+    def show(self, found: Reproduction) -> None:
+        if self.format == "json":
+            write_data(found.to_json())
+        elif self.format == "csv":
+            write_data(found.to_csv())
+        else:
+            print_claims(found, self.verbose)
+
+
+def trainer_progress(progress: Progress) -> Any:
+    """For each run, the trainer's callback as a progress line."""
+
+    def of_run(name: str) -> Any:
+        return lambda step, steps, line: progress(step, steps, f"{plain(line.get('validation', {}))}  {name}")
+
+    return of_run
+
+
+#: Widths of an unbroken line: verdict, published, ours, seeds; the claim's name has the rest.
+VERDICT, PUBLISHED, OURS, SEEDS = 12, 11, 22, 5
+#: Of sentences below a line.
+INDENT = VERDICT + 1
+
+
+def print_claims(found: Reproduction, verbose: bool) -> None:
+    """A line for each claim and condition, by experiment of the paper; then what is missing."""
+    from rich.text import Text
+
+    from interp_tasks.reproduction.page import summary
+
+    out = console()
+    width = out.width
+    rows: list[Any] = found.frame().to_dict("records")
+    head = ("verdict", "claim", "published", "ours", "seeds")
+    out.print(Text(line(head, width), style="dim"), soft_wrap=True)
+    for row in found.paper.row:
+        mine = [each for each in rows if each["row"] == row.number]
+        if not mine:
+            continue
+        where = f" ({row.where})" if row.where else ""
+        out.print()
+        out.print(Text(cut(f"{row.number}. {row.title}{where}", width), style="bold"), soft_wrap=True)
+        for claim in dict.fromkeys(each["claim"] for each in mine):
+            told = [each for each in mine if each["claim"] == claim]
+            # What has not been trained stands below, once.
+            run = [each for each in told if each["verdict"] != "not run"]
+            print_claim(out, told if verbose or not run else run, verbose)
+    out.print()
+    out.print(Text(summary(found)))
+    if not verbose:
+        out.print(Text("--verbose: what each claim says, its rule, interval, runs, controls and reasons."))
+    if found.missing:
+        hours = sum(each.run.hours for each in found.missing)
+        out.print(f"Not trained: {len(found.missing)} run(s), {hours:.1f} h in all; --train trains them.")
+    for each in found.missing:
+        out.print(Text(f"{each.run.hours:g} h: {each.run.command(found.folder)}", style="dim"))
+
+
+def print_claim(out: Any, rows: list[Any], verbose: bool) -> None:
+    """A claim's line; of several conditions one each, below its name."""
+    from rich.text import Text
+
+    from interp_tasks.reproduction.page import short
+
+    first = rows[0]
+    several = len(rows) > 1
+    name = first["claim"] + (" *" if first["headline"] else "")
+    said = [
+        f"{first['claim']}: {first['says']}",
+        f"Published: {first['published']}." * bool(first["published"]),
+        f"Rule: {first['rule']}.",
+    ]
+    if several:
+        out.print(Text(line(("", name, first["published"], "", ""), out.width)), soft_wrap=True)
+        if verbose:
+            print_sentences(out, said)
+    for row in rows:
+        called = f"  {row['run'].rpartition('/')[2]}" if several else name
+        published = "" if several else row["published"]
+        seeds = str(row["n_runs"]) if row["n_runs"] else "–"
+        cells = (row["verdict"], called, published, short(row), seeds)
+        out.print(Text(line(cells, out.width)), soft_wrap=True)
+        if verbose:
+            print_sentences(out, [*([] if several else said), *particulars(row)])
+
+
+def print_sentences(out: Any, sentences: Sequence[str]) -> None:
+    from rich.text import Text
+
+    for sentence in filter(None, sentences):
+        for part in wrap(sentence, out.width - INDENT):
+            out.print(Text(" " * INDENT + part, style="dim"), soft_wrap=True)
+
+
+def particulars(row: Mapping[str, Any]) -> Iterator[str]:
+    """What there is to know of a verdict, a sentence each."""
+    from interp_tasks.reproduction.page import controls, number, ours, own
+
+    if row["interval"]:
+        yield f"{ours(row)}, interval {row['interval']}."
+    if len(row["runs"]) > 1:
+        yield f"Each run: {own(row)}."
+    if controls(row) != "–":
+        yield f"Controls: {controls(row)}."
+    if row["p_holm"] == row["p_holm"]:
+        yield f"p {number(row['p'])}, {number(row['p_holm'])} after Holm's correction."
+    if row["reason"]:
+        yield f"{row['reason'][0].upper()}{row['reason'][1:]}."
+
+
+def line(cells: Sequence[str], width: int) -> str:
+    """One line of the terminal's width; what is too long for its column ends in three dots."""
+    rest = width - (VERDICT + PUBLISHED + OURS + SEEDS) - 4
+    widths = (VERDICT, max(rest, 12), PUBLISHED, OURS, SEEDS)
+    shown = [
+        cut(text, wide, middle=place == 1).ljust(wide)
+        for place, (text, wide) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return " ".join(shown).rstrip()
+
+
+def cut(text: str, width: int, middle: bool = False) -> str:
+    """A text that fits; of a name both ends stay, since names begin alike."""
+    if len(text) <= width:
+        return text
+    end = width // 2 if middle else 0
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"

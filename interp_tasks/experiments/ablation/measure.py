@@ -1,0 +1,56 @@
+"""What attention heads are for: change them, and see which metrics move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.head_edits import HeadEdit, choices, read_specs
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.runner import measure, swept
+from interp_tasks.measurement.subjects import Options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@checked
+def ablation(
+    refs: str | Sequence[str],
+    heads: str | Sequence[Any] = "all",
+    mode: str = "uniform",
+    keys: str | Sequence[int] | None = None,
+    queries: str | Sequence[int] = "all",
+    **options: Unpack[Options],
+) -> Result:
+    """Ablate attention heads of checkpoints and compare with the unedited model on the same examples.
+
+    Args:
+        refs: one or several REFs; all see the same examples.
+        heads: ``"all"``, ``"each"`` (a row per head), ``"each-layer"`` or a spec such as ``"0.1+2.3-5"``; a list: a
+            row each.
+        mode: ``uniform`` attention, the ``mean_pattern`` (of the unedited model, or within the edited pass:
+            ``edited_mean_pattern``), or the heads' output ``zero``, its ``mean``, or that of another example
+            (``resample``). Means and resamples are over the examples evaluated.
+        keys: with ``uniform``, attend uniformly to these positions only.
+        queries: edit only here: positions, or a boolean mask of the task's examples by name
+            (``"hidden"``, ``"observed"``).
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
+
+    Returns:
+        A :class:`Result`; its ``frame`` has a row for each checkpoint, variant and metric. The metrics are
+        the task's, or for bare tokens the distance of the output from the unedited one.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line.
+    """
+    specs, edit = read_specs(heads), HeadEdit.read(mode, keys, queries)
+    return measure(
+        "ablation",
+        refs,
+        options,
+        lambda subject: swept(subject, edit.on(subject, choices(specs, subject.model)), edit.name),
+        config={"heads": [str(spec) for spec in specs], **edit.describe()},
+        notes=edit.notes,
+    )

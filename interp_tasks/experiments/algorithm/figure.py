@@ -1,0 +1,70 @@
+"""The figure of ``algorithm``: maps of methods by read-outs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from interp_tasks.experiments.algorithm.measure import DISTANCE, ERRORS, PREDICTIONS
+from interp_tasks.pages import number
+from interp_tasks.pages.palette import template
+
+if TYPE_CHECKING:
+    import pandas
+    import plotly.graph_objects
+
+#: Heights in pixels: of a row of a map, between maps, above and below them.
+ROW, GAP, TOP, BOTTOM = 24, 90, 90, 70
+
+
+def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
+    """A row of maps for each checkpoint and kind of entries, a column for each metric."""
+    from plotly.subplots import make_subplots
+
+    metrics = [DISTANCE, PREDICTIONS, ERRORS]
+    pairs = list(dict.fromkeys(zip(frame["ref"], frame["intervention"], strict=True)))
+    height = ROW * frame["variant"].nunique()
+    whole = height * len(pairs) + GAP * (len(pairs) - 1)
+    found = make_subplots(
+        rows=len(pairs),
+        cols=len(metrics),
+        shared_yaxes=True,
+        vertical_spacing=GAP / whole if pairs[1:] else 0,
+        horizontal_spacing=0.02,
+        subplot_titles=[f"{metric}, {kind}<br>{ref}" for ref, kind in pairs for metric in metrics],
+    )
+    for row, (ref, kind) in enumerate(pairs, start=1):
+        mine = frame[(frame["ref"] == ref) & (frame["intervention"] == kind)]
+        for column, metric in enumerate(metrics, start=1):
+            of = mine[mine["metric"] == metric]
+            after = [
+                "embed" if site == "resid_pre" else str(layer)
+                for site, layer in zip(of["site"], of["layer"], strict=True)
+            ]
+            table = of.assign(after=after).pivot(index="variant", columns="after", values="value")
+            table = table.reindex(
+                index=list(dict.fromkeys(mine["variant"])), columns=list(dict.fromkeys(after))
+            )
+            found.add_trace(
+                {
+                    "type": "heatmap",
+                    "x": list(table.columns),
+                    "y": list(table.index),
+                    "z": table.to_numpy(dtype=float).tolist(),
+                    "text": [[number(value) for value in line] for line in table.to_numpy(dtype=float)],
+                    "texttemplate": "%{text}",
+                    "showscale": False,
+                    "hovertemplate": f"%{{y}}<br>after %{{x}}<br>{metric} %{{z:.4g}}<extra></extra>",
+                    # Correlations: the diverging colours, 0 in the middle. Distances: the sequential ones.
+                    **({} if metric == DISTANCE else {"autocolorscale": True, "zmin": -1, "zmax": 1}),
+                    **({"colorscale": "Cividis"} if metric == DISTANCE else {}),
+                },
+                row=row,
+                col=column,
+            )
+            found.update_xaxes(type="category", title_text="read-out after layer", row=row, col=column)
+            found.update_yaxes(type="category", autorange="reversed", row=row, col=column)
+    found.update_layout(
+        height=TOP + whole + BOTTOM, margin={"t": TOP, "b": BOTTOM}, template=template("light")
+    )
+    found.update_annotations(font_size=12)
+    return found

@@ -1,0 +1,49 @@
+"""How people see the rows of ``algorithm``: a line per method and kind of entries, of the last read-out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.experiments.algorithm.measure import DISTANCE, ERRORS, PREDICTIONS
+from interp_tasks.pages import Column, number, with_interval
+
+if TYPE_CHECKING:
+    import pandas
+
+HEADERS = {DISTANCE: "distance [95% CI]", PREDICTIONS: "r", ERRORS: "r of errors [95% CI]"}
+
+
+def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """One row per checkpoint, kind of entries and method, of the output; a column (value, low, high) per metric."""
+    last = frame["layer"] == frame.groupby("ref")["layer"].transform("max")
+    output = frame[last & (frame["site"] == "resid_post")]
+    keys = ["ref", "intervention", "variant"]
+    rows = output.drop_duplicates(keys).reset_index(drop=True)
+    for metric in HEADERS:
+        of = output[output["metric"] == metric].set_index(keys)
+        found = zip(*(rows[key] for key in keys), strict=True)
+        rows[metric] = [
+            tuple(of.loc[key, ["value", "ci_low", "ci_high"]].tolist()) if key in of.index else None
+            for key in found
+        ]
+    return rows
+
+
+def view_columns(rows: pandas.DataFrame) -> list[Column]:
+    return [
+        Column("entries", "intervention"),
+        Column("method", "variant"),
+        *(Column(header, metric, _text(metric)) for metric, header in HEADERS.items()),
+    ]
+
+
+def _text(metric: str) -> Callable[[Mapping[str, Any]], str]:
+    def text(row: Mapping[str, Any]) -> str:
+        found = row[metric]
+        if not isinstance(found, tuple):
+            return ""
+        value, low, high = found
+        return number(value) if metric == PREDICTIONS else with_interval(number(value), low, high)
+
+    return text

@@ -1,0 +1,76 @@
+"""What heads attend to over training: a panel per template, a line per head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from interp_tasks.experiments.attention.measure import ALL_HEADS, FOLLOWS, MOVED
+from interp_tasks.pages.palette import COLOURS, SYMBOLS, template
+
+if TYPE_CHECKING:
+    import pandas
+    import plotly.graph_objects
+
+#: Panels beside each other; heights in pixels of a panel, and between panels with their titles.
+ACROSS, PANEL, GAP, TOP, BOTTOM = 3, 200, 80, 90, 70
+
+
+def over_steps(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
+    """Scores corrected for chance, and shares that move or follow, by step; colours say the layer."""
+    from plotly.subplots import make_subplots
+
+    heads = frame[frame["variant"] != ALL_HEADS]
+    metrics = list(dict.fromkeys(heads["metric"]))
+    down = -(-len(metrics) // ACROSS)
+    whole = PANEL * down + GAP * (down - 1)
+    found = make_subplots(
+        rows=down,
+        cols=ACROSS,
+        shared_xaxes="all",
+        vertical_spacing=GAP / whole if down > 1 else 0,
+        subplot_titles=metrics,
+    )
+    runs = list(dict.fromkeys(heads["run"]))
+    drawn: set[str] = set()
+    for place, metric in enumerate(metrics):
+        of_metric = heads[heads["metric"] == metric]
+        for (run, variant), part in of_metric.groupby(["run", "variant"], sort=False):
+            line = part.sort_values("step")
+            layer = int(line["layer"].iloc[0])
+            legend = f"layer {layer}"
+            found.add_trace(
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers",
+                    "x": line["step"].tolist(),
+                    "y": shown(line, metric).tolist(),
+                    "name": legend,
+                    "legendgroup": legend,
+                    "showlegend": legend not in drawn,
+                    "marker": {"symbol": SYMBOLS[runs.index(run) % len(SYMBOLS)], "size": 6},
+                    "line": {"color": COLOURS["light"][layer % len(COLOURS["light"])], "width": 1.5},
+                    "hovertemplate": f"{run}<br>{variant}, step %{{x}}<br>{metric} %{{y:.3g}}<extra></extra>",
+                },
+                row=place // ACROSS + 1,
+                col=place % ACROSS + 1,
+            )
+            drawn.add(legend)
+    for place in range(max(0, len(metrics) - ACROSS), len(metrics)):
+        found.update_xaxes(
+            title_text="step", showticklabels=True, row=place // ACROSS + 1, col=place % ACROSS + 1
+        )
+    found.update_layout(
+        height=TOP + whole + BOTTOM,
+        margin={"t": TOP, "b": BOTTOM},
+        legend={"y": 1 + 40 / whole},
+        template=template("light"),
+    )
+    found.update_annotations(font_size=13)
+    return found
+
+
+def shown(rows: pandas.DataFrame, metric: str) -> pandas.Series:
+    """Scores are 0 at chance and 1 where all attention is on the template; the others are shares as they are."""
+    if metric.startswith((MOVED, FOLLOWS)):
+        return rows["value"]
+    return rows["effect"] / (1 - rows["baseline"])

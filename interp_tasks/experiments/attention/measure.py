@@ -1,0 +1,285 @@
+"""What attention heads attend to, and how far their attention moves when the input changes in one respect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.head_classes import READ, THRESHOLD, Roles, roles
+from interp_tasks.measurement.options import check_queries
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.subjects import Options, Subject
+from interp_tasks.pages import Figure, Page
+
+if TYPE_CHECKING:
+    import pandas
+    import plotly.graph_objects
+    from typing_extensions import Unpack
+
+    from circuits.patterns import Classes, Maps
+
+#: What metrics of movement and of following begin with; the rest is what was changed, or what moved.
+MOVED, FOLLOWS = "moved by ", "follows "
+#: What metrics that count heads begin with; the rest is their class, or what they follow.
+COUNTED, FOLLOWING = "heads: ", "heads that follow "
+#: What metrics of the distribution of scores over heads begin with: of the template that each head comes closest to its
+#: quantiles, and the largest score of each template.
+BEST, LARGEST = "best score: ", "largest score: "
+QUANTILES = {"smallest": 0.0, "10%": 0.1, "25%": 0.25, "median": 0.5, "75%": 0.75, "90%": 0.9, "largest": 1.0}
+#: Their variant: they are about no single head.
+ALL_HEADS = "all heads"
+#: From so many checkpoints on people see counts by class and scores over steps.
+MANY = 3
+
+
+@dataclass(frozen=True)
+class AttentionResult(Result):
+    """A :class:`Result` with the mean attention maps behind it, by REF.
+
+    Attributes:
+        maps: the mean map of every head; of all queries, whatever ``queries`` were scored.
+        classes: the class of every head.
+    """
+
+    maps: Mapping[str, Maps] = field(default_factory=dict)
+    classes: Mapping[str, Classes] = field(default_factory=dict)
+
+    def plot(self, ref: str | None = None) -> plotly.graph_objects.Figure:
+        """The mean maps of one checkpoint (default: the last), with each head's class."""
+        ref = list(self.maps)[-1] if ref is None else ref
+        classes = self.classes[ref]
+        titles = {
+            head: f"{head.layer}.{head.head} {name}"
+            for name, heads in classes.groups.items()
+            for head in heads
+        }
+        return self.titled(self.maps[ref].plot(titles=titles), f"Mean attention, {ref}")
+
+    def over_steps(self) -> plotly.graph_objects.Figure:
+        """Scores of every head at the steps of its run: a panel per template and movement."""
+        from interp_tasks.experiments.attention.figure import over_steps
+
+        return over_steps(self.frame)
+
+    def page(self, title: str | None = None) -> Page:
+        """The maps of every checkpoint, and the table; of many checkpoints scores over steps, and two of the maps."""
+        page = super().page(title or "attention")
+        figures, refs = [], list(self.maps)
+        if len(refs) >= MANY:
+            steps = self.over_steps()
+            said = "A line per head. Score: share of attention, corrected for chance."
+            figures.append(Figure(steps, "Scores over steps", said, height=int(steps.layout.height)))
+            refs = [refs[0], refs[-1]]
+        for ref in refs:
+            figure = self.plot(ref)
+            figures.append(
+                Figure(figure, f"Mean attention, {ref}", self.caption(), height=int(figure.layout.height))
+            )
+        return Page(page.title, [*figures, *page.sections[1:]], page.config, page.versions)
+
+    def caption(self) -> str:
+        return "A map per head, titled with its class: layers down, heads across; queries down, keys across."
+
+
+@checked
+def attention(
+    refs: str | Sequence[str],
+    templates: str | Sequence[str] = (),
+    queries: str | Sequence[int] = READ,
+    threshold: float = THRESHOLD,
+    mask: str | None = None,
+    **options: Unpack[Options],
+) -> AttentionResult:
+    """Score every head's attention against templates, give each head a class, and see how far its attention moves.
+
+    Args:
+        refs: one or several REFs; all see the same examples.
+        templates: names of templates that the task declares in ``attention_templates()``, or ``"identity"``,
+            ``"previous"`` and ``"first"``, which need no task. Default: all of the task's, without a task those three.
+        queries: score these: ``"read"``, the positions whose output the task reads, ``"all"``, positions, or a
+            boolean mask of the task's examples by name (``"hidden"``, ``"observed"``).
+        threshold: of ``circuits.patterns.classify``.
+        mask: one mask for all examples, as the task's ``with_mask(batch, mask)`` reads it: of matrix completion
+            ``"rows"``, ``"columns"``, or rows of ``.`` and ``#`` divided by commas. Default: the examples' own.
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
+
+    Returns:
+        An :class:`AttentionResult`. A row for each head (the ``variant``) and template (the ``metric``): ``value``
+        is the share of attention on the template's keys, ``baseline`` that of uniform attention, ``effect`` their
+        difference, ``intervention`` the head's class. A row for each head and each change that the task declares in
+        ``attention_moves(batch, seed)``: the share of attention that goes elsewhere; its ``baseline`` is that between
+        unrelated examples. A row for each head and each move in ``attention_relocations(batch, seed)``: how often
+        attention follows; its ``baseline`` is that judged by another example's move. And, of all heads: how many are in
+        each class and how many follow, out of ``baseline``; and, without a threshold, ``best score: median`` and other
+        quantiles over heads of the score, corrected for chance, of the template that each comes closest to, and
+        ``largest score: row``, the largest of a template's.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line.
+    """
+    asked = [templates] if isinstance(templates, str) else list(templates)
+    where = check_queries(queries)
+    check_threshold(threshold)
+    maps: dict[str, Maps] = {}
+    classes: dict[str, Classes] = {}
+
+    def looked(subject: Subject) -> Found:
+        from circuits import patterns
+
+        subject = under(subject, mask)
+        found = roles(subject, asked, where, threshold)
+        ref = str(subject.labels["ref"])
+        maps[ref] = patterns.attention(subject.model, subject.tokens)
+        classes[ref] = found.classes
+        return Found(table(found), {})
+
+    result = measure(
+        "attention",
+        refs,
+        options,
+        looked,
+        config={"templates": asked or "all", "queries": where or "all", "threshold": threshold, "mask": mask},
+    )
+    return AttentionResult(
+        result.experiment,
+        result.frame,
+        result.config,
+        notes(classes, result.frame["metric"]),
+        result.versions,
+        maps,
+        classes,
+    )
+
+
+def under(subject: Subject, mask: str | None) -> Subject:
+    """The same subject with its examples under one mask.
+
+    Raises:
+        UserError, TaskError: where the task has no masks, or none of that name.
+    """
+    if mask is None:
+        return subject
+    hide = getattr(subject.task, "with_mask", None)
+    if hide is None:
+        raise UserError(f"--mask {mask}: the examples of {subject.checkpoint.ref} are not hidden by a mask")
+    batch = hide(subject.batch, mask)
+    return replace(subject, batch=batch, tokens=batch.tokens)
+
+
+def notes(classes: Mapping[str, Classes], metrics: pandas.Series) -> tuple[str, ...]:
+    """What a reader of the numbers needs; the rule of the classes is the same for all checkpoints."""
+    rules = list(dict.fromkeys(found.rule for found in classes.values()))
+    moves = metrics.str.startswith(MOVED).any()
+    follows = metrics.str.startswith(FOLLOWS).any()
+    return (
+        "Score: share of attention on the template's keys. Chance: that of uniform attention to all keys that the "
+        "query may see.",
+        *rules,
+        *(["Moved by: share of attention that goes to other keys where only this changes."] if moves else []),
+        *(
+            ["Follows: share of queries that attend most to where this is, before and after."]
+            if follows
+            else []
+        ),
+        "Intervals: 95%, bootstrap over examples. The other templates: --format csv or json, --out.",
+    )
+
+
+def check_threshold(threshold: float) -> None:
+    if not 0 < threshold <= 1:
+        raise UserError(f"--threshold {threshold:g}: above 0 and at most 1")
+
+
+def table(found: Roles) -> pandas.DataFrame:
+    """The rows of one checkpoint: head by head its templates, movements and what it follows; then counts of heads."""
+    import pandas
+
+    shared = ["layer", "head", "effect", "effect_ci_low", "effect_ci_high", "ci_low", "ci_high", "n"]
+    of_templates = found.scores.frame[[*shared, "template", "score", "chance"]]
+    parts = [of_templates.rename(columns={"template": "metric", "score": "value", "chance": "baseline"})]
+    for change, movement in found.moves.items():
+        part = movement.frame[[*shared, "distance", "unpaired"]]
+        parts.append(
+            part.rename(columns={"distance": "value", "unpaired": "baseline"}).assign(
+                metric=f"{MOVED}{change}"
+            )
+        )
+    for name, following in found.followed.items():
+        part = following.frame[[*shared, "share", "unpaired"]]
+        parts.append(
+            part.rename(columns={"share": "value", "unpaired": "baseline"}).assign(metric=f"{FOLLOWS}{name}")
+        )
+    frame = pandas.concat(parts, ignore_index=True).sort_values(
+        ["layer", "head"], kind="stable", ignore_index=True
+    )
+    of_head = {(row["layer"], row["head"]): row["class"] for row in found.classes.frame.to_dict("records")}
+    heads = list(zip(frame["layer"], frame["head"], strict=True))
+    alone = isinstance(found.queries, (list, tuple)) and len(found.queries) == 1
+    frame = frame.assign(
+        variant=[f"{layer}.{head}" for layer, head in heads],
+        intervention=[of_head[head] for head in heads],
+    )
+    return pandas.concat([frame, counts(found), distribution(found)], ignore_index=True).assign(
+        site="pattern", position=found.queries[0] if alone else None, engine="naive"
+    )
+
+
+def counts(found: Roles) -> pandas.DataFrame:
+    """How many heads are in each class, and how many surely follow at half of the queries or more."""
+    import pandas
+
+    from circuits.patterns._classes import OTHER, UNCLEAR
+
+    classes = (*found.possible, UNCLEAR, OTHER)
+    numbers = {f"{COUNTED}{name}": len(found.classes.groups.get(name, ())) for name in classes}
+    numbers |= {f"{FOLLOWING}{name}": len(each.heads()) for name, each in found.followed.items()}
+    return pandas.DataFrame(
+        {
+            "variant": ALL_HEADS,
+            "metric": list(numbers),
+            "value": [float(number) for number in numbers.values()],
+            "baseline": float(len(found.scores.heads)),
+            "n": found.scores.mass.shape[-1],
+        }
+    )
+
+
+def distribution(found: Roles) -> pandas.DataFrame:
+    """How scores, corrected for chance, are distributed over heads, with intervals over examples: a quantile, or the
+    largest, is taken in each resample anew.
+    """
+    import numpy as np
+    import pandas
+
+    from circuits.statistics import interval, ratio
+    from circuits.sweeps.table import LEVEL
+
+    scores = found.scores
+    mass, chance, queries = (part.sum(-1)[None] for part in (scores.mass, scores.chance, scores.queries))
+    drawn, by_chance = scores.resampled()
+    examples = scores.mass.shape[-1]
+
+    def of(score: Any, expected: Any) -> dict[str, Any]:
+        """Metric -> values [draw]."""
+        corrected = ratio(score - expected, 1 - expected)[
+            ..., [scores.templates.index(n) for n in found.possible]
+        ]
+        # A template without a query, or that is all that can be seen, is no template for anybody.
+        corrected = np.where(np.isnan(corrected), -np.inf, corrected)
+        best, largest = corrected.max(-1), corrected.max(-2)
+        named = {f"{BEST}{name}": np.quantile(best, at, axis=-1) for name, at in QUANTILES.items()}
+        return named | {f"{LARGEST}{name}": largest[..., at] for at, name in enumerate(found.possible)}
+
+    values = of(ratio(mass, queries), ratio(chance, queries))
+    resampled = of(drawn, by_chance)
+    rows = []
+    for metric, (value,) in values.items():
+        if not np.isfinite(value):
+            continue
+        low, high = interval(resampled[metric][:, None], LEVEL) if examples > 1 else ([np.nan], [np.nan])
+        rows.append({"metric": metric, "value": value, "ci_low": low[0], "ci_high": high[0]})
+    return pandas.DataFrame(rows).assign(variant=ALL_HEADS, n=examples)

@@ -1,0 +1,99 @@
+"""How people see the rows of ``attention``: a line per head, its class, its template, its movements; of many
+checkpoints a line each, with how many heads are in each class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.experiments.attention.measure import ALL_HEADS, COUNTED, FOLLOWING, FOLLOWS, MANY, MOVED
+from interp_tasks.pages import Column, number, with_interval
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """One row per checkpoint and head, with a column (value, low, high) for each movement; or per checkpoint."""
+    if frame["ref"].nunique() >= MANY:
+        return counted(frame)
+    possible = [
+        str(name).removeprefix(COUNTED)
+        for name in frame.loc[frame["variant"] == ALL_HEADS, "metric"]
+        if str(name).startswith(COUNTED)
+    ]
+    frame = frame[frame["variant"] != ALL_HEADS]
+    moving = frame["metric"].str.startswith((MOVED, FOLLOWS))
+    # Templates that only keep others from being classes say little of a head, and have long names.
+    templates = frame[frame["metric"].isin(possible)]
+    corrected = templates["effect"] / (1 - templates["baseline"])
+    # Its own template where the class is one, else the one that comes closest to it.
+    order = templates.assign(corrected=corrected, own=templates["metric"] == templates["intervention"])
+    order = order.sort_values(["own", "corrected"], ascending=False, kind="stable")
+    rows = (
+        order.groupby(["ref", "variant"], sort=False).head(1).sort_index().drop(columns=["corrected", "own"])
+    )
+    for change in dict.fromkeys(frame.loc[moving, "metric"]):
+        of = frame[frame["metric"] == change].set_index(["ref", "variant"])
+        keys = list(zip(rows["ref"], rows["variant"], strict=True))
+        rows[change] = [
+            tuple(of.loc[key, ["value", "ci_low", "ci_high"]].tolist()) if key in of.index else None
+            for key in keys
+        ]
+    return rows.reset_index(drop=True)
+
+
+def counted(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """A row per checkpoint and a column per class that any of them has; all under one head."""
+    of_all = frame[(frame["variant"] == ALL_HEADS) & frame["metric"].str.startswith((COUNTED, FOLLOWING))]
+    rows = of_all.drop_duplicates("ref").reset_index(drop=True)
+    for metric in dict.fromkeys(of_all["metric"]):
+        values = of_all[of_all["metric"] == metric].set_index("ref")["value"]
+        if values.any():
+            rows[metric] = [int(values.get(ref, 0)) for ref in rows["ref"]]
+    steps = [str(step) for step in rows["step"]]
+    return rows.assign(
+        checkpoint=rows["ref"], ref=f"{len(rows)} checkpoints", step=f"{steps[0]} to {steps[-1]}"
+    )
+
+
+def view_columns(rows: pandas.DataFrame) -> list[Column]:
+    if "checkpoint" in rows:
+        names = [str(name) for name in rows.columns if str(name).startswith((COUNTED, FOLLOWING))]
+        short = {
+            name: name.removeprefix(COUNTED).removeprefix("heads that ").replace("_", " ") for name in names
+        }
+        return [Column("checkpoint", "checkpoint"), *(Column(short[name], name) for name in names)]
+    columns = [
+        Column("head", "variant"),
+        Column("class", "intervention", _words("intervention")),
+        Column("template", "metric", _words("metric")),
+        Column("chance", "baseline"),
+        Column("score [95% CI]", "value", _interval("value", "ci_low", "ci_high")),
+    ]
+    moves = [name for name in rows.columns if str(name).startswith((MOVED, FOLLOWS))]
+    return [*columns, *(Column(_in_lines(str(name)), str(name), _moved(str(name))) for name in moves)]
+
+
+def _in_lines(name: str) -> str:
+    """``moved by`` above ``mask``: four columns of numbers have to fit beside each other."""
+    first = MOVED if name.startswith(MOVED) else FOLLOWS
+    return "\n".join([first.strip(), *name.removeprefix(first).split("_")])
+
+
+def _interval(value: str, low: str, high: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: with_interval(number(row[value]), row[low], row[high])
+
+
+def _words(key: str) -> Callable[[Mapping[str, Any]], str]:
+    """A name that can be broken into lines where room is short."""
+    return lambda row: str(row[key]).replace("_", " ")
+
+
+def _moved(name: str) -> Callable[[Mapping[str, Any]], str]:
+    def text(row: Mapping[str, Any]) -> str:
+        found = row[name]
+        return with_interval(number(found[0]), found[1], found[2]) if isinstance(found, tuple) else ""
+
+    return text

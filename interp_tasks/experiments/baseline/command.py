@@ -1,0 +1,90 @@
+"""``interp-run baseline`` and ``interp-run ood``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+import typer
+
+from interp_tasks.cli.checkpoint_command import ExperimentCommand
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import Result, baseline, ood
+from interp_tasks.experiments.baseline.measure import VARY, no_tokens
+from interp_tasks.experiments.ood.measure import GROUPS
+from interp_tasks.measurement.subjects import Progress
+
+
+@dataclass(kw_only=True)
+class Baseline(ExperimentCommand):
+    """Compare models with methods that are not trained, such as completions of least nuclear norm.
+
+    With --ckpt over a group of variations of the task, such as the share of hidden entries. With --task alone the
+    methods are tried by themselves: --task matrix-completion is 7×7 of rank 2.
+    """
+
+    name: ClassVar[str] = "baseline"
+
+    method: Annotated[
+        list[str],
+        typer.Option(
+            "--method",
+            metavar="NAME",
+            help="One that the task declares; repeat.",
+            show_default="the first; without --ckpt all",
+        ),
+    ] = field(default_factory=list)
+    vary: Annotated[
+        str, typer.Option("--vary", metavar="GROUP", help="Variations of the task to go through.")
+    ] = VARY
+    variant: Annotated[
+        list[str],
+        typer.Option("--variant", metavar="NAME", help="Only this of them; repeat.", show_default="all"),
+    ] = field(default_factory=list)
+
+    def check(self) -> None:
+        no_tokens(self.common(None), self.name)
+        if self.alone and (self.variant or self.vary != VARY):
+            raise UserError(
+                "--vary and --variant go with --ckpt: without one use --set, as in --set task.p_mask=0.5"
+            )
+        super().check()
+
+    @property
+    def alone(self) -> bool:
+        return self.task is not None and not self.ckpt
+
+    @property
+    def reads_checkpoints(self) -> bool:
+        return not self.alone
+
+    def measure(self, progress: Progress | None) -> Result:
+        return baseline(self.ckpt, self.method, self.vary, self.variant, self.alone, **self.common(progress))
+
+
+@dataclass(kw_only=True)
+class Ood(ExperimentCommand):
+    """Try models on other laws of the entries, ranks, numbers of rows and columns than they were trained on.
+
+    Beside each stands a method that is not trained. Shapes that a model cannot take are named in the notes, as are
+    those that use positions it was never trained at.
+    """
+
+    name: ClassVar[str] = "ood"
+
+    vary: Annotated[
+        list[str],
+        typer.Option(
+            "--vary", metavar="GROUP", help="Variations of the task; repeat.", show_default=", ".join(GROUPS)
+        ),
+    ] = field(default_factory=lambda: list(GROUPS))
+    method: Annotated[
+        str | None, typer.Option("--method", metavar="NAME", help="The method.", show_default="the first")
+    ] = None
+
+    def check(self) -> None:
+        no_tokens(self.common(None), self.name)
+        super().check()
+
+    def measure(self, progress: Progress | None) -> Result:
+        return ood(self.ckpt, self.vary, self.method, **self.common(progress))

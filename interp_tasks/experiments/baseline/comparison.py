@@ -1,0 +1,117 @@
+"""A model beside methods that need no training, on variations of its task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.paired import paired
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.subjects import Examples, sample
+
+if TYPE_CHECKING:
+    import plotly.graph_objects
+    from torch import Tensor
+
+    from tasks import Batch, Task
+
+#: What a row is compared with whose baseline is the right answer's.
+TRUTH = "truth"
+#: Examples of one pass hold at most this many tokens.
+TOKENS_PER_PASS = 65536
+
+
+@dataclass(frozen=True)
+class ComparisonResult(Result):
+    """A :class:`Result` whose figure is a line for each model and each method, with a logarithmic axis."""
+
+    def plot(self) -> plotly.graph_objects.Figure:
+        from interp_tasks.experiments.baseline.figure import figure
+
+        return self.titled(figure(self.frame), self.heading())
+
+    def heading(self) -> str:
+        return "Models and methods on the same examples"
+
+    def caption(self) -> str:
+        return "Solid: the checkpoints, with 95% intervals. Dashed: methods. Dotted: the matrices themselves."
+
+
+@dataclass
+class Comparison:
+    """Examples of each variation, and what methods make of them: worked out once for all checkpoints."""
+
+    examples: Examples
+    progress: Callable[[int, int, str], None] | None = None
+    batches: dict[Task, Batch] = field(default_factory=dict)
+    outputs: dict[tuple[Task, str], dict[str, Any]] = field(default_factory=dict)
+
+    def batch(self, task: Task) -> Batch:
+        if task not in self.batches:
+            self.batches[task] = sample(task, self.examples)
+        return self.batches[task]
+
+    def measured(self, task: Task, output: Tensor) -> dict[str, Any]:
+        """The task's metrics of an output, and its properties where the task names some."""
+        describe = getattr(task, "properties", None)
+        found = dict(task.metrics(output, self.batch(task)))
+        return found if describe is None else found | describe(output)
+
+    def by_method(self, task: Task, name: str) -> dict[str, Any]:
+        """What a method reaches."""
+        if (task, name) not in self.outputs:
+            if self.progress is not None:
+                self.progress(len(self.outputs), 0, name)
+            self.outputs[task, name] = self.measured(
+                task, declared(task, "baselines")[name](self.batch(task))
+            )
+        return self.outputs[task, name]
+
+    def rows(self, task: Task, output: Tensor, methods: Sequence[str], seed: int) -> list[dict[str, Any]]:
+        """The model beside each method, and beside the truth as far as that has properties."""
+        own = self.measured(task, output)
+        found = [
+            {**row, "intervention": name}
+            for name in methods
+            for row in paired(own, self.by_method(task, name), seed)
+        ]
+        return found + self.beside_truth(task, own, seed)
+
+    def beside_truth(self, task: Task, own: Mapping[str, Any], seed: int) -> list[dict[str, Any]]:
+        describe = getattr(task, "properties", None)
+        if describe is None:
+            return []
+        right = describe(self.batch(task).targets[..., None])
+        return [
+            {**row, "intervention": TRUTH} for row in paired({name: own[name] for name in right}, right, seed)
+        ]
+
+
+def declared(task: Task, what: str) -> Mapping[str, Any]:
+    """What a task declares under a name, or one line that says that it does not."""
+    declare = getattr(task, what, None)
+    if declare is None:
+        raise UserError(f"task {task.name!r} declares no {what}: give it a method {what}()")
+    found: Mapping[str, Any] = declare()
+    return found
+
+
+def chosen(known: Mapping[str, Any], names: Sequence[str], option: str, task: Task) -> list[str]:
+    """The names asked for, each known to the task."""
+    for name in names:
+        if name not in known:
+            raise UserError(f"{option} {name!r}: task {task.name!r} declares {', '.join(known)}")
+    return list(dict.fromkeys(names))
+
+
+def forward(model: Any, tokens: Tensor) -> Tensor:
+    """The model's output at all positions, on the CPU."""
+    import torch
+
+    from circuits import run
+
+    lots = tokens.split(max(1, TOKENS_PER_PASS // tokens.shape[1]))
+    device = next(model.parameters()).device
+    return torch.cat([run(model, lot.to(device)).cpu() for lot in lots])

@@ -1,0 +1,78 @@
+"""The figure of models beside methods: a panel per metric, a line each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from circuits.figures.style import log_axis
+from interp_tasks.pages.palette import COLOURS, SYMBOLS, template
+
+if TYPE_CHECKING:
+    import pandas
+    import plotly.graph_objects
+
+#: Heights in pixels: of a panel, and between panels.
+PANEL, GAP, TOP, BOTTOM = 280, 60, 110, 90
+
+
+def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
+    from plotly.subplots import make_subplots
+
+    frame = frame[frame["value"].notna() & frame["ci_low"].notna()]
+    metrics = list(dict.fromkeys(frame["metric"]))
+    refs, methods = (list(dict.fromkeys(frame[column])) for column in ("ref", "intervention"))
+    whole = PANEL * len(metrics) + GAP * (len(metrics) - 1)
+    found = make_subplots(rows=len(metrics), cols=1, vertical_spacing=GAP / whole if metrics[1:] else 0)
+    for row, metric in enumerate(metrics, start=1):
+        of = frame[frame["metric"] == metric]
+        for index, ref in enumerate(refs):
+            mine = of[of["ref"] == ref].drop_duplicates("variant")
+            trace = line(mine, "value", str(ref), index, "solid")
+            trace["error_y"] = {
+                "type": "data",
+                "symmetric": False,
+                "array": (mine["ci_high"] - mine["value"]).tolist(),
+                "arrayminus": (mine["value"] - mine["ci_low"]).tolist(),
+            }
+            found.add_trace({**trace, "showlegend": row == 1}, row=row, col=1)
+        for index, method in enumerate(methods, start=len(refs)):
+            # The examples are the same for all checkpoints, and so is what a method makes of them.
+            mine = of[(of["intervention"] == method) & of["baseline"].notna()].drop_duplicates("variant")
+            if len(mine):
+                dash = "dot" if method == "truth" else "dash"
+                shown = not any(old.name == method for old in found.data)
+                trace = line(mine, "baseline", str(method), index, dash)
+                found.add_trace({**trace, "showlegend": shown}, row=row, col=1)
+        numbers = of[["value", "ci_low", "ci_high", "baseline"]]
+        smallest, largest = float(numbers.min().min()), float(numbers.max().max())
+        axis = log_axis(smallest, largest) if smallest > 0 else {"type": "linear"}
+        found.update_yaxes(title_text=metric, row=row, col=1, **axis)
+        found.update_xaxes(
+            type="category",
+            categoryorder="array",
+            categoryarray=list(dict.fromkeys(frame["variant"])),
+            row=row,
+            col=1,
+        )
+    found.update_xaxes(title_text="variation of the data", row=len(metrics), col=1)
+    found.update_layout(
+        height=TOP + whole + BOTTOM,
+        margin={"t": TOP, "b": BOTTOM},
+        legend={"y": 1 + 40 / whole},
+        template=template("light"),
+    )
+    return found
+
+
+def line(part: pandas.DataFrame, column: str, name: str, index: int, dash: str) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": name,
+        "legendgroup": name,
+        "x": part["variant"].tolist(),
+        "y": part[column].tolist(),
+        "line": {"dash": dash, "color": COLOURS["light"][index % len(COLOURS["light"])]},
+        "marker": {"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 8},
+        "hovertemplate": f"{name}<br>%{{x}}<br>%{{y:.4g}}<extra></extra>",
+    }

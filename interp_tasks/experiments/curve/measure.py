@@ -1,0 +1,273 @@
+"""The curve of a training run: plateau beside theory, its drop, what falls in it, exact answers beside errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.checkpoints.drop import final_level, plateau_steps
+from interp_tasks.experiments.drops.measure import measures, plateau_levels
+from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.paired import without_intervals
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.run_logs import Curve, Run, read_runs
+from interp_tasks.measurement.subjects import Examples, Options, Subject, subjects
+from interp_tasks.measurement.table import tidy
+from interp_tasks.pages import Figure, Page
+
+if TYPE_CHECKING:
+    import plotly.graph_objects
+    from typing_extensions import Unpack
+
+#: Resamples of examples behind an interval.
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class CurveResult(Result):
+    """A :class:`Result` with the curves behind it: run -> metric -> curve."""
+
+    curves: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
+    own: Mapping[str, str] = field(default_factory=dict)
+
+    def plot(self, run: str | None = None) -> plotly.graph_objects.Figure:
+        """The curves of a run (default: the first), its drop bold, and exact accuracies at its stored steps."""
+        from interp_tasks.measurement.curve_figures import run_figure
+
+        run = next(iter(self.curves)) if run is None else run
+        curves = self.curves[run]
+        mine = self.frame[self.frame["run"] == run]
+        plateau = mine[mine["variant"] == "plateau"]
+        levels = dict(zip(plateau["metric"], plateau["baseline"], strict=True))
+        stored = mine[(mine["variant"] == "stored step") & mine["metric"].str.startswith("accuracy")]
+        accuracies = {
+            str(name): (part["step"].tolist(), part["value"].tolist())
+            for name, part in stored.groupby("metric", sort=False)
+        }
+        found = run_figure(list(curves.values()), levels, curves[self.own[run]], accuracies)
+        return self.titled(found, f"Training of {run}")
+
+    def page(self, title: str | None = None) -> Page:
+        page = super().page(title or "curve")
+        figures = []
+        for run in self.curves:
+            figure = self.plot(run)
+            figures.append(
+                Figure(figure, f"Training of {run}", self.caption(), height=int(figure.layout.height))
+            )
+        return Page(page.title, [*figures, *page.sections[1:]], page.config, page.versions)
+
+    def caption(self) -> str:
+        return "Dotted: the plateau by theory. Bold: from onset to end of the drop."
+
+
+@checked
+def curve(runs: str | Sequence[str], **options: Unpack[Options]) -> CurveResult:
+    """Each run's curve in numbers.
+
+    Args:
+        runs: run folders, globs of some, or ``zoo:NAME``.
+        options: samples, seed, split, device, progress of what is measured at stored steps: see :class:`Options`.
+
+    Returns:
+        A :class:`CurveResult`. By ``variant``: ``plateau`` and ``final``, the levels of every logged metric, with the
+        plateau by theory as ``baseline``, and ``loss, train minus fresh``: the loss on the batch of the last update,
+        after it, minus that on the validation sample, averaged over the same steps; ``drop``, what
+        :func:`~interp_tasks.experiments.drops` says of the task's own metric, and the share of the fall of the loss
+        that is due to each metric it is made of; ``stored step``, metrics and exact accuracies of every checkpoint on
+        the same examples, with intervals by bootstrap over them; ``drop, stored steps``, the sharpness of both, read
+        between stored steps, so that they are comparable, but only as sharp as these lie close.
+
+    Raises:
+        UserError, TaskError: in one line.
+    """
+    examples = Examples.of(options)
+    examples.check()
+    found = read_runs(runs)
+    curves = {
+        run.name: {name: run.curve(name) for name in run.logged() if run.points(name)[1]} for run in found
+    }
+    rows: list[dict[str, Any]] = []
+    for run in found:
+        own = run.curve(run.drop_metric)
+        rows += levels(run, own, curves[run.name])
+        rows += fall(run, own)
+        stored = [
+            row
+            for subject in subjects(
+                f"{run.name}@all", examples, options.get("device", "cpu"), options.get("progress")
+            )
+            for row in at_checkpoint(run.name, subject)
+        ]
+        rows += stored
+        rows += stored_sharpness(run, own, stored)
+    import pandas
+
+    frame = tidy(pandas.DataFrame(rows).assign(experiment="curve", intervention="none"))
+    config = {
+        "runs": [runs] if isinstance(runs, str) else list(runs),
+        "found": [run.name for run in found],
+        **examples.describe(),
+        "device": options.get("device", "cpu"),
+    }
+    notes = (
+        "Levels are medians of logged values: of the plateau from a tenth to a half of the crossing, in the end of the "
+        "last tenth. Sharpness: the slope at the crossing over ln(step), of a drop from 1 to 0.",
+        "Stored steps: 95% intervals, bootstrap over examples, the same ones at every step.",
+    )
+    own_metrics = {run.name: run.drop_metric for run in found}
+    return CurveResult("curve", frame, config, notes, curves=curves, own=own_metrics)
+
+
+def levels(run: Run, own: Curve, curves: Mapping[str, Curve]) -> Iterator[dict[str, Any]]:
+    """Plateau and final level of every metric, and how much better the batch trained on does."""
+    theory = plateau_levels(run)
+    for variant in ("plateau", "final"):
+        for name, each in curves.items():
+            value = level(each.steps, each.values, own, variant)
+            baseline = theory.get(name.partition(" (")[0], math.nan)
+            yield {
+                **run.labels(),
+                "variant": variant,
+                "metric": name,
+                "value": value,
+                "baseline": baseline,
+                "effect": value - baseline,
+            }
+        train, fresh = (losses(run, split) for split in ("train", "validation"))
+        shared = sorted(train.keys() & fresh.keys())
+        if not shared:
+            continue
+        inside = [step for step in shared if within(step, shared, own, variant)]
+        gaps = [train[step] - fresh[step] for step in inside]
+        yield {
+            **run.labels(),
+            "variant": variant,
+            "metric": "loss, train minus fresh",
+            "value": sum(gaps) / len(gaps) if gaps else math.nan,
+            "baseline": sum(fresh[step] for step in inside) / len(inside) if inside else math.nan,
+        }
+
+
+def level(steps: Sequence[int], values: Sequence[float], own: Curve, variant: str) -> float:
+    """The median over the plateau (NaN without a drop), or over the end."""
+    import numpy as np
+
+    if variant == "final":
+        return final_level(values)
+    if own.drop is None:
+        return math.nan
+    plateau = set(plateau_steps(own.steps, own.drop))
+    inside = [value for step, value in zip(steps, values, strict=True) if step in plateau]
+    return float(np.median(inside)) if inside else math.nan
+
+
+def within(step: int, steps: Sequence[int], own: Curve, variant: str) -> bool:
+    if variant == "final":
+        return step in steps[-max(3, len(steps) // 10) :]
+    return own.drop is not None and own.drop.crossing / 10 <= step <= own.drop.crossing / 2
+
+
+def losses(run: Run, split: str) -> dict[int, float]:
+    """The loss by step: the weighted metrics that make it up, or the metric of that name."""
+    weights = loss_shares(run) or {"loss": 1.0}
+    parts = {name: dict(zip(*run.points(name, split), strict=True)) for name in weights}
+    steps = set.intersection(*(set(part) for part in parts.values()))
+    # Step 0 has no batch that was trained on.
+    return {
+        step: sum(weight * parts[name][step] for name, weight in weights.items())
+        for step in steps
+        if step > 0
+    }
+
+
+def loss_shares(run: Run) -> Mapping[str, float]:
+    import tasks
+
+    config = dict(run.config.get("task", {}))
+    name = config.pop("name", None)
+    return tasks.get(name, **config).loss_shares() if name in tasks.list() else {}
+
+
+def fall(run: Run, own: Curve) -> Iterator[dict[str, Any]]:
+    """The drop, and what share of the fall of the loss each metric that it is made of has."""
+    shared = {**run.labels(), "variant": "drop"}
+    for quantity, value in measures(own).items():
+        if quantity not in ("plateau", "final"):
+            yield {**shared, "metric": quantity, "value": value}
+    weights = loss_shares(run)
+    parts = {}
+    for name, weight in weights.items():
+        steps, values = run.points(name)
+        parts[name] = weight * (level(steps, values, own, "plateau") - level(steps, values, own, "final"))
+    whole = sum(parts.values())
+    for name, part in parts.items():
+        yield {**shared, "metric": f"share of the fall: {name}", "value": part / whole if whole else math.nan}
+
+
+def at_checkpoint(run: str, subject: Subject) -> Iterator[dict[str, Any]]:
+    """Metrics and exact accuracies of one stored step, pooled, with intervals over examples."""
+    import numpy as np
+    import torch
+
+    from circuits.statistics import bootstrap, interval, ratio
+
+    task, batch = subject.task, subject.batch
+    assert task is not None  # subjects() of a run have tasks: no tokens are given
+    assert batch is not None
+    with torch.no_grad():
+        output = torch.cat([subject.model(tokens) for tokens in batch.tokens.split(256)])
+    part = str(subject.labels["ref"]).rpartition(" (")[2] if str(subject.labels["ref"]).endswith(")") else ""
+    for name, found in (task.metrics(output, batch) | task.accuracies(output, batch)).items():
+        sums, counts = found if isinstance(found, tuple) else (found, torch.ones(len(batch)))
+        series, entries = (np.asarray(each.double().cpu())[None] for each in (sums, counts))
+        low, high = interval(bootstrap(series, entries, subject.seed, RESAMPLES), 0.95)
+        row = {
+            **subject.labels,
+            "run": run,
+            "ref": run,
+            "n": len(batch),
+            "n_runs": 1,
+            "variant": "stored step",
+            "metric": f"{name} ({part}" if part else name,
+            "value": float(ratio(series.sum(1), entries.sum(1))[0]),
+            "ci_low": float(low[0]),
+            "ci_high": float(high[0]),
+        }
+        yield row if len(batch) > 1 else without_intervals(row)
+
+
+def stored_sharpness(run: Run, own: Curve, stored: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """How sharply each metric changes between stored steps, from the last one before the drop to the last of all."""
+    if own.drop is None:
+        return
+    inside = {row["step"] for row in stored if own.drop.onset < row["step"] < own.drop.end}
+    shared = {**run.labels(), "variant": "drop, stored steps"}
+    yield {**shared, "metric": "steps inside the drop", "value": float(len(inside))}
+    for name in dict.fromkeys(row["metric"] for row in stored):
+        points = sorted((row["step"], row["value"]) for row in stored if row["metric"] == name)
+        value = between_points(points, own.drop.onset)
+        yield {**shared, "metric": f"sharpness of {name}", "value": value}
+
+
+def between_points(points: Sequence[tuple[int, float]], onset: int) -> float:
+    """The sharpness of a curve through a few points, straight between them; NaN if none is before the onset."""
+    before = [index for index, (step, _) in enumerate(points) if step <= onset]
+    if not before or before[-1] == len(points) - 1:
+        return math.nan
+    rest = points[before[-1] :]
+    first, last = rest[0][1], rest[-1][1]
+    if first == last:
+        return math.nan
+
+    def reached(share: float) -> float:
+        target = first + share * (last - first)
+        for (left, low), (right, high) in pairwise(rest):
+            if (high - target) * (last - first) >= 0 and high != low:
+                return left + (right - left) * (target - low) / (high - low)
+        return math.nan
+
+    return 0.4 * reached(0.5) / (reached(0.7) - reached(0.3))

@@ -1,0 +1,301 @@
+"""When and how abruptly runs drop, whether they do at all, and what that depends on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.checkpoints.drop import final_level, first_lasting
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.run_logs import Curve, Run, family, read_runs, setting
+from interp_tasks.measurement.table import tidy
+from interp_tasks.pages import Figure, Page
+
+if TYPE_CHECKING:
+    import plotly.graph_objects
+
+#: What is said of a curve, in order.
+QUANTITIES = ("drop", "onset", "crossing", "end", "length", "sharpness", "plateau", "final")
+#: Resamples of runs behind an interval.
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class DropsResult(Result):
+    """A :class:`Result` with the curves behind it, by run and metric."""
+
+    curves: Mapping[tuple[str, str], Curve] = field(default_factory=dict)
+
+    def plot(self) -> plotly.graph_objects.Figure:
+        """Every curve; its drop, from onset to end, is drawn bold."""
+        from interp_tasks.measurement.curve_figures import curves_figure
+
+        return self.titled(curves_figure(self.curves), self.heading())
+
+    def page(self, title: str | None = None) -> Page:
+        page = super().page(title or "drops")
+        figure = self.plot()
+        drawn = Figure(figure, self.heading(), self.caption(), height=int(figure.layout.height))
+        return Page(page.title, [drawn, *page.sections[1:]], page.config, page.versions)
+
+    def heading(self) -> str:
+        return "Logged metric of every run"
+
+    def caption(self) -> str:
+        return "Bold: from onset to end of the drop. A curve without a bold part has none."
+
+
+@checked
+def drops(
+    runs: str | Sequence[str], metric: str | None = None, against: str | Sequence[str] = (), seed: int = 0
+) -> DropsResult:
+    """Whether each run drops, when, how sharply, from what level to what level.
+
+    Args:
+        runs: run folders, globs of some, or ``zoo:NAME``; of ``RUN/seed-0``, ``RUN/seed-1``, ... a row more says the
+            median.
+        metric: a logged validation metric; default: the one whose drop the task declares, and that of every part of a
+            mixture.
+        against: settings, such as ``model.d_model``: the rank correlation of everything with each of them, over the
+            runs that differ in nothing else but their seed.
+        seed: of the intervals.
+
+    Returns:
+        A :class:`DropsResult`. The ``variant`` is the metric whose curve it is, the ``metric`` what is said of it:
+        ``drop`` (1 or 0; of several runs the share), ``onset``, ``crossing``, ``end``, ``length`` (steps),
+        ``sharpness`` (see :class:`~interp_tasks.checkpoints.Drop`), ``plateau``, ``final``. A run without a drop has
+        no values but ``drop`` and ``final``. Where the task knows the plateau by theory, that is the ``baseline`` of
+        the levels, and ``plateau until`` is the first step lastingly below nine tenths of it, the last step of a run
+        that never is. Rows of several runs have the median, ``ONSET, smallest`` and ``ONSET, largest``, and intervals
+        by bootstrap over runs.
+
+    Raises:
+        UserError: in one line.
+    """
+    asked = [against] if isinstance(against, str) else list(against)
+    check_against(asked)
+    found = read_runs(runs)
+    curves = {
+        (run.name, name): run.curve(name)
+        for run in found
+        for name in ((metric,) if metric is not None else run.own_metrics())
+    }
+    rows = [row for run in found for row in rows_of(run, curves)]
+    rows += [row for name, group in families(found).items() for row in pooled(name, group, rows, seed)]
+    for key in asked:
+        rows += correlations(found, rows, key, seed)
+    import pandas
+
+    config = {
+        "runs": [runs] if isinstance(runs, str) else list(runs),
+        "found": [run.name for run in found],
+        "metric": metric,
+        "against": asked,
+        "seed": seed,
+    }
+    return DropsResult("drops", tidy(pandas.DataFrame(rows)), config, notes(found, asked), curves=curves)
+
+
+def check_against(keys: Sequence[str]) -> None:
+    for key in keys:
+        section, dot, name = key.partition(".")
+        if section not in ("task", "model", "train") or not dot or not name:
+            raise UserError(f"--against {key!r}: a setting such as model.d_model or train.learning_rate")
+
+
+def notes(found: Sequence[Run], against: Sequence[str]) -> tuple[str, ...]:
+    several = bool(families(found))
+    return (
+        "Onset, crossing, end: the last step before 10%, the first after 50% and after 90% of the way from plateau to "
+        "final level. Sharpness: the slope at the crossing over ln(step), of a drop from 1 to 0.",
+        *(["Of several seeds: the median, and from the smallest to the largest."] if several else []),
+        *(
+            ["Rank correlation: Spearman's, over the runs that have the number; an interval needs four."]
+            if against
+            else []
+        ),
+    )
+
+
+def measures(curve: Curve) -> dict[str, float]:
+    """The quantities of one curve; what it lacks is NaN."""
+    drop = curve.drop
+    found = dict.fromkeys(QUANTITIES, math.nan) | {
+        "drop": float(drop is not None),
+        "final": final_level(curve.values),
+    }
+    if drop is not None:
+        found |= {
+            name: float(getattr(drop, name)) for name in ("onset", "crossing", "end", "plateau", "final")
+        }
+        found |= {"length": float(drop.end - drop.onset), "sharpness": drop.sharpness}
+    return found
+
+
+def rows_of(run: Run, curves: Mapping[tuple[str, str], Curve]) -> Iterator[dict[str, Any]]:
+    theory = plateau_levels(run)
+    for (name, metric), curve in curves.items():
+        if name != run.name:
+            continue
+        level = theory.get(metric.partition(" (")[0], math.nan)
+        until = {"plateau until": float(plateau_until(curve.steps, curve.values, level))} if level > 0 else {}
+        for quantity, value in (measures(curve) | until).items():
+            row = {"experiment": "drops", **run.labels(), "variant": metric, "intervention": "none"}
+            row |= {"metric": quantity, "value": value}
+            if quantity in ("plateau", "final"):
+                row |= {"baseline": level, "effect": value - level}
+            yield row
+
+
+def plateau_until(steps: Sequence[int], values: Sequence[float], level: float) -> int:
+    """The first step from which a metric is lastingly below nine tenths of a level; the last one if it never is.
+
+    Unlike an onset it is there without a drop: early where there is no plateau, and late where it lasts.
+    """
+    index = first_lasting(values, 0.9 * level)
+    return steps[-1 if index is None else index]
+
+
+def plateau_levels(run: Run) -> Mapping[str, float]:
+    """What the run's task says of its plateau; nothing for a task that is not known here."""
+    import tasks
+
+    config = dict(run.config.get("task", {}))
+    name = config.pop("name", None)
+    return tasks.get(name, **config).plateau_levels() if name in tasks.list() else {}
+
+
+def families(found: Sequence[Run]) -> dict[str, list[str]]:
+    """Names of the runs that are seeds of one, by ``RUN/seed-*``; two at least."""
+    groups: dict[str, list[str]] = {}
+    for run in found:
+        name = family(run.name)
+        if name is not None:
+            groups.setdefault(name, []).append(run.name)
+    return {name: group for name, group in groups.items() if len(group) > 1}
+
+
+def pooled(
+    name: str, group: Sequence[str], rows: Sequence[Mapping[str, Any]], seed: int
+) -> Iterator[dict[str, Any]]:
+    """What several seeds have in common: medians (of ``drop`` the mean) and the range."""
+    import numpy as np
+
+    mine = [row for row in rows if row["run"] in group]
+    for variant, quantity in dict.fromkeys((row["variant"], row["metric"]) for row in mine):
+        same = [row for row in mine if (row["variant"], row["metric"]) == (variant, quantity)]
+        values = np.array([row["value"] for row in same])
+        values = values[~np.isnan(values)]
+        middle = np.mean if quantity == "drop" else np.median
+        shared = {**same[0], "run": name, "ref": name, "seed": None, "n_runs": len(values)}
+        low, high = over_runs(values, lambda drawn, middle=middle: middle(drawn, axis=1), seed)
+        level = same[0].get("baseline", math.nan)
+        value = float(middle(values)) if len(values) else math.nan
+        yield {
+            **shared,
+            "value": value,
+            "ci_low": low,
+            "ci_high": high,
+            **({"effect": value - level} if "baseline" in same[0] else {}),
+        }
+        if quantity == "drop" or not len(values):
+            continue
+        for word, extreme in (("smallest", values.min()), ("largest", values.max())):
+            yield {**shared, "metric": f"{quantity}, {word}", "value": float(extreme), "effect": math.nan}
+
+
+def over_runs(values: Any, statistic: Any, seed: int, least: int = 2) -> tuple[float, float]:
+    """95% percentile interval of a statistic of runs ``[resample run ...]``, by bootstrap over the runs."""
+    import numpy as np
+
+    if len(values) < least:
+        return math.nan, math.nan
+    rng = np.random.default_rng([seed, 3])
+    drawn = np.asarray(statistic(values[rng.integers(0, len(values), (RESAMPLES, len(values)))]))
+    drawn = drawn[~np.isnan(drawn)]
+    low, high = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (math.nan, math.nan)
+    return float(low), float(high)
+
+
+def correlations(
+    found: Sequence[Run], rows: Sequence[Mapping[str, Any]], key: str, seed: int
+) -> Iterator[dict[str, Any]]:
+    """Spearman's rank correlation of every quantity with a setting, a row per set of runs that differ in it alone.
+
+    Raises:
+        UserError: if no three runs do, or the setting is no number.
+    """
+    import numpy as np
+
+    groups: dict[str, dict[str, float]] = {}
+    for run in found:
+        value = setting(run.config, key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            groups.setdefault(repr(without(run.config, key)), {})[run.name] = float(value)
+    chosen = [group for group in groups.values() if len(set(group.values())) >= 3]
+    if not chosen:
+        raise UserError(
+            f"--against {key}: no three of the runs have different numbers there and differ in nothing else but the "
+            "seed"
+        )
+    for group in chosen:
+        mine = [row for row in rows if row["run"] in group]
+        for variant, quantity in dict.fromkeys((row["variant"], row["metric"]) for row in mine):
+            pairs = np.array(
+                [
+                    (group[row["run"]], row["value"])
+                    for row in mine
+                    if (row["variant"], row["metric"]) == (variant, quantity)
+                ]
+            )
+            pairs = pairs[~np.isnan(pairs[:, 1])]
+            low, high = over_runs(pairs, spearman, seed, least=4)
+            yield {
+                "experiment": "drops",
+                "run": f"against {key}",
+                "ref": f"against {key}",
+                "step": mine[0]["step"],
+                "split": "validation",
+                "n": mine[0]["n"],
+                "n_runs": len(pairs),
+                "variant": variant,
+                "intervention": "none",
+                "metric": f"rank correlation of {quantity}",
+                "value": float(spearman(pairs[None])[0]) if len(pairs) > 2 else math.nan,
+                "ci_low": low,
+                "ci_high": high,
+            }
+
+
+def without(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A config without one setting, the seed, and how it was logged, stored and computed."""
+    ignored = {
+        key,
+        *("train.seed", "train.threads", "train.log_every", "train.eval_samples"),
+        *("train.checkpoint_every", "train.checkpoint_at", "train.deterministic"),
+    }
+    # A setting that is newer than some of the runs was off in them.
+    return {
+        section: {
+            name: value
+            for name, value in sorted(values.items())
+            if f"{section}.{name}" not in ignored and value not in (None, [], 0, False)
+        }
+        for section, values in sorted(config.items())
+    }
+
+
+def spearman(pairs: Any) -> Any:
+    """Rank correlations ``[resample]`` of pairs ``[resample run 2]``; ties have average ranks, equal numbers NaN."""
+    import numpy as np
+
+    smaller = (pairs[:, :, None] > pairs[:, None]).sum(2)
+    equal = (pairs[:, :, None] == pairs[:, None]).sum(2)
+    ranks = smaller + (equal - 1) / 2
+    centred = ranks - ranks.mean(1, keepdims=True)
+    spread = np.sqrt((centred**2).sum(1).prod(1))
+    return np.divide(centred.prod(2).sum(1), spread, out=np.full(len(pairs), np.nan), where=spread > 0)

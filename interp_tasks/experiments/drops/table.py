@@ -1,0 +1,94 @@
+"""How people see the rows of ``drops``: a line per curve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.pages import Column, number, with_interval
+
+if TYPE_CHECKING:
+    import pandas
+
+STEPS = ("onset", "crossing", "end")
+LEVELS = ("sharpness", "plateau", "final")
+CORRELATION = "rank correlation of "
+AGAINST = "against "
+
+
+def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """One row per run and metric; what concerns several runs stands below them."""
+    import pandas
+
+    rows: list[dict[str, Any]] = []
+    for _, part in frame.groupby(["run", "variant"], sort=False):
+        values = dict(zip(part["metric"], part["value"], strict=True))
+        first: dict[Any, Any] = part.to_dict("records")[0]
+        again = part["metric"].iloc[0].startswith(CORRELATION)
+        shown = {name: values.get(f"{CORRELATION}{name}" if again else name) for name in (*STEPS, *LEVELS)}
+        ranges = {
+            f"{name} range": (values.get(f"{name}, smallest"), values.get(f"{name}, largest"))
+            for name in shown
+        }
+        several = any(f"{name}, smallest" in values for name in shown)
+        kind = "rank correlation" if again else "median" if several else ""
+        drop = values.get(f"{CORRELATION}drop" if again else "drop")
+        rows.append({**first, **shown, **ranges, "drop": said(drop, kind), "kind": kind})
+    shown_frame = pandas.DataFrame(rows)
+    # One block for all runs: they are compared.
+    steps = " to ".join(str(step) for step in dict.fromkeys([frame["step"].min(), frame["step"].max()]))
+    seeds = frame["seed"].dropna()
+    every = (
+        " to ".join(str(seed) for seed in dict.fromkeys([seeds.min(), seeds.max()])) if len(seeds) else "–"
+    )
+    names = [name for name in frame["run"].unique() if not str(name).startswith(AGAINST)]
+    runs = sum("*" not in name for name in names)
+    # What all names begin with is said once, above the table.
+    folder = shared_folder(names)
+    title = f"{runs} run{'s' if runs != 1 else ''}{' of ' + folder if folder else ''}"
+    short = shown_frame["run"].str.removeprefix(f"{folder}/") if folder else shown_frame["run"]
+    return shown_frame.assign(ref=title, step=steps, seed=every, run=short)
+
+
+def shared_folder(names: Sequence[str]) -> str:
+    """The folder that all names lie in; of paths and ``zoo:`` names alike."""
+    shared: list[str] = []
+    for level in zip(*(name.split("/")[:-1] for name in names), strict=False):
+        if len(set(level)) > 1:
+            break
+        shared.append(level[0])
+    return "/".join(shared)
+
+
+def said(drop: float | None, kind: str) -> str:
+    if drop is None or drop != drop:
+        return ""
+    if kind == "median":
+        return f"{drop:.0%} of runs"
+    return number(drop) if kind else ("yes" if drop else "no")
+
+
+def view_columns(rows: pandas.DataFrame) -> list[Column]:
+    columns = [Column("run", "run")]
+    if rows["variant"].nunique() > 1:
+        columns.append(Column("metric", "variant"))
+    columns.append(Column("drop", "drop"))
+    return [*columns, *(Column(name, name, _cell(name)) for name in (*STEPS, *LEVELS))]
+
+
+def whole(step: float) -> str:
+    """A step that may lie between two; what is just before the first is step 0, and not "-0"."""
+    return "0" if abs(step) <= 0.5 else f"{step:.0f}"
+
+
+def _cell(name: str) -> Callable[[Mapping[str, Any]], str]:
+    def text(row: Mapping[str, Any]) -> str:
+        value = row[name]
+        if value is None or value != value:
+            return "–"
+        low, high = row[f"{name} range"]
+        if name not in STEPS or row["kind"] == "rank correlation":
+            return with_interval(number(value), low, high)
+        return whole(value) + (f" [{whole(low)}, {whole(high)}]" if row["kind"] == "median" else "")
+
+    return text

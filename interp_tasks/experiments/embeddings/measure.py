@@ -1,0 +1,468 @@
+"""How the embeddings of values and positions are arranged, and when they come to be so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs
+from interp_tasks.pages import Figure, Page
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas
+    import plotly.graph_objects
+    from typing_extensions import Unpack
+
+    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.subjects import Named
+
+DRAWS, LEVEL = 1000, 0.95
+#: What stands in the column ``split`` where no example plays a part.
+WEIGHTS = "weights"
+ALIGNMENT = "alignment with the final embeddings"
+HALF_WAY = "half-way step of the alignment"
+
+
+@dataclass(frozen=True)
+class EmbeddingsResult(Result):
+    """A :class:`Result` with what its figures show, by REF.
+
+    Attributes:
+        tokens: ``id, value, norm, component 1, component 2``; scores are of the checkpoint's own components.
+        positions: ``position, norm, t-SNE 1, t-SNE 2`` and a column for each axis of the grid of positions.
+    """
+
+    tokens: Mapping[str, pandas.DataFrame] = field(default_factory=dict)
+    positions: Mapping[str, pandas.DataFrame] = field(default_factory=dict)
+
+    def plot(self, ref: str | None = None) -> plotly.graph_objects.Figure:
+        """Of one checkpoint (default: the last): components and norms of values, t-SNE and norms of positions."""
+        from interp_tasks.experiments.embeddings.figure import arrangement
+
+        ref = list(dict.fromkeys([*self.tokens, *self.positions]))[-1] if ref is None else ref
+        found = arrangement(ref, self.tokens.get(ref), self.positions.get(ref))
+        return self.titled(found, f"Embeddings, {ref}")
+
+    def page(self, title: str | None = None) -> Page:
+        """The arrangement in every checkpoint, over training where there are several, and the table."""
+        page = super().page(title or "embeddings")
+        shown = {ref: self.plot(ref) for ref in dict.fromkeys([*self.tokens, *self.positions])}
+        figures = [
+            Figure(figure, f"Embeddings, {ref}", self.caption(), height=int(figure.layout.height))
+            for ref, figure in shown.items()
+        ]
+        if len(shown) > 1:
+            from interp_tasks.experiments.embeddings.figure import over_training
+
+            trend = over_training(self.frame)
+            figures.append(
+                Figure(
+                    trend,
+                    "Over training",
+                    "Filled: the checkpoint. Open: its baseline.",
+                    height=int(trend.layout.height),
+                )
+            )
+        return Page(page.title, [*figures, *page.sections[1:]], page.config, page.versions)
+
+    def caption(self) -> str:
+        return "Values: principal components, coloured by bins half a unit wide. Positions: t-SNE, coloured by column."
+
+
+@checked
+def embeddings(
+    refs: str | Sequence[str],
+    largest: float | None = None,
+    *,
+    untrained: bool = True,
+    **options: Unpack[Options],
+) -> EmbeddingsResult:
+    """Measure how token embeddings follow the values they stand for, and position embeddings the task's grid.
+
+    Gopalani, Lubana, Hu 2024, figures 7, 9 and 10. Examples play no part.
+
+    Args:
+        refs: one or several REFs. With several checkpoints of one run, also how far each is on the way to the last:
+            its embeddings and the last one's, both on the last one's two principal components by plain dot products
+            (no centring), as a correlation over values.
+        largest: only values up to ±this (1.5 in the paper). Default: all that the task's examples can hold
+            (``token_values``).
+        untrained: compare with an untrained model of the architecture.
+        options: seed, task, task_config, device, progress: see :class:`Options`; the seed draws resamples,
+            permutations, t-SNE and the untrained model.
+
+    Returns:
+        An :class:`EmbeddingsResult`; ``variant`` is ``tokens`` or ``positions``, ``baseline`` the untrained
+        model's, of silhouettes their mean under permuted labels.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line; a UserError for a task that says of neither tokens nor
+            positions what they stand for.
+    """
+    check_largest(largest)
+    if options.get("tokens") is not None:
+        raise UserError("embeddings needs a task that says what its tokens stand for: leave --tokens out")
+    ends = Ends.of(check_refs(refs, Examples.of(options)), options.get("device", "cpu"))
+    tokens: dict[str, pandas.DataFrame] = {}
+    positions: dict[str, pandas.DataFrame] = {}
+    said: dict[str, None] = {}
+    aligned: dict[str, dict[int, Array]] = {}
+
+    def look(subject: Subject) -> Found:
+        import pandas
+
+        ref, task = str(subject.labels["ref"]), subject.task
+        assert task is not None
+        asked = Asked.of(subject, largest)
+        beside = Tables.of(untrained_of(subject)) if untrained else None
+        own, rows = Tables.of(subject.model), []
+        if asked.values:
+            end = ends.of_subject(subject)
+            found, table = token_rows(asked, own, beside, end, subject.seed)
+            if end is not None:
+                drawn = of_tokens(asked, own, end, subject.seed)[ALIGNMENT][1]
+                aligned.setdefault(run_of(subject), {})[subject.checkpoint.step] = drawn
+                if subject.checkpoint.path == ends.last[run_of(subject)].resolved.path:
+                    found += half_way(Path(run_of(subject)), aligned[run_of(subject)])
+            rows += found
+            tokens[ref] = table
+        # t-SNE cannot place fewer than four points.
+        if asked.axes and own.positions is not None and math.prod(asked.axes.values()) > 3:
+            found, table, note = position_rows(asked, own, beside, subject.seed)
+            rows += found
+            positions[ref] = table
+            said[note] = None
+        return Found(pandas.DataFrame(rows), {})
+
+    result = measure("embeddings", refs, options, look, config={"largest": largest})
+    frame = result.frame.assign(split=WEIGHTS)
+    return EmbeddingsResult(
+        **{**vars(result), "frame": frame, "notes": (*notes(largest), *said)},
+        tokens=tokens,
+        positions=positions,
+    )
+
+
+def notes(largest: float | None) -> tuple[str, ...]:
+    which = "that the task's examples can hold" if largest is None else f"up to ±{largest:g}"
+    return (
+        f"tokens: values {which}; other rows of W_E are left out. Intervals: 95%, bootstrap over values.",
+        "sign separability: area under the ROC curve of the sign along that one of two principal components that tells "
+        "signs apart better; magnitude correlation: Spearman's of |v| with the other one, without its sign.",
+        "baseline: an untrained model of the architecture; of silhouettes their mean under permuted labels, with p "
+        "from 999 permutations; of the half-way step the onset of the run's drop.",
+    )
+
+
+def check_largest(largest: float | None) -> None:
+    if largest is not None and not 0 < largest < 1e9:
+        raise UserError(f"--largest {largest:g}: give a value above 0 and below 1e9")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What of a checkpoint is looked at: values by token id, and the grid of positions."""
+
+    values: Mapping[int, float]
+    axes: Mapping[str, int]
+
+    @classmethod
+    def of(cls, subject: Subject, largest: float | None) -> Asked:
+        """What the task says.
+
+        Raises:
+            UserError: if it says nothing, or no value is left.
+        """
+        task = subject.task
+        assert task is not None
+        values = {
+            token: value
+            for token, value in task.token_values().items()
+            if largest is None or abs(value) <= largest * (1 + 1e-6)
+        }
+        axes = {axis.name: len(axis.values) for axis in task.grid_axes() if axis.position is None}
+        if not values and not axes:
+            raise UserError(
+                f"task {task.name!r} does not say what its tokens (token_values) or positions (grid_axes) stand for"
+            )
+        if values and len(values) < 4:
+            raise UserError(f"--largest {largest:g}: {len(values)} values are left; at least 4 are needed")
+        return cls(values, axes)
+
+    def labels(self, axis: str) -> np.ndarray:
+        """Of each position on the grid, where it lies along an axis."""
+        import numpy as np
+
+        sizes = tuple(self.axes.values())
+        return np.unravel_index(np.arange(int(np.prod(sizes))), sizes)[list(self.axes).index(axis)]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Embeddings of tokens ``[id d]`` and positions ``[position d]``, float64."""
+
+    tokens: Array
+    positions: Array | None
+
+    @classmethod
+    def of(cls, model: Any) -> Tables:
+        held = dict(model.named_parameters())
+        positions = held.get("pos_embed.W_pos")
+        tokens = model.W_E.detach().double().cpu().numpy()
+        return cls(tokens, None if positions is None else positions.detach().double().cpu().numpy())
+
+    def rows(self, values: Mapping[int, float]) -> Array:
+        return self.tokens[list(values)]
+
+
+@dataclass
+class Ends:
+    """The last checkpoint asked for of each run, where there is more than one."""
+
+    last: Mapping[str, Named]
+    device: str
+    loaded: dict[str, Tables] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, named: Sequence[Named], device: str) -> Ends:
+        by_run: dict[str, list[Named]] = {}
+        for one in named:
+            if one.resolved.run_path is not None:
+                by_run.setdefault(str(one.resolved.run_path), []).append(one)
+        ends = {
+            run: max(several, key=lambda one: one.resolved.step)
+            for run, several in by_run.items()
+            if len(several) > 1
+        }
+        return cls(ends, device)
+
+    def of_subject(self, subject: Subject) -> Tables | None:
+        from interp_tasks.checkpoints import load_checkpoint
+
+        run = run_of(subject)
+        if run not in self.last:
+            return None
+        if run not in self.loaded:
+            ref = self.last[run].resolved.ref
+            self.loaded = {run: Tables.of(load_checkpoint(ref, device=self.device).model)}
+        return self.loaded[run]
+
+
+def untrained_of(subject: Subject) -> Any:
+    from interp_tasks.measurement.untrained import untrained
+
+    return untrained(subject)
+
+
+def run_of(subject: Subject) -> str:
+    return str(subject.checkpoint.path.parent.parent)
+
+
+def half_way(run: Path, aligned: Mapping[int, Array]) -> list[dict[str, Any]]:
+    """A row of when the alignment has made half its way, beside the onset of the run's drop; from 3 checkpoints on."""
+    import numpy as np
+
+    from interp_tasks.measurement.crossings import crossing
+
+    if len(aligned) < 3:
+        return []
+    steps = sorted(aligned)
+    curves = np.stack([aligned[step] for step in steps], 1)
+    # The way begins at no alignment at all, whatever checkpoints were asked for.
+    found = crossing(steps, curves, 0.5, 0 * curves[:, 0], curves[:, -1])
+    if curves[0, 0] >= 0.5:
+        return []
+    low, high = interval(found[1:])
+    row: dict[str, Any] = {
+        "variant": "tokens",
+        "intervention": "two components",
+        "metric": HALF_WAY,
+        "site": "embed",
+    }
+    row |= {"value": found[0], "ci_low": low, "ci_high": high, "engine": "exact"}
+    onset = onset_of(run)
+    if onset is not None:
+        row |= {"baseline": float(onset), "effect": found[0] - onset}
+        row |= {"effect_ci_low": low - onset, "effect_ci_high": high - onset}
+    return [row]
+
+
+def onset_of(run: Path) -> int | None:
+    """The onset of the drop that a run logged; ``None`` where there is none."""
+    from interp_tasks.checkpoints.marks import find_drop
+    from interp_tasks.checkpoints.run_files import RUN_FILE, read_run
+
+    if not (run / RUN_FILE).is_file():
+        return None
+    try:
+        return find_drop(run, read_run(run), run.name).onset
+    except UserError:
+        return None
+
+
+def resamples(points: int, seed: int) -> Array:
+    """Weights ``[1 + draws, point]``: ones, then those of a bootstrap."""
+    import numpy as np
+
+    rng = np.random.default_rng([seed, 4])
+    drawn = rng.multinomial(points, np.full(points, 1 / points), size=DRAWS).astype(float)
+    return np.concatenate([np.ones((1, points)), drawn])
+
+
+def token_rows(
+    asked: Asked, own: Tables, beside: Tables | None, end: Tables | None, seed: int
+) -> tuple[list[dict[str, Any]], pandas.DataFrame]:
+    """Rows of the tidy table, and the table of the figures."""
+    import numpy as np
+    import pandas
+
+    from interp_tasks.measurement.geometry import principal
+
+    measured = of_tokens(asked, own, end, seed)
+    baseline = {} if beside is None else of_tokens(asked, beside, end, seed)
+    rows = []
+    for metric, (about, found) in measured.items():
+        low, high = interval(found[1:])
+        row: dict[str, Any] = {"variant": "tokens", "intervention": about, "metric": metric, "site": "embed"}
+        row |= {"value": found[0], "ci_low": low, "ci_high": high, "n": len(asked.values), "engine": "exact"}
+        if metric in baseline:
+            other = float(baseline[metric][1][0])
+            row |= {"baseline": other, "effect": found[0] - other}
+        rows.append(row)
+    points = own.rows(asked.values)
+    components = principal(points)
+    table = pandas.DataFrame(
+        {
+            "id": list(asked.values),
+            "value": list(asked.values.values()),
+            "norm": np.linalg.norm(points, axis=1),
+            "component 1": components.scores[:, 0],
+            "component 2": components.scores[:, 1],
+        }
+    )
+    return rows, table
+
+
+def of_tokens(asked: Asked, own: Tables, end: Tables | None, seed: int) -> dict[str, tuple[str, Array]]:
+    """Metric -> what it is about, and ``[1 + draws]``: the value, then its resamples."""
+    import numpy as np
+
+    from interp_tasks.measurement.geometry import correlation, principal, ranks, separability
+
+    values, points = np.array(list(asked.values.values())), own.rows(asked.values)
+    components, weights = principal(points), resamples(len(values), seed)
+    found: dict[str, tuple[str, Array]] = {
+        "variance of two components": ("share", np.full(len(weights), components.shares.sum()))
+    }
+    pairs = [
+        (list(values).index(v), list(values).index(-v)) for v in values if v > 0 and -v in values.tolist()
+    ]
+    if pairs:
+        norms = np.linalg.norm(points, axis=1)
+        up, down = (norms[[pair[side] for pair in pairs]] for side in (0, 1))
+        drawn = resamples(len(pairs), seed)
+        gap = (drawn @ np.abs(up - down)) / (drawn @ ((up + down) / 2))
+        found["norm asymmetry"] = ("v against -v", gap)
+        found["norm symmetry"] = ("v against -v", correlation(up, down, drawn))
+        signed = values != 0
+        sides = [
+            separability(components.scores[signed, k], values[signed] > 0, weights[:, signed]) for k in (0, 1)
+        ]
+        best = int(sides[1][0] > sides[0][0])
+        found["sign separability"] = (f"component {best + 1}", sides[best])
+        scores, other = components.scores[:, 1 - best], f"component {2 - best}"
+        found["magnitude correlation"] = (
+            other,
+            turned(correlation(ranks(np.abs(values)), ranks(scores), weights)),
+        )
+    else:
+        for k in (0, 1):
+            along = correlation(ranks(values), ranks(components.scores[:, k]), weights)
+            found[f"value correlation, component {k + 1}"] = (f"component {k + 1}", turned(along))
+    if end is not None:
+        last = end.rows(asked.values)
+        directions = principal(last).directions
+        found[ALIGNMENT] = (
+            "two components",
+            correlation(points @ directions.T, last @ directions.T, weights),
+        )
+    return found
+
+
+def turned(correlations: Array) -> Array:
+    """Without the sign, which a component does not have; the value's own decides for its resamples."""
+    return -correlations if correlations[0] < 0 else correlations
+
+
+def interval(drawn: Array) -> tuple[float, float]:
+    import numpy as np
+
+    if np.ptp(drawn) == 0:
+        return float("nan"), float("nan")
+    low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def position_rows(
+    asked: Asked, own: Tables, beside: Tables | None, seed: int
+) -> tuple[list[dict[str, Any]], pandas.DataFrame, str]:
+    """Rows of the tidy table, the table of the figures, and what was used."""
+    import numpy as np
+    import pandas
+
+    from interp_tasks.measurement.geometry import clustered, tsne
+
+    assert own.positions is not None
+    cells = int(np.prod(list(asked.axes.values())))
+    points = own.positions[:cells]
+    norms = np.linalg.norm(points, axis=1)
+    plane, perplexity = tsne(points, seed)
+    common: dict[str, Any] = {"variant": "positions", "site": "pos_embed", "n": cells, "engine": "exact"}
+    rows: list[dict[str, Any]] = []
+    for place, held in (("", points), ("t-SNE ", plane)):
+        for axis, size in asked.axes.items():
+            if 1 < size < cells:
+                found = clustered(held, asked.labels(axis), seed)
+                about = {**common, "intervention": "against permuted labels"}
+                row: dict[str, Any] = {
+                    "value": found.value,
+                    "baseline": found.null,
+                    "effect": found.value - found.null,
+                }
+                rows.append(
+                    {**about, "metric": f"{place}silhouette by {axis}", **row, "p_value": found.p_value}
+                )
+                rows.append({**about, "metric": f"{place}silhouette by {axis}: p", "value": found.p_value})
+    measured = of_norms(asked, norms)
+    other = {}
+    if beside is not None and beside.positions is not None:
+        other = of_norms(asked, np.linalg.norm(beside.positions[:cells], axis=1))
+    for metric, value in measured.items():
+        row = {**common, "intervention": "norms", "metric": metric, "value": value}
+        if metric in other:
+            row |= {"baseline": other[metric], "effect": value - other[metric]}
+        rows.append(row)
+    columns: dict[str, Any] = {"position": range(cells), "norm": norms}
+    columns |= {"t-SNE 1": plane[:, 0], "t-SNE 2": plane[:, 1]}
+    table = pandas.DataFrame(columns | {axis: asked.labels(axis) for axis in asked.axes})
+    return rows, table, f"t-SNE: scikit-learn, perplexity {perplexity:g}, seed {seed}."
+
+
+def of_norms(asked: Asked, norms: Array) -> dict[str, float]:
+    """How norms vary, and the middle of the first axis against the rest: its one or two middle lines."""
+    import numpy as np
+
+    axis, size = next(iter(asked.axes.items()))
+    found = {"norm variation": float(norms.std() / norms.mean())}
+    if size > 2:
+        middle = np.abs(asked.labels(axis) - (size - 1) / 2) < 1
+        found[f"norm of the middle {axis} / others"] = float(norms[middle].mean() / norms[~middle].mean())
+    return found

@@ -1,0 +1,55 @@
+"""How people see spectra in a table: a row per tensor and frequency, its measures side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.pages import Column
+
+if TYPE_CHECKING:
+    import pandas
+
+SHARE, KEYS, NEURONS = "share of variance", "key frequencies", "neurons"
+#: How ``intervention`` begins, before the name of the tensor.
+SPECTRUM, KEY, OTHER, REST = "spectrum of ", "key frequency of ", "frequency of ", "frequencies of "
+
+
+def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """The metrics of a frequency become columns; ``key`` says which are key, and of all together how many."""
+    import pandas
+
+    rows: dict[tuple[str, str, str], dict[Any, Any]] = {}
+    for row in frame.to_dict("records"):
+        kind = next(one for one in (SPECTRUM, KEY, OTHER, REST) if row["intervention"].startswith(one))
+        tensor = row["intervention"].removeprefix(kind)
+        about = {
+            **row,
+            "tensor": tensor,
+            "key": "key" if kind == KEY else "",
+            SHARE: math.nan,
+            NEURONS: math.nan,
+        }
+        found = rows.setdefault((row["ref"], tensor, row["variant"]), about)
+        found["variant"] = row["variant"].removeprefix("frequency ")
+        if row["metric"] == KEYS:
+            found["key"] = f"{row['value']:.0f} key"
+        else:
+            found[row["metric"]] = row["value"]
+    return pandas.DataFrame(list(rows.values()))
+
+
+def view_columns(frame: pandas.DataFrame) -> list[Column]:
+    """Of ``view_rows``."""
+    return [
+        Column("tensor", "tensor"),
+        Column("frequency", "variant"),
+        Column("", "key"),
+        Column(SHARE, SHARE, measured(SHARE, ".4f")),
+        Column(NEURONS, NEURONS, measured(NEURONS, ".0f")),
+    ]
+
+
+def measured(key: str, digits: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: "" if math.isnan(row[key]) else format(row[key], digits)

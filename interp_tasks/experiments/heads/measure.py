@@ -1,0 +1,145 @@
+"""Which heads matter, alone and together: one edit of each head, each layer, all heads, and groups by name or class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.head_classes import roles_elsewhere
+from interp_tasks.measurement.head_edits import HeadEdit, by_layer
+from interp_tasks.measurement.options import check_draws, check_groups
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.runner import Found, measure, swept
+from interp_tasks.measurement.subjects import Options, Subject
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from circuits import Head, Intervention
+
+
+@checked
+def heads(
+    refs: str | Sequence[str],
+    mode: str = "uniform",
+    keys: str | Sequence[int] | None = None,
+    queries: str | Sequence[int] = "all",
+    groups: Mapping[str, str] | Sequence[str] = (),
+    by_class: bool = False,
+    least: int = 0,
+    random: int = 0,
+    **options: Unpack[Options],
+) -> Result:
+    """Ablate every head alone, each layer's heads together, all heads, and groups of your own.
+
+    Args:
+        refs: one or several REFs; all see the same examples.
+        mode: what is done to the heads, as in :func:`ablation`.
+        keys: see ``mode``.
+        queries: see ``mode``.
+        groups: name -> heads (``{"copying": "0.1+2.3-5"}``), or texts ``"copying=0.1+2.3-5"``.
+        by_class: a table of groups instead: the heads of each class that :func:`attention` finds on as many other
+            examples, those without one together as ``"uninterpretable"``, all heads, and groups of your own. After each
+            metric, ``"mse_masked ratio"`` and so on: the metric with the edit over that without.
+        least: with ``by_class``, a group more, ``"least patterned 5"``: so many heads, those that come least close to
+            any template. No threshold decides who they are.
+        random: beside the groups as many heads drawn at random, ``"random 5"`` for every size of a group (but that of
+            all heads): so many draws from the seed, each a row with its ``draw``, after one that pools them.
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
+
+    Returns:
+        A :class:`Result`; ``plot()`` shows effects as a map, layer by head, and groups as points. By class, the notes
+        say which heads each class has.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line.
+    """
+    edit = HeadEdit.read(mode, keys, queries)
+    named = check_groups(groups)
+    check_controls(by_class, least, random)
+
+    classes: dict[str, Mapping[str, tuple[Head, ...]]] = {}
+
+    def look(subject: Subject) -> Found:
+        from circuits import draws
+        from circuits import heads as select
+
+        every = select("all", subject.model)
+        chosen: dict[str, tuple[Head, ...]] = {}
+        grouped: dict[str, tuple[Head, ...]] = {}
+        if by_class:
+            found = roles_elsewhere(subject)
+            chosen |= found.groups()
+            if least:
+                check_size(subject, least, len(every))
+                chosen[f"least patterned {least}"] = found.least(least)
+            grouped = dict(chosen)
+            classes[str(subject.labels["ref"])] = grouped
+            for name in named:
+                if name in chosen:
+                    raise UserError(f"--group {name}: there is a class of that name; choose another")
+        else:
+            chosen |= {str(head): (head,) for head in every} | by_layer(every)
+        chosen["all"] = every
+        own = {name: select(spec, subject.model) for name, spec in named.items()}
+        variants: dict[str, Any] = {**edit.on(subject, chosen | own)}
+        sizes = {len(group) for group in (grouped | own).values()} - {len(every)}
+        for size in sorted(sizes) if random else ():
+
+            def at_random(seed: int, size: int = size) -> Intervention:
+                return edit.on(subject, {"": drawn(every, size, seed)})[""]
+
+            variants[f"random {size}"] = draws(at_random, random, subject.seed)
+        return swept(subject, variants, edit.name, ratios=by_class)
+
+    result = measure(
+        "heads",
+        refs,
+        options,
+        look,
+        config={**edit.describe(), "groups": named, "by_class": by_class, "least": least, "random": random},
+        notes=edit.notes,
+    )
+    if not by_class:
+        return result
+    said = [
+        f"Classes of {ref}, found on other examples: {listed(groups)}." for ref, groups in classes.items()
+    ]
+    return replace(result, notes=(*result.notes, "ratio: the metric with the edit over that without.", *said))
+
+
+def check_controls(by_class: bool, least: int, random: int) -> None:
+    """Refuse numbers of heads and draws that mean nothing.
+
+    Raises:
+        UserError: in one line.
+    """
+    if least < 0:
+        raise UserError(f"--least {least}: a number of heads")
+    if least and not by_class:
+        raise UserError(f"--least {least} goes with --by-class, which scores heads against templates")
+    if random:
+        check_draws(random, "--random")
+
+
+def check_size(subject: Subject, least: int, heads: int) -> None:
+    if least >= heads:
+        raise UserError(f"--least {least}: {subject.checkpoint.ref} has {heads} heads; fewer than that")
+
+
+def drawn(every: Sequence[Head], size: int, seed: int) -> tuple[Head, ...]:
+    """Heads drawn at random, without repeats."""
+    import numpy as np
+
+    chosen = np.random.default_rng(seed).choice(len(every), size, replace=False)
+    return tuple(every[at] for at in sorted(chosen))
+
+
+def listed(groups: Mapping[str, tuple[Head, ...]]) -> str:
+    """``row 0.0+0.3, mask_ignore 1.2``."""
+    return ", ".join(
+        f"{name} {'+'.join(f'{head.layer}.{head.head}' for head in heads)}" for name, heads in groups.items()
+    )

@@ -1,0 +1,273 @@
+"""Which parts of an input cause which outputs: change one position at a time, and see which outputs move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.paired import without_intervals
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.subjects import Options, Subject
+
+if TYPE_CHECKING:
+    import plotly.graph_objects
+    from torch import Tensor
+    from typing_extensions import Unpack
+
+    from tasks.base import Influences
+
+#: How far values move, up or down.
+SHIFT = 0.1
+#: Tokens of one forward pass.
+TOKENS_PER_PASS = 32768
+DRAWS, LEVEL = 1000, 0.95
+MODEL = "model"
+CHANGE, PART, AGREEMENT = "mean |change|", "share of all change", "correlation with the model"
+
+
+@dataclass(frozen=True)
+class InfluenceResult(Result):
+    """A :class:`Result` with the mean maps of influence behind it, by REF and variant.
+
+    Attributes:
+        maps: mean |change| ``[line, column]`` at a source so many lines and columns away from the target, the
+            middle being the target itself; NaN where there are no pairs.
+    """
+
+    maps: Mapping[tuple[str, str], Any] = field(default_factory=dict)
+
+    def plot(self) -> plotly.graph_objects.Figure:
+        """A map per checkpoint, and one of each reference."""
+        from interp_tasks.experiments.influence.figure import figure
+
+        return self.titled(figure(self.maps), self.heading()) if self.maps else super().plot()
+
+    def heading(self) -> str:
+        return "Where the entries are that move an output"
+
+    def caption(self) -> str:
+        return (
+            "Mean absolute change of an output when one entry is changed, by where that entry lies from the output's "
+            "own: rows down, columns across, the output's own place in the middle."
+        )
+
+
+@checked
+def influence(
+    refs: str | Sequence[str],
+    shift: float | None = SHIFT,
+    *,
+    redraw: bool = False,
+    **options: Unpack[Options],
+) -> InfluenceResult:
+    """Change one position of the input at a time and measure how far each output that the task names moves.
+
+    Args:
+        refs: one or several REFs; all see the same examples and the same changes.
+        shift: how far a value moves, up or down by chance; rounded to the task's values, at least one of them.
+        redraw: give the position the value of another example instead.
+        options: samples (default 64), seed, split, task, task_config, device, progress: see :class:`Options`.
+
+    Returns:
+        An :class:`InfluenceResult`. Per kind of pair (the ``intervention``) the mean absolute change of the output,
+        and the share that the kind has of all change, whose ``baseline`` is its share of all pairs. ``variant`` is the
+        model, or a reference of the task's: what another way to the answer would do; a row of its own has the rank
+        correlation of its changes with the model's.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line; a UserError for a task that does not say what to change.
+    """
+    check_shift(shift)
+    if options.get("tokens") is not None:
+        raise UserError("influence needs a task that says what may be changed: leave --tokens out")
+    maps: dict[tuple[str, str], Any] = {}
+    step = None if redraw else shift
+
+    def look(subject: Subject) -> Found:
+        import pandas
+
+        ref, asked = str(subject.labels["ref"]), influences_of(subject, step)
+        moved = changes(subject, asked)
+        rows = []
+        for variant, found in {MODEL: moved, **asked.references}.items():
+            rows += rows_of(variant, found, asked, subject.seed)
+            drawn = by_offset(subject, asked, found)
+            if drawn is not None:
+                maps[ref, variant] = drawn
+        for variant, reference in asked.references.items():
+            rows.append(agreement(variant, moved, reference, asked, subject.seed))
+        return Found(pandas.DataFrame(rows), {})
+
+    options = {**options, "samples": options.get("samples") or 64}
+    result = measure("influence", refs, options, look, config={"shift": step, "redraw": redraw})
+    how = "the value of another example" if redraw else f"its value ± {shift:g}"
+    notes = (
+        f"One entry at a time is given {how}; change: of the output at each hidden entry.",
+        "share of all change: its baseline is the kind's share of all pairs.",
+        "Other variants: what that way to the answer would move by, to first order.",
+        "Intervals: 95%, bootstrap over examples.",
+    )
+    return InfluenceResult(**{**vars(result), "notes": notes}, maps=maps)
+
+
+def check_shift(shift: float | None) -> None:
+    if shift is not None and not 0 < shift < 1e9:
+        raise UserError(f"--shift {shift:g}: give a distance above 0 and below 1e9")
+
+
+def influences_of(subject: Subject, shift: float | None) -> Influences:
+    """What the task says may be changed.
+
+    Raises:
+        UserError: if it says nothing, or its output is more than a number.
+    """
+    task = subject.task
+    assert task is not None
+    assert subject.batch is not None
+    found = task.influences(subject.batch, shift, subject.seed)
+    if found is None:
+        raise UserError(f"task {task.name!r} does not say what may be changed in its inputs (influences)")
+    if task.d_vocab_out != 1:
+        raise UserError(
+            f"task {task.name!r} has {task.d_vocab_out} outputs per position; influence needs one"
+        )
+    if not (found.changed[:, :, None] & found.read[:, None]).any():
+        raise UserError(
+            f"{subject.labels['ref']}: no example has both an entry to change and one to read, an observed and a "
+            "hidden one say"
+        )
+    return found
+
+
+def changes(subject: Subject, asked: Influences) -> Tensor:
+    """By how much outputs move ``[batch changed read]``, float64; 0 where nothing was changed."""
+    import torch
+
+    model, tokens = subject.model, subject.tokens
+    examples, places = asked.changed.nonzero(as_tuple=True)
+    moved = torch.zeros(*tokens.shape, tokens.shape[1], dtype=torch.float64, device=tokens.device)
+    step = max(1, TOKENS_PER_PASS // tokens.shape[1])
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            clean = torch.cat([model(part)[..., 0] for part in tokens.split(step)]).double()
+            for some, at in zip(examples.split(step), places.split(step), strict=True):
+                edited = tokens[some]
+                rows = torch.arange(len(some), device=tokens.device)
+                edited[rows, at] = asked.tokens[some, at]
+                moved[some, at] = model(edited)[..., 0].double() - clean[some]
+    finally:
+        model.train(training)
+    return moved
+
+
+def rows_of(variant: str, moved: Tensor, asked: Influences, seed: int) -> list[dict[str, Any]]:
+    """Two rows per kind of pair."""
+    import torch
+
+    from circuits.statistics import bootstrap, interval, ratio
+
+    known = ~moved.isnan()
+    sizes = moved.nan_to_num(0.0).abs().double()
+    pairs = (asked.changed[:, :, None] & asked.read[:, None] & known).double()
+    total, all_pairs = (sizes * pairs).sum((1, 2)), pairs.sum((1, 2))
+    sums, counts, about = [], [], []
+    for kind, mask in asked.kinds.items():
+        inside = pairs * mask
+        change, number = (sizes * inside).sum((1, 2)), inside.sum((1, 2))
+        if not number.sum():
+            continue
+        # Their share of the pairs stands beside their share of the change.
+        sums += [change, change, number]
+        counts += [number, total, all_pairs]
+        about.append(kind)
+    if not about:
+        return []
+    sum_array, count_array = (torch.stack(each).cpu().numpy() for each in (sums, counts))
+    values = ratio(sum_array.sum(1), count_array.sum(1))
+    drawn = bootstrap(sum_array, count_array, seed, DRAWS)
+    low, high = interval(drawn, LEVEL)
+    gap_low, gap_high = interval(drawn[:, 1::3] - drawn[:, 2::3], LEVEL)
+    rows = []
+    for index, kind in enumerate(about):
+        common: dict[str, Any] = {
+            "variant": variant,
+            "intervention": kind,
+            "n": len(moved),
+            "engine": "naive",
+        }
+        whole, part = 3 * index, 3 * index + 1
+        rows.append(
+            {
+                **common,
+                "metric": CHANGE,
+                "value": values[whole],
+                "ci_low": low[whole],
+                "ci_high": high[whole],
+            }
+        )
+        rows.append(
+            {
+                **common,
+                "metric": PART,
+                "value": values[part],
+                "ci_low": low[part],
+                "ci_high": high[part],
+                "baseline": values[part + 1],
+                "effect": values[part] - values[part + 1],
+                "effect_ci_low": gap_low[index],
+                "effect_ci_high": gap_high[index],
+            }
+        )
+    return rows if len(moved) > 1 else [without_intervals(row) for row in rows]
+
+
+def agreement(variant: str, moved: Tensor, reference: Tensor, asked: Influences, seed: int) -> dict[str, Any]:
+    """The rank correlation of the model's changes with a reference's, over all pairs; resampled over examples."""
+    import numpy as np
+
+    from interp_tasks.measurement.geometry import correlation, ranks
+
+    pairs = (asked.changed[:, :, None] & asked.read[:, None] & ~reference.isnan()).cpu()
+    row: dict[str, Any] = {"variant": variant, "intervention": "all pairs", "metric": AGREEMENT}
+    row |= {"engine": "naive"}
+    if not pairs.any():
+        return row
+    examples = pairs.nonzero()[:, 0].numpy()
+    one, other = (ranks(x.cpu()[pairs].double().numpy()) for x in (moved, reference))
+    rng = np.random.default_rng([seed, 5])
+    count = len(moved)
+    drawn = rng.multinomial(count, np.full(count, 1 / count), size=200)
+    weights = np.concatenate([np.ones((1, count)), drawn])[:, examples]
+    found = correlation(one, other, weights)
+    low, high = np.nanquantile(found[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    row |= {"value": found[0], "ci_low": low, "ci_high": high, "n": count}
+    return row if count > 1 else without_intervals(row)
+
+
+def by_offset(subject: Subject, influences: Influences, moved: Tensor) -> Any:
+    """Mean |change| by where the source lies from the target ``[2n − 1, 2m − 1]``; ``None`` without such a grid."""
+    import numpy as np
+
+    task = subject.task
+    assert task is not None
+    asked = task.grid_axes()
+    if len(asked) != 2 or any(axis.position is not None for axis in asked):
+        return None
+    sizes = tuple(len(axis.values) for axis in asked)
+    cells = sizes[0] * sizes[1]
+    at = np.stack(np.unravel_index(np.arange(cells), sizes))
+    away = at[:, :, None] - at[:, None] + np.array(sizes)[:, None, None] - 1
+    pairs = (influences.changed[:, :, None] & influences.read[:, None] & ~moved.isnan()).cpu().numpy()
+    size = moved.nan_to_num(0.0).abs().cpu().numpy()
+    shape = tuple(2 * one - 1 for one in sizes)
+    sums, counts = np.zeros(shape), np.zeros(shape)
+    use = pairs[:, :cells, :cells]
+    np.add.at(sums, (away[0], away[1]), (size[:, :cells, :cells] * use).sum(0))
+    np.add.at(counts, (away[0], away[1]), use.sum(0))
+    return np.divide(sums, counts, out=np.full(shape, np.nan), where=counts > 0)

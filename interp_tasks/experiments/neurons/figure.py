@@ -1,0 +1,137 @@
+"""Figures of ``neurons``: images over the grid with their spectra, and what changes over training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.experiments.neurons.active_counts import DEVIATIONS
+from interp_tasks.experiments.neurons.active_history import SIZE
+from interp_tasks.experiments.neurons.rows import (
+    ACTIVE,
+    ACTIVE_EACH,
+    ALL,
+    CLUSTERED,
+    CLUSTERS,
+    IN_CLUSTERS,
+    SECOND,
+)
+from interp_tasks.pages.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
+
+if TYPE_CHECKING:
+    import pandas
+    import plotly.graph_objects
+
+    from interp_tasks.experiments.neurons.measure import Image
+
+#: Heights in pixels: of a panel, between panels with their titles, above and below all.
+PANEL, GAP, AROUND = 300, 100, 110
+#: Highest frequencies that ticks tell apart.
+TICKS = 6
+
+
+def images_figure(images: Mapping[str, Image]) -> plotly.graph_objects.Figure:
+    """A row per image: the values on the left, the shares of pairs of frequencies on the right."""
+    from plotly.subplots import make_subplots
+
+    whole = PANEL * len(images) + GAP * (len(images) - 1)
+    found = make_subplots(
+        rows=len(images),
+        cols=2,
+        horizontal_spacing=0.18,
+        vertical_spacing=GAP / whole if len(images) > 1 else 0,
+        subplot_titles=[title for name in images for title in (name, "its spectrum")],
+    )
+    for row, one in enumerate(images.values(), start=1):
+        middle = 1 - (PANEL / 2 + (row - 1) * (PANEL + GAP)) / whole
+        first, second = one.axes
+        for column, (table, says, unit) in enumerate(
+            ((one.values, "%{z:.3g}", ""), (100 * one.share, "%{z:.3g}% of the variance", "%")), start=1
+        ):
+            found.add_trace(
+                {
+                    "type": "heatmap",
+                    "z": table.tolist(),
+                    # Both ends or neither counts; a neuron that is nowhere active has no share above 0.
+                    **({} if column == 1 else {"zmin": 0, "zmax": float(table.max()) or 100}),
+                    "colorscale": SEQUENTIAL,
+                    "colorbar": {
+                        "len": PANEL / whole,
+                        "y": middle,
+                        "x": 0.43 if column == 1 else 1.02,
+                        "thickness": 12,
+                        "ticksuffix": unit,
+                        "title": {
+                            "text": ("value", "share of<br>variance")[column - 1],
+                            "font": {"size": 12},
+                        },
+                    },
+                    "hovertemplate": f"{first} %{{y}}, {second} %{{x}}<br>{says}<extra></extra>",
+                },
+                row=row,
+                col=column,
+            )
+            of = "" if column == 1 else "frequency in "
+            ticks = {"tick0": 0, "dtick": max(1, table.shape[0] // TICKS), "showgrid": False}
+            found.update_xaxes(title_text=f"{of}{second}", constrain="domain", row=row, col=column, **ticks)
+            found.update_yaxes(title_text=f"{of}{first}", autorange="reversed", row=row, col=column, **ticks)
+    return found.update_layout(height=whole + AROUND, margin={"t": 60, "b": 50}, template=template("light"))
+
+
+def steps_figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
+    """Two panels: numbers of active frequencies, and shares; a line per run, tensor and quantity."""
+    from plotly.subplots import make_subplots
+
+    single = next((str(name) for name in frame["variant"] if str(name).startswith("neuron ")), ALL)
+    counted = [
+        (ALL, ACTIVE, "all together"),
+        (ALL, ACTIVE_EACH, "per neuron"),
+        (IN_CLUSTERS, CLUSTERS, CLUSTERS),
+    ]
+    for end in (*(f"{deviations} sd" for deviations in DEVIATIONS), f"{DEVIATIONS[0]} sd{SIZE}"):
+        metric = f"{ACTIVE}, mean + {end}"
+        counted += [(variant, metric, f"mean + {end}, {variant}") for variant in (single, ALL)]
+    shares = [(IN_CLUSTERS, CLUSTERED, "neurons in clusters"), (ALL, SECOND, "variance explained, degree 2")]
+    whole = 2 * PANEL + GAP
+    found = make_subplots(
+        rows=2, cols=1, vertical_spacing=GAP / whole, subplot_titles=["Frequencies", "Shares"]
+    )
+    tensors = list(frame.groupby(["run", "intervention"], sort=False, dropna=False))
+    for panel, wanted in enumerate((counted, shares), start=1):
+        index = 0
+        for variant, metric, name in dict.fromkeys(wanted):
+            for (run, tensor), part in tensors:
+                points = part[(part["variant"] == variant) & (part["metric"] == metric)].sort_values("step")
+                if points.empty:
+                    continue
+                said = name if len(tensors) == 1 else f"{name}, {tensor} of {run}"
+                trace = line(said, points["step"].tolist(), points["value"].tolist(), index)
+                # Each panel has its legend beside it.
+                legend = "legend" if panel == 1 else "legend2"
+                found.add_trace({**trace, "legend": legend}, row=panel, col=1)
+                index += 1
+    beside = {"orientation": "v", "x": 1.02, "yanchor": "top", "font": {"size": 12}}
+    found.update_xaxes(title_text="step")
+    found.update_yaxes(title_text="number", rangemode="tozero", row=1, col=1)
+    found.update_yaxes(title_text="share", range=[0, 1.03], row=2, col=1)
+    return found.update_layout(
+        height=whole + AROUND + 60,
+        margin={"t": 70, "b": 50},
+        legend={**beside, "y": 1, "title": {"text": "number of"}},
+        legend2={**beside, "y": PANEL / whole, "title": {"text": "share of"}},
+        template=template("light"),
+    )
+
+
+def line(name: str, steps: list[int], values: list[float], index: int) -> dict[str, Any]:
+    colours = COLOURS["light"]
+    colour = colours[index % len(colours)]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": name,
+        "x": steps,
+        "y": values,
+        "line": {"color": colour, "dash": ("solid", "dash", "dot")[index // len(colours) % 3]},
+        "marker": {"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 7, "color": colour},
+    }

@@ -1,0 +1,112 @@
+"""Rows of a result about neurons and attention weights over the grid: of single ones, of clusters, of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from interp_tasks.experiments.neurons.features import Features, Measured
+
+#: Metrics of a neuron, of a cluster, and of all of them.
+FREQUENCY, FIRST, SECOND = "frequency", "variance explained, degree 1", "variance explained, degree 2"
+ALONE, JOINTLY, ONE = "variance by {} alone", "variance by both jointly", "variance by one digit"
+TO_ONE = "share of attention to one digit"
+PAIRS = "pairs of frequencies for half of the variance"
+MEAN, ACTIVE, ACTIVE_EACH = "mean", "active frequencies", "active frequencies per neuron"
+COUNT, CLUSTERS, CLUSTERED, DEAD = "neurons", "clusters", "share of neurons in clusters", "constant neurons"
+#: Variants that are about no single neuron.
+ALL, IN_CLUSTERS, CLUSTER = "all neurons", "in clusters", "cluster "
+
+
+def rows_of(found: Measured, wanted: Sequence[int]) -> list[dict[str, Any]]:
+    """Rows of the chosen features, of clusters and of all."""
+    features, common = found.features, common_of(found.features)
+    rows: list[dict[str, Any]] = []
+    for at in wanted:
+        about = {**common, "variant": features.names[at], "head": features.heads[at]}
+        rows += [{**about, **row} for row in one_feature(found, at)]
+    if features.site == "pattern":
+        return rows + [{**common, **row} for row in preferences(features)]
+    for variant, metrics in together(found).items():
+        rows += [{**common, "variant": variant, **row} for row in metrics]
+    return rows
+
+
+def common_of(features: Features) -> dict[str, Any]:
+    """The columns that all rows of one tensor share."""
+    return {
+        "intervention": features.label,
+        "site": features.site,
+        "layer": features.layer,
+        "position": features.position,
+        "n": features.grid.cells,
+    }
+
+
+def preferences(features: Features) -> Iterator[dict[str, Any]]:
+    """Of each head, how much of its mean attention to both digits goes to the one that gets more: 0.5 to 1."""
+    means = features.values.double().mean(0).unflatten(0, (-1, 2))
+    for head, pair in enumerate(means):
+        about = {"variant": f"{features.layer}.{head}", "head": head}
+        yield {**about, **row(TO_ONE, float(pair.max() / pair.sum()))}
+
+
+def one_feature(found: Measured, at: int) -> Iterator[dict[str, Any]]:
+    """Of a feature that does not vary only its mean."""
+    yield row(MEAN, found.features.values[:, at].double().mean())
+    if float(found.variance[at]) <= 0 or int(found.clusters.best[at]) < 0:
+        return
+    yield row(FREQUENCY, found.clusters.labels[int(found.clusters.best[at])])
+    yield row(FIRST, found.first[at])
+    yield row(SECOND, found.second[at])
+    for axis, share in found.alone.items():
+        yield row(ALONE.format(axis), share[at])
+    yield row(JOINTLY, found.jointly[at])
+    yield row(ONE, max(float(share[at]) for share in found.alone.values()))
+    yield row(PAIRS, found.pairs[at], found.pairs_relabelled[at])
+    yield row(ACTIVE, found.active.counts[at])
+
+
+def together(found: Measured) -> dict[str, list[dict[str, Any]]]:
+    """Rows of the neurons of each cluster, of all clusters, of all neurons, by variant."""
+    import torch
+
+    clusters, varying = found.clusters, found.clusters.best >= 0
+    inside = clusters.assigned >= 0
+    rows: dict[str, list[dict[str, Any]]] = {}
+    groups = {f"{CLUSTER}{label}": clusters.neurons(label) for label in clusters.sizes}
+    groups |= {IN_CLUSTERS: inside.nonzero().flatten(), ALL: varying.nonzero().flatten()}
+    for variant, members in groups.items():
+        weights = found.variance[members]
+        whole = float(weights.sum())
+        rows[variant] = [row(COUNT, len(members))]
+        if whole > 0:
+            rows[variant] += [
+                row(name, float((share[members] * weights).sum()) / whole)
+                for name, share in ((FIRST, found.first), (SECOND, found.second))
+            ]
+    rows[IN_CLUSTERS] += [
+        row(CLUSTERS, len(clusters.sizes)),
+        row(CLUSTERED, float(inside.double().mean())),
+    ]
+    constant = row(DEAD, int((~varying).sum()))
+    if not bool(varying.any()):
+        rows[ALL] += [constant]
+        return rows
+    weights = found.variance / found.variance.sum()
+    rows[ALL] += [
+        *(row(ALONE.format(axis), (share * weights).sum()) for axis, share in found.alone.items()),
+        row(JOINTLY, (found.jointly * weights).sum()),
+        row(PAIRS, *(torch.nanmedian(each) for each in (found.pairs, found.pairs_relabelled))),
+        row(ACTIVE, len(found.active.keys)),
+        row(ACTIVE_EACH, found.active.counts[varying].double().mean()),
+        constant,
+    ]
+    return rows
+
+
+def row(metric: str, value: Any, baseline: Any = None) -> dict[str, Any]:
+    found = {"metric": metric, "value": float(value)}
+    if baseline is not None:
+        found |= {"baseline": float(baseline), "effect": float(value) - float(baseline)}
+    return found

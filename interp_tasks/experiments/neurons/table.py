@@ -1,0 +1,123 @@
+"""How people see the rows of ``neurons``: a line per neuron, cluster or head; of many checkpoints a line each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.experiments.neurons.active_counts import DEVIATIONS, LEAST
+from interp_tasks.experiments.neurons.active_history import SIZE
+from interp_tasks.experiments.neurons.rows import (
+    ACTIVE,
+    ACTIVE_EACH,
+    ALL,
+    ALONE,
+    CLUSTER,
+    CLUSTERED,
+    CLUSTERS,
+    COUNT,
+    FIRST,
+    FREQUENCY,
+    IN_CLUSTERS,
+    JOINTLY,
+    MEAN,
+    PAIRS,
+    SECOND,
+    TO_ONE,
+)
+from interp_tasks.pages import Column
+
+if TYPE_CHECKING:
+    import pandas
+
+BEFORE, AFTER = ALONE.split("{}")
+
+
+def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """A row per checkpoint, tensor and variant, with a column for each metric; or per checkpoint and tensor."""
+    import pandas
+
+    rows: dict[tuple[str, str, str], dict[Any, Any]] = {}
+    for one in frame.to_dict("records"):
+        key = (one["ref"], one["intervention"], one["variant"])
+        found = rows.setdefault(key, {**one, "relabelled": math.nan})
+        found[one["metric"]] = one["value"]
+        if one["metric"] == PAIRS:
+            found["relabelled"] = one["baseline"]
+    if frame["ref"].nunique() < LEAST or (frame["variant"] != ALL).all():
+        return pandas.DataFrame(list(rows.values()))
+    return over_steps(rows)
+
+
+def over_steps(rows: Mapping[tuple[str, str, str], Mapping[Any, Any]]) -> pandas.DataFrame:
+    """A row per checkpoint and tensor, all under one head; of single neurons the first one's published counts."""
+    import pandas
+
+    lines: dict[tuple[str, str], dict[Any, Any]] = {}
+    for (ref, tensor, variant), one in rows.items():
+        found = lines.setdefault((ref, tensor), {"checkpoint": ref, "at": one["step"], "single": None, **one})
+        if variant in (ALL, IN_CLUSTERS):
+            found |= {f"{variant}: {name}": value for name, value in one.items()}
+        elif not variant.startswith(CLUSTER) and found["single"] in (None, variant):
+            found["single"] = variant
+            found |= {f"single: {name}": value for name, value in one.items()}
+    steps = [one["step"] for one in lines.values()]
+    refs = len({one["checkpoint"] for one in lines.values()})
+    title = {"ref": f"{refs} checkpoints", "step": f"{min(steps)} to {max(steps)}"}
+    return pandas.DataFrame([{**one, **title} for one in lines.values()])
+
+
+def view_columns(frame: pandas.DataFrame) -> list[Column]:
+    tensors = [Column("tensor", "intervention")] if frame["intervention"].nunique() > 1 else []
+    if "checkpoint" in frame:
+        name = str(frame["single"].iloc[0])
+        columns = [
+            Column("step", "at") if frame["run"].nunique() == 1 else Column("checkpoint", "checkpoint"),
+            *tensors,
+            Column("clusters", f"{IN_CLUSTERS}: {CLUSTERS}", text(f"{IN_CLUSTERS}: {CLUSTERS}", ".0f")),
+            Column("in clusters", f"{IN_CLUSTERS}: {CLUSTERED}", text(f"{IN_CLUSTERS}: {CLUSTERED}", ".1%")),
+            Column("degree 2", f"{ALL}: {SECOND}", text(f"{ALL}: {SECOND}", ".1%")),
+            Column("active", f"{ALL}: {ACTIVE}", text(f"{ALL}: {ACTIVE}", ".0f")),
+            Column("active\nper neuron", f"{ALL}: {ACTIVE_EACH}", text(f"{ALL}: {ACTIVE_EACH}", ".1f")),
+        ]
+        for end in (*(f"{deviations} sd" for deviations in DEVIATIONS), f"{DEVIATIONS[0]} sd{SIZE}"):
+            metric = f"{ACTIVE}, mean + {end}"
+            for what, key, digits in ((name, "single", ".0f"), (ALL, ALL, ".1f")):
+                if f"{key}: {metric}" in frame:
+                    title = f"+{end}\n{what}"
+                    columns.append(Column(title, f"{key}: {metric}", text(f"{key}: {metric}", digits)))
+        return columns
+    alone = [str(name) for name in frame if str(name).startswith(BEFORE) and str(name).endswith(AFTER)]
+    columns = [
+        *tensors,
+        Column("", "variant"),
+        Column("neurons", COUNT, text(COUNT, ".0f")),
+        Column("mean", MEAN, text(MEAN, ".3g")),
+        Column("to one\ndigit", TO_ONE, text(TO_ONE, ".1%")),
+        Column("frequency", FREQUENCY, text(FREQUENCY, ".0f")),
+        Column("degree 1", FIRST, text(FIRST, ".1%")),
+        Column("degree 2", SECOND, text(SECOND, ".1%")),
+        *(
+            Column(f"{name.removeprefix(BEFORE).removesuffix(AFTER)} alone", name, text(name, ".1%"))
+            for name in alone
+        ),
+        Column("jointly", JOINTLY, text(JOINTLY, ".1%")),
+        Column("pairs\n(relabelled)", PAIRS, pairs),
+        Column("active", ACTIVE, text(ACTIVE, ".0f")),
+    ]
+    return [column for column in columns if column.key in frame]
+
+
+def pairs(row: Mapping[str, Any]) -> str:
+    if missing(row.get(PAIRS)):
+        return ""
+    return f"{row[PAIRS]:.0f} ({row['relabelled']:.0f})"
+
+
+def text(key: str, digits: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: "" if missing(row.get(key)) else format(row[key], digits)
+
+
+def missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))

@@ -1,0 +1,104 @@
+"""Models on data unlike that of their training, beside a method that knows of no training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.experiments.baseline.comparison import (
+    Comparison,
+    ComparisonResult,
+    chosen,
+    declared,
+    forward,
+)
+from interp_tasks.experiments.baseline.measure import PAIRED, no_tokens
+from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.subjects import Examples, Options, Subject
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tasks import Task
+
+GROUPS = ("entries", "rank", "rows", "columns")
+#: The metric that counts positions whose embedding training never used.
+UNTRAINED = "untrained_positions"
+
+
+@checked
+def ood(
+    refs: str | Sequence[str],
+    vary: str | Sequence[str] = GROUPS,
+    method: str | None = None,
+    **options: Unpack[Options],
+) -> ComparisonResult:
+    """Try models out of distribution: other laws of the entries, ranks, numbers of rows and of columns.
+
+    Gopalani, Lubana, Hu 2024, appendix J.2 and figure 19.
+
+    Args:
+        refs: one or several REFs; all see the same examples.
+        vary: groups of the task's ``variations()``.
+        method: one of the task's ``baselines()``; default: the first.
+        options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
+
+    Returns:
+        A row per checkpoint, variation (the ``variant``) and metric: ``value`` is the model's, ``baseline`` the
+        method's; ``site`` names the group. The metric ``untrained_positions`` counts positions of the input that the
+        task of training has not. Variations that a model cannot take have that row only, with no value, and a note.
+
+    Raises:
+        UserError, TaskError: in one line.
+    """
+    asked = [vary] if isinstance(vary, str) else list(vary)
+    no_tokens(options, "ood")
+    comparison = Comparison(Examples.of(options), options.get("progress"))
+    said: dict[str, None] = {}
+
+    def look(subject: Subject) -> Found:
+        import pandas
+
+        assert subject.task is not None
+        known = declared(subject.task, "baselines")
+        using = chosen(known, [method] if method else [], "--method", subject.task) or list(known)[:1]
+        groups = declared(subject.task, "variations")
+        rows: list[dict[str, Any]] = []
+        for group in chosen(groups, asked, "--vary", subject.task):
+            for name, task in groups[group].items():
+                about = {"variant": name, "site": group}
+                new = max(0, task.sequence_length - subject.task.sequence_length)
+                wrong = misfit(task, subject.model)
+                count = {"metric": UNTRAINED, "value": float("nan") if wrong else float(new)}
+                size = len(comparison.batch(task))
+                rows.append({**about, **count, "n": size, "intervention": "untrained positions"})
+                if wrong:
+                    said[f"{name}: not measured at {subject.labels['ref']}; {wrong}."] = None
+                    continue
+                if new:
+                    said[f"{name}: {new} of {task.sequence_length} positions were never trained."] = None
+                output = forward(subject.model, comparison.batch(task).tokens)
+                found = comparison.rows(task, output, using, subject.seed)
+                rows += [{**row, **about} for row in found]
+        return Found(pandas.DataFrame(rows), {})
+
+    result = measure("ood", refs, options, look, config={"vary": asked, "method": method})
+    notes = (
+        PAIRED,
+        "baseline: the method named under intervention, on the same examples.",
+        "Position m·i + j is entry (i, j): with other columns the same entry stands at another position.",
+        *said,
+    )
+    return ComparisonResult(**{**vars(result), "notes": notes})
+
+
+def misfit(task: Task, model: Any) -> str:
+    """Why a model cannot take a task's inputs; empty where it can."""
+    from tasks.base import TaskError
+
+    try:
+        task.check_model(model)
+    except TaskError as error:
+        return str(error)
+    return ""

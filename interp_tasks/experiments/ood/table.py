@@ -1,0 +1,29 @@
+"""How people see the rows of ``ood``: what was measured; which positions were never trained, the notes say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from interp_tasks.experiments.baseline.comparison import TRUTH
+from interp_tasks.experiments.ood.measure import UNTRAINED
+from interp_tasks.measurement.table import effect_text, value_text
+from interp_tasks.pages import Column
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """The rows against the method."""
+    return frame[(frame["metric"] != UNTRAINED) & (frame["intervention"] != TRUTH)]
+
+
+def view_columns(rows: pandas.DataFrame) -> list[Column]:
+    method = ", ".join(dict.fromkeys(rows["intervention"]))
+    return [
+        Column("variant", "variant"),
+        Column("metric", "metric"),
+        Column(method or "baseline", "baseline"),
+        Column("value [95% CI]", "value", value_text),
+        Column("effect [95% CI]", "effect", effect_text),
+    ]

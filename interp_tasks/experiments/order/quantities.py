@@ -1,0 +1,181 @@
+"""The quantities that ``order`` follows: each a function of a checkpoint that gives values by name, with resamples.
+
+``[1 + draws]``, with the same resamples of examples at every checkpoint; ``[1]`` where there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.measurement.subjects import Subject
+
+if TYPE_CHECKING:
+    from interp_tasks.experiments.order.measure import Followed
+    from interp_tasks.measurement.geometry import Array
+
+TOKENS_PER_PASS = 32768
+
+
+def pooled(sums: Any, counts: Any, seed: int) -> Array:
+    """Σsum / Σcount of per-example pairs, and its resamples over examples; None resampled counts nothing."""
+    import numpy as np
+
+    from circuits.statistics import bootstrap, ratio
+    from interp_tasks.experiments.embeddings.measure import DRAWS
+
+    total, count = (np.asarray(x, dtype=float)[None] for x in (sums, counts))
+    value = ratio(total.sum(1), count.sum(1))
+    return np.concatenate([value, bootstrap(total, count, seed, DRAWS)[:, 0]])
+
+
+def pair(metric: Any) -> tuple[Array, Array]:
+    import numpy as np
+
+    if isinstance(metric, tuple):
+        return tuple(part.double().cpu().numpy() for part in metric)
+    values = metric.double().cpu().numpy()
+    return values, np.ones_like(values)
+
+
+def judged(subject: Subject, *edits: Any) -> dict[str, tuple[Array, Array]]:
+    """The task's metrics per example, under edits."""
+    from circuits import run
+
+    assert subject.task is not None
+    output = run(subject.model, subject.tokens, *edits)
+    return {name: pair(metric) for name, metric in subject.task.metrics(output, subject.batch).items()}  # type: ignore[arg-type]
+
+
+def metrics(subject: Subject, followed: Followed) -> dict[str, Array]:
+    return {name: pooled(*found, subject.seed) for name, found in judged(subject).items()}
+
+
+def ablation(subject: Subject, followed: Followed) -> dict[str, Array]:
+    """Uniform attention in all heads: by how much it changes the drop metric."""
+    from circuits import ablate, heads
+
+    assert subject.task is not None
+    name = subject.task.drop_metric.name
+    edited = judged(subject, ablate.uniform(heads("all", subject.model)))[name]
+    gap = pooled(*edited, subject.seed) - pooled(*judged(subject)[name], subject.seed)
+    return {f"effect of ablation on {name}": gap}
+
+
+def embeddings(subject: Subject, followed: Followed) -> dict[str, Array]:
+    from interp_tasks.experiments.embeddings.measure import ALIGNMENT, Asked, Tables, of_tokens
+
+    assert subject.task is not None
+    asked = Asked(subject.task.token_values(), {})
+    if len(asked.values) < 4:
+        return {}
+    end = Tables.of(followed.end().model)
+    return {
+        "embedding alignment": of_tokens(asked, Tables.of(subject.model), end, subject.seed)[ALIGNMENT][1]
+    }
+
+
+def positions(subject: Subject, followed: Followed) -> dict[str, Array]:
+    import numpy as np
+
+    from interp_tasks.experiments.embeddings.measure import Asked, Tables
+    from interp_tasks.measurement.geometry import distances, silhouette
+
+    assert subject.task is not None
+    axes = {axis.name: len(axis.values) for axis in subject.task.grid_axes() if axis.position is None}
+    table = Tables.of(subject.model).positions
+    cells = int(np.prod(list(axes.values())))
+    if not axes or table is None:
+        return {}
+    asked, apart = Asked({}, axes), distances(table[:cells])
+    return {
+        f"silhouette of positions by {axis}": np.array([silhouette(apart, asked.labels(axis))])
+        for axis, size in axes.items()
+        if 1 < size < cells
+    }
+
+
+def attention(subject: Subject, followed: Followed) -> dict[str, Array]:
+    """The mean share of attention on its template, of the heads that end in each class."""
+    import numpy as np
+    import torch
+
+    from circuits import cache
+    from circuits.patterns._templates import template_keys
+
+    classes = followed.classes(subject)
+    if not classes:
+        return {}
+    assert subject.task is not None
+    declared: Mapping[str, Any] = subject.task.attention_templates()  # type: ignore[attr-defined]
+    batch, tokens = subject.batch, subject.tokens
+    assert batch is not None
+    sums: dict[str, list[Array]] = {name: [] for name in classes}
+    counts: dict[str, list[Array]] = {name: [] for name in classes}
+    size = max(1, TOKENS_PER_PASS // tokens.shape[1])
+    for start in range(0, len(tokens), size):
+        rows = slice(start, start + size)
+        seen = cache(subject.model, tokens[rows], ["pattern"])
+        for name, heads in classes.items():
+            keys = template_keys(name, declared[name], batch[rows], rows, tokens[rows]).to(tokens.device)
+            has = keys.any(-1).expand(len(tokens[rows]), -1)
+            shares = torch.stack(
+                [
+                    (seen[f"blocks.{head.layer}.attn.hook_pattern"][:, head.head] * keys).sum(-1)
+                    for head in heads
+                ],
+                1,
+            )
+            sums[name].append((shares * has[:, None]).sum((1, 2)).double().cpu().numpy())
+            counts[name].append(has.sum(1).double().cpu().numpy() * len(heads))
+    return {
+        f"attention of {name} heads": pooled(
+            np.concatenate(sums[name]), np.concatenate(counts[name]), subject.seed
+        )
+        for name in classes
+    }
+
+
+def probe(subject: Subject, followed: Followed) -> dict[str, Array]:
+    """The first target that the task declares, read after the last layer."""
+    import numpy as np
+
+    from interp_tasks.experiments.probe.measure import probed
+    from interp_tasks.experiments.probe.settings import Asked as Probe
+
+    assert subject.task is not None
+    assert subject.batch is not None
+    declared = subject.task.probe_targets(subject.batch)
+    if not declared.targets:
+        return {}
+    name = next(iter(declared.targets))
+    last = subject.model.cfg.n_layers - 1
+    asked = Probe.read(
+        sites=f"resid_post.{last}",
+        targets=name,
+        heads=None,
+        positions=None,
+        each_position=False,
+        intercept=False,
+        ridge=None,
+        folds=5,
+        held_out=0.25,
+        shuffles=1,
+        untrained=False,
+    )
+    table = probed(subject, asked)
+    split = "hidden" if "hidden" in declared.splits else "all"
+    metric = "r2" if declared.targets[name].kind == "regression" else "accuracy"
+    found = table[(table["split"] == split) & (table["metric"] == metric)]["value"].to_numpy(dtype=float)
+    where = f" ({split})" if split != "all" else ""
+    return {f"probe of {name}{where}, {metric}": np.asarray(found[:1])}
+
+
+QUANTITIES: dict[str, Callable[[Subject, Followed], dict[str, Array]]] = {
+    "metrics": metrics,
+    "ablation": ablation,
+    "embeddings": embeddings,
+    "positions": positions,
+    "attention": attention,
+    "probe": probe,
+}

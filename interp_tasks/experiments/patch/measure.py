@@ -1,0 +1,216 @@
+"""What an activation carries: put in its place what another input, or another checkpoint, gives there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.donors import Donor, check_donor
+from interp_tasks.measurement.head_classes import NO_CLASSES, roles_elsewhere
+from interp_tasks.measurement.head_edits import choices, positions, read_specs
+from interp_tasks.measurement.options import HEAD_SITES, called, check_queries, check_site, has_heads
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.runner import Found, measure, swept
+from interp_tasks.measurement.subjects import Examples, Options, Subject
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tasks import Batch, Metric, Task
+
+RESAMPLE = "resample"
+#: What a task may call a source. Everything else is a REF.
+NAME = re.compile(r"[A-Za-z_][\w-]*")
+
+
+@checked
+def patch(
+    refs: str | Sequence[str],
+    source: str,
+    site: str | Sequence[str] = "z",
+    heads: str | Sequence[Any] | None = None,
+    queries: str | Sequence[int] = "all",
+    by_class: bool = False,
+    **options: Unpack[Options],
+) -> Result:
+    """Run checkpoints on their examples with activations from a source, and compare with the unedited run.
+
+    Args:
+        refs: one or several REFs; all see the same examples.
+        source: the REF of one checkpoint of the same architecture (its activations on the same examples);
+            ``"resample"`` (those on another example of the batch, by one derangement); or a name that the task
+            declares in ``patch_sources(batch)``, such as ``"negated"`` (those on that input).
+        site: ``"z"`` (every layer at once), ``"z.1"``, ``"resid_pre.1"``, ...; a list: rows for each.
+        heads: at sites that have heads, ``"all"`` (the default), ``"each"``, ``"each-layer"`` or a spec; a list: a row
+            each.
+        queries: patch only here: positions, or a boolean mask of the task's examples by name.
+        by_class: at sites of heads in all layers, a row more for each class of heads, as :func:`heads` has them.
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
+
+    Returns:
+        A :class:`Result`. Where the source has targets of its own, every metric stands there a second time,
+        ``mse_masked (source)``: the same output judged by the source's targets.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line.
+    """
+    sites = check_sites(site, heads is not None)
+    specs = read_specs("all" if heads is None else heads)
+    where = check_queries(queries)
+    examples = Examples.of(options)
+    if by_class and examples.tokens is not None:
+        raise UserError(NO_CLASSES)
+    donor = check_source(source, refs, examples)
+    lent: list[Any] = []
+
+    def look(subject: Subject) -> Found:
+        from circuits import cache
+        from circuits import patch as patches
+
+        if donor is None:
+            lender = source_examples(subject, source)
+            given = lender if subject.task is None else lender.tokens
+        else:
+            lent[:] = lent or [donor.load(options.get("device", "cpu")).model]
+            lender, given = None, cache(lent[0], subject.tokens, sites)
+        variants: dict[str, Any] = {}
+        names: dict[str, str] = {}
+        classes = roles_elsewhere(subject).groups() if by_class else {}
+        for place in sites:
+            some = classes if place in HEAD_SITES else {}
+            for label, chosen in (selected(place, specs, subject.model) | some).items():
+                row = label if label and len(sites) == 1 else f"{place} {label}".strip()
+                variants[row] = patches.activations(place, given, chosen, queries=positions(subject, where))
+                names[row] = called(place, {"queries": where, "source": source})
+        if subject.task is None or lender is None:
+            return swept(subject, variants, names)
+        both = Both(subject.batch, lender)
+        return swept(subject, variants, names, judged_by_both(subject.task), both)
+
+    return measure(
+        "patch",
+        refs,
+        options,
+        look,
+        config={
+            "source": source if donor is None else donor.resolved.ref,
+            "site": sites,
+            "heads": None if heads is None else [str(spec) for spec in specs],
+            "queries": where or "all",
+            "by_class": by_class,
+        },
+        notes=notes(source, donor, judged=donor is None and examples.tokens is None),
+    )
+
+
+@dataclass(frozen=True)
+class Both:
+    """The examples of the run, and row by row those of the source; what ``circuits.sweep`` takes as a batch."""
+
+    run: Any
+    source: Any
+
+    def __len__(self) -> int:
+        return len(self.run)
+
+    def __getitem__(self, rows: slice) -> Both:
+        return Both(self.run[rows], self.source[rows])
+
+
+def judged_by_both(task: Task) -> Callable[[Any, Both], dict[str, Metric]]:
+    """The task's metrics by the targets of the run, and of the same output by those of the source."""
+
+    def metrics(output: Any, both: Both) -> dict[str, Metric]:
+        by_source = task.metrics(output, both.source)
+        return task.metrics(output, both.run) | {
+            f"{name} (source)": found for name, found in by_source.items()
+        }
+
+    return metrics
+
+
+def check_sites(site: str | Sequence[str], heads_given: bool) -> list[str]:
+    """Sites as users write them, and whether heads can be chosen there.
+
+    Raises:
+        UserError: in one line.
+    """
+    sites = [check_site(each) for each in ([site] if isinstance(site, str) else site)]
+    if not sites:
+        raise UserError("--site: nothing to patch; write z, resid_pre.1, ...")
+    for each in sites:
+        if heads_given and not has_heads(each):
+            raise UserError(
+                f"--heads with --site {each}: this site has no heads; leave --heads out, or choose among "
+                f"{', '.join(HEAD_SITES)}"
+            )
+    return list(dict.fromkeys(sites))
+
+
+def check_source(source: str, refs: str | Sequence[str], examples: Examples) -> Donor | None:
+    """The checkpoint that lends activations; ``None`` where the source is another input of the same model.
+
+    Raises:
+        UserError: in one line. Whether the task knows a name shows only when there is a task.
+    """
+    if source == RESAMPLE:
+        return None
+    if NAME.fullmatch(source) and not Path(source).is_dir():
+        if examples.tokens is not None:
+            raise UserError(
+                f"--source {source}: tokens of your own have no task to name it; write resample or a REF"
+            )
+        return None
+    return check_donor(source, refs, examples)
+
+
+def source_examples(subject: Subject, source: str) -> Any:
+    """The input that lends its activations, row by row: a batch of the task, or bare tokens ``[batch pos]``.
+
+    Raises:
+        UserError: for a name that the task does not declare.
+    """
+    if source == RESAMPLE:
+        from circuits.interventions.replacements import derangement
+
+        order = derangement(len(subject.tokens), subject.seed).to(subject.tokens.device)
+        return subject.tokens[order] if subject.batch is None else subject.batch[order]
+    # Names were refused where there is no task.
+    task: Any = subject.task
+    declared: dict[str, Batch] = task.patch_sources(subject.batch) if hasattr(task, "patch_sources") else {}
+    if source not in declared:
+        has = f"declares {', '.join(declared)}" if declared else "declares none"
+        raise UserError(
+            f"--source {source}: no such source of task {task.name}, which {has}; write one of those, resample, "
+            "or a REF"
+        )
+    return declared[source].to(str(subject.tokens.device))
+
+
+def selected(site: str, specs: Sequence[Any], model: Any) -> dict[str, Any]:
+    """Row label -> heads; one row without a label where the site has no heads."""
+    if not has_heads(site):
+        return {"": None}
+    layer = site.partition(".")[2]
+    return choices(specs, model, int(layer) if layer else None)
+
+
+def notes(source: str, donor: Donor | None, judged: bool) -> tuple[str, ...]:
+    """What a reader must know to read the numbers."""
+    if donor is not None:
+        return (f"Activations come from {donor} on the same examples.",)
+    if source == RESAMPLE:
+        said = "Activations come from another example of the batch, the same at every site."
+    else:
+        said = f"Activations come from the input that the task calls {source}."
+    if not judged:
+        return (said,)
+    return (
+        said,
+        "(source): the same output judged by the source's targets; low where it follows the source.",
+    )

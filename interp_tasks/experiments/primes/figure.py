@@ -1,0 +1,156 @@
+"""The figure of ``primes``: shares by tensor and answer, and a map for each kind of removal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.experiments.primes.shares import ANSWER, DIGIT, DIGITS, SHARE, TOGETHER
+from interp_tasks.pages.palette import COLOURS, template
+
+if TYPE_CHECKING:
+    import pandas
+    import plotly.graph_objects
+
+    from interp_tasks.experiments.primes.removal import Damage
+
+#: Heights in pixels: of a panel of bars, of a map, and between panels with their titles.
+BARS, MAP, GAP = 230, 380, 110
+TOP, BOTTOM = 110, 80
+#: Up to this many answers the cells of a map say their numbers.
+NUMBERED = 8
+
+
+def figure(frame: pandas.DataFrame, damages: Mapping[str, Sequence[Damage]]) -> plotly.graph_objects.Figure:
+    """For every checkpoint its shares, then its maps two abreast: what was removed, and the control beside it."""
+    from plotly.subplots import make_subplots
+
+    shares = frame[(frame["metric"] == SHARE) & (frame["variant"] != TOGETHER)]
+    shares = shares[shares["intervention"].str.partition(": ")[0].isin([DIGIT, DIGITS, ANSWER])]
+    panels: list[tuple[int, str, Any]] = []
+    for ref in dict.fromkeys(frame["ref"]):
+        for tensor, part in shares[shares["ref"] == ref].groupby(
+            shares["intervention"].str.partition(": ")[2], sort=False
+        ):
+            panels.append((BARS, f"functions of the answer and of the digits in {tensor}<br>{ref}", part))
+        panels += [
+            (MAP, f"{one.kind} taken away at {one.place}<br>{ref}", one) for one in damages.get(ref, ())
+        ]
+    whole = sum(height for height, _, _ in panels) + GAP * (len(panels) - 1)
+    found = make_subplots(
+        rows=len(panels),
+        cols=2,
+        row_heights=[height for height, _, _ in panels],
+        vertical_spacing=GAP / whole if len(panels) > 1 else 0,
+        horizontal_spacing=0.14,
+        specs=[[{"colspan": 2}, None] if height == BARS else [{}, {}] for height, _, _ in panels],
+        subplot_titles=[
+            title
+            for height, title, _ in panels
+            for title in (
+                [title] if height == BARS else [title, f"as much at random<br>{title.split('<br>')[1]}"]
+            )
+        ],
+    )
+    for row, (height, _, shown) in enumerate(panels, start=1):
+        if height == BARS:
+            bars(found, row, shown)
+        else:
+            heatmap(found, row, 1, shown, shown.lost(shown.without))
+            heatmap(found, row, 2, shown, shown.lost(shown.control))
+    found.update_layout(
+        height=TOP + whole + BOTTOM,
+        margin={"t": TOP, "b": BOTTOM},
+        barmode="group",
+        legend={"y": 1 + 50 / whole},
+        coloraxis={
+            "autocolorscale": True,
+            "cmin": 0,
+            "cmax": 1,
+            "colorbar": {
+                "title": "share of accuracy<br>above chance lost",
+                "len": MAP / whole,
+                "y": 0,
+                "yanchor": "bottom",
+            },
+        },
+        template=template("light"),
+    )
+    found.update_annotations(font_size=13)
+    return found
+
+
+def bars(found: Any, row: int, part: pandas.DataFrame) -> None:
+    """Of one tensor a bar per answer, for functions of the digits and of the answer, with their controls."""
+    drawn = {trace.name for trace in found.data}
+    # Of embeddings there is one digit, of activations all of them: the same in one colour.
+    names = {DIGIT: "digits mod q", DIGITS: "digits mod q", ANSWER: "the answer"}
+    for what, rows in part.groupby(part["intervention"].str.partition(": ")[0], sort=False):
+        colour = COLOURS["light"][0 if what == ANSWER else 1]
+        name = names[str(what)]
+        x = rows["variant"].tolist()
+        found.add_trace(
+            {
+                "type": "bar",
+                "name": name,
+                "legendgroup": name,
+                "showlegend": name not in drawn,
+                "offsetgroup": name,
+                "x": x,
+                "y": rows["value"].tolist(),
+                "marker": {"color": colour},
+                "customdata": rows["baseline"].tolist(),
+                "hovertemplate": "%{x}: %{y:.4f}<br>shuffled: %{customdata:.4f}<extra>" + name + "</extra>",
+            },
+            row=row,
+            col=1,
+        )
+        found.add_trace(
+            {
+                "type": "bar",
+                "name": f"{name}, digits shuffled",
+                "legendgroup": f"{name} shuffled",
+                "showlegend": f"{name}, digits shuffled" not in drawn,
+                "offsetgroup": f"{name} shuffled",
+                "x": x,
+                "y": rows["baseline"].tolist(),
+                "marker": {"color": "rgba(0,0,0,0)", "line": {"color": colour, "width": 1.5}},
+                "hovertemplate": "%{x}: %{y:.4f}<extra>shuffled</extra>",
+            },
+            row=row,
+            col=1,
+        )
+    found.update_xaxes(type="category", title={"text": "answer", "standoff": 4}, row=row, col=1)
+    found.update_yaxes(title_text="share of variance", rangemode="tozero", row=row, col=1)
+
+
+def heatmap(found: Any, row: int, column: int, one: Damage, lost: Any) -> None:
+    names = list(one.names)
+    cells = [[None if value != value else float(value) for value in line] for line in lost]
+    found.add_trace(
+        {
+            "type": "heatmap",
+            "x": names,
+            "y": names,
+            "z": cells,
+            "coloraxis": "coloraxis",
+            **({"texttemplate": "%{z:.2f}"} if len(names) <= NUMBERED else {}),
+            "hovertemplate": "without %{y}: %{x} loses %{z:.3f}<extra></extra>",
+        },
+        row=row,
+        col=column,
+    )
+    found.update_xaxes(
+        type="category",
+        title_text="answer that is judged",
+        tickangle=-90 if len(names) > NUMBERED else 0,
+        row=row,
+        col=column,
+    )
+    found.update_yaxes(
+        type="category",
+        autorange="reversed",
+        title_text="answer that is taken away" if column == 1 else None,
+        row=row,
+        col=column,
+    )

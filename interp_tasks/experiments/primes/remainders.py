@@ -1,0 +1,123 @@
+"""Which remainder each input has: a task's modular answers, its digits and other linear forms as classes of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.subjects import Subject
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tasks import GridAxis, ModularAnswer
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs that lie on the task's grid.
+
+    Attributes:
+        tokens: ``[input pos]``.
+        at: ``[input coordinate]``, the index of each coordinate's value in its axis.
+        axes, answers: the task's.
+    """
+
+    tokens: Tensor
+    at: Tensor
+    axes: tuple[GridAxis, ...]
+    answers: Mapping[str, ModularAnswer]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(len(axis.values) for axis in self.axes)
+
+    def remainders(self, name: str) -> Tensor:
+        """The right remainder of an answer, ``[input]``."""
+        answer = self.answers[name]
+        return self.form(answer.coefficients, answer.modulus)
+
+    def form(
+        self, coefficients: tuple[int, ...], modulus: int, shuffles: tuple[Tensor, ...] | None = None
+    ) -> Tensor:
+        """Σ coefficient · coordinate modulo something, ``[input]``.
+
+        Args:
+            shuffles: of each coordinate the number that stands for each of its values instead.
+        """
+        import torch
+
+        at = self.at
+        if shuffles is not None:
+            at = torch.stack([shuffle[column] for shuffle, column in zip(shuffles, at.T, strict=True)], 1)
+        return (at * torch.tensor(coefficients)).sum(1) % modulus
+
+    def digits(self, modulus: int, shuffles: tuple[Tensor, ...] | None = None) -> list[Tensor]:
+        """Every coordinate modulo something, ``[input]`` each."""
+        each = [tuple(int(at == place) for at in range(len(self.axes))) for place in range(len(self.axes))]
+        return [self.form(one, modulus, shuffles) for one in each]
+
+    def other_forms(self, name: str, most: int) -> list[tuple[int, ...]]:
+        """Coefficients of forms with the answer's modulus that tell other inputs apart, none of them 0; spread evenly.
+
+        Forms that are multiples of each other have the same classes.
+        """
+        answer = self.answers[name]
+        q, (first, *rest) = answer.modulus, answer.coefficients
+        if len(rest) != 1 or first % q == 0:
+            return []
+        every: list[tuple[int, ...]] = [(first, other) for other in range(1, q) if other != rest[0] % q]
+        step = max(1, len(every) // most)
+        return every[::step][:most]
+
+    def shuffles(self, seed: int) -> tuple[Tensor, ...]:
+        """A random order of the values of each coordinate."""
+        import torch
+
+        from tasks import generator
+
+        return tuple(
+            torch.randperm(size, generator=generator(seed, "shuffled digits", place))
+            for place, size in enumerate(self.sizes)
+        )
+
+
+def read_inputs(subject: Subject, what: str) -> Inputs:
+    """The complete grid of the checkpoint's task.
+
+    Raises:
+        UserError: for no task, for a task without modular answers.
+    """
+    task: Any = subject.task
+    if task is None:
+        raise UserError(f"{what} needs a task: leave --tokens out, or give --task NAME instead")
+    answers = task.modular_answers()
+    if not answers:
+        raise UserError(f"task {task.name!r} declares no modular answers, which {what} is about")
+    axes = task.grid_axes()
+    every = Inputs(task.input_grid().tokens, located(task.input_grid().tokens, axes), axes, answers)
+    return on_grid(every)
+
+
+def sampled(subject: Subject, whole: Inputs) -> Inputs:
+    """Those examples of the subject that are on the grid."""
+    tokens = subject.tokens.cpu()
+    return on_grid(Inputs(tokens, located(tokens, whole.axes), whole.axes, whole.answers))
+
+
+def on_grid(inputs: Inputs) -> Inputs:
+    rows = (inputs.at >= 0).all(1)
+    return Inputs(inputs.tokens[rows], inputs.at[rows], inputs.axes, inputs.answers)
+
+
+def located(tokens: Tensor, axes: tuple[GridAxis, ...]) -> Tensor:
+    """Of every input the index of each coordinate's value, -1 for a value that is not in the axis."""
+    import torch
+
+    columns = []
+    for axis in axes:
+        match = tokens[:, int(axis.position or 0)][:, None] == torch.tensor(axis.values)
+        columns.append(torch.where(match.any(1), match.long().argmax(1), -1))
+    return torch.stack(columns, 1)

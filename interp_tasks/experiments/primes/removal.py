@@ -1,0 +1,295 @@
+"""Take from a model what it knows of one modular answer, and judge every other answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from interp_tasks.experiments.primes.remainders import Inputs, sampled
+from interp_tasks.experiments.primes.shares import TOGETHER, Place, squares
+from interp_tasks.measurement.subjects import Subject
+
+if TYPE_CHECKING:
+    import pandas
+    from torch import Tensor
+
+    from circuits import Intervention
+
+ACCURACY, LOSS = "accuracy of ", "loss of "
+OWN, OTHERS, SELECTIVE = "damage to itself", "damage to the others", "damage to itself minus the others"
+SIZE = "taken away"
+WITHOUT, CONTROL = "without ", "control of "
+#: The directions removed carry this share of the variance between the means of an answer's classes.
+CARRIED = 0.9
+#: Of examples, behind the intervals of the matrices.
+RESAMPLES = 200
+#: What is taken away, in the order of the table.
+KINDS = ("waves of the digits", "waves of the answer", "directions", "neurons")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The right remainder of every answer ``[example answer]``, for ``circuits.sweep``."""
+
+    answers: Tensor
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def __getitem__(self, rows: slice) -> Judged:
+        return Judged(self.answers[rows])
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What one kind of removal does.
+
+    Attributes:
+        kind, place: what was removed, where.
+        names: answers, as rows (removed) and columns (judged).
+        accuracy, chance: ``[answer]``, of the unedited model.
+        without, control: accuracies ``[removed judged]``.
+    """
+
+    kind: str
+    place: str
+    names: tuple[str, ...]
+    accuracy: Any
+    without: Any
+    control: Any
+    chance: Any
+
+    @property
+    def solved(self) -> Any:
+        """Which answers the unedited model gives more often than halfway between chance and always."""
+        return self.accuracy > (1 + self.chance) / 2
+
+    def lost(self, accuracy: Any) -> Any:
+        """The share of what is above chance that is gone, ``[removed judged]``; NaN of an answer that is not solved."""
+        found = (self.accuracy - accuracy) / (self.accuracy - self.chance)
+        return np.where(self.solved, found, np.nan)
+
+    def own_and_others(self, accuracy: Any) -> tuple[Any, Any]:
+        """Of each removed answer: its own damage, and the mean over the other solved ones."""
+        lost = self.lost(accuracy)
+        away = ~np.eye(len(lost), dtype=bool)
+        others = np.array(
+            [
+                np.nanmean(one[keep]) if np.isfinite(one[keep]).any() else np.nan
+                for one, keep in zip(lost, away, strict=True)
+            ]
+        )
+        return np.diag(lost), others
+
+
+@dataclass
+class Removals:
+    """Builds, of each kind, the edits for every answer and for controls of the same size."""
+
+    subject: Subject
+    inputs: Inputs
+    place: Place
+    best: Mapping[str, Tensor]
+    edits: dict[str, dict[str, Intervention]] = field(default_factory=dict)
+    sizes: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def add(self, kind: str, name: str, edits: Sequence[Any], size: int) -> None:
+        """The edit, and its control."""
+        self.edits.setdefault(kind, {}).update(zip((WITHOUT + name, CONTROL + name), edits, strict=True))
+        self.sizes.setdefault(kind, {})[name] = size
+
+    def all(self) -> None:
+        self.waves()
+        self.directions()
+        self.neurons()
+
+    def waves(self) -> None:
+        """All functions of the digits modulo q in the embedding; all functions of the answer at the neurons."""
+        import torch
+
+        from circuits import ablate
+
+        tokens = self.inputs.tokens
+        site = f"{self.place.site}.{self.place.layer}"
+        read = None if self.place.position is None else [self.place.position]
+        orders = self.inputs.shuffles(self.subject.seed)
+        for name, answer in self.inputs.answers.items():
+            q = answer.modulus
+            digits = [torch.stack(self.inputs.digits(q, order), 1) for order in (None, orders)]
+            edits = [ablate.classes("embed", kinds, tokens) for kinds in digits]
+            self.add(KINDS[0], name, edits, len(self.inputs.axes) * (q - 1))
+            forms = [self.inputs.form(answer.coefficients, q, order) for order in (None, orders)]
+            edits = [ablate.classes(site, kinds, tokens, queries=read) for kinds in forms]
+            self.add(KINDS[1], name, edits, q - 1)
+
+    def directions(self) -> None:
+        """The directions in which the means of the answer's classes lie, of the neurons' space."""
+        import torch
+
+        from tasks import generator
+
+        values = self.place.values.double()
+        mean = values.mean(0)
+        for name in self.inputs.answers:
+            basis = principal(values - mean, self.inputs.remainders(name))
+            draw = torch.randn(
+                basis.shape[1],
+                len(values),
+                generator=generator(self.subject.seed, "directions", name),
+                dtype=torch.float64,
+            )
+            # Combinations of inputs at random: directions that activations have, without an answer's order.
+            drawn = torch.linalg.qr((draw @ (values - mean)).T).Q
+            self.add(KINDS[2], name, [self.off(basis, mean), self.off(drawn, mean)], basis.shape[1])
+
+    def off(self, basis: Tensor, mean: Tensor) -> Any:
+        """Activations less what of their distance from the mean lies in the directions ``[feature direction]``."""
+        from circuits import edit
+
+        def project(x: Tensor) -> Tensor:
+            at, middle = basis.to(x), mean.to(x)
+            return x - ((x - middle) @ at) @ at.T
+
+        read = None if self.place.position is None else [self.place.position]
+        return edit(f"{self.place.site}.{self.place.layer}", project, positions=read)
+
+    def neurons(self) -> None:
+        """The neurons that serve the answer most, at their mean over the inputs; as many others at random."""
+        import torch
+
+        from circuits import ablate
+        from tasks import generator
+
+        live = (squares(self.place.values) > 0).nonzero().flatten()
+        for name, chosen in self.best.items():
+            count = int(chosen.sum())
+            if not count:
+                continue
+            order = torch.randperm(len(live), generator=generator(self.subject.seed, "neurons", name))
+            edits = [
+                ablate.neurons(self.place.layer, some.tolist(), "mean", reference=self.inputs.tokens)
+                for some in (chosen.nonzero().flatten(), live[order[:count]])
+            ]
+            self.add(KINDS[3], name, edits, count)
+
+
+def principal(centred: Tensor, classes: Tensor) -> Tensor:
+    """The fewest directions ``[feature direction]`` that carry most of the variance between classes."""
+    import torch
+
+    counts = torch.bincount(classes)
+    sums = centred.new_zeros(len(counts), centred.shape[1]).index_add_(0, classes, centred)
+    between = sums / counts.clamp(min=1).sqrt()[:, None]
+    _, strength, rows = torch.linalg.svd(between, full_matrices=False)
+    carried = strength.square().cumsum(0) / strength.square().sum()
+    return rows[: int((carried < CARRIED).sum()) + 1].T
+
+
+def removed(
+    subject: Subject, inputs: Inputs, place: Place, best: Mapping[str, Tensor]
+) -> tuple[pandas.DataFrame, list[Damage], dict[str, Any]]:
+    """The table of every answer with every other one taken away, the matrices behind it, and what was done."""
+    import pandas
+    import torch
+
+    from circuits import sweep
+
+    task: Any = subject.task
+    examples = sampled(subject, inputs)
+    names = tuple(inputs.answers)
+    answers = torch.stack([examples.remainders(name) for name in names], 1).to(subject.tokens.device)
+    builder = Removals(subject, inputs, place, best)
+    builder.all()
+    columns = [list(inputs.answers[name].classes) for name in names]
+
+    def judge(output: Tensor, right: Judged) -> dict[str, Tensor]:
+        found = {}
+        logits = task.read(output)[:, 0]
+        for at, name in enumerate(names):
+            own = logits[:, columns[at]].double()
+            target = right.answers[:, at]
+            found[ACCURACY + name] = (own.argmax(-1) == target).double()
+            loss = -own.log_softmax(-1).gather(-1, target[:, None])[:, 0]
+            found[LOSS + name] = loss / np.log(inputs.answers[name].modulus)
+        return found
+
+    frames, damages, done = [], [], {}
+    for kind, edits in builder.edits.items():
+        where = "embed" if kind == KINDS[0] else place.label
+        label = f"{kind} at {where}"
+        # Of so many rows no p-values are made: the control says what chance does.
+        result = sweep(
+            subject.model,
+            examples.tokens.to(subject.tokens.device),
+            edits,
+            metric=judge,
+            batch=Judged(answers),
+            positions=task.read_positions,
+            seed=subject.seed,
+            draws=RESAMPLES,
+            flips=1,
+        )
+        frame = result.frame.assign(intervention=label, p_value=float("nan"), p_adjusted=float("nan"))
+        found = damage(frame, kind, where, names, inputs)
+        damages.append(found)
+        frames += [
+            frame,
+            pandas.DataFrame(summary(found, label, place, len(examples.tokens), builder.sizes[kind])),
+        ]
+        done[label] = {"directions": builder.sizes[kind]}
+    return pandas.concat(frames, ignore_index=True), damages, done
+
+
+def damage(frame: pandas.DataFrame, kind: str, where: str, names: tuple[str, ...], inputs: Inputs) -> Damage:
+    """The matrices in a sweep's table."""
+    accuracy = frame[frame["metric"].str.startswith(ACCURACY)]
+    table = accuracy.pivot(index="variant", columns="metric", values="value")
+    judged = [ACCURACY + name for name in names]
+    before = accuracy.drop_duplicates("metric").set_index("metric")["baseline"].reindex(judged)
+    matrices = [
+        table.reindex(index=[prefix + name for name in names], columns=judged).to_numpy(dtype=float)
+        for prefix in (WITHOUT, CONTROL)
+    ]
+    chance = np.array([1 / inputs.answers[name].modulus for name in names])
+    without, control = matrices
+    return Damage(kind, where, names, before.to_numpy(dtype=float), without, control, chance)
+
+
+def summary(
+    found: Damage, label: str, place: Place, examples: int, sizes: Mapping[str, int]
+) -> Iterator[dict[str, Any]]:
+    """Rows of each answer's damage to itself and to the others, beside the control's."""
+    about = {
+        "intervention": label,
+        "site": place.site,
+        "layer": place.layer,
+        "n": examples,
+        "engine": "naive",
+    }
+    if found.kind == KINDS[0]:
+        about |= {"site": "embed", "layer": None}
+    own, others = found.own_and_others(found.without)
+    control_own, control_others = found.own_and_others(found.control)
+    for at, name in enumerate(found.names):
+        if name not in sizes:
+            continue
+        shared = {**about, "variant": name}
+        yield {**shared, "metric": SIZE, "value": float(sizes[name])}
+        yield {**shared, "metric": OWN, **beside(own[at], control_own[at])}
+        yield {**shared, "metric": OTHERS, **beside(others[at], control_others[at])}
+    shared = {**about, "variant": TOGETHER}
+    means = [mean(each) for each in (own, control_own, others, control_others)]
+    yield {**shared, "metric": OWN, **beside(means[0], means[1])}
+    yield {**shared, "metric": OTHERS, **beside(means[2], means[3])}
+    yield {**shared, "metric": SELECTIVE, **beside(means[0] - means[2], means[1] - means[3])}
+
+
+def mean(values: Any) -> float:
+    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
+
+
+def beside(value: float, control: float) -> dict[str, float]:
+    return {"value": float(value), "baseline": float(control), "effect": float(value) - float(control)}

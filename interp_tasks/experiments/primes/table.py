@@ -1,0 +1,75 @@
+"""How people see which answer has what: a row per tensor or removal and answer, controls in brackets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.experiments.primes.removal import OTHERS, OWN, SIZE
+from interp_tasks.experiments.primes.shares import (
+    ANSWER,
+    BEST,
+    DIGIT,
+    DIGITS,
+    NEURONS,
+    SERVING,
+    SEVERAL,
+    SHARE,
+    UNIQUE,
+)
+from interp_tasks.experiments.primes.shares import OTHERS as FORMS
+from interp_tasks.pages import Column
+
+if TYPE_CHECKING:
+    import pandas
+
+#: Head of the column by what a row is about (nothing: of any) and its metric; the format of its numbers.
+SHOWN: Mapping[tuple[str, str], tuple[str, str]] = {
+    (DIGIT, SHARE): ("digits", ".3f"),
+    (DIGITS, SHARE): ("digits", ".3f"),
+    (ANSWER, SHARE): ("answer", ".3f"),
+    (FORMS, SHARE): ("other forms", ".3f"),
+    ("", UNIQUE): ("beyond", ".3f"),
+    ("", SERVING): ("neurons", ".0f"),
+    ("", BEST): ("most", ".0f"),
+    ("", SEVERAL): ("several", ".0f"),
+    ("", SIZE): ("taken", ".0f"),
+    ("", OWN): ("itself", ".3f"),
+    ("", OTHERS): ("the others", ".3f"),
+}
+
+
+def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """The measures of an answer in one tensor become columns; the matrices of accuracies are left to the files."""
+    import pandas
+
+    rows: dict[tuple[str, str, str], dict[Any, Any]] = {}
+    for row in frame.to_dict("records"):
+        part, divided, tensor = row["intervention"].partition(": ")
+        key = (part if divided and part != NEURONS else "", row["metric"])
+        head, digits = SHOWN.get(key, SHOWN.get(("", row["metric"]), ("", "")))
+        if not head:
+            continue
+        where = tensor if divided else shortened(part)
+        found = rows.setdefault((row["ref"], where, row["variant"]), {**row, "where": where})
+        control = "" if math.isnan(row["baseline"]) else f" ({row['baseline']:{digits}})"
+        found[head] = "" if math.isnan(row["value"]) else f"{row['value']:{digits}}{control}"
+    return pandas.DataFrame(list(rows.values()))
+
+
+def shortened(removal: str) -> str:
+    """``mlp_post.0 − neurons`` for ``neurons at mlp_post.0``."""
+    what, _, where = removal.partition(" at ")
+    return f"{where} − {what.replace('waves of the ', '')}"
+
+
+def view_columns(frame: pandas.DataFrame) -> list[Column]:
+    """Of ``view_rows``; only those that some row has."""
+    heads = dict.fromkeys(head for head, _ in SHOWN.values())
+    found = [Column("tensor", "where"), Column("q", "variant")]
+    return found + [Column(head, head, text(head)) for head in heads if head in frame]
+
+
+def text(head: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: row[head] if isinstance(row[head], str) else ""

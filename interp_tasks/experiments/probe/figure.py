@@ -1,0 +1,21 @@
+"""The figure of ``probe``, in the palette of the pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas
+    import plotly.graph_objects
+
+
+def figure(tables: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figure:
+    """A row of panels per target, one panel per metric; checkpoints beside each other in each."""
+    import pandas
+
+    from circuits.figures.probes import figure as drawn
+
+    whole = pandas.concat([table.assign(ref=ref) for ref, table in tables.items()], ignore_index=True)
+    found: plotly.graph_objects.Figure = drawn(whole, by="ref")
+    return found

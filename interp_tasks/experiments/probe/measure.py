@@ -1,0 +1,172 @@
+"""What can be read off activations by a linear map, beside the same on shuffled targets and an untrained model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from interp_tasks.errors import UserError
+from interp_tasks.experiments.probe.settings import SAMPLES, Asked
+from interp_tasks.experiments.probe.table import notes, tidy_rows
+from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.subjects import Options, Subject
+from interp_tasks.measurement.untrained import untrained
+
+if TYPE_CHECKING:
+    import pandas
+    import plotly.graph_objects
+    from typing_extensions import Unpack
+
+    from interp_tasks.pages import Page
+    from tasks import ProbeTarget, ProbeTargets
+
+
+@dataclass(frozen=True)
+class ProbeResult(Result):
+    """A :class:`Result` with the tables of ``circuits.probe`` behind it, by REF."""
+
+    tables: Mapping[str, pandas.DataFrame] = field(default_factory=dict)
+
+    def plot(self) -> plotly.graph_objects.Figure:
+        """A row of panels per target, a panel per metric: values over layers, with both controls."""
+        from interp_tasks.experiments.probe.figure import figure
+
+        return self.titled(figure(self.tables), self.heading())
+
+    def page(self, title: str | None = None) -> Page:
+        return super().page(title or f"probe: {self.config['method']}")
+
+    def heading(self) -> str:
+        return "Scores of probes on held-out examples, by layer"
+
+    def caption(self) -> str:
+        return (
+            "Lines: probes on held-out examples, bands their 95% intervals. Dotted: the same on targets that were "
+            "exchanged between examples. Dashed: the same on an untrained model. Of a single layer: points, crosses "
+            "and open circles."
+        )
+
+
+@checked
+def probe(
+    refs: str | Sequence[str],
+    sites: str | Sequence[str] = ("resid_post",),
+    targets: str | Sequence[str] = (),
+    *,
+    heads: str | None = None,
+    positions: str | Sequence[int] | None = None,
+    each_position: bool = False,
+    intercept: bool = False,
+    ridge: str | Sequence[float] | None = None,
+    folds: int = 5,
+    held_out: float | int = 0.25,
+    shuffles: int = 1,
+    untrained: bool = True,
+    **options: Unpack[Options],
+) -> ProbeResult:
+    """Fit linear probes from activations to what the task declares, and score them on other examples.
+
+    Args:
+        refs: one or several REFs; all see the same examples.
+        sites: ``"resid_post"``, ``"z.1"``, ...; a probe of its own in each layer.
+        targets: names of the task's ``probe_targets``; none: all.
+        heads: at q, k, v, z, scores and pattern, these heads one by one (``"all"``, ``"0.1+1.0-2"``).
+        positions: look there (``"0,2"``), not where the task says; ``each_position``: a probe for each.
+        intercept: fit one.
+        ridge: ``None``: least squares; a penalty, or several (``"0.1,1,10"``) to choose from, target by target, over
+            ``folds`` folds of examples.
+        held_out: the fraction, or from 2 the number, of examples that probes are scored on.
+        shuffles: how often targets are exchanged for the control.
+        untrained: compare with an untrained model as well.
+        options: samples (default 2048), seed, split, task, task_config, tokens, device, progress: see
+            :class:`Options`.
+
+    Returns:
+        A :class:`ProbeResult`: per target, site, metric and split of the entries a row whose ``baseline`` is the same
+        probe on shuffled targets, so that ``effect`` is the selectivity, and one whose ``baseline`` is the same
+        probe on the untrained model.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line; a UserError for a task that declares no targets.
+    """
+    asked = Asked.read(
+        sites=sites,
+        targets=targets,
+        heads=heads,
+        positions=positions,
+        each_position=each_position,
+        intercept=intercept,
+        ridge=ridge,
+        folds=folds,
+        held_out=held_out,
+        shuffles=shuffles,
+        untrained=untrained,
+    )
+    if options.get("tokens") is not None:
+        raise UserError(
+            "probe needs a task that declares targets: leave --tokens out, or give --task NAME instead"
+        )
+    tables: dict[str, pandas.DataFrame] = {}
+
+    def look(subject: Subject) -> Found:
+        table = probed(subject, asked)
+        tables[str(subject.labels["ref"])] = table
+        return Found(tidy_rows(table, asked), {})
+
+    options = {**options, "samples": options.get("samples") or SAMPLES}
+    result = measure("probe", refs, options, look, config={"method": asked.method, **asked.describe()})
+    return ProbeResult(**{**vars(result), "notes": tuple(notes(asked, tables))}, tables=tables)
+
+
+def probed(subject: Subject, asked: Asked) -> pandas.DataFrame:
+    """The table of ``circuits.probe`` of one checkpoint."""
+    from circuits import probe as probes
+
+    declared = declared_by(subject)
+    chosen = choose(subject, declared, asked.targets)
+    found = probes.linear(
+        subject.model,
+        subject.tokens,
+        {name: target.values for name, target in chosen.items()},
+        asked.sites,
+        kind={name: target.kind for name, target in chosen.items()},
+        heads=asked.heads,
+        positions=declared.positions if asked.positions is None else asked.positions,
+        per_position=asked.each_position,
+        splits=declared.splits,
+        test=asked.held_out,
+        intercept=asked.intercept,
+        ridge=asked.ridge,
+        folds=asked.folds,
+        untrained=untrained(subject) if asked.untrained else None,
+        shuffles=asked.shuffles,
+        seed=subject.seed,
+    )
+    return found.frame
+
+
+def declared_by(subject: Subject) -> ProbeTargets:
+    """What the checkpoint's task says can be looked for."""
+    task, batch = subject.task, subject.batch
+    assert task is not None
+    assert batch is not None
+    declared = task.probe_targets(batch)
+    if not declared.targets:
+        raise UserError(
+            f"task {task.name!r} declares no targets for probes: give it a method probe_targets(batch)"
+        )
+    return declared
+
+
+def choose(subject: Subject, declared: ProbeTargets, names: Sequence[str]) -> dict[str, ProbeTarget]:
+    """The targets that are asked for, in that order; of none, all."""
+    for name in names:
+        if name not in declared.targets:
+            assert subject.task is not None
+            raise UserError(
+                f"--target {name}: task {subject.task.name!r} declares {', '.join(declared.targets)}"
+            )
+    return {name: declared.targets[name] for name in names or declared.targets}

@@ -1,0 +1,103 @@
+"""What ``probe`` is asked for, checked before anything slow is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.options import (
+    MOST_DRAWS,
+    check_heads,
+    check_positions,
+    check_site,
+    has_heads,
+)
+
+#: A probe of d numbers takes more examples than d: more than other experiments ask for.
+SAMPLES = 2048
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The settings of the probes, checked."""
+
+    sites: tuple[str, ...]
+    targets: tuple[str, ...]
+    heads: str | None
+    positions: tuple[int, ...] | None
+    each_position: bool
+    intercept: bool
+    ridge: tuple[float, ...] | None
+    folds: int
+    held_out: float | int
+    shuffles: int
+    untrained: bool
+
+    @property
+    def method(self) -> str:
+        return (
+            "least squares" if self.ridge is None else f"ridge({','.join(f'{one:g}' for one in self.ridge)})"
+        )
+
+    @classmethod
+    def read(cls, *, sites: str | Sequence[str], targets: str | Sequence[str], **given: Any) -> Asked:
+        """The settings as users write them.
+
+        Raises:
+            UserError: in one line.
+        """
+        sites = [sites] if isinstance(sites, str) else sites
+        targets = [targets] if isinstance(targets, str) else targets
+        heads, positions, ridge = given["heads"], given["positions"], given["ridge"]
+        if not sites:
+            raise UserError("no site: give --site resid_post, or another")
+        checked = tuple(check_site(site) for site in sites)
+        without = [site for site in checked if heads is not None and not has_heads(site)]
+        if without:
+            raise UserError(
+                f"--heads: site {without[0]} has no heads; they are at q, k, v, z, scores and pattern"
+            )
+        read: dict[str, Any] = {
+            **given,
+            "heads": None if heads is None else check_heads(heads, words=("all",)),
+            "positions": check_positions("--positions", positions)
+            if isinstance(positions, str)
+            else positions,
+            "ridge": read_penalties(ridge) if isinstance(ridge, str) else ridge,
+        }
+        for option, value, least in (("--folds", given["folds"], 2), ("--shuffles", given["shuffles"], 1)):
+            if value < least:
+                raise UserError(f"{option} {value}: at least {least}")
+            if value > MOST_DRAWS:
+                raise UserError(f"{option} {value}: at most {MOST_DRAWS}")
+        held_out = given["held_out"]
+        if not (0 < held_out < 1 or (held_out >= 2 and held_out == int(held_out))):
+            raise UserError(
+                f"--held-out {held_out:g}: give a fraction below 1, or a number of examples from 2"
+            )
+        read["held_out"] = int(held_out) if held_out >= 2 else held_out
+        return cls(sites=checked, targets=tuple(targets), **read)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()
+        }
+
+
+def read_penalties(text: str) -> tuple[float, ...]:
+    """Penalties such as ``0.1,1,10``.
+
+    Raises:
+        UserError: for what are no numbers from 0.
+    """
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = (-1.0,)
+    if not all(0 <= one < 1e300 for one in found):
+        raise UserError(
+            f"--ridge {text}: write a penalty from 0, or several to choose from, such as 0.1,1,10"
+        )
+    return found

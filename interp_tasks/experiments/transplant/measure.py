@@ -1,0 +1,151 @@
+"""What a component holds: give a model another checkpoint's weights of it, and see which metrics move."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.donors import Donor, check_donors
+from interp_tasks.measurement.options import EACH, called, check_components, check_layers
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.runner import Found, measure, swept
+from interp_tasks.measurement.subjects import Examples, Options, Subject
+
+if TYPE_CHECKING:
+    import plotly.graph_objects
+    from typing_extensions import Unpack
+
+
+@dataclass(frozen=True)
+class TransplantResult(Result):
+    """A :class:`Result`; with several sources its figure is a map per component, receiver by source."""
+
+    @property
+    def is_grid(self) -> bool:
+        return isinstance(self.config["source"], list)
+
+    def plot(self) -> plotly.graph_objects.Figure:
+        if not self.is_grid:
+            return super().plot()
+        from interp_tasks.experiments.transplant.figure import figure
+
+        return self.titled(figure(self.frame), self.heading())
+
+    def heading(self) -> str:
+        if not self.is_grid:
+            return super().heading()
+        return "Every metric, by who receives the weights and whose they are"
+
+    def caption(self) -> str:
+        if not self.is_grid:
+            return super().caption()
+        return (
+            "Down: the checkpoint that is run. Across: the one whose weights it gets. A cell that gets its own is the "
+            "unedited model. Colours mean the same in every map of a metric; of one that spans two powers of ten they "
+            "are by its logarithm."
+        )
+
+
+@checked
+def transplant(
+    refs: str | Sequence[str],
+    source: str | Sequence[str],
+    components: str | Sequence[str] = "qkv",
+    layers: str | Sequence[int] | None = None,
+    **options: Unpack[Options],
+) -> TransplantResult:
+    """Run checkpoints with some weights of other ones, and compare with the checkpoints as they are.
+
+    Args:
+        refs: one or several REFs, which receive the weights; all see the same examples.
+        source: the REF of the checkpoint which lends them, of the same architecture. A list, or a REF that names
+            several: rows for each, and ``plot()`` gives a map per component.
+        components: ``q k v qkv o attn (= qkv+o) mlp embed pos_embed unembed ln1 ln2 ln_embed ln_final ln``, with
+            biases; ``"qkv+mlp"`` moves both; ``"each"``: a row for all that the source has; a list: a row each.
+        layers: only in these layers (default: all).
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.
+
+    Returns:
+        A :class:`Result`; ``variant`` is the component and ``intervention`` says whose. Its ``config["done"]`` lists
+        every parameter that moved, with its sha256.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line.
+    """
+    given = [check_components(each) for each in ([components] if isinstance(components, str) else components)]
+    if not given:
+        raise UserError("--components: nothing to transplant; write qkv, mlp, attn, ...")
+    where = check_layers(layers, given)
+    donors = check_donors(source, refs, Examples.of(options))
+    made: dict[Donor, dict[str, Any]] = {}
+
+    def look(subject: Subject) -> Found:
+        for donor in donors:
+            if donor not in made:
+                made[donor] = lent(donor, given, where, options.get("device", "cpu"))
+        variants = {labelled(row, donor, donors): one for donor in donors for row, one in made[donor].items()}
+        rows = {labelled(row, donor, donors): row for donor in donors for row in made[donor]}
+        names = {
+            labelled(row, donor, donors): called(row, {"layers": where, "source": donor.label})
+            for donor in donors
+            for row in made[donor]
+        }
+        found = swept(subject, variants, names)
+        return Found(found.frame.assign(variant=found.frame["variant"].map(rows)), found.interventions)
+
+    limited = "" if where is None else f", in layers {', '.join(map(str, where))} only"
+    resolved = [donor.resolved.ref for donor in donors]
+    whose = str(donors[0]) if len(donors) == 1 else f"each of {len(donors)} checkpoints"
+    result = measure(
+        "transplant",
+        refs,
+        options,
+        look,
+        config={"source": resolved if len(donors) > 1 else resolved[0], "components": given, "layers": where},
+        notes=(f"Weights come from {whose}{limited}; everything else stays the checkpoint's own.",),
+    )
+    moved = (f"{row}: {', '.join(parameters(one))}" for row, one in made[donors[0]].items())
+    notes = (*result.notes, f"Moved, N being every such layer: {'; '.join(moved)}.")
+    return TransplantResult(result.experiment, result.frame, result.config, notes, result.versions)
+
+
+def lent(donor: Donor, given: Sequence[str], layers: Any, device: str) -> dict[str, Any]:
+    """Component -> the intervention that gives it, with the donor's weights."""
+    from circuits import transplant as transplants
+
+    model = donor.load(device).model
+    rows: list[str] = []
+    for row in given:
+        rows += all_of(model, layers) if row == EACH else [row]
+    return {row: transplants.weights(model, row.split("+"), layers) for row in dict.fromkeys(rows)}
+
+
+def all_of(model: Any, layers: Any) -> list[str]:
+    """Every component that a model has, in these layers where they are given."""
+    from circuits.model.surface import Surface
+    from circuits.transplant import COMPONENTS, selected
+
+    there = Surface.of(model).named_weights()
+
+    def is_there(component: str) -> bool:
+        found = selected(there, (component,), layers)
+        return bool(found) and (layers is None or any(layer is not None for _, layer in found.values()))
+
+    return [component for component in COMPONENTS if is_there(component)]
+
+
+def labelled(row: str, donor: Donor, donors: Sequence[Donor]) -> str:
+    """What a row is called among those of one checkpoint; alone its component says it."""
+    return row if len(donors) == 1 else f"{row} of {donor.label}"
+
+
+def parameters(intervention: Any) -> list[str]:
+    """The state_dict names of what moves, those that differ by their layer alone as one."""
+    names: Mapping[str, None] = dict.fromkeys(
+        re.sub(r"\.\d+\.", ".N.", name) for name, _ in intervention.values
+    )
+    return list(names)

@@ -1,0 +1,295 @@
+"""Figures of embeddings as tables: positions, singular values and vectors, spectra; and every weight as a map."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.pages.palette import COLOURS, template
+
+if TYPE_CHECKING:
+    import numpy as np
+    import plotly.graph_objects
+    from numpy.typing import NDArray
+
+    from interp_tasks.experiments.weights.measure import Shown
+    from interp_tasks.experiments.weights.tensors import Seen
+
+PANEL, GAP, TOP, BOTTOM = 260, 105, 110, 60
+#: Of the figure with a legend of several lines: above the panels, and of the legend below them.
+ABOVE, KEY = 50, 100
+#: Singular vectors that are drawn.
+VECTORS = 4
+#: Steps of a heat map's scale on either side of 0: whole numbers of a byte.
+STEPS = 127
+
+
+def overview(ref: str, shown: Shown) -> plotly.graph_objects.Figure:
+    """For each table a row of singular values and vectors, and one of its spectrum; last the positions."""
+    from plotly.subplots import make_subplots
+
+    specs: list[list[Any]] = []
+    titles: list[str] = []
+    for table in shown.tables:
+        if table.axis is None:
+            specs.append([{"colspan": 2}, None])
+            titles.append(f"singular values of {table.label}")
+        else:
+            specs += [[{}, {}], [{"colspan": 2}, None]]
+            titles += [f"singular values of {table.label}", "leading singular vectors (frequency)"]
+            titles.append(f"Fourier norms of {table.label}")
+    for name in shown.positions:
+        specs.append([{"colspan": 2}, None])
+        titles.append(f"W_pos, {name}: a point per dimension")
+    whole = PANEL * len(specs) + GAP * (len(specs) - 1)
+    found = make_subplots(
+        rows=len(specs),
+        cols=2,
+        specs=specs,
+        subplot_titles=titles,
+        vertical_spacing=GAP / whole if len(specs) > 1 else 0,
+        horizontal_spacing=0.11,
+    )
+    row = 0
+    for table in shown.tables:
+        row += 1
+        add_values(found, row, table)
+        if table.axis is not None:
+            add_vectors(found, row, table)
+            row += 1
+            add_spectrum(found, row, table)
+    for one, other in shown.positions.values():
+        row += 1
+        add_positions(found, row, one, other)
+    found.update_layout(
+        height=ABOVE + whole + BOTTOM + KEY,
+        margin={"t": ABOVE, "b": BOTTOM + KEY},
+        bargap=0.4,
+        # Below: above all panels its several lines would reach into the title.
+        legend={"y": -60 / whole, "yanchor": "top"},
+        template=template("light"),
+    )
+    found.update_annotations(font_size=13)
+    return found
+
+
+def named(found: Any, name: str) -> dict[str, Any]:
+    """One entry of the legend for all traces of a name."""
+    return {
+        "name": name,
+        "legendgroup": name,
+        "showlegend": name not in {trace.name for trace in found.data},
+    }
+
+
+def add_values(found: Any, row: int, table: Seen) -> None:
+    sizes = table.singular.values
+    places = list(range(1, len(sizes) + 1))
+    for name, values, colour, dash in (
+        ("untrained, mean", table.beside, COLOURS["light"][6], "dot"),
+        ("singular values", sizes, COLOURS["light"][0], "solid"),
+    ):
+        if values is not None:
+            found.add_trace(
+                {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "x": places,
+                    "y": values.tolist(),
+                    "line": {"color": colour, "dash": dash},
+                    "hovertemplate": "value %{x}: %{y:.3g}<extra></extra>",
+                    **named(found, name),
+                },
+                row=row,
+                col=1,
+            )
+    for share, symbol in ((0.5, "diamond"), (0.9, "square")):
+        at = table.singular.needed(share)
+        if at:
+            found.add_trace(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "x": [at],
+                    "y": [float(sizes[at - 1])],
+                    "marker": {"symbol": symbol, "size": 11, "color": COLOURS["light"][1]},
+                    "hovertemplate": f"{share:.0%} of the sum with %{{x}}<extra></extra>",
+                    **named(found, f"singular values: {share:.0%} of ΣS"),
+                },
+                row=row,
+                col=1,
+            )
+    found.update_xaxes(title_text="number of the singular value", row=row, col=1)
+    found.update_yaxes(title_text="size", rangemode="tozero", row=row, col=1)
+
+
+def add_vectors(found: Any, row: int, table: Seen) -> None:
+    """The first ones, one above the other: a line of its own each says more than lines that cross."""
+    import numpy as np
+
+    from interp_tasks.experiments.weights.singular_vectors import periodicity
+
+    vectors = table.singular.vectors[:, :VECTORS]
+    about = periodicity(vectors)
+    step = 2.2 * float(np.abs(vectors).max() or 1.0)
+    ticks = []
+    for k in range(vectors.shape[1]):
+        ticks.append(f"{k + 1} ({about.frequency[k]})")
+        found.add_trace(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "x": list(range(len(vectors))),
+                "y": (vectors[:, k] - k * step).tolist(),
+                "text": [f"{value:.3g}" for value in vectors[:, k]],
+                "line": {"color": COLOURS["light"][0], "width": 1.2},
+                "showlegend": False,
+                "hovertemplate": f"vector {k + 1}, {table.axis} %{{x}}: %{{text}}<extra></extra>",
+            },
+            row=row,
+            col=2,
+        )
+    found.update_xaxes(title_text=table.axis, row=row, col=2)
+    found.update_yaxes(
+        tickmode="array",
+        tickvals=[-k * step for k in range(len(ticks))],
+        ticktext=ticks,
+        zeroline=False,
+        row=row,
+        col=2,
+    )
+
+
+def add_spectrum(found: Any, row: int, table: Seen) -> None:
+    frequencies = table.frequencies
+    assert frequencies is not None
+    norms, significant = frequencies.norms, frequencies.significant
+    for name, chosen, colour in (
+        ("norm: not significant", ~significant, COLOURS["light"][0]),
+        ("norm: above relabelled digits", significant, COLOURS["light"][1]),
+    ):
+        held = chosen.nonzero()[0]
+        if len(held):
+            found.add_trace(
+                {
+                    "type": "bar",
+                    "x": (held + 1).tolist(),
+                    "y": norms[held].tolist(),
+                    "marker": {"color": colour},
+                    "hovertemplate": "frequency %{x}: %{y:.3g}<extra></extra>",
+                    **named(found, name),
+                },
+                row=row,
+                col=1,
+            )
+    places = list(range(1, len(norms) + 1))
+    lines: list[tuple[str, list[float], str, str]] = [
+        (
+            "norm: threshold by relabelled digits",
+            [frequencies.threshold] * len(norms),
+            COLOURS["light"][1],
+            "dash",
+        ),
+        ("norm: threshold mean + 1 sd", [table.above_mean] * len(norms), COLOURS["light"][2], "dashdot"),
+    ]
+    if table.norms_beside is not None:
+        lines.append(("untrained, mean", table.norms_beside.tolist(), COLOURS["light"][6], "dot"))
+    for name, values, colour, dash in lines:
+        found.add_trace(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "x": places,
+                "y": values,
+                "line": {"color": colour, "dash": dash, "width": 1.5},
+                "hoverinfo": "name",
+                **named(found, name),
+            },
+            row=row,
+            col=1,
+        )
+    found.update_xaxes(title_text="frequency", row=row, col=1)
+    found.update_yaxes(title_text="norm of cos and sin", rangemode="tozero", row=row, col=1)
+
+
+def add_positions(found: Any, row: int, one: Any, other: Any) -> None:
+    from interp_tasks.experiments.weights.position_similarity import PUBLISHED_DIMENSIONS
+
+    for name, part, colour, symbol in (
+        (f"W_pos: dimensions 0–{PUBLISHED_DIMENSIONS - 1}", slice(PUBLISHED_DIMENSIONS), 1, "diamond"),
+        ("W_pos: other dimensions", slice(PUBLISHED_DIMENSIONS, None), 0, "circle"),
+    ):
+        if len(one[part]):
+            found.add_trace(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "x": one[part].tolist(),
+                    "y": other[part].tolist(),
+                    "marker": {"color": COLOURS["light"][colour], "symbol": symbol, "size": 6},
+                    "hovertemplate": "(%{x:.3g}, %{y:.3g})<extra></extra>",
+                    **named(found, name),
+                },
+                row=row,
+                col=1,
+            )
+    found.update_xaxes(title_text="W_pos at the first position", row=row, col=1)
+    found.update_yaxes(title_text="at the second position", row=row, col=1)
+
+
+def heatmaps(ref: str, weights: Mapping[str, NDArray[np.float32]]) -> plotly.graph_objects.Figure:
+    """A map of each tensor; wide ones take a row of their own."""
+    import numpy as np
+    from plotly.subplots import make_subplots
+
+    panels = list(weights.items())
+    heights = [min(PANEL, max(40, 2 * len(values))) for _, values in panels]
+    whole = sum(heights) + GAP * (len(panels) - 1)
+    found = make_subplots(
+        rows=len(panels),
+        cols=1,
+        row_heights=[height / sum(heights) for height in heights],
+        vertical_spacing=GAP / whole if len(panels) > 1 else 0,
+        subplot_titles=[
+            f"{name} {' × '.join(map(str, values.shape))}, ±{np.abs(values).max():.3g}"
+            for name, values in panels
+        ],
+    )
+    for row, (_, values) in enumerate(panels, start=1):
+        largest = float(np.abs(values).max())
+        found.add_trace(
+            {
+                "type": "heatmap",
+                # Bytes, which plotly writes as they are: a model has millions of weights.
+                "z": np.round(values / largest * STEPS).astype(np.int8),
+                "coloraxis": "coloraxis",
+                "hovertemplate": f"[%{{y}}, %{{x}}]: %{{z}} / {STEPS} of {largest:.3g}<extra></extra>",
+            },
+            row=row,
+            col=1,
+        )
+        found.update_yaxes(autorange="reversed", showgrid=False, zeroline=False, nticks=4, row=row, col=1)
+        found.update_yaxes(title_text="row", row=row, col=1)
+        found.update_xaxes(
+            title={"text": "column", "standoff": 4}, showgrid=False, zeroline=False, row=row, col=1
+        )
+    found.update_layout(
+        height=TOP + whole + BOTTOM,
+        margin={"t": TOP, "b": BOTTOM},
+        template=template("light"),
+        coloraxis={
+            "autocolorscale": True,
+            "cmin": -STEPS,
+            "cmax": STEPS,
+            "colorbar": {
+                "title": "of the<br>largest",
+                "len": min(1.0, 300 / whole),
+                "y": 1,
+                "yanchor": "top",
+                "tickvals": [-STEPS, 0, STEPS],
+                "ticktext": ["−1", "0", "1"],
+            },
+        },
+    )
+    found.update_annotations(font_size=13)
+    return found

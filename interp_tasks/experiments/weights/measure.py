@@ -1,0 +1,215 @@
+"""Embeddings as tables: similar positions, singular values and vectors, frequencies; beside untrained models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.errors import UserError
+from interp_tasks.experiments.embeddings.measure import WEIGHTS, Tables, run_of
+from interp_tasks.experiments.weights.position_similarity import PUBLISHED_DIMENSIONS, of_positions
+from interp_tasks.experiments.weights.tensors import (
+    ABOVE_MEAN,
+    ABOVE_RELABELLED,
+    LEADING,
+    ORDERS,
+    Seen,
+    of_tables,
+    tables_of,
+)
+from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.beside_untrained import BESIDE
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs
+from interp_tasks.measurement.untrained import untrained as untrained_model
+from interp_tasks.pages import Figure, Page
+
+if TYPE_CHECKING:
+    import numpy as np
+    import plotly.graph_objects
+    from numpy.typing import NDArray
+    from typing_extensions import Unpack
+
+    from interp_tasks.measurement.geometry import Array
+
+#: How many untrained models stand beside a checkpoint.
+MODELS = 20
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What figures show of one checkpoint: its tables, the compared rows of W_pos by name, and every weight."""
+
+    tables: tuple[Seen, ...]
+    positions: Mapping[str, tuple[Array, Array]]
+    weights: Mapping[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class WeightsResult(Result):
+    """A :class:`Result` with what its figures show, by REF."""
+
+    shown: Mapping[str, Shown] = field(default_factory=dict)
+
+    def plot(self, ref: str | None = None) -> plotly.graph_objects.Figure:
+        """Of one checkpoint (default: the first): positions, singular values and vectors, spectrum."""
+        from interp_tasks.experiments.weights.figure import overview
+
+        ref = next(iter(self.shown)) if ref is None else ref
+        return self.titled(overview(ref, self.shown[ref]), f"Embeddings, {ref}")
+
+    def maps(self, ref: str | None = None) -> plotly.graph_objects.Figure:
+        """Of one checkpoint (default: the first): every weight tensor as a heat map."""
+        from interp_tasks.experiments.weights.figure import heatmaps
+
+        ref = next(iter(self.shown)) if ref is None else ref
+        if not self.shown[ref].weights:
+            raise UserError(f"{ref}: every weight is 0, there is no map to draw")
+        return heatmaps(ref, self.shown[ref].weights)
+
+    def page(self, title: str | None = None) -> Page:
+        """Both figures of every checkpoint, and the table."""
+        page = super().page(title or "weights")
+        figures = []
+        for ref in self.shown:
+            drawn = [(self.plot(ref), f"Embeddings, {ref}", self.caption())]
+            if self.shown[ref].weights:
+                drawn.append((self.maps(ref), f"Weights, {ref}", MAPS))
+            for figure, name, caption in drawn:
+                figures.append(Figure(figure, name, caption, height=int(figure.layout.height)))
+        return Page(page.title, [*figures, *page.sections[1:]], page.config, page.versions)
+
+    def caption(self) -> str:
+        return (
+            "Singular values: the marks say how many reach 50% and 90% of their sum. Spectrum: norms by frequency, in "
+            "the second colour above those of relabelled digits. Dotted: the mean of untrained models."
+        )
+
+
+MAPS = "Every tensor that is not 0 throughout, in 255 steps from minus to plus its largest entry; heads side by side."
+
+
+@checked
+def weights(
+    refs: str | Sequence[str],
+    control: str | Sequence[str] = (),
+    *,
+    untrained: bool = True,
+    every: bool = False,
+    **options: Unpack[Options],
+) -> WeightsResult:
+    """Measure the embeddings as tables: similarity of positions, singular values and vectors, Fourier spectrum.
+
+    Syrkis & Søgaard 2024 (MIIII), figures 7 to 13 and 23 to 26; the spectrum also Nanda et al. 2023, figure 3.
+    Examples play no part.
+
+    Args:
+        refs: one or several REFs.
+        control: REFs of models to compare them with, such as one trained on shuffled answers: rows of their own.
+        untrained: compare with ``MODELS`` untrained models of the architecture: ``baseline`` is their mean, and a row
+            more has it with the range of 95% of them.
+        every: a row for every frequency, also where it is not significant.
+        options: seed, task, task_config, device, progress: see :class:`Options`; the seed draws resamples, random
+            orders and untrained models.
+
+    Returns:
+        A :class:`WeightsResult`; ``variant`` says of what, ``intervention`` which part of it. The spectrum is left out
+        for a task that has no grid of inputs.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line.
+    """
+    if options.get("tokens") is not None:
+        raise UserError("weights needs a task that says what its tokens stand for: leave --tokens out")
+    mine, controls = ([given] if isinstance(given, str) else list(given) for given in (refs, control))
+    check_control(mine, controls, Examples.of(options))
+    shown: dict[str, Shown] = {}
+    beside: dict[Any, list[Tables]] = {}
+    ordered: dict[bool, None] = {}
+
+    def look(subject: Subject) -> Found:
+        import pandas
+
+        task = subject.task
+        assert task is not None
+        if untrained:
+            key = (run_of(subject), task, *(tuple(one.shape) for one in subject.model.parameters()))
+            if key not in beside:
+                beside[key] = [Tables.of(untrained_model(subject, draw)) for draw in range(MODELS)]
+            others = beside[key]
+        else:
+            others = []
+        own = Tables.of(subject.model)
+        tables = tables_of(task, own)
+        ordered.update(dict.fromkeys(table.axis is not None for table in tables))
+        rows, seen = of_tables(tables, [tables_of(task, one) for one in others], subject.seed, every)
+        found, compared = of_positions(task, own, others, subject.seed)
+        shown[str(subject.labels["ref"])] = Shown(tuple(seen), compared, raw(subject.model))
+        return Found(pandas.DataFrame([*found, *rows]), {})
+
+    config = {"control": controls, "untrained": untrained, "every": every}
+    result = measure("weights", [*mine, *controls], options, look, config=config)
+    frame = result.frame.assign(split=WEIGHTS)
+    # No run trained these.
+    frame.loc[frame["intervention"].str.startswith(BESIDE), "n_runs"] = 0
+    return WeightsResult(
+        **{
+            **vars(result),
+            "frame": frame,
+            "notes": tuple(notes(controls, untrained, every, True in ordered)),
+        },
+        shown=shown,
+    )
+
+
+def notes(controls: Sequence[str], untrained: bool, every: bool, ordered: bool) -> Iterator[str]:
+    if controls:
+        yield f"Controls: {', '.join(controls)}."
+    yield (
+        "Similarity of positions: of the rows of W_pos, over dimensions; intervals: 95%, bootstrap over dimensions. "
+        f"{PUBLISHED_DIMENSIONS} dimensions are what the published number was computed over."
+    )
+    yield "Vectors for a share: the fewest leading singular values that reach it, of ΣS or of ΣS²; not centred."
+    if ordered:
+        yield (
+            f"{LEADING}: those for 50% of ΣS. periodic: a larger share of their variance at one frequency than white "
+            "noise has at its best one with probability 0.05."
+        )
+        yield (
+            f"{ABOVE_RELABELLED}: a norm that no frequency of the same rows in random order reaches with probability "
+            f"0.95 ({ORDERS} orders); p adj. of a frequency is that test's. {ABOVE_MEAN}: the published rule, over "
+            "all frequencies with 0; about a sixth of any noise is above it."
+        )
+        if not every:
+            yield "Of the frequencies those above either bound have rows; --every shows all."
+    else:
+        yield "No spectrum: the task has no grid of inputs (grid_axes) whose values would put tokens in an order."
+    if untrained:
+        yield f"untrained: mean of {MODELS} untrained models of the architecture, with the range of 95% of them."
+
+
+def check_control(refs: Sequence[str], controls: Sequence[str], examples: Examples) -> None:
+    """Refuse a control that is the checkpoint itself."""
+    if not controls:
+        return
+    named = {each.resolved.path for each in check_refs(refs, examples)}
+    for each in check_refs(controls, examples):
+        if each.resolved.path in named:
+            raise UserError(f"--control {each.label} is a checkpoint of --ckpt too: give another model")
+
+
+def raw(model: Any) -> dict[str, NDArray[np.float32]]:
+    """Every weight that is not 0 throughout, as a matrix: heads side by side, a vector as one row."""
+    found = {}
+    for name, weight in model.named_parameters():
+        values = weight.detach().float().cpu()
+        if not values.any():
+            continue
+        kind = name.rsplit(".", 1)[-1]
+        if values.ndim == 3:
+            # [head d_model d_head] of what reads the residual stream, [head d_head d_model] of W_O.
+            values = values.flatten(0, 1) if kind == "W_O" else values.permute(1, 0, 2).flatten(1)
+        found[name] = values.reshape(-1, values.shape[-1]).numpy() if values.ndim != 2 else values.numpy()
+    return found

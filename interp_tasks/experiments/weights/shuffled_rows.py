@@ -1,0 +1,79 @@
+"""Which frequencies a table holds beyond what it would hold if the order of its rows meant nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interp_tasks.measurement.geometry import Array
+
+#: Chance that a table whose rows stand in no order has a significant frequency at all.
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Relabelled:
+    """The norms of a table's frequencies beside those of the same rows in random orders.
+
+    Attributes:
+        norms: ``[frequency]``, k = 1, 2, ...: √(‖cos part‖² + ‖sin part‖²) over all dimensions.
+        strongest: ``[draw]``: the largest norm of any frequency in each random order, descending.
+    """
+
+    norms: Array
+    strongest: Array
+
+    @property
+    def p_values(self) -> Array:
+        """Of each frequency: how often a random order has any frequency as strong; adjusted for all frequencies."""
+        # Ties count against significance; rounding must not break them.
+        hits = (self.strongest >= self.norms[:, None] * (1 - 1e-12)).sum(1)
+        return np.asarray((1 + hits) / (1 + len(self.strongest)), dtype=float)
+
+    @property
+    def threshold(self) -> float:
+        """The norm above which p ≤ ``LEVEL``."""
+        allowed = int(LEVEL * (1 + len(self.strongest)) + 1e-9) - 1
+        return float(self.strongest[allowed]) if allowed >= 0 else float("inf")
+
+    @property
+    def significant(self) -> NDArray[np.bool_]:
+        return self.p_values <= LEVEL + 1e-9
+
+
+def relabelled(table: Array, draws: int, seed: int) -> Relabelled:
+    """Compare the frequencies of a table ``[row d]`` with those of its rows in ``draws`` random orders.
+
+    The maximum over frequencies is what is compared (Westfall and Young 1993): if the rows are exchangeable, the chance
+    that any frequency is significant is ``LEVEL`` at most, whatever the table's own covariance is.
+    """
+    rows = len(table)
+    # The mean is in no frequency, and of a large one only rounding would be left.
+    centred = table - table.mean(0)
+    products = centred @ centred.T
+    first, second = np.tril_indices(rows, -1)
+    pairs, alone = 2 * products[first, second], np.trace(products)
+    waves = autocorrelation_waves(rows)
+
+    def norms(names: NDArray[np.int64]) -> Array:
+        # ‖Σ_x w_x e^(−2πikx/p)‖² is a sum over pairs of rows, w_x · w_y cos(2πk(x − y)/p): an order only says how far
+        # apart the rows of a pair are, and the dimensions are summed over once.
+        apart = (names[first] - names[second]) % rows
+        by_distance = np.bincount(apart, weights=pairs, minlength=rows)
+        by_distance[0] += alone
+        return np.asarray(np.sqrt(np.clip(waves @ by_distance, 0, None)), dtype=float)
+
+    rng = np.random.default_rng([seed, 5])
+    strongest = [norms(rng.permutation(rows)).max() for _ in range(draws)]
+    return Relabelled(norms(np.arange(rows)), np.sort(np.array(strongest, dtype=float))[::-1])
+
+
+def autocorrelation_waves(rows: int) -> Array:
+    """``[frequency distance]``: what a product of two rows at a distance adds to the power of each frequency k ≥ 1."""
+    k = np.arange(1, rows // 2 + 1)
+    waves = np.cos(2 * np.pi * (np.outer(k, np.arange(rows)) % rows) / rows)
+    # The highest frequency of an even period is one function, the others are two.
+    functions = np.where(2 * k == rows, 1, 2)[:, None]
+    return np.asarray(waves * functions / rows, dtype=float)

@@ -1,0 +1,198 @@
+"""Token embeddings as tables: singular values and vectors, and frequencies where the rows stand in an order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.experiments.embeddings.measure import Tables
+from interp_tasks.measurement.beside_untrained import Key, both
+
+if TYPE_CHECKING:
+    from interp_tasks.experiments.weights.shuffled_rows import Relabelled
+    from interp_tasks.experiments.weights.singular_vectors import Singular
+    from interp_tasks.measurement.geometry import Array
+    from tasks import Task
+
+#: Random orders of the digits: of the checkpoint's table, and of each untrained one's.
+ORDERS, FEWER_ORDERS = 999, 199
+#: Singular vectors that have a row of their own, at most.
+VECTORS = 8
+#: What ``intervention`` says of a row.
+VALUES, LEADING, SPECTRUM = "singular values", "leading singular vectors", "spectrum"
+PERIODIC, BEST = "periodic share", "share at the best frequency"
+ABOVE_MEAN, ABOVE_RELABELLED = "frequencies above mean + 1 sd", "frequencies above relabelled digits"
+NINETY, GINI, NORM = "frequencies for 90% of the variance", "Gini coefficient of the components", "norm"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A token table ``[row d]``; ``axis`` names the coordinate whose values its rows are in order, if they are."""
+
+    label: str
+    rows: Array
+    axis: str | None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What figures show of one table of a checkpoint.
+
+    Attributes:
+        label, axis: of the table.
+        singular, beside: the checkpoint's, and the mean singular values of untrained models.
+        frequencies: the checkpoint's, where rows stand in an order.
+        above_mean: the published threshold of their norms; ``norms_beside`` the mean norms of untrained models.
+    """
+
+    label: str
+    axis: str | None
+    singular: Singular
+    beside: Array | None
+    frequencies: Relabelled | None = None
+    above_mean: float = 0.0
+    norms_beside: Array | None = None
+
+
+def tables_of(task: Task, held: Tables) -> list[Table]:
+    """The rows of W_E for each coordinate of the grid of inputs; without one, for the values that tokens stand for."""
+    by_values = {axis.values: axis.name for axis in task.grid_axes() if axis.position is not None}
+    if by_values:
+        one = len(by_values) == 1
+        return [
+            Table("W_E" if one else f"W_E ({name})", held.tokens[list(values)], "digit" if one else name)
+            for values, name in by_values.items()
+        ]
+    values = task.token_values()
+    used = sorted(values, key=lambda token: values[token]) or list(range(len(held.tokens)))
+    return [Table("W_E", held.tokens[used], None)]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One table, measured: numbers by key, and what they were read off."""
+
+    numbers: dict[Key, float]
+    singular: Singular
+    vectors: dict[str, tuple[int, float]]
+    frequencies: Relabelled | None
+    above_mean: float
+    published: frozenset[int]
+
+
+def measured(table: Table, orders: int, seed: int) -> Measured:
+    """Every number of one table."""
+    from interp_tasks.experiments.weights.shuffled_rows import relabelled
+    from interp_tasks.experiments.weights.singular_vectors import Singular, periodicity
+
+    singular = Singular.of(table.rows)
+    numbers: dict[Key, float] = {}
+    for sum_of, power in (("S", 1), ("S²", 2)):
+        for share in (0.5, 0.9):
+            metric = f"vectors for {share:.0%} of {sum_of}"
+            numbers[table.label, VALUES, metric] = float(singular.needed(share, power))
+    numbers[table.label, VALUES, "effective rank"] = singular.effective_rank
+    if table.axis is None:
+        return Measured(numbers, singular, {}, None, 0.0, frozenset())
+    leading = singular.vectors[:, : max(1, singular.needed(0.5))]
+    found = periodicity(leading)
+    numbers[table.label, LEADING, PERIODIC] = float(found.periodic.mean())
+    numbers[table.label, LEADING, BEST] = float(found.share.mean())
+    vectors = {
+        f"vector {k + 1}": (int(found.frequency[k]), float(found.share[k]))
+        for k in range(min(VECTORS, len(found.share)))
+    }
+    frequencies = relabelled(table.rows, orders, seed)
+    of_spectrum, bound, published = spectral_numbers(table.rows)
+    numbers |= {(table.label, SPECTRUM, metric): value for metric, value in of_spectrum.items()}
+    numbers[table.label, SPECTRUM, ABOVE_RELABELLED] = float(frequencies.significant.sum())
+    return Measured(numbers, singular, vectors, frequencies, bound, published)
+
+
+def spectral_numbers(rows: Array) -> tuple[dict[str, float], float, frozenset[int]]:
+    """Numbers of a table's spectrum by metric, the published bound of its norms, and the frequencies above it."""
+    import numpy as np
+
+    from circuits.fourier import AboveMean, gini, key_frequencies, spectrum, transform
+
+    found = spectrum(rows, {"digit": len(rows)})
+    published = frozenset(int(key) for key in key_frequencies(found, AboveMean(1)).keys)  # type: ignore[arg-type]  # of one coordinate frequencies are numbers
+    norms = np.sqrt(found.total().power.numpy() * len(rows))
+    power = np.sort(norms[1:] ** 2)[::-1]
+    grown = np.cumsum(power)
+    many = int((grown < 0.9 * grown[-1] * (1 - 1e-9)).sum()) + 1 if grown[-1] else 0
+    numbers = {
+        ABOVE_MEAN: float(len(published)),
+        NINETY: float(many),
+        GINI: gini(transform(rows).norm(dim=1)),
+    }
+    # As the rule has it: in the transform frequency 0 counts √2-fold beside cos and sin together.
+    sizes = np.concatenate([norms[:1] * np.sqrt(2), norms[1:]])
+    return numbers, float(sizes.mean() + sizes.std()), published
+
+
+def of_tables(
+    tables: Sequence[Table], others: Sequence[Sequence[Table]], seed: int, every: bool
+) -> tuple[list[dict[str, Any]], list[Seen]]:
+    """Rows of token tables, each beside the same table of other models, and what figures show of them."""
+    import numpy as np
+
+    rows: list[dict[str, Any]] = []
+    shown = []
+    for place, table in enumerate(tables):
+        own = measured(table, ORDERS, seed)
+        beside = [measured(each[place], FEWER_ORDERS, seed) for each in others]
+        common = {"site": "embed", "n": len(table.rows)}
+        for key, value in own.numbers.items():
+            rows += both(key, value, [each.numbers[key] for each in beside], common)
+            if key[1:] == (LEADING, BEST):
+                rows += vector_rows(table, own, beside, common)
+        sizes = np.mean([each.singular.values for each in beside], 0) if beside else None
+        seen = Seen(table.label, table.axis, own.singular, sizes)
+        if own.frequencies is not None:
+            norms = [each.frequencies.norms for each in beside if each.frequencies is not None]
+            rows += frequency_rows(table, own, norms, common, every)
+            seen = Seen(
+                **{
+                    **vars(seen),
+                    "frequencies": own.frequencies,
+                    "above_mean": own.above_mean,
+                    "norms_beside": np.mean(norms, 0) if norms else None,
+                }
+            )
+        shown.append(seen)
+    return rows, shown
+
+
+def vector_rows(
+    table: Table, own: Measured, beside: Sequence[Measured], common: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """A row for each of the first leading singular vectors."""
+    for name, (frequency, share) in own.vectors.items():
+        others = [each.vectors[name][1] for each in beside if name in each.vectors]
+        yield from both((name, f"{table.label}, frequency {frequency}", BEST), share, others, common, False)
+
+
+def frequency_rows(
+    table: Table, own: Measured, beside: Sequence[Array], common: Mapping[str, Any], every: bool
+) -> Iterator[dict[str, Any]]:
+    """A row for each frequency, unless ``every`` only for those above either bound."""
+    found = own.frequencies
+    assert found is not None
+    for place, norm in enumerate(found.norms):
+        bounds = [
+            name
+            for name, above in (
+                ("relabelled digits", bool(found.significant[place])),
+                ("mean + 1 sd", place + 1 in own.published),
+            )
+            if above
+        ]
+        if bounds or every:
+            about = (
+                f"{table.label}, above {' and '.join(bounds)}" if bounds else f"{table.label}, above neither"
+            )
+            more = {**common, "p_adjusted": float(found.p_values[place])}
+            key = (f"frequency {place + 1}", about, NORM)
+            yield from both(key, float(norm), [float(each[place]) for each in beside], more, False)

@@ -1,0 +1,131 @@
+"""A grid's page: what was done, when each configuration drops, what its experiments found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.errors import UserError
+from interp_tasks.grids.table import table
+from interp_tasks.grids.unit import relative
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.table import COLUMNS, shown_columns, shown_rows
+from interp_tasks.pages import Column, Figure, Page, Section, Table, Text
+
+if TYPE_CHECKING:
+    import pandas
+
+    from interp_tasks.experiments import DropsResult
+    from interp_tasks.grids.run import Grid
+
+INDEX = "index.html"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a grid found.
+
+    Attributes:
+        rows: the table of all its experiments, see :func:`interp_tasks.grids.table.table`.
+        drops: when its runs drop; ``None`` where none are trained, or none logged enough to tell.
+    """
+
+    grid: Grid = field(repr=False)
+    rows: pandas.DataFrame = field(repr=False)
+    drops: DropsResult | None = field(repr=False)
+
+    @classmethod
+    def of(cls, grid: Grid) -> Findings:
+        return cls(grid, table(grid), drops_of(grid))
+
+    def write(self) -> list[Path]:
+        """``grid.parquet``, ``.csv``, ``.json``, its stamp, those of ``drops``, and a page, in the grid's folder.
+
+        Raises:
+            UserError: if the file system refuses.
+        """
+        config: dict[str, Any] = self.grid.spec.model_dump(mode="json", by_alias=True)
+        written = Result("grid", self.rows, config).write(self.grid.folder)
+        if self.drops is not None:
+            written += self.drops.write(self.grid.folder)
+        return [*written, page(self).write(self.grid.folder / INDEX)]
+
+
+def drops_of(grid: Grid) -> DropsResult | None:
+    """When the runs of the grid that are trained drop; ``None`` where there are none."""
+    from dataclasses import replace
+
+    from interp_tasks.experiments import drops
+
+    root = grid.folder.resolve()
+    done = [
+        str(root / unit.folder)
+        for unit in grid.plan.train
+        if unit.key in grid.records and grid.records[unit.key].status == "done"
+    ]
+    if not done:
+        return None
+    try:
+        found = drops(done)
+    except UserError:
+        return None  # runs whose log is too short to tell
+    curves = {(name.replace(f"{root}/", ""), metric): curve for (name, metric), curve in found.curves.items()}
+    return replace(found, frame=relative(found.frame, f"{root}/"), curves=curves)
+
+
+def sentences(grid: Grid) -> list[str]:
+    """What became of the units."""
+    records = list(grid.records.values())
+    done = sum(record.status == "done" for record in records)
+    lines = [
+        f"{len(grid.plan)} units: {len(grid.plan.train)} runs to train, {len(grid.plan.measure)} experiments.",
+        f"{done} done, {grid.done_before} of them before.",
+    ]
+    if grid.failed:
+        lines.append(
+            f"{len(grid.failed)} failed; {len(grid.waiting)} not tried, because they need one that failed."
+        )
+    return lines
+
+
+def failures(grid: Grid) -> list[tuple[str, str]]:
+    """What failed, and why."""
+    return [(record.what, record.error) for record in grid.failed]
+
+
+def page(findings: Findings) -> Page:
+    grid, found, dropped = findings.grid, findings.rows, findings.drops
+    sections: list[Section] = [Text("\n".join(f"- {line}" for line in sentences(grid)))]
+    if grid.failed:
+        import pandas
+
+        frame = pandas.DataFrame(failures(grid), columns=["unit", "error"])
+        columns = [Column("unit", "unit"), Column("error", "error", sentences=True)]
+        sections.append(Table(frame, "What failed", columns=columns, name="failures"))
+    if dropped is not None:
+        figure = dropped.plot()
+        rows = shown_rows(dropped.frame)
+        sections += [
+            Figure(figure, "When runs drop", dropped.caption(), height=int(figure.layout.height)),
+            Table(
+                rows,
+                caption=" ".join(dropped.notes),
+                columns=shown_columns(rows),
+                name="drops",
+                download=dropped.frame,
+            ),
+        ]
+    axes = [str(name) for name in found.columns[len(COLUMNS) :]]
+    for name in dict.fromkeys(found["experiment"]):
+        mine = found[found["experiment"] == name]
+        several = mine[mine["run"].astype(str).str.endswith("seed-*")]
+        rows = shown_rows(several if len(several) else mine)
+        shown = shown_columns(rows)
+        # An experiment on several runs names them in a column of its own, and pools them itself.
+        alone = not any(column.header == "run" for column in shown)
+        named = [Column("run", "ref")] if alone else []
+        about = "Means over seeds, with intervals over runs." if len(several) and alone else ""
+        columns = [*named, *(Column(axis, axis) for axis in axes), *shown]
+        sections.append(Table(rows, str(name), about, columns, name=str(name), download=mine))
+    return Page(f"Grid {grid.folder.name}", sections, grid.spec.model_dump(mode="json", by_alias=True))

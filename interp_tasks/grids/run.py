@@ -1,0 +1,292 @@
+"""A grid done: what is done already is left alone, what fails stops nothing but what needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from interp_tasks.checkpoints.atomic import folder_of, writing
+from interp_tasks.checkpoints.lock import RunLock
+from interp_tasks.checkpoints.run_files import check_free
+from interp_tasks.errors import UserError
+from interp_tasks.grids.executors import PATIENCE, Workplace, is_here, workplace
+from interp_tasks.grids.spec import Spec, read_spec, spec_of
+from interp_tasks.grids.unit import (
+    Record,
+    is_trained,
+    perform,
+    read_record,
+    record_file,
+    write_record,
+)
+from interp_tasks.grids.units import MeasureUnit, Plan, TrainUnit, Unit, check, plan, said_of
+from interp_tasks.measurement.subjects import check_device
+
+#: Called as progress(done, total, what).
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What came of a grid.
+
+    Attributes:
+        folder: where it is.
+        records: of each unit, by key; units that wait for one that failed have none.
+        done_before: how many were done when it began.
+    """
+
+    folder: Path
+    spec: Spec
+    plan: Plan = field(repr=False)
+    records: Mapping[str, Record] = field(repr=False)
+    done_before: int = 0
+
+    @property
+    def failed(self) -> tuple[Record, ...]:
+        return tuple(record for record in self.records.values() if record.status == "failed")
+
+    @property
+    def waiting(self) -> tuple[MeasureUnit, ...]:
+        """Units that were not tried, because what they need failed."""
+        return tuple(unit for unit in self.plan.measure if unit.key not in self.records)
+
+
+def grid(
+    spec: Spec | Mapping[str, Any] | str | Path,
+    out: str | Path,
+    *,
+    executor: str | Executor = "processes",
+    jobs: int | None = None,
+    device: str = "cpu",
+    retry: bool = False,
+    imports: Sequence[str | Path] = (),
+    progress: Progress | None = None,
+) -> Grid:
+    """Train and measure what a grid asks for, but for what is done already.
+
+    Args:
+        spec: a file, its content as a dict, or a :class:`Spec`.
+        out: the grid's folder. With workers on other machines: on a file system that all share.
+        executor: ``"serial"``, ``"processes"``, ``"dask"``, ``"dask://HOST:PORT"``, or one of your own with the
+            interface of ``concurrent.futures.Executor``, whose workers can import this package.
+        jobs: units at a time on this machine (default: as many as its cores carry).
+        retry: try units again that failed.
+        imports: files that register tasks.
+
+    Returns:
+        A :class:`Grid`; units that failed are in it, with their errors.
+
+    Raises:
+        UserError: for a grid that cannot be, another one at work in the folder, an executor that is not there.
+    """
+    out = folder_of(out)
+    root = out.resolve()
+    check_free(root, "grid")
+    spec = spec_of(spec) if isinstance(spec, Mapping) else spec
+    spec = spec if isinstance(spec, Spec) else read_spec(spec)
+    files = [str(Path(file).resolve()) for file in imports]
+    if files:
+        from interp_tasks.grids.unit import import_all
+
+        import_all(files)
+    check(spec)
+    whole = plan(spec)
+    with locked(root):
+        records = {unit.key: read_record(root, unit) for unit in whole.units}
+        known = {
+            key: record
+            for key, record in records.items()
+            if record is not None and not (retry and record.status == "failed")
+        }
+        if is_here(executor):
+            check_devices([unit for unit in whole.units if unit.key not in known], device)
+        for key in records.keys() - known.keys():
+            # What it says does not hold, or is to be tried again.
+            with writing(record_file(root, key)):
+                record_file(root, key).unlink(missing_ok=True)
+        before = sum(record.status == "done" for record in known.values())
+        run = _Run(whole, root, device, files, dict(known), progress)
+        with place_of_work(executor, jobs, spec.threads) as place:
+            run.all(place)
+    return Grid(out, spec, whole, run.records, before)
+
+
+def check_devices(units: Sequence[Unit], device: str) -> None:
+    """Refuse a device that is not there before a unit waits for it.
+
+    Raises:
+        UserError: in one line.
+    """
+    if units:
+        check_device(device)
+    for unit in units:
+        if isinstance(unit, MeasureUnit) and "device" in unit.asked.settings:
+            with said_of(unit.asked):
+                check_device(unit.asked.settings["device"])
+
+
+@contextlib.contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """One grid at a time in a folder."""
+    with writing(root):
+        root.mkdir(parents=True, exist_ok=True)
+        lock = RunLock(root)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def place_of_work(executor: str | Executor, jobs: int | None, threads: int) -> Iterator[Workplace]:
+    if isinstance(executor, str):
+        with workplace(executor, jobs, threads) as place:
+            yield place
+    else:
+        yield Workplace(executor, jobs)
+
+
+class _Run:
+    """The units that are left, handed out as what they need is done."""
+
+    def __init__(
+        self,
+        whole: Plan,
+        root: Path,
+        device: str,
+        imports: list[str],
+        records: dict[str, Record],
+        progress: Progress | None,
+    ) -> None:
+        self.whole, self.root, self.device, self.imports = whole, root, device, imports
+        self.records, self.progress = records, progress
+        #: Units beside which a process died, or in which.
+        self.suspects: set[str] = set()
+
+    def all(self, place: Workplace) -> None:
+        waiting: list[Unit] = [unit for unit in self.whole.units if unit.key not in self.records]
+        running: dict[Future[Any], Unit] = {}
+        while waiting or running:
+            broken = False
+            cut_off: list[Unit] = []
+            for unit in self.next(waiting, list(running.values()), place.slots):
+                try:
+                    future = place.submit(perform, unit, str(self.root), self.device, self.imports)
+                except BrokenExecutor:
+                    broken = True
+                    break
+                running[future] = unit
+                waiting.remove(unit)
+            if not running and not broken:
+                return  # what is left needs what failed
+            finished = wait(running, return_when=FIRST_COMPLETED).done if running else set()
+            # In the order in which they began: a set has another one in every process.
+            for future in [each for each in running if each in finished]:
+                unit = running.pop(future)
+                if future.cancelled():
+                    broken = True
+                    cut_off.append(unit)
+                    continue
+                error = future.exception()
+                if error is None:
+                    self.finish(self.checked(unit, future.result()))
+                elif isinstance(error, BrokenExecutor):
+                    broken = True
+                    self.lost(unit, waiting)
+                else:
+                    self.finish(self.written(unit, f"{type(error).__name__}: {' '.join(str(error).split())}"))
+            if broken:
+                for future, unit in running.items():
+                    # Where one was cancelled, the others are about to be: by a scheduler that is gone.
+                    if cut_off or future.cancelled():
+                        cut_off.append(unit)
+                    else:
+                        self.lost(unit, waiting)
+                running.clear()
+                if not place.renew():
+                    raise UserError(
+                        "the executor broke down; what is done is kept: the same command goes on from there"
+                    )
+                self.take_back(cut_off, waiting)
+
+    def next(
+        self,
+        waiting: Sequence[Unit],
+        running: Sequence[Unit],
+        slots: int | None,
+    ) -> list[Unit]:
+        """What can begin. Suspects go last and one by one, so that it is known in which of them a process dies."""
+        if any(unit.key in self.suspects for unit in running):
+            return []
+        ready = [unit for unit in waiting if self.is_ready(unit)]
+        others = [unit for unit in ready if unit.key not in self.suspects]
+        if others or running:
+            return others[: None if slots is None else max(0, slots - len(running))]
+        return ready[:1]
+
+    def is_ready(self, unit: Unit) -> bool:
+        if isinstance(unit, TrainUnit):
+            return True
+        return all(key in self.records and self.records[key].status == "done" for key in unit.needs)
+
+    def lost(self, unit: Unit, waiting: list[Unit]) -> None:
+        """The process of a unit, or of one beside it, died: once more by itself, and then it has failed."""
+        record = read_record(self.root, unit)
+        if record is not None:
+            self.finish(record)
+        elif unit.key in self.suspects:
+            self.finish(self.written(unit, "its process died twice: it was killed, or memory ran out"))
+        else:
+            self.suspects.add(unit.key)
+            waiting.append(unit)
+
+    def take_back(self, units: Sequence[Unit], waiting: list[Unit]) -> None:
+        """Units of which no more will be heard, though none of them is at fault; whoever is at them may finish."""
+        end = time.monotonic() + PATIENCE
+        for unit in units:
+            while isinstance(unit, TrainUnit) and is_written(self.root / unit.folder):
+                if time.monotonic() > end:
+                    break
+                time.sleep(0.1)
+            record = read_record(self.root, unit)
+            if record is None:
+                waiting.append(unit)
+            else:
+                self.finish(self.checked(unit, record))
+
+    def checked(self, unit: Unit, record: Record) -> Record:
+        """The record, unless what was measured has gone meanwhile: ``@last`` would have been another checkpoint."""
+        needs = unit.needs if isinstance(unit, MeasureUnit) else ()
+        gone = [
+            each.folder for each in self.whole.train if each.key in needs and not is_trained(self.root, each)
+        ]
+        if not gone:
+            return record
+        return self.written(unit, f"{gone[0]} is no longer there to its last step: retry trains it again")
+
+    def written(self, unit: Unit, error: str) -> Record:
+        record = Record(unit.key, unit.what, "failed", 0.0, error)
+        write_record(self.root, record)
+        return record
+
+    def finish(self, record: Record) -> None:
+        self.records[record.key] = record
+        if self.progress is not None:
+            self.progress(len(self.records), len(self.whole), f"{record.status}: {record.what}")
+
+
+def is_written(run: Path) -> bool:
+    """Whether somebody holds the run."""
+    if not run.is_dir():
+        return False
+    try:
+        RunLock(run).release()
+    except UserError:
+        return True
+    return False

@@ -1,0 +1,99 @@
+"""What a grid found, as one tidy table: every unit's rows, the settings that vary, and what seeds have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.experiments.drops.measure import over_runs
+from interp_tasks.grids.unit import read_result
+from interp_tasks.measurement.run_logs import family
+from interp_tasks.measurement.table import COLUMNS, tidy
+
+if TYPE_CHECKING:
+    import pandas
+
+    from interp_tasks.grids.run import Grid
+
+#: What tells one row from another, but for the run it is of.
+IDENTITY = (
+    *("experiment", "split", "draw", "variant", "intervention", "site", "layer", "head", "position"),
+    "metric",
+)
+#: What the seeds of a configuration are pooled in.
+POOLED = (("value", "ci_low", "ci_high"), ("effect", "effect_ci_low", "effect_ci_high"))
+
+
+def table(grid: Grid, seed: int = 0) -> pandas.DataFrame:
+    """Every row of every unit that is done, with a column for each setting that varies; then rows of several seeds.
+
+    A row of several seeds is the mean over them, its ``run`` is ``RUN/seed-*``, its ``n_runs`` their number, its
+    interval a bootstrap over runs. What an experiment pooled itself (``n_runs`` above 1) is left as it is.
+    """
+    import pandas
+
+    root = grid.folder.resolve()
+    frames = []
+    for unit in grid.plan.measure:
+        record = grid.records.get(unit.key)
+        rows = read_result(root, unit.key) if record is not None and record.status == "done" else None
+        if rows is not None:
+            frames.append(rows)
+    found = pandas.concat(frames, ignore_index=True) if frames else tidy(pandas.DataFrame())
+    found = pandas.concat([found, pooled(found, seed)], ignore_index=True)[list(COLUMNS)]
+    varied = {unit.folder: unit.varied for unit in grid.plan.train}
+    varied |= {name: values for folder, values in varied.items() if (name := family(folder)) is not None}
+    for key in dict.fromkeys(key for values in varied.values() for key in values):
+        found[key] = [shown(varied.get(str(run), {}), key) for run in found["run"]]
+    return found
+
+
+def shown(values: Mapping[str, Any], key: str) -> Any:
+    value = values.get(key)
+    return ", ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def pooled(found: pandas.DataFrame, seed: int) -> pandas.DataFrame:
+    """Means over the seeds of a configuration, of each row that two of them share."""
+    import pandas
+
+    if found.empty:
+        # Without a row there is no list of flags to choose by: pandas takes an empty one for no columns.
+        return found
+    own = found[found["n_runs"].isna() | (found["n_runs"] <= 1)]
+    own = own.assign(family=[family(str(run)) for run in own["run"]])
+    # Not what an experiment pools itself.
+    there = set(zip(found["experiment"], found["run"], strict=True))
+    pairs = zip(own["experiment"], own["family"], strict=True)
+    own = own[[name is not None and (experiment, name) not in there for experiment, name in pairs]]
+    marks = [str(ref).rpartition("@")[2] if "@" in str(ref) else "" for ref in own["ref"]]
+    # The steps of a mark differ between seeds; without one, it is the step that rows have in common.
+    own = own.assign(
+        mark=marks, moment=[mark or str(step) for mark, step in zip(marks, own["step"], strict=True)]
+    )
+    rows = []
+    for _, same in own.groupby(["family", "moment", *IDENTITY], dropna=False, sort=False):
+        if same["run"].nunique() < 2 or same["run"].duplicated().any():
+            continue
+        first = same.iloc[0]
+        name = first["family"]
+        row = {
+            **{column: first[column] for column in IDENTITY},
+            "run": name,
+            "ref": f"{name}@{first['mark']}" if first["mark"] else name,
+            "step": first["step"] if same["step"].nunique() == 1 else pandas.NA,
+            "seed": pandas.NA,
+            "n_runs": len(same),
+            "n": first["n"] if same["n"].nunique() == 1 else pandas.NA,
+            "baseline": same["baseline"].mean(),
+            "engine": None,
+            "null_effect": None,
+        }
+        for value, low, high in POOLED:
+            numbers = same[value].to_numpy(dtype=float)
+            numbers = numbers[~pandas.isna(numbers)]
+            row[value] = float(numbers.mean()) if len(numbers) else math.nan
+            row[low], row[high] = over_runs(numbers, lambda drawn: drawn.mean(axis=1), seed)
+        rows.append(row)
+    return tidy(pandas.DataFrame(rows))

@@ -1,0 +1,1 @@
+"""What the experiments share: checkpoints as subjects, options, results, tables and figures."""

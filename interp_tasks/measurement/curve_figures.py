@@ -1,0 +1,138 @@
+"""Figures of training curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from circuits.figures.style import log_axis
+from interp_tasks.measurement.run_logs import Curve
+from interp_tasks.pages.palette import COLOURS, SYMBOLS, template
+
+if TYPE_CHECKING:
+    import plotly.graph_objects
+
+DASHES = ("solid", "dash", "dot", "dashdot")
+#: Heights in pixels: of a panel, of a line of the legend, of what stands around them.
+PANEL, LEGEND_LINE, AROUND = 300, 22, 130
+
+
+def curves_figure(curves: Mapping[tuple[str, str], Curve]) -> plotly.graph_objects.Figure:
+    """Every curve in one panel; what lies between onset and end is bold."""
+    import plotly.graph_objects as go
+
+    found = go.Figure()
+    metrics = list(dict.fromkeys(metric for _, metric in curves))
+    for index, ((run, metric), curve) in enumerate(curves.items()):
+        name = run if len(metrics) == 1 else f"{run}, {metric}"
+        add_curve(found, curve, name, index)
+    found.update_xaxes(title_text="step")
+    found.update_yaxes(title_text=" or ".join(metrics[:3]), **axis(list(curves.values())))
+    finish(found, len(curves))
+    return found
+
+
+def add_curve(found: Any, curve: Curve, name: str, index: int, row: int | None = None) -> None:
+    style = line(index)
+    where: dict[str, Any] = {} if row is None else {"row": row, "col": 1}
+    found.add_scatter(
+        x=curve.steps,
+        y=curve.values,
+        name=name,
+        mode="lines",
+        line={**style, "width": 1.3},
+        legendgroup=name,
+        **where,
+    )
+    if curve.drop is None:
+        return
+    bold = [
+        (step, value)
+        for step, value in zip(curve.steps, curve.values, strict=True)
+        if curve.drop.onset <= step <= curve.drop.end
+    ]
+    found.add_scatter(
+        x=[step for step, _ in bold],
+        y=[value for _, value in bold],
+        name=f"{name}, drop",
+        mode="lines",
+        line={"color": style["color"], "width": 4},
+        legendgroup=name,
+        showlegend=False,
+        **where,
+    )
+
+
+def line(index: int) -> dict[str, Any]:
+    """Colour and dash of a curve: one never stands for two."""
+    colours = COLOURS["light"]
+    return {"color": colours[index % len(colours)], "dash": DASHES[index // len(colours) % len(DASHES)]}
+
+
+def run_figure(
+    curves: Sequence[Curve],
+    levels: Mapping[str, float],
+    drop: Curve,
+    accuracies: Mapping[str, tuple[Sequence[int], Sequence[float]]],
+) -> plotly.graph_objects.Figure:
+    """One run: its metrics with their plateaus by theory (dotted), and exact accuracies at stored steps below."""
+    from plotly.subplots import make_subplots
+
+    rows = 2 if accuracies else 1
+    found = make_subplots(rows=rows, cols=1, shared_xaxes=True, vertical_spacing=0.06)
+    for index, curve in enumerate(curves):
+        add_curve(found, drop if curve.metric == drop.metric else plain(curve), curve.metric, index, 1)
+        level = levels.get(curve.metric, 0.0)
+        if level > 0:
+            found.add_scatter(
+                x=[curve.steps[0], curve.steps[-1]],
+                y=[level, level],
+                name=f"{curve.metric}, plateau by theory",
+                mode="lines",
+                line={"color": line(index)["color"], "dash": "dot", "width": 1.3},
+                legendgroup=curve.metric,
+                showlegend=False,
+                row=1,
+                col=1,
+            )
+    for index, (name, (steps, values)) in enumerate(accuracies.items()):
+        found.add_scatter(
+            x=list(steps),
+            y=list(values),
+            name=name,
+            mode="lines+markers",
+            marker={"symbol": SYMBOLS[index], "size": 8},
+            line={"color": line(len(curves) + index)["color"], "width": 1.3},
+            row=2,
+            col=1,
+        )
+    found.update_yaxes(title_text="validation metric", row=1, col=1, **axis(curves))
+    if accuracies:
+        found.update_yaxes(title_text="accuracy", rangemode="tozero", row=2, col=1)
+    found.update_xaxes(title_text="step", row=rows, col=1)
+    finish(found, len(curves) + len(accuracies), rows)
+    return found
+
+
+def axis(curves: Sequence[Curve]) -> dict[str, Any]:
+    """Logarithmic where all values are above 0."""
+    smallest = min(min(curve.values) for curve in curves)
+    largest = max(max(curve.values) for curve in curves)
+    return log_axis(smallest, largest) if smallest > 0 else {"type": "linear"}
+
+
+def plain(curve: Curve) -> Curve:
+    """Without its drop, which is drawn on the task's own metric alone."""
+    return Curve(curve.metric, curve.steps, curve.values, None)
+
+
+def finish(found: Any, entries: int, panels: int = 1) -> None:
+    """Room for the legend, of about three entries a line, below the panels."""
+    legend = LEGEND_LINE * (entries // 3 + 1)
+    height = panels * PANEL + AROUND + legend
+    found.update_layout(
+        template=template("light"),
+        height=height,
+        margin={"t": 40, "b": 70 + legend},
+        legend={"y": -60 / (panels * PANEL), "yanchor": "top"},
+    )

@@ -1,0 +1,109 @@
+"""Checkpoints that lend weights or activations, of the architecture of those examined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.checkpoints import ResolvedCheckpoint, resolve
+from interp_tasks.checkpoints.meta import read_meta
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.subjects import Examples, check_refs
+
+if TYPE_CHECKING:
+    from interp_tasks.checkpoints import Checkpoint
+
+#: Fields of a model's config that say how it came about, not what it computes.
+NOT_ARCHITECTURE = {
+    *(
+        "seed",
+        "init_mode",
+        "init_weights",
+        "initializer_range",
+        "dtype",
+        "model_name",
+        "original_architecture",
+    ),
+    *("from_checkpoint", "checkpoint_index", "checkpoint_label_type", "checkpoint_value", "train_seq_length"),
+    *("tokenizer_name", "tokenizer_prepends_bos", "default_prepend_bos", "trust_remote_code"),
+    *("load_in_4bit", "quantization_method", "layer_norm_folding", "decoder_start_token_id"),
+    *("use_attn_result", "use_split_qkv_input", "use_hook_mlp_in", "use_attn_in", "use_hook_tokens"),
+}
+
+
+@dataclass(frozen=True)
+class Donor:
+    """The checkpoint that lends, as it was named."""
+
+    label: str
+    resolved: ResolvedCheckpoint
+
+    def load(self, device: str) -> Checkpoint:
+        from interp_tasks.checkpoints import load_checkpoint
+
+        return load_checkpoint(self.resolved.ref, device=device)
+
+    def __str__(self) -> str:
+        return self.label if self.resolved.run_path is None else f"{self.label} (step {self.resolved.step})"
+
+
+def check_donor(source: str, refs: str | Sequence[str], examples: Examples) -> Donor:
+    """The one checkpoint that ``--source`` names, without loading it.
+
+    Raises:
+        UserError: where it names none or several, or one whose architecture is not that of every REF.
+    """
+    found = resolve_source(source)
+    if len(found) > 1:
+        raise UserError(
+            f"--source {source} names {len(found)} checkpoints, from {found[0].ref} to {found[-1].ref}: name one"
+        )
+    check_architecture(source, found, refs, examples)
+    return Donor(source, found[0])
+
+
+def check_donors(source: str | Sequence[str], refs: str | Sequence[str], examples: Examples) -> list[Donor]:
+    """All checkpoints that ``--source`` names, each once, labelled as those of ``--ckpt`` are.
+
+    Raises:
+        UserError: where it names none, or one whose architecture is not that of every REF.
+    """
+    given = [source] if isinstance(source, str) else list(source)
+    donors: dict[Path, Donor] = {}
+    for each in given or [""]:
+        found = resolve_source(each)
+        check_architecture(each, found, refs, examples)
+        for checkpoint in found:
+            label = each if len(found) == 1 else checkpoint.ref
+            donors.setdefault(checkpoint.path, Donor(label, checkpoint))
+    return list(donors.values())
+
+
+def resolve_source(source: str) -> list[ResolvedCheckpoint]:
+    if not source.strip():
+        raise UserError("no source: give --source, such as zoo:matrix-completion-4x4@post or RUN@last")
+    return resolve(source)
+
+
+def check_architecture(
+    source: str, found: Sequence[ResolvedCheckpoint], refs: str | Sequence[str], examples: Examples
+) -> None:
+    """Refuse lenders that are not of the architecture of every REF."""
+    receivers = [
+        (named.label, read_meta(named.resolved.path)["model"]) for named in check_refs(refs, examples)
+    ]
+    for lender in found:
+        theirs = read_meta(lender.path)["model"]
+        for label, ours in receivers:
+            for field in sorted({*ours, *theirs} - NOT_ARCHITECTURE):
+                if ours.get(field) != theirs.get(field):
+                    raise UserError(
+                        f"--source {source} is of another architecture than {label}: its {field} is "
+                        f"{shown(theirs, field)}, not {shown(ours, field)}"
+                    )
+
+
+def shown(model: dict[str, Any], field: str) -> str:
+    return str(model.get(field, "not given"))

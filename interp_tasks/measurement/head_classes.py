@@ -1,0 +1,176 @@
+"""Which class every attention head of a checkpoint is of, by what it attends to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.head_edits import positions
+from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, Subject
+
+if TYPE_CHECKING:
+    import numpy
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from circuits.patterns import Classes, Following, Movement, Scores
+    from tasks.base import Split
+
+THRESHOLD = 0.5
+#: The word for the queries whose output the task reads.
+READ = "read"
+#: Heads that no template describes are, together, what people call uninterpretable.
+UNINTERPRETABLE = "uninterpretable"
+NO_CLASSES = "--by-class finds classes on other examples, and --tokens are all there are: give a task"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What was seen of the heads of one checkpoint.
+
+    Attributes:
+        possible: the templates that may be classes.
+        queries: those looked at, as ``circuits`` takes them.
+    """
+
+    scores: Scores
+    classes: Classes
+    possible: tuple[str, ...]
+    moves: Mapping[str, Movement]
+    followed: Mapping[str, Following]
+    queries: Any
+
+    def best(self) -> Float[numpy.ndarray, " head"]:
+        """The score, corrected for chance, of the template that each head comes closest to; no threshold is in it."""
+        import numpy as np
+
+        frame = self.scores.frame
+        possible = frame[frame["template"].isin(self.possible)]
+        found = possible.groupby(["layer", "head"], sort=True)["corrected"].max()
+        return np.array([found[head.layer, head.head] for head in self.scores.heads])
+
+    def least(self, number: int) -> tuple[Any, ...]:
+        """The heads that come least close to any template."""
+        order = sorted(zip(self.best().tolist(), self.scores.heads, strict=True))
+        return tuple(sorted(head for _, head in order[:number]))
+
+    def groups(self) -> dict[str, tuple[Any, ...]]:
+        """Class -> its heads; those that have none are in ``uninterpretable``."""
+        from circuits.patterns._classes import OTHER, UNCLEAR
+
+        found = {name: heads for name, heads in self.classes.groups.items() if name not in (OTHER, UNCLEAR)}
+        rest = [head for name in (OTHER, UNCLEAR) for head in self.classes.groups.get(name, ())]
+        return found | ({UNINTERPRETABLE: tuple(sorted(rest))} if rest else {})
+
+
+def roles(
+    subject: Subject,
+    asked: Sequence[str] = (),
+    where: str | tuple[int, ...] | None = READ,
+    threshold: float = THRESHOLD,
+) -> Roles:
+    """Scores, classes, movements, and what the heads follow, on the examples of a subject.
+
+    A template that the task makes a class under a rule (``attention_rules()``) keeps it only among the templates asked
+    for.
+    """
+    from circuits import patterns
+
+    chosen = selected(subject, where)
+    shared = {"queries": chosen, "seed": subject.seed}
+    templates = named(subject, asked)
+    scores = patterns.scores(subject.model, subject.tokens, templates, batch=subject.batch, **shared)
+    moves = {
+        change: patterns.movement(subject.model, subject.tokens, other.tokens, **shared)
+        for change, other in moved(subject).items()
+    }
+    rules = {name: rule for name, rule in declared_rules(subject).items() if name in templates}
+    unless = {name: rule.unless for name, rule in rules.items() if rule.unless in templates}
+    classes = patterns.classify(
+        scores,
+        threshold,
+        unless=unless,
+        among={name: moves[rule.static].static() for name, rule in rules.items() if rule.static in moves},
+    )
+    possible = tuple(name for name in templates if name not in unless.values())
+    return Roles(scores, classes, possible, moves, followed(subject, where), chosen)
+
+
+def roles_elsewhere(subject: Subject, threshold: float = THRESHOLD) -> Roles:
+    """The same on other examples of the task, so that no group is chosen by what is measured of it.
+
+    Raises:
+        UserError: for bare tokens, of which there are no others.
+    """
+    if subject.task is None:
+        raise UserError(NO_CLASSES)
+    split: Split = "validation" if subject.labels["split"] != "validation" else "test"
+    size = max(DEFAULT_SAMPLES, len(subject.tokens))
+    batch = subject.task.sample(size, seed=subject.seed, split=split).to(str(subject.tokens.device))
+    return roles(replace(subject, batch=batch, tokens=batch.tokens), threshold=threshold)
+
+
+def declared_rules(subject: Subject) -> dict[str, Any]:
+    declare = getattr(subject.task, "attention_rules", None)
+    return {} if declare is None else dict(declare())
+
+
+def named(subject: Subject, asked: Sequence[str]) -> dict[str, Tensor | Callable[[Any], Tensor]]:
+    """The templates asked for, by name."""
+    from circuits import patterns
+
+    length = subject.tokens.shape[1]
+    known: dict[str, Any] = {
+        "identity": patterns.identity(length),
+        "previous": patterns.previous(length),
+        "first": patterns.constant(length, 0),
+    }
+    declare = getattr(subject.task, "attention_templates", None)
+    declared: dict[str, Any] = known if declare is None else dict(declare())
+    known |= declared
+    for name in asked:
+        if name not in known:
+            raise UserError(
+                f"--template {name!r}: {subject.checkpoint.ref} has no such template; write {', '.join(known)}"
+            )
+    return {name: known[name] for name in dict.fromkeys(asked or declared)}
+
+
+def selected(subject: Subject, where: str | tuple[int, ...] | None) -> Any:
+    """The queries to score, as ``circuits`` takes them."""
+    if where != READ:
+        return positions(subject, where)
+    return None if subject.task is None else list(subject.task.read_positions)
+
+
+def moved(subject: Subject) -> dict[str, Any]:
+    """Examples paired with those of the run, by what is different in them."""
+    declare = getattr(subject.task, "attention_moves", None)
+    if declare is None or len(subject.tokens) < 2:
+        return {}
+    return dict(declare(subject.batch, subject.seed))
+
+
+def followed(subject: Subject, where: str | tuple[int, ...] | None) -> dict[str, Following]:
+    """Whether heads follow what the task says changes place; a mask of queries is that of the examples before it."""
+    from circuits import patterns
+
+    declare = getattr(subject.task, "attention_relocations", None)
+    if declare is None or len(subject.tokens) < 2:
+        return {}
+    found = {}
+    for name, pairs in declare(subject.batch, subject.seed).items():
+        before = replace(subject, batch=pairs.before, tokens=pairs.before.tokens)
+        found[name] = patterns.follow(
+            subject.model,
+            pairs.before.tokens,
+            pairs.after.tokens,
+            pairs.groups,
+            pairs.source,
+            pairs.target,
+            queries=selected(before, where),
+            seed=subject.seed,
+        )
+    return found

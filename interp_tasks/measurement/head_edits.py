@@ -1,0 +1,174 @@
+"""Which heads, and what becomes of them: shared by the experiments that edit attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.options import (
+    EACH,
+    EACH_LAYER,
+    MODES,
+    called,
+    check_choice,
+    check_heads,
+    check_keys,
+    check_queries,
+)
+from interp_tasks.measurement.subjects import Subject
+
+if TYPE_CHECKING:
+    from circuits import Head, Intervention
+
+
+@dataclass(frozen=True)
+class HeadEdit:
+    """One edit, for whatever heads.
+
+    Attributes:
+        mode: ``uniform`` attention, the ``mean_pattern`` (of the unedited model, or within the edited pass:
+            ``edited_mean_pattern``), or the heads' output ``zero``, its ``mean``, or that of another example
+            (``resample``). Means and resamples are over the examples evaluated.
+        keys: with ``uniform``, attend uniformly to these positions only.
+        queries: edit only here: positions, or a mask of the task's examples by name; ``None``: everywhere.
+    """
+
+    mode: str
+    keys: tuple[int, ...] | None
+    queries: str | tuple[int, ...] | None
+
+    @classmethod
+    def read(cls, mode: str, keys: Any, queries: Any) -> HeadEdit:
+        """From what users write.
+
+        Raises:
+            UserError: in one line.
+        """
+        return cls(check_choice("--mode", mode, MODES), check_keys(keys, mode), check_queries(queries))
+
+    @property
+    def name(self) -> str:
+        return called(self.mode, {"keys": self.keys, "queries": self.queries})
+
+    def describe(self) -> dict[str, Any]:
+        return {"mode": self.mode, "keys": self.keys, "queries": self.queries or "all"}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if self.mode in ("uniform", "zero"):
+            return ()
+        name, within = self.mode.removeprefix("edited_").replace("_", " "), self.mode.startswith("edited_")
+        return (
+            f"The {name} is taken over the examples evaluated{', in the edited pass itself' if within else ''}.",
+        )
+
+    def on(self, subject: Subject, chosen: dict[str, tuple[Head, ...]]) -> dict[str, Intervention]:
+        """The edit of each choice of heads, by its label."""
+        from circuits import ablate
+
+        where = positions(subject, self.queries)
+        tokens = subject.tokens
+        make = {
+            "uniform": lambda heads: ablate.uniform(heads, keys=self.keys, queries=where),
+            "mean_pattern": lambda heads: ablate.mean_pattern(heads, reference=tokens, queries=where),
+            "edited_mean_pattern": lambda heads: ablate.mean_pattern(
+                heads, tokens, of="edited", queries=where
+            ),
+            "zero": lambda heads: ablate.zero(heads, queries=where),
+            "mean": lambda heads: ablate.mean(heads, reference=tokens, queries=where),
+            "resample": lambda heads: ablate.resample(heads, tokens, subject.seed, queries=where),
+        }[self.mode]
+        return {label: make(heads) for label, heads in chosen.items()}
+
+
+def read_specs(heads: str | Sequence[Any]) -> list[Any]:
+    """Head specs, a row each: texts, or lists of (layer, head).
+
+    Raises:
+        UserError: in one line.
+    """
+    specs = [heads] if isinstance(heads, str) or is_pairs(heads) else list(heads)
+    if not specs:
+        raise UserError("--heads: no heads given; write all, each, each-layer, or heads such as 0.1")
+    return [check_heads(spec) if isinstance(spec, str) else pairs(spec) for spec in specs]
+
+
+def pairs(spec: Any) -> list[tuple[int, int]]:
+    """One choice of heads, ``[(0, 1), (0, 2)]``; a file has lists where Python has tuples.
+
+    Raises:
+        UserError: in one line.
+    """
+    if not isinstance(spec, (list, tuple)) or not is_pairs(spec):
+        raise UserError(
+            f"heads: {spec!r} is no choice of heads: write 0.1 (layer.head) or a list of (layer, head)"
+        )
+    return [(int(layer), int(head)) for layer, head in spec]
+
+
+def is_pairs(heads: Any) -> bool:
+    """Whether a list is one choice of heads, ``[(0, 1), (0, 2)]``, rather than a list of specs."""
+    return bool(heads) and all(
+        isinstance(head, (list, tuple))
+        and len(head) == 2
+        and all(isinstance(part, Integral) and not isinstance(part, bool) for part in head)
+        for head in heads
+    )
+
+
+def choices(specs: Sequence[Any], model: Any, layer: int | None = None) -> dict[str, tuple[Head, ...]]:
+    """Row label -> heads, in the order asked for; ``all``, ``each`` and ``each-layer`` within ``layer`` where that is
+    given.
+    """
+    from circuits import heads
+
+    every = [head for head in heads("all", model) if layer is None or head.layer == layer]
+    if not every:
+        raise UserError(f"no layer {layer}: the model has layers 0-{model.cfg.n_layers - 1}")
+    found: dict[str, tuple[Head, ...]] = {}
+    for spec in specs:
+        if spec == EACH:
+            found |= {str(head): (head,) for head in every}
+        elif spec == EACH_LAYER:
+            found |= by_layer(every)
+        elif spec == "all":
+            found[spec] = tuple(every)
+        else:
+            label = spec if isinstance(spec, str) else "+".join(f"{layer}.{head}" for layer, head in spec)
+            found[label] = heads(spec, model)
+    return found
+
+
+def by_layer(every: Sequence[Head]) -> dict[str, tuple[Head, ...]]:
+    """``layer 0`` -> its heads, and so on."""
+    layers = dict.fromkeys(head.layer for head in every)
+    return {f"layer {layer}": tuple(head for head in every if head.layer == layer) for layer in layers}
+
+
+def positions(subject: Subject, queries: str | tuple[int, ...] | None) -> Any:
+    """Where to edit: as given, or for a name the boolean mask ``[batch pos]`` that the examples carry.
+
+    ``observed`` is the complement of ``hidden``.
+    """
+    if not isinstance(queries, str):
+        return queries
+    extras = {} if subject.batch is None else subject.batch.extras
+    masks = {key: mask for key, mask in extras.items() if is_mask(mask, subject)}
+    if "hidden" in masks:
+        masks.setdefault("observed", ~masks["hidden"])
+    if queries not in masks:
+        named = "".join(f"{key}, " for key in masks)
+        raise UserError(
+            f"--queries {queries!r}: the examples of {subject.checkpoint.ref} have no such mask; "
+            f"write all, {named}or positions such as 0,3"
+        )
+    return masks[queries]
+
+
+def is_mask(mask: Any, subject: Subject) -> bool:
+    import torch
+
+    return mask.dtype == torch.bool and mask.shape == subject.tokens.shape

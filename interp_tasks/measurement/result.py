@@ -1,0 +1,212 @@
+"""What an experiment gives back: the tidy table, with the configuration and versions that made it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.pages import (
+    Column,
+    Figure,
+    Page,
+    Table,
+    is_page,
+    versions,
+    write_atomically,
+    write_together,
+)
+
+if TYPE_CHECKING:
+    import pandas
+    import plotly.graph_objects
+
+from interp_tasks.measurement.table import shown_columns, shown_rows, spread
+
+#: Endings of the files that hold a result, and of its page.
+FILES = (".parquet", ".csv", ".json", ".config.json")
+PAGE = ".html"
+
+
+def target(folder: str | Path, name: str, suffix: str) -> Path:
+    """Where a file of the experiment ``name`` goes."""
+    return Path(folder) / f"{name}{suffix}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """An experiment's rows.
+
+    Attributes:
+        frame: one row per checkpoint, variant and metric, with the columns of ``experiments.COLUMNS``.
+        config: what was asked for, JSON.
+        notes: sentences a reader of the numbers needs.
+    """
+
+    experiment: str
+    frame: pandas.DataFrame
+    config: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=versions)
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as JSON values: what was not measured is ``None``, never NaN."""
+        return [
+            {str(name): json_value(value) for name, value in row.items()}
+            for row in self.frame.to_dict("records")
+        ]
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """A list of records; also written to ``path`` if given."""
+        rows = (json.dumps(record, allow_nan=False, ensure_ascii=False) for record in self.records())
+        text = "[\n" + ",\n".join(rows) + "\n]\n"
+        if path is not None:
+            write_atomically(Path(path), text)
+        return text
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """Comma-separated values with a header; also written to ``path`` if given."""
+        text: str = self.frame.to_csv(index=False, lineterminator="\n")
+        if path is not None:
+            write_atomically(Path(path), text)
+        return text
+
+    def to_parquet(self, path: str | Path) -> Path:
+        """Parquet; the stamp is in the file's metadata under the key ``interp-tasks``."""
+        return write_atomically(Path(path), self.parquet())
+
+    def parquet(self) -> bytes:
+        """What :meth:`to_parquet` writes."""
+        import pyarrow
+        import pyarrow.parquet
+
+        table = pyarrow.Table.from_pandas(self.frame, preserve_index=False)
+        stamp = {b"interp-tasks": json.dumps(self.stamp()).encode()}
+        table = table.replace_schema_metadata({**(table.schema.metadata or {}), **stamp})
+        buffer = BytesIO()
+        pyarrow.parquet.write_table(table, buffer)
+        return buffer.getvalue()
+
+    def stamp(self) -> dict[str, Any]:
+        return {
+            "experiment": self.experiment,
+            "config": dict(self.config),
+            "notes": list(self.notes),
+            "versions": dict(self.versions),
+        }
+
+    def write(self, folder: str | Path, *, page: bool = False) -> list[Path]:
+        """``NAME.parquet``, ``.csv``, ``.json``, ``NAME.config.json`` (the stamp) in a folder; ``NAME.html`` if asked.
+
+        They replace those of an earlier call together, or none of them. A page that an earlier call wrote there
+        and this one does not is removed: the files of a folder are of one result.
+
+        Raises:
+            UserError: if the file system refuses.
+        """
+        contents: dict[str, str | bytes] = {
+            ".parquet": self.parquet(),
+            ".csv": self.to_csv(),
+            ".json": self.to_json(),
+            ".config.json": json.dumps(self.stamp(), indent=2) + "\n",
+        }
+        if page:
+            contents[PAGE] = self.page().html()
+        files = {target(folder, self.experiment, suffix): content for suffix, content in contents.items()}
+        old = target(folder, self.experiment, PAGE)
+        return write_together(files, stale=[old] if not page and is_page(old) else [])
+
+    def spread(self) -> pandas.DataFrame:
+        """How draws differ: ``draws, sd, smallest, largest`` of their values; a row per pooled row of the table."""
+        return spread(self.frame)
+
+    def plot(self) -> plotly.graph_objects.Figure:
+        """Every value beside its baseline, a panel per metric; of the experiment ``heads`` a map of effects as well."""
+        from interp_tasks.measurement.figure import figure
+
+        return self.titled(figure(self.frame), self.heading())
+
+    def titled(self, figure: plotly.graph_objects.Figure, title: str) -> plotly.graph_objects.Figure:
+        """A figure that says what it shows, and how to read it; a page says that beside it instead."""
+        from circuits.plots import titled
+
+        return titled(figure, title, self.caption())
+
+    def page(self, title: str | None = None) -> Page:
+        """Figure and table on one self-contained page."""
+        figure = self.plot()
+        rows = shown_rows(self.frame)
+        columns = [Column("ref", "ref"), *shown_columns(rows)]
+        interventions = [
+            name for name in dict.fromkeys(map(str, self.frame["intervention"])) if name != "none"
+        ]
+        named = f": {', '.join(interventions)}" if 0 < len(interventions) < 3 else ""
+        return Page(
+            title or f"{self.experiment}{named}",
+            [
+                Figure(figure, self.heading(), self.caption(), height=int(figure.layout.height)),
+                Table(
+                    rows, "Table", " ".join(self.notes), columns, name=self.experiment, download=self.frame
+                ),
+            ],
+            self.config,
+            self.versions,
+        )
+
+    def heading(self) -> str:
+        """What the figure shows."""
+        from interp_tasks.measurement.figure import in_map
+
+        if in_map(self.frame).any():
+            return "Effect of each head alone, and of heads together"
+        return "Every metric under the edit and without it"
+
+    def caption(self) -> str:
+        """How to read the figure."""
+        from interp_tasks.measurement.figure import in_map
+
+        said = ["Filled: under the edit, with the 95% interval. Open: the unedited model."]
+        if self.frame["draw"].notna().any():
+            said.append("Small: single draws.")
+        if in_map(self.frame).any():
+            said.append(
+                "Maps: the effect of one head alone, in colours that mean the same in every map of a metric."
+            )
+        return " ".join(said)
+
+
+def join(results: Sequence[Result]) -> Result:
+    """Several results of one experiment as one, rows grouped by checkpoint."""
+    import pandas
+
+    frame = pandas.concat([result.frame for result in results], ignore_index=True)
+    order = {ref: place for place, ref in enumerate(dict.fromkeys(frame["ref"]))}
+    frame = frame.sort_values("ref", key=lambda refs: refs.map(order), kind="stable", ignore_index=True)
+    notes = tuple(dict.fromkeys(note for result in results for note in result.notes))
+    return Result(
+        results[0].experiment,
+        frame,
+        {"parts": [dict(result.config) for result in results]},
+        notes,
+        results[0].versions,
+    )
+
+
+def json_value(value: Any) -> Any:
+    """A value JSON can hold: numpy scalars become Python's, NaN, infinities and gaps become ``None``."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, (list, tuple)):
+        return [json_value(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    # What is left is a marker of pandas for a missing value.
+    return None

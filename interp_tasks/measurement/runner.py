@@ -1,0 +1,128 @@
+"""What all experiments share: go over checkpoints, measure variants beside the unedited model, make one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs, subjects
+from interp_tasks.measurement.table import tidy
+
+if TYPE_CHECKING:
+    import pandas
+
+INTERVALS = "Intervals: 95%, bootstrap over examples; effects are paired with the unedited model."
+#: What the name of a ratio's metric ends with.
+RATIO = " ratio"
+HOLM = "p adj.: sign-flip test, Holm's adjustment over all rows of one command."
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was measured at one checkpoint.
+
+    Attributes:
+        frame: rows of ``circuits``' table, with the column ``intervention`` as people read it.
+        interventions: what each variant did, JSON.
+    """
+
+    frame: pandas.DataFrame
+    interventions: Mapping[str, Any]
+
+
+def measure(
+    experiment: str,
+    refs: str | Sequence[str],
+    options: Options,
+    look: Callable[[Subject], Found],
+    *,
+    config: Mapping[str, Any],
+    notes: Sequence[str] = (),
+) -> Result:
+    """Look at one checkpoint after the other, all on the same examples; ``config`` is what is recorded beside them."""
+    examples, device = Examples.of(options), options.get("device", "cpu")
+    named = check_refs(refs, examples)
+
+    import pandas
+
+    frames: list[pandas.DataFrame] = []
+    done: list[dict[str, Any]] = []
+    for subject in subjects(refs, examples, device, options.get("progress")):
+        found = look(subject)
+        frames.append(found.frame.assign(experiment=experiment, n_runs=1, **subject.labels))
+        same = [group for group in done if group["interventions"] == found.interventions]
+        if not same:
+            same = [{"refs": [], "interventions": found.interventions}]
+            done += same
+        same[0]["refs"].append(subject.labels["ref"])
+    recorded = {
+        "refs": [refs] if isinstance(refs, str) else list(refs),
+        "checkpoints": [each.resolved.ref for each in named],
+        **config,
+        **examples.describe(),
+        "device": device,
+        "done": done,
+    }
+    table = pandas.concat(frames, ignore_index=True)
+    if "p_value" in table:
+        from circuits.statistics import holm
+
+        # The table is one family: whoever reads it may pick the best row of any checkpoint.
+        table["p_adjusted"] = holm(table["p_value"].to_numpy(dtype=float))
+    return Result(experiment, tidy(table), recorded, (INTERVALS, HOLM, *notes))
+
+
+def swept(
+    subject: Subject,
+    variants: Mapping[str, Any],
+    names: str | Mapping[str, str],
+    metric: Callable[..., Any] | None = None,
+    batch: Any = None,
+    ratios: bool = False,
+) -> Found:
+    """A sweep over variants of one checkpoint, judged by its task's metrics.
+
+    Args:
+        names: what the table calls the interventions, or each variant's.
+        metric, batch: judge by this instead, as ``circuits.sweep`` takes them.
+        ratios: after each row one of value / baseline, paired; its metric is called ``NAME ratio``.
+    """
+    from circuits import sweep
+
+    task = subject.task
+    if metric is None and task is not None:
+        metric, batch = task.metrics, subject.batch
+    result = sweep(
+        subject.model,
+        subject.tokens,
+        variants,
+        metric=metric,
+        batch=batch,
+        positions=None if task is None else task.read_positions,
+        seed=subject.seed,
+    )
+    called = names if isinstance(names, str) else result.frame["variant"].map(dict(names))
+    frame = result.frame.assign(intervention=called)
+    return Found(with_ratios(frame) if ratios else frame, result.interventions)
+
+
+def with_ratios(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """After each row one whose value is that row's in multiples of its baseline, which is 1; not tested again."""
+    import pandas
+
+    low, high = frame["ratio_ci_low"], frame["ratio_ci_high"]
+    of_ratios = frame.assign(
+        metric=frame["metric"] + RATIO,
+        value=frame["ratio"],
+        ci_low=low,
+        ci_high=high,
+        baseline=1.0,
+        effect=frame["ratio"] - 1,
+        effect_ci_low=low - 1,
+        effect_ci_high=high - 1,
+        p_value=float("nan"),
+        p_adjusted=float("nan"),
+    )
+    return pandas.concat([frame, of_ratios]).sort_index(kind="stable").reset_index(drop=True)

@@ -1,0 +1,279 @@
+"""Who is examined, and on what: checkpoints, each with its task and the examples it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from interp_tasks.checkpoints import ResolvedCheckpoint, resolve
+from interp_tasks.checkpoints.meta import read_meta
+from interp_tasks.errors import UserError
+from interp_tasks.files import check_file
+from interp_tasks.measurement.options import SPLITS, check_choice, check_samples, check_seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interp_tasks.checkpoints import Checkpoint
+    from tasks import Batch, Task
+
+DEFAULT_SAMPLES = 256
+#: Called as progress(done, total, what is being done).
+Progress = Callable[[int, int, str], None]
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments that every experiment takes.
+
+    ``samples, seed, split, task, task_config, tokens`` say which examples, see :class:`Examples`.
+    ``device``: where to run (default ``"cpu"``). ``progress``: called as progress(done, total, what).
+    """
+
+    samples: int | None
+    seed: int
+    split: str | None
+    task: Any
+    task_config: Mapping[str, Any]
+    tokens: Any
+    device: str
+    progress: Progress | None
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Which examples every checkpoint of one command sees.
+
+    Attributes:
+        samples: how many (``None``: 256 of a task, every row of ``tokens``).
+        seed, split: of the task's sample; the seed also draws resamples and intervals.
+        task: a task, or the name of one, for checkpoints that name none (or to use instead of theirs).
+        task_config: settings of a task given by name.
+        tokens: int array ``[batch pos]``, or the ``.npy`` file of one, to run on in place of a task's.
+    """
+
+    samples: int | None = None
+    seed: int = 0
+    split: str = "test"
+    task: str | Task | None = None
+    task_config: Mapping[str, Any] = field(default_factory=dict)
+    tokens: Any = None
+
+    @classmethod
+    def of(cls, options: Options) -> Examples:
+        """Those that an experiment's options ask for.
+
+        Raises:
+            TypeError: for an option there is not.
+            UserError: for a split of tokens.
+        """
+        for name in options:
+            if name not in Options.__annotations__:
+                raise TypeError(f"no option {name!r}: options are {', '.join(Options.__annotations__)}")
+        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        if "tokens" in given and "split" in given:
+            raise UserError(
+                "--split chooses among a task's examples, and --tokens are your own: leave one out"
+            )
+        return cls(**{field.name: given[field.name] for field in fields(cls) if field.name in given})
+
+    def check(self) -> None:
+        """Everything that can be refused without importing torch.
+
+        Raises:
+            UserError: in one line.
+        """
+        check_samples(self.samples)
+        check_seed(self.seed)
+        check_choice("--split", self.split, SPLITS)
+        if self.task is not None and not (isinstance(self.task, str) or hasattr(self.task, "check_model")):
+            raise UserError(f"task is a task or the name of one, not {self.task!r}")
+        if isinstance(self.tokens, (str, Path)) and not Path(self.tokens).exists():
+            raise UserError(f"cannot read {self.tokens}: No such file or directory")
+        if self.task is not None and self.tokens is not None:
+            raise UserError(
+                "give --task or --tokens, not both: tokens of your own have no targets to compare with"
+            )
+        if self.task_config and not isinstance(self.task, str):
+            raise UserError("--set here configures the task that --task NAME names: give --task too")
+
+    def describe(self) -> dict[str, Any]:
+        task = self.task if isinstance(self.task, str) or self.task is None else self.task.name
+        tokens = self.tokens if isinstance(self.tokens, (str, type(None))) else type(self.tokens).__name__
+        if isinstance(self.tokens, Path):
+            tokens = str(self.tokens)
+        return {
+            "samples": self.samples or (DEFAULT_SAMPLES if self.tokens is None else None),
+            "seed": self.seed,
+            "split": self.split if self.tokens is None else None,
+            "task": task,
+            "task_config": dict(self.task_config),
+            "tokens": tokens,
+        }
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One checkpoint with its examples; ``task`` and ``batch`` are ``None`` where it runs on bare tokens.
+
+    A checkpoint of a mixture is a subject for each of the task's ``parts()``, with that part as its task.
+    """
+
+    checkpoint: Checkpoint
+    task: Task | None
+    batch: Batch | None
+    tokens: Tensor
+    labels: Mapping[str, Any]
+
+    @property
+    def model(self) -> Any:
+        return self.checkpoint.model
+
+    @property
+    def seed(self) -> int:
+        """The seed of the examples, which draws everything else as well."""
+        return int(self.labels["seed"])
+
+
+@dataclass(frozen=True)
+class Named:
+    """A checkpoint to load, and what its rows are called."""
+
+    label: str
+    resolved: ResolvedCheckpoint
+
+
+def check_refs(refs: str | Sequence[str], examples: Examples) -> list[Named]:
+    """Every checkpoint the REFs name, without loading one, once the examples can be.
+
+    Rows are labelled with the REF as it was written where that names one checkpoint (``RUN@pre`` says more
+    than the step it stands for, which has a column of its own), else with the REF of exactly this checkpoint.
+
+    Raises:
+        UserError: for a REF that names nothing, for none given, for a checkpoint without a task where one is
+            needed.
+    """
+    examples.check()
+    given = [refs] if isinstance(refs, str) else [str(ref) for ref in refs]
+    if not given:
+        raise UserError("no checkpoint: give --ckpt REF, such as zoo:matrix-completion-4x4@post or RUN@last")
+    named: dict[Path, Named] = {}
+    for ref in given:
+        found = resolve(ref)
+        for checkpoint in found:
+            named.setdefault(checkpoint.path, Named(ref if len(found) == 1 else checkpoint.ref, checkpoint))
+    if examples.task is None and examples.tokens is None:
+        for each in named.values():
+            if read_meta(each.resolved.path)["task"] is None:
+                raise UserError(
+                    f"{each.label} names no task: say --task NAME, or --tokens FILE.npy with an int array "
+                    "(batch, pos)"
+                )
+    return list(named.values())
+
+
+def subjects(
+    refs: str | Sequence[str], examples: Examples, device: str = "cpu", progress: Progress | None = None
+) -> Iterator[Subject]:
+    """Load the checkpoints one after the other, each with its examples.
+
+    Two checkpoints of equal tasks get the same batch; the task decides what a seed draws.
+
+    Raises:
+        UserError: for a checkpoint without a task where none was given, or examples it cannot take.
+        TaskError: for a task that does not fit the model.
+    """
+    from interp_tasks.checkpoints import load_checkpoint
+
+    named = check_refs(refs, examples)
+    check_device(device)
+    own_tokens = read_tokens(examples.tokens, examples.samples)
+    own_task = read_task(examples)
+    batches: dict[Task, Batch] = {}
+    for index, each in enumerate(named):
+        if progress is not None:
+            progress(index, len(named), each.label)
+        checkpoint = load_checkpoint(each.resolved.ref, device=device)
+        labels = {"run": checkpoint.run, "ref": each.label, "step": checkpoint.step, "seed": examples.seed}
+        if own_tokens is not None:
+            check_tokens_fit(own_tokens, checkpoint)
+            yield Subject(checkpoint, None, None, own_tokens.to(device), {**labels, "split": None})
+            continue
+        whole = own_task or checkpoint.require_task()
+        whole.check_model(checkpoint.model)
+        for part, task in (whole.parts() or {"": whole}).items():
+            if task not in batches:
+                batches[task] = sample(task, examples).to(device)
+            batch = batches[task]
+            ref = f"{each.label} ({part})" if part else each.label
+            yield Subject(
+                checkpoint, task, batch, batch.tokens, {**labels, "ref": ref, "split": examples.split}
+            )
+
+
+def sample(task: Task, examples: Examples) -> Batch:
+    batch: Batch = task.sample(examples.samples or DEFAULT_SAMPLES, seed=examples.seed, split=examples.split)  # type: ignore[arg-type]  # the split was checked as text
+    return batch
+
+
+def read_task(examples: Examples) -> Task | None:
+    if not isinstance(examples.task, str):
+        return examples.task
+    from tasks import get
+
+    return get(examples.task, **examples.task_config)
+
+
+def read_tokens(tokens: Any, samples: int | None) -> Tensor | None:
+    """Tokens ``[batch pos]`` from an array, a tensor or an ``.npy`` file; the first ``samples`` rows."""
+    if tokens is None:
+        return None
+    import numpy
+    import torch
+
+    source = "tokens"
+    if isinstance(tokens, (str, Path)):
+        source = str(tokens)
+        check_file(Path(tokens), "--tokens")
+        try:
+            tokens = numpy.load(source, allow_pickle=False)
+        except OSError as error:
+            raise UserError(f"cannot read {source}: {error.strerror or error}") from None
+        except (ValueError, EOFError):
+            raise UserError(f"{source} is not an .npy file of plain numbers (numpy.save makes one)") from None
+    array = numpy.asarray(tokens)
+    if array.dtype.kind not in "iu" or array.ndim != 2 or 0 in array.shape:
+        raise UserError(
+            f"{source}: expected whole numbers [batch pos], got {array.dtype} {list(array.shape)}"
+        )
+    return torch.from_numpy(numpy.ascontiguousarray(array[:samples], dtype=numpy.int64))
+
+
+def check_tokens_fit(tokens: Tensor, checkpoint: Checkpoint) -> None:
+    sizes = checkpoint.model.cfg
+    if tokens.shape[1] > sizes.n_ctx:
+        raise UserError(
+            f"tokens have {tokens.shape[1]} positions, {checkpoint.ref} takes at most {sizes.n_ctx}"
+        )
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= sizes.d_vocab:
+        raise UserError(
+            f"token ids run from {low} to {high}, {checkpoint.ref} knows 0 to {sizes.d_vocab - 1}"
+        )
+
+
+def check_device(device: str) -> None:
+    """Refuse a device this machine does not have."""
+    import torch
+
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise UserError(f"device {device!r} is not there: this machine has {', '.join(devices())}") from None
+
+
+def devices() -> list[str]:
+    import torch
+
+    return ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]

@@ -1,0 +1,151 @@
+"""The one tidy table: its columns, in order, and which of them people see."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.pages import Column, number, p_value, signed, with_interval
+
+if TYPE_CHECKING:
+    import pandas
+
+COLUMNS = (
+    "experiment",
+    "run",
+    "ref",
+    "step",
+    "seed",
+    "split",
+    "draw",
+    "variant",
+    "intervention",
+    "site",
+    "layer",
+    "head",
+    "position",
+    "metric",
+    "value",
+    "ci_low",
+    "ci_high",
+    "n",
+    "n_runs",
+    "baseline",
+    "effect",
+    "effect_ci_low",
+    "effect_ci_high",
+    "p_value",
+    "p_adjusted",
+    "engine",
+    "null_effect",
+)
+#: Whole numbers that a row may lack; pandas' nullable type keeps 3 from turning into 3.0 beside a gap.
+WHOLE = ("step", "seed", "draw", "layer", "head", "position", "n", "n_runs")
+
+
+def tidy(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Exactly ``COLUMNS``, in order, each with one type; a column nobody filled is empty."""
+    frame = frame.reindex(columns=list(COLUMNS))
+    return frame.astype(dict.fromkeys(WHOLE, "Int64"))
+
+
+def value_text(row: Mapping[str, Any]) -> str:
+    return with_interval(number(row["value"]), row["ci_low"], row["ci_high"])
+
+
+def effect_text(row: Mapping[str, Any]) -> str:
+    """The effect with its interval; an edit that fired and changed nothing says so."""
+    if row["null_effect"] is True:
+        return "0, no example changed"
+    return with_interval(signed(row["effect"]), row["effect_ci_low"], row["effect_ci_high"])
+
+
+def read_p(row: Mapping[str, Any]) -> float | None:
+    """The p-value to read in a table of many rows: the adjusted one, where there is one."""
+    adjusted = row["p_adjusted"]
+    if adjusted is None or math.isnan(adjusted):
+        return row["p_value"]
+    return float(adjusted)
+
+
+def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """How the draws of a variant differ: ``draws, sd, smallest, largest`` of their values, by row of the table.
+
+    Empty where nothing was drawn.
+    """
+    drawn = frame[frame["draw"].notna()]
+    values = drawn.groupby(["ref", "intervention", "variant", "metric"], sort=False)["value"]
+    return values.agg(draws="count", sd="std", smallest="min", largest="max").reset_index()
+
+
+def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """What people see of the table: of several draws the row that pools them, with their spread beside it."""
+    own = view_of(frame)
+    if own is not None:
+        rows: pandas.DataFrame = own.view_rows(frame)
+        return rows
+    found = spread(frame)
+    if found.empty:
+        return frame
+    return frame[frame["draw"].isna()].merge(found, how="left")
+
+
+def spread_text(row: Mapping[str, Any]) -> str:
+    return with_interval(number(row["sd"]), row["smallest"], row["largest"])
+
+
+def shown_columns(frame: pandas.DataFrame) -> list[Column]:
+    """How people see ``shown_rows``; the intervention only where it is needed to tell rows apart."""
+    own = view_of(frame)
+    if own is not None:
+        columns: list[Column] = own.view_columns(frame)
+        return columns
+    columns = [Column("variant", "variant")]
+    if frame.duplicated(["ref", "variant", "metric", "draw"]).any():
+        columns.append(Column("intervention", "intervention"))
+    columns.append(Column("metric", "metric"))
+    compared = frame["baseline"].notna().any()
+    if compared:
+        columns.append(Column("baseline", "baseline"))
+    columns.append(Column("value [95% CI]", "value", value_text))
+    if "sd" in frame:
+        # One variant, as a rule, and what it is stands in the notes: the room goes to the spread.
+        columns = columns[1:] if frame["variant"].nunique() == 1 else columns
+        columns.append(Column("sd of draws [range]", "sd", spread_text))
+    if compared:
+        columns.append(Column("effect [95% CI]", "effect", effect_text))
+    if frame["p_value"].notna().any():
+        columns.append(Column("p adj.", "p_adjusted", lambda row: p_value(read_p(row))))
+    return columns
+
+
+#: Experiments whose rows people see in another form: the module, which has ``view_rows(frame)`` and
+#: ``view_columns(rows)``.
+VIEWS: Mapping[str, str] = {
+    "algorithm": "algorithm",
+    "ood": "ood",
+    "attention": "attention",
+    "curve": "curve",
+    "data": "data",
+    "drops": "drops",
+    "fourier": "fourier",
+    "gradients": "gradient_plots",
+    "generalisation": "generalisation",
+    "influence": "influence_plots",
+    "neurons": "neurons",
+    "order": "order_plots",
+    "primes": "primes",
+    "prime-order": "prime_order_plots",
+    "probe": "probe",
+    "progress": "progress",
+    "weights": "weights",
+}
+
+
+def view_of(frame: pandas.DataFrame) -> ModuleType | None:
+    experiments = set(frame["experiment"])
+    module = VIEWS.get(experiments.pop()) if len(experiments) == 1 else None
+    return None if module is None else import_module(f"interp_tasks.experiments.{module}.table")

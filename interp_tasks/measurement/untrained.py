@@ -1,0 +1,78 @@
+"""What a checkpoint's model was before training: the same task and architecture, another seed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.subjects import Subject
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedTransformer
+
+    from tasks import Task
+
+#: Settings of a task's model by the field of the config that holds them.
+HELD_AS = {
+    **{name: name for name in ("n_layers", "n_heads", "d_model", "d_head", "n_ctx", "attn_only", "act_fn")},
+    "normalization": "normalization_type",
+    "attention": "attention_dir",
+}
+
+
+def untrained(subject: Subject, draw: int = 0) -> HookedTransformer:
+    """A model of the subject's architecture, initialised as its run was where that is known, else as its task does.
+
+    The seed is the subject's, but no run's: no checkpoint began as this model.
+
+    Args:
+        draw: which of several such models.
+
+    Raises:
+        UserError: for an architecture that the task cannot build.
+    """
+    from pydantic import ValidationError
+
+    from tasks import derive_seed
+    from tasks.hooked import is_post_norm
+
+    task = subject.task
+    assert task is not None
+    cfg = subject.model.cfg
+    settings = {
+        **initialisation(subject, task),
+        **{name: getattr(cfg, held) for name, held in HELD_AS.items()},
+    }
+    settings["norm"] = "post" if is_post_norm(subject.model) else "pre"
+    if not cfg.attn_only:
+        settings["d_mlp"] = cfg.d_mlp
+    try:
+        label = ("untrained", draw) if draw else ("untrained",)
+        model = task.build_model(derive_seed(subject.seed, *label), task.Model(**settings))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise refusal(subject, task, f"{'.'.join(map(str, first['loc']))} = {first['input']!r}") from None
+    mine, its = (dict(one.named_parameters()) for one in (subject.model, model))
+    for name in {**mine, **its}:
+        shapes = [list(held[name].shape) if name in held else "no" for held in (mine, its)]
+        if shapes[0] != shapes[1]:
+            raise refusal(subject, task, f"{shapes[0]} {name}, where the task's own has {shapes[1]}")
+    return model.to(subject.tokens.device, print_details=False)
+
+
+def initialisation(subject: Subject, task: Task) -> dict[str, Any]:
+    """The settings that a model's weights do not show, from the run the checkpoint is in."""
+    from interp_tasks.checkpoints.run_files import RUN_FILE, read_run
+
+    run = subject.checkpoint.path.parent.parent
+    stored = read_run(run).get("config", {}) if (run / RUN_FILE).is_file() else {}
+    if stored.get("task", {}).get("name") != task.name:
+        return {}
+    return dict(stored.get("model", {}))
+
+
+def refusal(subject: Subject, task: Task, what: str) -> UserError:
+    return UserError(
+        f"{subject.labels['ref']}: task {task.name!r} builds no untrained model of its architecture ({what}); "
+        "leave that control out with --no-untrained"
+    )

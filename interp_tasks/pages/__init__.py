@@ -1,0 +1,36 @@
+"""Self-contained HTML pages: ``Page(title, [Text(...), Table(...), Figure(...)]).write("report.html")``."""
+
+from interp_tasks.pages.files import (
+    check_writable_file,
+    check_writable_folder,
+    write_atomically,
+    write_together,
+)
+from interp_tasks.pages.numbers import number, p_value, signed, with_interval
+from interp_tasks.pages.page import Page, is_page
+from interp_tasks.pages.sections import Column, Figure, Section, Table, Text
+from interp_tasks.pages.slider import Beside, Slider, Stepped, SteppedTable
+from interp_tasks.pages.versions import versions
+
+__all__ = [
+    "Beside",
+    "Column",
+    "Figure",
+    "Page",
+    "Section",
+    "Slider",
+    "Stepped",
+    "SteppedTable",
+    "Table",
+    "Text",
+    "check_writable_file",
+    "check_writable_folder",
+    "is_page",
+    "number",
+    "p_value",
+    "signed",
+    "versions",
+    "with_interval",
+    "write_atomically",
+    "write_together",
+]

@@ -1,0 +1,147 @@
+"""Sections that follow one slider: a figure or a table that shows another checkpoint at each of its steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any, ClassVar
+
+from interp_tasks.pages.pack import Packed, deflated
+from interp_tasks.pages.sections import Figure, Section, Table, cell_parts, embed, heading, number_class
+
+
+@dataclass(frozen=True)
+class Slider:
+    """The slider, of which a page has one: a native range, so that arrows, Home, End and Page keys move it.
+
+    Attributes:
+        labels: what each step is called, such as ``"step 4,000"``.
+        marks: names of some steps, by index: a button each.
+        start: where it stands when the page opens.
+    """
+
+    needs_plotly: ClassVar[bool] = False
+    title: ClassVar[str] = ""
+
+    labels: Sequence[str]
+    marks: Mapping[str, int] = field(default_factory=dict)
+    start: int = 0
+
+    def html(self, identifier: str) -> str:
+        label = escape(self.labels[self.start])
+        buttons = "".join(
+            f'<button type="button" data-index="{index}" aria-pressed="false" '
+            f'title="{escape(self.labels[index])}">{escape(name)}</button>'
+            for name, index in self.marks.items()
+        )
+        return (
+            f'<div class="stepper" role="group" aria-label="Checkpoint">'
+            f'<label for="{identifier}">Checkpoint</label>'
+            f'<input type="range" id="{identifier}" min="0" max="{len(self.labels) - 1}" step="1" '
+            f'value="{self.start}" aria-valuetext="{label}" autocomplete="off"'
+            f"{' disabled' if len(self.labels) == 1 else ''}>"
+            f'<output for="{identifier}">{label}</output>{buttons}</div>'
+            f'<script type="application/json" id="{identifier}-labels">'
+            f"{embed(json.dumps(list(self.labels)))}</script>"
+        )
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A figure of which some parts change with the slider.
+
+    Attributes:
+        figure: drawn with the parts that ``moves`` names put in.
+        moves: where, as in ``"data.0.z"`` or ``"layout.shapes.1.x0"`` -> what stands there, frame by frame: a list of
+            JSON values, or a :class:`~interp_tasks.pages.pack.Packed` of as many frames.
+        at: of each step of the slider, which frame is shown (default: as many frames as steps).
+        picks: where on the x axis each step of the slider lies; a click there moves the slider.
+    """
+
+    needs_plotly: ClassVar[bool] = True
+
+    figure: Figure
+    moves: Mapping[str, Sequence[Any] | Packed]
+    at: Sequence[int]
+    picks: Sequence[int | float] = ()
+
+    @property
+    def title(self) -> str:
+        return self.figure.title
+
+    def html(self, identifier: str) -> str:
+        paths = {
+            path: values.described() if isinstance(values, Packed) else list(values)
+            for path, values in self.moves.items()
+        }
+        moves = embed(json.dumps({"at": list(self.at), "paths": paths}, allow_nan=False))
+        drawn = self.figure.html(identifier)
+        if self.picks:
+            picks = escape(json.dumps(list(self.picks)))
+            drawn = drawn.replace(
+                f'id="{identifier}" role="img"', f'id="{identifier}" data-picks="{picks}" role="img"'
+            )
+        return f'{drawn}<script type="application/json" id="{identifier}-moves">{moves}</script>'
+
+
+@dataclass(frozen=True)
+class SteppedTable:
+    """A table that shows the rows of the slider's step; the download has all of them.
+
+    Attributes:
+        at: of each step of the slider the first and one past the last of its rows.
+    """
+
+    needs_plotly: ClassVar[bool] = False
+
+    table: Table
+    at: Sequence[tuple[int, int]]
+
+    @property
+    def title(self) -> str:
+        return self.table.title
+
+    def html(self, identifier: str) -> str:
+        rows: list[Any] = self.table.frame.to_dict("records")
+        columns, numeric = self.table.shown_columns()
+        content = {
+            "classes": [
+                "sentences" if c.sentences else "number" if c.key in numeric else "" for c in columns
+            ],
+            "frames": [list(ends) for ends in self.at],
+            "cells": [[cell_parts(column, row) for column in columns] for row in rows],
+        }
+        data = {"name": self.table.name, "deflated": deflated(self.table.whole().to_csv(index=False))}
+        head = "".join(self.table.header(column, number_class(column.key in numeric)) for column in columns)
+        return (
+            self.table.around(identifier, head, "", " data-stepped")
+            + f'<script type="application/json" id="{identifier}-data">{embed(json.dumps(data))}</script>'
+            + f'<script type="text/plain" id="{identifier}-rows">{deflated(json.dumps(content))}</script>'
+        )
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Sections next to each other where there is room, below each other where there is not.
+
+    Attributes:
+        narrowest: the least width of each, in multiples of the text's size.
+    """
+
+    needs_plotly: ClassVar[bool] = True
+
+    sections: Sequence[Section]
+    title: str = ""
+    caption: str = ""
+    narrowest: int = 30
+
+    def html(self, identifier: str) -> str:
+        parts = "".join(
+            f"<div>{section.html(f'{identifier}-{index}')}</div>"
+            for index, section in enumerate(self.sections)
+        )
+        said = f'<p class="note">{escape(self.caption)}</p>' if self.caption else ""
+        start = f'<div class="beside" style="--narrowest:{self.narrowest}rem">'
+        return f"{heading(self.title, identifier)}\n{said}{start}{parts}</div>"

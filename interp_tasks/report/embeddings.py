@@ -1,0 +1,140 @@
+"""Where the embeddings of tokens and positions lie: on two principal components that stay the same over training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.pages import Beside, Section, Text
+from interp_tasks.pages.palette import COLOURS, SEQUENTIAL, SYMBOLS
+from interp_tasks.report.attention import position_labels
+from interp_tasks.report.draw import rounded, stepped
+
+if TYPE_CHECKING:
+    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.report.snapshots import View
+
+TITLE = "Embeddings"
+#: Pixels; up to how many points are labelled; beyond how many tokens the rest is left out.
+HEIGHT, LABELLED, MOST_TOKENS = 430, 30, 2000
+
+
+def embeddings_section(views: Sequence[View]) -> Section:
+    """A plane for tokens and one for positions, of every view."""
+    parts: list[Section] = [tokens_plane(view) for view in views]
+    parts += [positions_plane(view) for view in views if view.snapshots[-1].positions is not None]
+    if len(parts) == len(views):
+        parts.append(Text("No table of positions: the model has none."))
+    return Beside(
+        parts,
+        TITLE,
+        "On the first two principal components of the last checkpoint shown; those of the other checkpoints, centred, "
+        "are projected on the same two. Axes stay as they are; what is written on them is the share of the variance "
+        "at the slider's step.",
+    )
+
+
+def tokens_plane(view: View) -> Section:
+    labels, values, what = token_labels(view)
+    tables = [snapshot.tables[0].rows[: len(labels)] for snapshot in view.snapshots]
+    left_out = len(view.snapshots[0].tables[0].rows) - len(labels)
+    more = f" (the first {len(labels):,})" if left_out else ""
+    marker = {
+        "size": 8,
+        "color": values,
+        "colorscale": SEQUENTIAL,
+        "showscale": True,
+        "colorbar": {"title": {"text": what}, "thickness": 12, "outlinewidth": 0},
+    }
+    return plane(view, tables, labels, marker, f"tokens{more}", what, "W_E")
+
+
+def token_labels(view: View) -> tuple[list[str], list[float], str]:
+    """Of the tokens in the first table: what each is called, its number, and what that is."""
+    table, task = view.snapshots[0].tables[0], view.task
+    count = min(len(table.rows), MOST_TOKENS)
+    axes = [] if task is None else [axis for axis in task.grid_axes() if axis.position is not None]
+    if axes:
+        digits = list(axes[0].values)[:count]
+        return [str(digit) for digit in digits], [float(digit) for digit in digits], table.axis or "digit"
+    stand_for = {} if task is None else task.token_values()
+    if stand_for:
+        values = sorted(stand_for.values())[:count]
+        return [f"{value:g}" for value in values], values, "value"
+    return [str(token) for token in range(count)], [float(token) for token in range(count)], "token"
+
+
+def positions_plane(view: View) -> Section:
+    tables = [snapshot.positions for snapshot in view.snapshots if snapshot.positions is not None]
+    labels = position_labels(view.task, len(tables[0]))
+    columns = [last_coordinate(label, place) for place, label in enumerate(labels)]
+    colours, symbols = COLOURS["light"], SYMBOLS
+    marker = {
+        "size": 10,
+        "color": [colours[column % len(colours)] for column in columns],
+        "symbol": [symbols[column % len(symbols)] for column in columns],
+    }
+    return plane(view, tables, labels, marker, "positions", "position", "W_pos")
+
+
+def last_coordinate(label: str, place: int) -> int:
+    """What a position is coloured by: its column, or itself."""
+    inside = label.removeprefix("(").removesuffix(")").split(",")
+    return int(inside[-1]) if label.startswith("(") and inside[-1].isdigit() else place
+
+
+def plane(
+    view: View,
+    tables: Sequence[Array],
+    labels: Sequence[str],
+    marker: dict[str, Any],
+    what: str,
+    one: str,
+    table: str,
+) -> Section:
+    import numpy as np
+    import plotly.graph_objects as go
+
+    from interp_tasks.measurement.geometry import principal
+
+    directions = principal(tables[-1]).directions
+    centred = [points - points.mean(0) for points in tables]
+    scores = np.stack([points @ directions.T for points in centred])
+    if scores.shape[-1] < 2:
+        scores = np.pad(scores, [(0, 0), (0, 0), (0, 2 - scores.shape[-1])])
+    shares = [share(points, score) for points, score in zip(centred, scores, strict=True)]
+    figure = go.Figure()
+    short = len(labels) <= LABELLED
+    figure.add_scatter(
+        x=[],
+        y=[],
+        mode="markers+text" if short else "markers",
+        text=list(labels),
+        textposition="top center",
+        textfont={"size": 10},
+        marker=marker,
+        cliponaxis=False,
+        hovertemplate=f"{one} %{{text}}<br>(%{{x:.5g}}, %{{y:.5g}})<extra></extra>",
+    )
+    moves: dict[str, Any] = {
+        "data.0.x": [rounded(each[:, 0], 5) for each in scores],
+        "data.0.y": [rounded(each[:, 1], 5) for each in scores],
+    }
+    for axis, component in (("xaxis", 0), ("yaxis", 1)):
+        low, high = float(scores[..., component].min()), float(scores[..., component].max())
+        room = 0.08 * ((high - low) or 1.0)
+        figure.update_layout({axis: {"range": [low - room, high + room], "zeroline": True}})
+        moves[f"layout.{axis}.title.text"] = [
+            f"{table}, component {component + 1} ({each[component]:.0%})" for each in shares
+        ]
+        figure.update_layout({axis: {"title": {"text": "", "standoff": 6}}})
+    top = 45 if view.beside else 15
+    figure.update_layout(margin={"l": 60, "r": 15, "t": top, "b": 50}, showlegend=False)
+    alt = f"{what} on two principal components at the step of the slider"
+    return stepped(view, figure, moves, alt, HEIGHT)
+
+
+def share(points: Array, scores: Array) -> list[float]:
+    """Of the variance of points, what lies along each of two components."""
+    whole = float((points**2).sum())
+    return [float((scores[:, k] ** 2).sum()) / whole if whole else 0.0 for k in (0, 1)]

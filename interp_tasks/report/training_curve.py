@@ -1,0 +1,200 @@
+"""The training curve of a run, or of two: every logged metric, the detected drop, the plateau by theory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.experiments.drops.measure import plateau_levels
+from interp_tasks.measurement.curve_figures import DASHES
+from interp_tasks.pages import Beside, Figure, Section, Stepped, Text
+from interp_tasks.pages.palette import COLOURS, template
+from interp_tasks.report.draw import move_line, see_through, step_line
+from interp_tasks.report.head_effects import add_mark, value_axis
+from interp_tasks.report.snapshots import shown_metrics
+
+if TYPE_CHECKING:
+    from interp_tasks.measurement.run_logs import Run
+    from interp_tasks.report.published import Mark
+    from interp_tasks.report.snapshots import View
+
+TITLE = "Training"
+#: Pixels: of a panel, between panels, above and below.
+PANEL, GAP, TOP, BOTTOM = 250, 30, 40, 50
+
+
+def training_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]]) -> Section:
+    """Curves of all views in one figure; those without a log are named."""
+    logged = [view for view in views if view.source.run is not None and view.source.curve is not None]
+    several = len(views) > 1
+    missing = [f"{view.name}: {said}" if several else said for view in views for said in view.source.missing]
+    if not logged:
+        return Text("\n\n".join(missing), TITLE)
+    said = "Validation: solid; the batch just trained on: faint. Shaded: from onset to end of the detected drop. "
+    if any(plateau_levels(view.source.run) for view in logged if view.source.run is not None):
+        said += "Dotted: the plateau by theory. "
+    if any(marks.values()):
+        said += "Stars: published numbers, in the unit of this run. "
+    said += "The line is the slider's checkpoint, triangles are the stored ones: a click goes to the nearest."
+    return Beside([training_curve(logged, marks, views[0])], TITLE, " ".join([said, *missing]))
+
+
+def training_curve(logged: Sequence[View], marks: Mapping[str, Sequence[Mark]], leading: View) -> Section:
+    from plotly.subplots import make_subplots
+
+    first = logged[0].source.run
+    assert first is not None
+    metrics = shown_metrics(first.logged(), first.drop_metric)
+    panels = [
+        [metric for metric in metrics if "accuracy" not in metric],
+        [metric for metric in metrics if "accuracy" in metric],
+    ]
+    panels = [panel for panel in panels if panel]
+    whole = PANEL * len(panels) + GAP * (len(panels) - 1)
+    figure = make_subplots(
+        rows=len(panels), cols=1, shared_xaxes=True, vertical_spacing=GAP / whole if len(panels) > 1 else 0
+    )
+    for row, panel in enumerate(panels, start=1):
+        extremes: list[float] = []
+        for which, view in enumerate(logged):
+            run = view.source.run
+            assert run is not None
+            mine = [metric for metric in panel if run.points(metric)[1]]
+            for metric in mine:
+                index = metrics.index(metric)
+                name = f"{metric}, {run.name}" if len(logged) > 1 else metric
+                extremes += add_metric(figure, run, metric, name, row, index, which, len(logged) == 1)
+            if mine:
+                add_levels(figure, run, mine, metrics, row)
+            for mark in marks.get(view.name, ()):
+                if mark.metric in mine and mark.of_curve:
+                    add_mark(figure, mark)
+                    figure.data[-1].update(
+                        xaxis=f"x{row if row > 1 else ''}", yaxis=f"y{row if row > 1 else ''}"
+                    )
+        figure.update_yaxes(
+            title_text=panel[0] if len(panel) == 1 else "metric",
+            row=row,
+            col=1,
+            **value_axis(panel[0], extremes),
+        )
+    shapes = [
+        step_line(),
+        *(shape for index, view in enumerate(logged) for shape in drop_shapes(view, index)),
+    ]
+    top = TOP + 22 * ((len(figure.data) // 2) // 6)
+    rug(figure, leading, len(panels))
+    figure.update_xaxes(title_text="step", row=len(panels), col=1)
+    height = top + whole + BOTTOM
+    figure.update_layout(
+        template=template("light"),
+        height=height,
+        shapes=shapes,
+        hovermode="x",
+        margin={"l": 65, "r": 15, "t": top, "b": BOTTOM},
+        legend={"y": 1.02},
+    )
+    alt = f"{', '.join(metrics)} over training of {' and '.join(view.name for view in logged)}"
+    return Stepped(
+        Figure(figure, alt=alt, height=height), move_line(leading), leading.at, picks=leading.steps
+    )
+
+
+def add_metric(
+    figure: Any, run: Run, metric: str, name: str, row: int, index: int, which: int, train: bool
+) -> list[Any]:
+    """A metric's curve, of the training batch too where ``train``; returns the ends of what is drawn."""
+    colour = COLOURS["light"][index % len(COLOURS["light"])]
+    steps, values = run.points(metric)
+    ends = [min(values), max(values)]
+    if train and run.points(metric, "train")[1]:
+        batch_steps, batch_values = run.points(metric, "train")
+        ends += [value for value in batch_values if value > 0]
+        figure.add_scatter(
+            x=batch_steps,
+            y=batch_values,
+            name=f"{metric}, train",
+            mode="lines",
+            line={"color": see_through(colour, 0.4), "width": 1},
+            legendgroup=metric,
+            showlegend=False,
+            hovertemplate="train %{y:.5g}<extra></extra>",
+            row=row,
+            col=1,
+        )
+    figure.add_scatter(
+        x=steps,
+        y=values,
+        name=name,
+        mode="lines",
+        line={"color": colour, "width": 1.7, "dash": DASHES[which]},
+        legendgroup=metric,
+        hovertemplate=f"{name} %{{y:.6g}}<extra></extra>",
+        row=row,
+        col=1,
+    )
+    return ends
+
+
+def add_levels(figure: Any, run: Run, mine: Sequence[str], metrics: Sequence[str], row: int) -> None:
+    last = run.lines[-1]["step"]
+    for metric, level in plateau_levels(run).items():
+        if metric in mine and level > 0:
+            figure.add_scatter(
+                x=[0, last],
+                y=[level, level],
+                mode="lines",
+                line={"color": COLOURS["light"][metrics.index(metric)], "dash": "dot", "width": 1.2},
+                name=f"{metric}, plateau by theory",
+                legendgroup=metric,
+                showlegend=False,
+                hovertemplate=f"{metric}, plateau by theory %{{y:.5g}}<extra></extra>",
+                row=row,
+                col=1,
+            )
+
+
+def drop_shapes(view: View, index: int) -> list[dict[str, Any]]:
+    """The span of a run's drop."""
+    curve = view.source.curve
+    if curve is None or curve.drop is None:
+        return []
+    return [
+        {
+            "type": "rect",
+            "xref": "x",
+            "yref": "paper",
+            "x0": curve.drop.onset,
+            "x1": curve.drop.end,
+            "y0": 0,
+            "y1": 1,
+            "line": {"width": 0},
+            "fillcolor": see_through(COLOURS["light"][(5, 6)[index % 2]], 0.18),
+            "layer": "below",
+        }
+    ]
+
+
+def rug(figure: Any, view: View, row: int) -> None:
+    """A triangle at every stored step, on the axis."""
+    axis = f"y{row + 1}"
+    figure.add_scatter(
+        x=view.steps,
+        y=[0.02] * len(view.steps),
+        mode="markers",
+        marker={"symbol": "triangle-up", "size": 8, "color": COLOURS["light"][6]},
+        showlegend=False,
+        hovertemplate="checkpoint %{x:,}<extra></extra>",
+        xaxis=f"x{row if row > 1 else ''}",
+        yaxis=axis,
+    )
+    figure.update_layout(
+        {
+            f"yaxis{row + 1}": {
+                "overlaying": f"y{row if row > 1 else ''}",
+                "range": [0, 1],
+                "visible": False,
+                "fixedrange": True,
+            }
+        }
+    )

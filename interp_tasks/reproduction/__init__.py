@@ -1,0 +1,9 @@
+"""A paper's claims, on runs that are there: ``reproduce("matrix-completion")`` and ``interp-run reproduce``.
+
+Importing this package imports neither torch nor pandas; reproducing does.
+"""
+
+from interp_tasks.reproduction.reproduce import Reproduction, reproduce, train_missing
+from interp_tasks.reproduction.verdicts import Outcome, Verdict
+
+__all__ = ["Outcome", "Reproduction", "Verdict", "reproduce", "train_missing"]

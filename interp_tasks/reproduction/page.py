@@ -1,0 +1,235 @@
+"""A reproduction for people: one page, and the lines that the terminal prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.pages import Column, Figure, Page, Section, Table, Text, number, with_interval
+from interp_tasks.published import Claim, Row
+
+if TYPE_CHECKING:
+    from interp_tasks.reproduction.reproduce import Reproduction
+
+
+def ours(row: Mapping[str, Any]) -> str:
+    """Our number with its interval and what it is; never a number where nothing was run."""
+    if row["value"] is None or row["value"] != row["value"]:
+        if row["ci_low"] is None or row["ci_low"] != row["ci_low"]:
+            return "–"
+        # Of numbers that are known between bounds alone.
+        return f"[{number(row['ci_low'])}, {number(row['ci_high'])}] {row['what']}".rstrip()
+    shown = with_interval(number(row["value"]), row["ci_low"], row["ci_high"])
+    return f"{shown} {row['what']}".rstrip()
+
+
+def short(row: Mapping[str, Any]) -> str:
+    """Our number with what it is, for one line."""
+    if row["value"] is None or row["value"] != row["value"]:
+        return "–"
+    return f"{number(row['value'])} {row['what']}".rstrip()
+
+
+def summary(found: Reproduction) -> str:
+    """What stands there, without a score: a count of verdicts would weigh a headline like a footnote."""
+    claims = len({outcome.claim.id for outcome in found.outcomes})
+    tested = sum(outcome.p_holm is not None for outcome in found.outcomes)
+    family = (
+        f" Holm's correction is over the {tested} headline verdicts that have a p-value; the others stand uncorrected,"
+        f" and one in twenty of their intervals misses."
+        if tested
+        else " No verdict is corrected for how many there are: one in twenty intervals misses."
+    )
+    return f"{claims} claims.{family}"
+
+
+def own(row: Mapping[str, Any]) -> str:
+    """Each run's own number."""
+    shown = (each["value"] for each in row["runs"])
+    return ", ".join("–" if value is None else number(value) for value in shown)
+
+
+def controls(row: Mapping[str, Any]) -> str:
+    """The number of models that should not pass."""
+    known = [(name, row[name]) for name in ("untrained", "shuffled") if row[name] == row[name]]
+    return ", ".join(f"{number(value)} {name}" for name, value in known if value is not None) or "–"
+
+
+#: Of all claims, one line each.
+SUMMARY = (
+    Column("row", "row"),
+    Column("claim", "says", sentences=True),
+    Column("published", "published", sentences=True),
+    Column("condition", "run"),
+    Column("ours [95% CI]", "value", ours),
+    Column("runs", "n_runs"),
+    Column("controls", "untrained", controls),
+    Column("verdict", "verdict", sentences=True),
+)
+#: Of the claims of one row, on each condition.
+SHOWN = (
+    Column("claim", "says", sentences=True),
+    Column("published", "published", sentences=True),
+    Column("condition", "run"),
+    Column("runs", "n_runs"),
+    Column("ours [95% CI]", "value", ours),
+    Column("each run", "runs", own),
+    Column("interval", "interval", sentences=True),
+    Column("controls", "untrained", controls),
+    Column("p", "p"),
+    Column("verdict", "verdict", sentences=True),
+    Column("note", "reason", sentences=True),
+)
+
+
+def page(found: Reproduction) -> Page:
+    """What was found, experiment by experiment, with every table's rule and every figure."""
+    frame = found.frame()
+    sections: list[Section] = [
+        Text(introduction(found)),
+        Table(
+            frame.sort_values("headline", ascending=False, kind="stable").sort_values("row", kind="stable"),
+            "Claims",
+            "A verdict is what the rule says of the whole 95% interval: held, failed, or undecided where it reaches "
+            "across. Rules and each run's own number stand below, by experiment.",
+            SUMMARY,
+            name=f"{found.paper.name}-claims",
+            download=frame,
+        ),
+    ]
+    if found.missing:
+        sections.append(missing_table(found))
+    for row in found.paper.row:
+        if not found.rows or row.number in found.rows:
+            sections += of_row(found, row)
+    config = {
+        "paper": found.paper.name,
+        "preset": found.preset,
+        "runs": {each.run.name: each.base for each in found.located},
+    }
+    return Page(f"{found.paper.title}: published and ours", sections, config, found.versions)
+
+
+def introduction(found: Reproduction) -> str:
+    used = (each for done in found.done if done.result is not None for each in done.job.on)
+    there = {base for each in used for base in each.bases.values()}
+    departures = "\n".join(f"- {line}" for line in found.paper.departures)
+    return (
+        f"{found.paper.citation}, repeated at the scale {found.preset}. {summary(found)}\n\n"
+        f"Measured on {len(there)} training runs; {len(found.missing)} more are described but "
+        "not trained. Our models differ from theirs:\n\n"
+        f"{departures}"
+    )
+
+
+def missing_table(found: Reproduction) -> Table:
+    import pandas
+
+    rows = [
+        {
+            "run": each.run.name,
+            "role": each.run.role,
+            "hours": each.run.hours,
+            "command": each.run.command(found.folder),
+        }
+        for each in found.missing
+    ]
+    return Table(
+        pandas.DataFrame(rows),
+        "Not trained",
+        "Estimated hours are of the machine that the scale is meant for.",
+        [
+            Column("run", "run"),
+            Column("role", "role"),
+            Column("hours", "hours"),
+            Column("command", "command", sentences=True),
+        ],
+        name="not-trained",
+    )
+
+
+def of_row(found: Reproduction, row: Row) -> list[Section]:
+    """An experiment of the paper: its claims with their rules, then a figure for each study and run."""
+    outcomes = [each for each in found.outcomes if each.claim.row == row.number]
+    lines = []
+    for claim in {each.claim.id: each.claim for each in outcomes}.values():
+        lines.append(f"- {claim.says} ({claim.source}) Rule: {claim.rule}.{beside(claim)}")
+    where = f" ({row.where})" if row.where else ""
+    body = "\n".join(lines) or (row.note or "Nothing of it is decided here.")
+    sections: list[Section] = [Text(body, f"{row.number}. {row.title}{where}")]
+    if outcomes:
+        frame = found.frame()
+        sections.append(
+            Table(
+                frame[frame["row"] == row.number],
+                caption="Intervals: 95%, over training runs (a mean with Student's t), or as the table says.",
+                columns=SHOWN,
+                name=f"{found.paper.name}-{row.number}",
+            )
+        )
+    for done in found.done:
+        # A study that several rows read is drawn with the first of them.
+        if done.result is None or done.job.control or done.job.study.rows[0] != row.number:
+            continue
+        figure = done.result.plot()
+        height = figure.layout.height
+        sections.append(
+            Figure(
+                figure,
+                caption=f"{done.job.study.id}, {done.job.name}. {done.result.caption()}",
+                alt=f"{row.title}, {done.job.name}",
+                height=int(height) if height else 420,
+            )
+        )
+    return sections
+
+
+def markdown(found: Reproduction) -> str:
+    """The claims as Markdown, experiment by experiment, each with its rule."""
+    lines = [f"{summary(found)}", ""]
+    rows: list[Any] = found.frame().to_dict("records")
+    for row in found.paper.row:
+        outcomes = [each for each in found.outcomes if each.claim.row == row.number]
+        if not outcomes and not (row.note and not found.rows):
+            continue
+        where = f" ({row.where})" if row.where else ""
+        lines += [f"## {row.number}. {row.title}{where}", ""]
+        if not outcomes:
+            lines += [row.note, ""]
+            continue
+        for claim in {each.claim.id: each.claim for each in outcomes}.values():
+            lines += [f"**{claim.says}** ({claim.source}) Rule: {claim.rule}.{beside(claim)}", ""]
+            lines += [
+                "| condition | published | ours [95% CI] | runs | each run | controls | verdict |",
+                "|---|---|---|---|---|---|---|",
+            ]
+            lines += [
+                f"| {row_of['run']} | {cell(claim.published)} | {ours(row_of)} | {row_of['n_runs']} | {own(row_of)} "
+                f"| {controls(row_of)} | {verdict(row_of)} |"
+                for row_of in rows
+                if row_of["claim"] == claim.id
+            ]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """The verdict with its reason, or what would have to be trained."""
+    said = f"**{row['verdict']}**" if row["verdict"] in ("held", "failed") else row["verdict"]
+    if row["p_holm"] == row["p_holm"]:
+        said += f" (p {number(row['p_holm'])} after Holm)"
+    if row["command"]:
+        return f"{said}, {row['hours']:g} h: `{cell(row['command'])}`"
+    return f"{said}: {cell(row['reason'])}" if row["reason"] else said
+
+
+def cell(text: str) -> str:
+    """Text that does not end a cell of a table."""
+    return text.replace("|", "\\|")
+
+
+def beside(claim: Claim) -> str:
+    """What else there is to know of a claim, as sentences to go on with."""
+    departures = f" Departs: {claim.departures.rstrip('.')}." if claim.departures else ""
+    uncontrolled = f" No control: {claim.uncontrolled.rstrip('.')}." if claim.uncontrolled else ""
+    return f"{' A headline.' if claim.headline else ''}{departures}{uncontrolled}"

@@ -1,0 +1,268 @@
+"""The calls of experiments that a paper's claims are read off, one after the other or on several processes."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from interp_tasks.published import Paper, Study, TrainingRun
+from interp_tasks.published.papers import Control
+from interp_tasks.reproduction.runs import Located, as_text
+
+if TYPE_CHECKING:
+    from interp_tasks.experiments import Result
+
+#: Untrained models of one condition.
+MOST_CONTROLS = 3
+
+
+@dataclass(frozen=True)
+class Job:
+    """A study on one run, or on all runs of its role.
+
+    Attributes:
+        control: what is read in the place of these runs' checkpoints; empty: themselves.
+    """
+
+    study: Study
+    on: tuple[Located, ...]
+    control: Control | None = None
+
+    @property
+    def name(self) -> str:
+        """What the outcome calls what it was measured on."""
+        if self.study.together:
+            return self.on[0].run.name if len(self.on) == 1 else self.study.role
+        (one,) = self.on
+        alone = one.run.seeds is None or one.base is None
+        return one.run.name if alone else f"{one.run.name}/{str(one.base).rpartition('/')[2]}"
+
+    @property
+    def condition(self) -> str:
+        """What its run has in common with others that a claim is decided on together with it."""
+        return "" if self.study.together else self.on[0].condition
+
+    @property
+    def missing(self) -> tuple[Located, ...]:
+        return tuple(located for located in self.on if located.base is None)
+
+    def refs(self) -> list[str]:
+        there = [located.base for located in self.on if located.base is not None]
+        return [f"{base}@{mark}" for base in there for mark in self.study.at] or there
+
+    def settings(self) -> dict[str, Any]:
+        """The keyword arguments, ``{run}`` filled in."""
+        return {key: filled(value, self.on[0].base or "") for key, value in self.study.settings.items()}
+
+
+def filled(value: Any, run: str) -> Any:
+    if isinstance(value, str):
+        return value.replace("{run}", run)
+    if isinstance(value, list):
+        return [filled(item, run) for item in value]
+    return {key: filled(item, run) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+@dataclass(frozen=True)
+class Done:
+    """A job's result, or the line that says why there is none; ``crashed`` where that is a fault of ours."""
+
+    job: Job
+    result: Result | None
+    reason: str = ""
+    crashed: bool = False
+
+
+def jobs_of(paper: Paper, located: Sequence[Located], rows: Sequence[int] = ()) -> list[Job]:
+    """Every study, on every run of its role; ``rows`` limits them to studies of these rows."""
+    found = []
+    for study in studies_of(paper, rows):
+        playing = [each for each in located if each.run.role == study.role]
+        if study.together:
+            found += [Job(study, tuple(playing))] if playing else []
+        else:
+            found += [Job(study, (one,)) for one in each_alone(playing)]
+    return found
+
+
+def untestable(job: Job) -> str:
+    """Why no claim is decided on a run by itself."""
+    return "" if job.study.together else job.on[0].run.untestable
+
+
+def studies_of(paper: Paper, rows: Sequence[int]) -> list[Study]:
+    return [study for study in paper.study if not rows or set(rows) & set(study.rows)]
+
+
+def each_alone(several: Sequence[Located]) -> list[Located]:
+    """Every seed by itself."""
+    return [
+        one
+        for each in several
+        for one in ([each] if each.base is None else [each.alone(seed) for seed in each.bases])
+    ]
+
+
+def control_jobs(paper: Paper, located: Sequence[Located], rows: Sequence[int] = ()) -> list[Job]:
+    """Every study that a claim asks a control of, on that control.
+
+    Of each condition the first three runs have their untrained model: what they share is what is asked for.
+    """
+    found = []
+    for study in studies_of(paper, rows):
+        claims = [
+            claim for claim in paper.claim if claim.study == study.id and (not rows or claim.row in rows)
+        ]
+        asked = {name for claim in claims for name in claim.controlled(study)}
+        playing = [each for each in located if each.run.role == study.role and each.base is not None]
+        if "untrained" in asked and playing:
+            if study.together:
+                found.append(Job(study, tuple(playing), "untrained"))
+            else:
+                seen: Counter[str] = Counter()
+                for one in each_alone(playing):
+                    seen[one.condition] += 1
+                    if seen[one.condition] <= MOST_CONTROLS:
+                        found.append(Job(study, (one,), "untrained"))
+        if "shuffled" in asked and playing:
+            others = [each for each in located if each.run.role == study.shuffled and each.base is not None]
+            found += [Job(study, (one,), "shuffled") for one in each_alone(others)]
+    return found
+
+
+def perform(job: Job) -> Done:
+    """Run one job. What goes wrong in it does not stop the others."""
+    from circuits import CircuitsError
+    from interp_tasks import experiments
+    from interp_tasks.errors import UserError
+    from tasks.base import TaskError
+
+    if not job.refs():
+        return Done(job, None, "not trained")
+    try:
+        call = getattr(experiments, job.study.experiment)
+        if job.control is not None:
+            with TemporaryDirectory() as place:
+                return Done(job, on_control(job, call, Path(place)))
+        return Done(job, call(job.refs(), **job.settings()))
+    except (UserError, TaskError, CircuitsError) as error:
+        return Done(job, None, str(error))
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__}: {error} ({where.filename}, line {where.lineno})"
+        return Done(job, None, " ".join(reason.split()), crashed=True)
+
+
+def perform_all(jobs: Sequence[Job], processes: int) -> Iterator[Done]:
+    """Each job's result as it comes.
+
+    With one process here; otherwise in fresh ones, of one thread each: small tensors gain nothing from a second.
+    """
+    if processes == 1 or len(jobs) < 2:
+        yield from map(perform, jobs)
+        return
+    cut_off: list[Job] = []
+    yield from together(jobs, processes, cut_off)
+    # Where a process died, those beside it were cut off too: one by one it is known in which it does.
+    for job in cut_off:
+        died: list[Job] = []
+        yield from together([job], 1, died)
+        if died:
+            yield Done(job, None, "its process died twice: it was killed, or memory ran out", crashed=True)
+
+
+def together(jobs: Sequence[Job], processes: int, cut_off: list[Job]) -> Iterator[Done]:
+    """Each job's result as it comes; jobs whose process died are added to ``cut_off``."""
+    from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=one_thread) as pool:
+        futures = {}
+        try:
+            for job in jobs:
+                try:
+                    futures[pool.submit(perform, job)] = job
+                except BrokenExecutor:
+                    cut_off.append(job)
+            for future in as_completed(futures):
+                try:
+                    yield future.result()
+                except BrokenExecutor:
+                    cut_off.append(futures[future])
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def one_thread() -> None:
+    import warnings
+
+    import torch
+
+    torch.set_num_threads(1)
+    # As the command line does for its own process.
+    warnings.simplefilter("ignore")
+
+
+def on_control(job: Job, call: Callable[..., Result], place: Path) -> Result:
+    """A study's table on models that should not pass, named as the runs and marks that they stand for."""
+    import pandas
+
+    # An untrained model has its first step alone, one trained on shuffled labels no drop to be named after.
+    mark = "0" if job.control == "untrained" else "last"
+    named = {}
+    for each in job.on:
+        for seed, base in each.bases.items():
+            named[base] = untrained(each.run, seed, place) if job.control == "untrained" else base
+    stand_in = dict(zip(named.values(), named, strict=True))
+    (first, *_) = named.values()
+    settings = {key: filled(marked(value, mark), first) for key, value in job.study.settings.items()}
+    found = call([f"{run}@{mark}" if job.study.at else run for run in named.values()], **settings)
+    frame = found.frame.assign(run=found.frame["run"].replace(stand_in))
+    copies = []
+    for wanted in job.study.at or ("",):
+        refs = frame["ref"].map(
+            lambda ref, wanted=wanted: renamed(str(ref), stand_in, wanted if job.study.at else None)
+        )
+        copies.append(frame.assign(ref=refs))
+    whole = copies[0] if len(copies) == 1 else pandas.concat(copies, ignore_index=True)
+    return replace(found, frame=whole)
+
+
+def marked(value: Any, mark: str) -> Any:
+    """Settings that name a checkpoint of the run itself name that of the control."""
+    if isinstance(value, str):
+        return re.sub(r"\{run\}@[^@\s]+", f"{{run}}@{mark}", value)
+    if isinstance(value, list):
+        return [marked(item, mark) for item in value]
+    return {key: marked(item, mark) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def renamed(ref: str, stand_in: Mapping[str, str], mark: str | None) -> str:
+    run, _, step = ref.rpartition("@")
+    return ref if run not in stand_in else f"{stand_in[run]}@{step if mark is None else mark}"
+
+
+def untrained(run: TrainingRun, seed: int, place: Path) -> str:
+    """A folder with the model of a run before its first step: the same settings, no steps."""
+    from interp_tasks.training.config import resolve_config
+    from interp_tasks.training.trainer import train
+    from tasks import get
+
+    settings = {key: as_text(value) for key, value in run.settings.items()}
+    resolved = resolve_config(run.task, run.train_preset, settings)
+    out = place / run.name / f"seed-{seed}"
+    train(
+        get(resolved.task_name, **resolved.task),
+        out=out,
+        preset=resolved.preset,
+        settings=resolved.model,
+        config=resolved.train.model_copy(update={"seed": seed, "steps": 0}),
+    )
+    return out.as_posix()

@@ -1,0 +1,122 @@
+"""The search itself: whichever trial comes next, until there are as many as asked for."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import ExitStack
+from pathlib import Path
+
+import optuna
+from optuna import Study
+from optuna.trial import Trial, TrialState
+
+from interp_tasks.checkpoints.atomic import folder_of
+from interp_tasks.checkpoints.run_files import check_free
+from interp_tasks.errors import UserError
+from interp_tasks.search.locks import Claim, claim, claim_if_free
+from interp_tasks.search.plan import Plan
+from interp_tasks.search.result import Found
+from interp_tasks.search.storage import (
+    check_reachable,
+    check_storage,
+    default_storage,
+    opened,
+)
+from interp_tasks.search.trials import Progress, built, carry_out, resolve_objective, run_name
+from interp_tasks.training.trainer import check_place
+from tasks.base import derive_seed
+
+#: The claim under which trials are dealt out and results written.
+TURN = "search"
+
+
+def search(
+    plan: Plan,
+    *,
+    out: str | Path,
+    trials: int = 10,
+    storage: str | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> Found:
+    """Train runs until the search has so many trials, those of earlier calls and of other processes counted.
+
+    Trials that a killed process left are taken up where their runs stopped. Processes with the same ``out`` and
+    ``storage`` share the work. What trial number n tries depends on the seed, n and the trials told before, so a
+    search that was killed goes on to the same end.
+
+    Args:
+        out: the folder of the search: a run folder per trial, ``trials.csv``, ``trials.json``, ``search.html``.
+        storage: URL of a database; ``None``: ``OUT/search.db``.
+
+    Returns:
+        All trials, and what follows from them.
+
+    Raises:
+        UserError: in one line, for settings that cannot be, for a folder or storage that holds another search, and
+            for what stops a run other than divergence; such a trial is taken up again by the next call.
+    """
+    if trials < 1:
+        raise UserError(f"--trials {trials}: at least 1")
+    check_place(device)
+    out = folder_of(out)
+    url = storage or default_storage(out)
+    check_free(out, "search")
+    check_storage(url)
+    check_reachable(url)
+    plan.check_values(built)
+    first = {one.key: one.samples()[0] for one in plan.space.dimensions}
+    base = plan.resolved(first)
+    key, direction = resolve_objective(plan.objective, *built(base))
+    identity = plan.identity(key, direction)
+    with warnings.catch_warnings():
+        # Of what Optuna says about its own future.
+        warnings.filterwarnings("ignore", module="optuna")
+        with ExitStack() as stack:
+            with claim(out, TURN):
+                study = stack.enter_context(opened(url, out, identity))
+            # Before half of the steps nothing is said about a run whose drop is yet to come.
+            study.pruner = optuna.pruners.MedianPruner(n_warmup_steps=base.train.steps // 2)
+            while (dealt := next_trial(study, plan, out, trials)) is not None:
+                trial, held = dealt
+                with held:
+                    shown = None if progress is None else counted(progress, trial.number, trials)
+                    carry_out(plan, study, trial, out, key, device, shown)
+            with claim(out, TURN):
+                found = Found.of(study, identity, out)
+                found.write(out)
+    return found
+
+
+def next_trial(study: Study, plan: Plan, out: Path, trials: int) -> tuple[Trial, Claim] | None:
+    """A trial that nobody is at any more, or a new one while there are too few; ``None`` when there is neither."""
+    with claim(out, TURN):
+        there = study.get_trials(deepcopy=False)
+        for left in there:
+            if left.state is not TrialState.RUNNING:
+                continue
+            held = claim_if_free(out, run_name(left.number))
+            if held is None:
+                continue
+            # It may have been finished since it was looked at, and let go therefore.
+            if study.get_trials(deepcopy=False)[left.number].state is not TrialState.RUNNING:
+                with held:
+                    continue
+            study.sampler = sampler(plan, left.number)
+            return Trial(study, left._trial_id), held
+        if len(there) >= trials:
+            return None
+        number = len(there)
+        held = claim(out, run_name(number))
+        study.sampler = sampler(plan, number)
+        trial = study.ask()
+        return trial, held
+
+
+def sampler(plan: Plan, number: int) -> optuna.samplers.BaseSampler:
+    """A sampler for each trial: one for all would begin again with its first draws after an interruption."""
+    return optuna.samplers.TPESampler(seed=derive_seed(plan.seed, "trial", number) % 2**32)
+
+
+def counted(progress: Progress, number: int, trials: int) -> Progress:
+    return lambda step, steps, text: progress(step, steps, f"trial {number + 1} of {trials}  {text}")

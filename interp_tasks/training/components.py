@@ -1,0 +1,140 @@
+"""Parts of a model: which start from another checkpoint, and which train (Gopalani, Lubana, Hu 2024, section 4).
+
+The parts share out all parameters. Attention takes the LayerNorm before it along, the MLP likewise, and the read-out
+the final one, so that a part that trains sets the scale of its own input. In a post-norm model they take the LayerNorm
+after them, as in the authors' code; that of the embeddings, there trained with both tables, goes with the tokens'.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from interp_tasks.checkpoints.load import read_parameters
+from interp_tasks.checkpoints.meta import read_meta
+from interp_tasks.checkpoints.refs import resolve
+from interp_tasks.errors import UserError
+from interp_tasks.training.config import PARTS, TrainConfig
+from tasks.hooked import is_post_norm
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedTransformer
+
+_PATTERNS: Mapping[str, str] = {
+    "attn": r"blocks\.\d+\.(attn|ln1)\..+",
+    "mlp": r"blocks\.\d+\.(mlp|ln2)\..+",
+    "embed": r"(embed|ln_embed)\..+",
+    "pos_embed": r"pos_embed\..+",
+    "unembed": r"(unembed|ln_final)\..+",
+}
+
+
+def part_of(name: str) -> str:
+    """The part that a parameter belongs to.
+
+    Raises:
+        UserError: if it belongs to none, as in architectures that the task did not build.
+    """
+    for part in PARTS:
+        if re.fullmatch(_PATTERNS[part], name):
+            return part
+    raise UserError(
+        f"parameter {name} belongs to none of the parts {', '.join(PARTS)}: "
+        "leave out train.start_from and train.train_parts"
+    )
+
+
+@dataclass(frozen=True)
+class Source:
+    """Weights to start from.
+
+    Attributes:
+        ref: the checkpoint they are of.
+        tensors: those of the parts taken, by name.
+        sha256: of its whole weights file.
+        norm: where its LayerNorms stand, ``"pre"`` or ``"post"``.
+    """
+
+    ref: str
+    tensors: Mapping[str, Tensor]
+    sha256: str
+    norm: str = "pre"
+
+    def describe(self) -> dict[str, Any]:
+        """What ``run.json`` keeps of it; a run goes on only from the same bytes."""
+        return {"ref": self.ref, "sha256": self.sha256}
+
+
+def read_source(config: TrainConfig) -> Source | None:
+    """The weights that ``train.start_from`` names, of ``train.start_parts`` alone; ``None`` without one.
+
+    Raises:
+        UserError: for a REF that does not name exactly one checkpoint, or files that are not whole.
+    """
+    if config.start_from is None:
+        return None
+    resolved = resolve(config.start_from)
+    if len(resolved) > 1:
+        raise UserError(
+            f"train.start_from={config.start_from} names {len(resolved)} checkpoints "
+            f"({resolved[0].ref} ... {resolved[-1].ref}): name one"
+        )
+    folder = resolved[0].path
+    meta = read_meta(folder)
+    stored = read_parameters(folder, meta)
+    taken = set(config.parts_started())
+    tensors = {name: tensor for name, tensor in stored.items() if part_of(name) in taken}
+    return Source(resolved[0].ref, tensors, meta["weights"]["sha256"], meta["model"].get("norm", "pre"))
+
+
+def put_in(model: HookedTransformer, source: Source, config: TrainConfig) -> None:
+    """Copy the weights to start from into a model.
+
+    Raises:
+        UserError: before any change, naming the first parameter whose shape is another, or which one of the two lacks;
+            for weights of a pre-norm model in a post-norm one, or the other way round.
+    """
+    mine = "post" if is_post_norm(model) else "pre"
+    if source.norm != mine:
+        raise UserError(
+            f"train.start_from={config.start_from} is of a {source.norm}-norm model, this one is {mine}-norm: "
+            f"set model.norm={source.norm}, or start from another"
+        )
+    taken = set(config.parts_started())
+    wanted = {name: p for name, p in model.named_parameters() if part_of(name) in taken}
+    for name in sorted({*wanted, *source.tensors}):
+        shapes = [shape(each.get(name)) for each in (source.tensors, wanted)]
+        if shapes[0] != shapes[1]:
+            raise UserError(
+                f"train.start_from={config.start_from} is of another architecture: {name} is {shapes[0]} there "
+                f"and {shapes[1]} here; match task.* and model.*, or leave its part out of train.start_parts"
+            )
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(source.tensors[name])
+
+
+def shape(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else str(list(tensor.shape))
+
+
+def freeze_others(model: HookedTransformer, config: TrainConfig) -> None:
+    """Take the parameters of every part that is not in ``train.train_parts`` out of training.
+
+    Raises:
+        UserError: if nothing is left to train.
+    """
+    if not config.train_parts:
+        return
+    for name, parameter in model.named_parameters():
+        if part_of(name) not in config.train_parts:
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(
+            f"train.train_parts={','.join(config.train_parts)}: this model has nothing to train there"
+        )

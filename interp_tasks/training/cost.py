@@ -1,0 +1,268 @@
+"""What training will cost: parameters, FLOP, memory, disk and time, before the first step of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from interp_tasks.training.components import freeze_others, put_in, read_source
+from interp_tasks.training.config import TrainConfig
+from interp_tasks.training.forward import Forward, FusedForward, HookedForward, why_not_fused
+from interp_tasks.training.observers import check_observed
+from interp_tasks.training.optimizer import Updater
+from interp_tasks.training.trainer import model_settings
+from tasks.base import Batch, Task
+from tasks.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedTransformer
+
+#: Bytes of a logged line, about: two metrics of two samples.
+LOG_LINE = 250
+#: Bytes of a checkpoint beside its tensors, about: meta.json, the header of the weights.
+CHECKPOINT_EXTRA = 6000
+#: Of the newest checkpoints so many keep optimiser and filter, see ``RunFolder.open``.
+KEPT_STATES = 2
+#: Real steps behind a measured rate, after one that is not counted.
+MEASURED_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run takes.
+
+    Attributes:
+        parameters, trained: numbers in the model, and those of them that change.
+        examples: in a step.
+        forward: ``"fused"`` or ``"hooked"``: which of the trainer's two this is the cost of.
+        step_flop: of the matrix products of an update, 2 per multiply-add, forward and backward. Element-wise work is
+            left out: the optimiser, softmax, loss.
+        run_flop: of all updates and of the metrics logged between them.
+        weights_bytes, gradients_bytes, optimiser_bytes, filter_bytes: in memory.
+        activations_bytes: what the forward pass keeps for the backward one, loss included.
+        checkpoints: how many are stored.
+        disk_bytes: of the finished run folder, about.
+        gflop_per_second: the rate behind ``seconds``.
+        measured: whether the rate was measured here, or given.
+        seconds: of the run at that rate; writing is left out.
+    """
+
+    parameters: int
+    trained: int
+    examples: int
+    steps: int
+    forward: str
+    step_flop: int
+    run_flop: int
+    weights_bytes: int
+    gradients_bytes: int
+    optimiser_bytes: int
+    filter_bytes: int
+    activations_bytes: int
+    checkpoints: int
+    disk_bytes: int
+    gflop_per_second: float
+    measured: bool
+    seconds: float
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of all tensors that live at once, at the end of a forward pass."""
+        return (
+            self.weights_bytes
+            + self.gradients_bytes
+            + self.optimiser_bytes
+            + self.filter_bytes
+            + self.activations_bytes
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "memory_bytes": self.memory_bytes}
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A forward and backward pass without its numbers.
+
+    Attributes:
+        forward, step: FLOP of the forward pass, and of both.
+        kept: bytes that the first keeps for the second, parameters and inputs left out.
+    """
+
+    forward: int
+    step: int
+    kept: int
+
+
+def cost(
+    task: Task,
+    *,
+    settings: ModelSettings | Mapping[str, Any] | None = None,
+    config: TrainConfig | None = None,
+    gflop_per_second: float | None = None,
+    device: str = "cpu",
+) -> Cost:
+    """What ``train(task, settings=settings, config=config)`` would take; nothing is written.
+
+    FLOP and activations are counted on tensors that have shapes and no values, so this takes a moment however large
+    the run.
+
+    Args:
+        gflop_per_second: a rate to reckon with. ``None``: that of four updates made here, on ``device``.
+
+    Raises:
+        UserError: for settings that cannot be, a source or activations that are not there.
+        TaskError: as ``train`` does.
+    """
+    if not isinstance(settings, ModelSettings):
+        settings = model_settings(task, settings or {})
+    config = config or TrainConfig()
+    model = task.build_model(config.seed, settings)
+    source = read_source(config)
+    if source is not None:
+        put_in(model, source, config)
+    check_observed(config.observe, model)
+    freeze_others(model, config)
+    forward = forward_of(model, task)
+    examples = _examples(task, config.batch_size, "train")
+    step = counted(model, task, _without_values(task, config, "train", examples))
+    moments, remembered = state_bytes(model, config)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    weights, gradients = weight_bytes(model)
+    stored_steps = config.checkpoint_steps(task.published_steps)
+    stored = len(stored_steps)
+    logged = config.steps // config.log_every + 1 + sum(step % config.log_every > 0 for step in stored_steps)
+    run_flop = config.steps * step.step + logged * (step.forward + _evaluation_flop(model, task, config))
+    rate = gflop_per_second or measured_rate(model, task, config, step.step, device)
+    return Cost(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        trained=sum(parameter.numel() for parameter in trained),
+        examples=examples,
+        steps=config.steps,
+        forward=forward.kind,
+        step_flop=step.step,
+        run_flop=run_flop,
+        weights_bytes=weights,
+        gradients_bytes=gradients,
+        optimiser_bytes=moments,
+        filter_bytes=remembered,
+        activations_bytes=step.kept,
+        checkpoints=stored,
+        disk_bytes=stored * (weights + CHECKPOINT_EXTRA)
+        + min(stored, KEPT_STATES) * (moments + remembered)
+        + logged * LOG_LINE,
+        gflop_per_second=rate,
+        measured=gflop_per_second is None,
+        seconds=run_flop / (1e9 * rate),
+    )
+
+
+def forward_of(model: HookedTransformer, task: Task) -> Forward:
+    """The forward that the trainer will take, unless its check at the start finds the fused one wrong."""
+    if why_not_fused(model):
+        return HookedForward(model, task.read_positions)
+    return FusedForward(model, task.read_positions)
+
+
+def counted(model: HookedTransformer, task: Task, batch: Batch) -> Counted:
+    """FLOP and kept bytes of a forward and backward pass over a batch on the device ``meta``."""
+    parameters = {
+        name: nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+        for name, parameter in model.named_parameters()
+    }
+    known = {_storage(tensor) for tensor in (*parameters.values(), batch.tokens, batch.targets)}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if _storage(tensor) not in known:
+            kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with FlopCounterMode(display=False) as counter, torch.device("meta"), saved:
+        output = _passed(model, task, parameters, batch)
+        forward = int(counter.get_total_flops())
+        task.loss(output, batch).backward()
+        return Counted(forward, int(counter.get_total_flops()), sum(kept.values()))
+
+
+def _passed(
+    model: HookedTransformer, task: Task, parameters: Mapping[str, nn.Parameter], batch: Batch
+) -> Tensor:
+    forward = forward_of(model, task)
+    if isinstance(forward, FusedForward):
+        forward.parameters = dict(parameters)
+        return forward(batch.tokens)
+    tensors = {**{name: buffer.to("meta") for name, buffer in model.named_buffers()}, **parameters}
+    output: Tensor = torch.func.functional_call(model, tensors, (batch.tokens,))
+    return output[:, list(task.read_positions)]
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _examples(task: Task, n: int | None, split: Any) -> int:
+    """How many examples a sample of ``n`` holds."""
+    return n if split == "train" and n is not None else len(task.sample(n, seed=0, split=split))
+
+
+def _without_values(task: Task, config: TrainConfig, split: Any, n: int) -> Batch:
+    """A batch of ``n`` on the device ``meta``."""
+    few = task.sample(min(n, 2), seed=config.seed, split=split)
+
+    def empty(tensor: Tensor) -> Tensor:
+        return torch.empty((n, *tensor.shape[1:]), dtype=tensor.dtype, device="meta")
+
+    extras = {name: empty(tensor) for name, tensor in few.extras.items()}
+    return Batch(empty(few.tokens), empty(few.targets), extras)
+
+
+def _evaluation_flop(model: HookedTransformer, task: Task, config: TrainConfig) -> int:
+    """Of the validation sample; of a mixture of each of its parts."""
+    total = 0
+    for part in (task.parts() or {"": task}).values():
+        n = _examples(part, config.eval_samples, "validation")
+        total += counted(model, part, _without_values(part, config, "validation", n)).forward
+    return total
+
+
+def weight_bytes(model: HookedTransformer) -> tuple[int, int]:
+    """Bytes of the parameters, and of the gradients of those that train."""
+    parameters = list(model.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return sum(parameter.nbytes for parameter in parameters), sum(parameter.nbytes for parameter in trained)
+
+
+def state_bytes(model: HookedTransformer, config: TrainConfig) -> tuple[int, int]:
+    """Bytes of the optimiser's moments and of the Grokfast filter's memory, once both are full."""
+    _, trained = weight_bytes(model)
+    moments = (1 if config.momentum else 0) if config.optimizer == "sgd" else 2
+    # The moving average keeps their sum too, in float64.
+    gradients = {None: 0, "ema": 1, "ma": config.grokfast_window + 2}[config.grokfast]
+    return moments * trained, gradients * trained
+
+
+def measured_rate(
+    model: HookedTransformer, task: Task, config: TrainConfig, step_flop: int, device: str
+) -> float:
+    """GFLOP per second of a few real updates of the model, in place; their median."""
+    if device != "cpu":
+        model.to(device, print_details=False)
+    forward, updater = forward_of(model, task), Updater(model, config)
+    batch = task.sample(config.batch_size, seed=config.seed, split="train").to(device)
+    seconds = []
+    for step in range(1 + MEASURED_STEPS):
+        start = time.perf_counter()
+        task.loss(forward(batch.tokens), batch).backward()
+        updater.update(step)
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return step_flop / 1e9 / sorted(seconds[1:])[MEASURED_STEPS // 2]

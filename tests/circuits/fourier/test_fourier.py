@@ -1,0 +1,505 @@
+"""Spectra against numpy's FFT, and clusters and key frequencies against what was planted."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from circuits import CircuitsError, ablate, cache, fourier, run
+from circuits.interventions.frequencies import Waves
+
+PERIODS = [1, 2, 3, 4, 5, 8, 12, 13, 59, 113]
+
+
+def noise(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def powers_by_fft(values, axes):
+    """Power per combination of folded frequencies, by numpy's complex FFT over the first `axes` axes."""
+    transformed = np.abs(np.fft.fftn(values, axes=tuple(range(axes)))) ** 2
+    cells = math.prod(values.shape[:axes])
+    found = np.zeros([n // 2 + 1 for n in values.shape[:axes]] + list(values.shape[axes:]))
+    for at in np.ndindex(*values.shape[:axes]):
+        folded = tuple(min(k, n - k) for k, n in zip(at, values.shape, strict=False))
+        found[folded] += transformed[at]
+    return found / cells**2
+
+
+@pytest.mark.parametrize("period", PERIODS)
+def test_the_basis_is_orthonormal_and_ordered(period):
+    rows = fourier.basis(period)
+    assert (rows.dtype, rows.shape) == (torch.float64, (period, period))
+    torch.testing.assert_close(rows @ rows.T, torch.eye(period, dtype=torch.float64), rtol=0, atol=1e-13)
+    x = np.arange(period)
+    expected = [np.ones(period)]
+    for k in range(1, period // 2 + 1):
+        expected.append(np.cos(2 * np.pi * k * x / period))
+        if 2 * k < period:
+            expected.append(np.sin(2 * np.pi * k * x / period))
+    expected = [row / np.linalg.norm(row) for row in expected]
+    np.testing.assert_allclose(rows, expected, atol=1e-13)
+    assert (
+        fourier.frequencies(period).tolist() == [0, *(k for k in range(1, period) for _ in (0, 1))][:period]
+    )
+
+
+@pytest.mark.parametrize("period", PERIODS)
+def test_coefficients_are_those_of_rfft(period):
+    """cos and sin coefficients are the real and (negative) imaginary part, up to their normalisation."""
+    x = noise(period, 3)
+    found = fourier.transform(x).numpy()
+    theirs = np.fft.rfft(x.numpy(), axis=0) / math.sqrt(period)
+    expected = [theirs[0].real]
+    for k in range(1, period // 2 + 1):
+        once = 2 * k == period
+        expected.append(theirs[k].real * (1 if once else math.sqrt(2)))
+        if not once:
+            expected.append(-theirs[k].imag * math.sqrt(2))
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    np.testing.assert_allclose(fourier.inverse(found), x, atol=1e-12)
+
+
+@pytest.mark.parametrize("axes", [0, -1, (0, 1), (2, 0), (0, 1, 2)])
+def test_transform_along_any_axes(axes):
+    x = noise(4, 5, 6)
+    found = fourier.transform(x, axes)
+    expected = x.numpy()
+    for axis in (axes,) if isinstance(axes, int) else axes:
+        rows = fourier.basis(x.shape[axis]).numpy()
+        expected = np.moveaxis(np.moveaxis(expected, axis, -1) @ rows.T, -1, axis)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    np.testing.assert_allclose(found.square().sum(), x.square().sum(), rtol=1e-12)
+    np.testing.assert_allclose(fourier.inverse(found, axes), x, atol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [(13,), (8,), (7, 7), (4, 4), (5, 8), (6, 3), (113, 4), (4, 3, 5)])
+def test_power_is_that_of_the_fft(sizes):
+    x = noise(*sizes, 6) + 0.7
+    found = fourier.spectrum(x.flatten(0, len(sizes) - 1), sizes)
+    np.testing.assert_allclose(found.power, powers_by_fft(x.numpy(), len(sizes)), atol=1e-13)
+    # Parseval: the whole is the mean square, all but the constant the variance.
+    flat = x.flatten(0, -2)
+    np.testing.assert_allclose(found.power.flatten(0, -2).sum(0), flat.square().mean(0), rtol=1e-12)
+    np.testing.assert_allclose(found.variance, flat.var(0, correction=0), rtol=1e-12)
+    np.testing.assert_allclose(found.share.flatten(0, -2).sum(0), np.ones(6), rtol=1e-12)
+    assert bool((found.share[(0,) * len(sizes)] == 0).all())
+
+
+def test_two_dimensions_against_rfft2():
+    x = noise(12, 12, 5)
+    theirs = np.abs(np.fft.rfft2(x.numpy(), axes=(0, 1))) ** 2 / 144**2  # the second axis is one-sided
+    one_sided = theirs * np.array([1, 2, 2, 2, 2, 2, 1])[None, :, None]
+    folded = one_sided[:7].copy()
+    folded[1:6] += one_sided[:6:-1]
+    np.testing.assert_allclose(fourier.spectrum(x.flatten(0, 1), (12, 12)).power, folded, atol=1e-14)
+
+
+def test_the_axis_of_weights():
+    weights = noise(6, 13, 4)
+    expected = fourier.spectrum(weights.movedim(1, 0)).power
+    for axis in (1, -2):
+        torch.testing.assert_close(fourier.spectrum(weights, axis=axis).power, expected)
+    np.testing.assert_allclose(fourier.spectrum(weights.float().numpy(), axis=1).power, expected, rtol=1e-4)
+    parameter = torch.nn.Parameter(weights)
+    assert not fourier.spectrum(parameter, axis=1).power.requires_grad
+    assert fourier.transform(parameter, 1).requires_grad
+
+
+@pytest.mark.parametrize("shift", [(1, 0), (3, 5), (6, 2)])
+def test_a_shift_of_the_grid_leaves_power_unchanged(shift):
+    x = noise(7, 6, 4)
+    moved = x.roll(shift, (0, 1))
+    one, other = (fourier.spectrum(y.flatten(0, 1), (7, 6)) for y in (x, moved))
+    assert not torch.allclose(x, moved)
+    torch.testing.assert_close(one.power, other.power, rtol=1e-12, atol=1e-14)
+
+
+def test_relabelling_permutes_frequencies():
+    """x -> 3x on Z_13 sends frequency k to 3k: power is that of the relabelled frequencies."""
+    x = noise(13, 4)
+    stretched = x[3 * torch.arange(13) % 13]
+    one, other = (fourier.spectrum(y).power for y in (x, stretched))
+    for k in range(7):
+        to = 3 * k % 13
+        torch.testing.assert_close(one[k], other[min(to, 13 - to)], rtol=1e-12, atol=1e-14)
+
+
+def inputs(period, order):
+    rows = torch.cartesian_prod(torch.arange(period), torch.arange(period))
+    rows = torch.cat([rows, torch.full((len(rows), 1), period)], 1)
+    return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(order))]
+
+
+def test_a_grid_of_inputs_puts_examples_in_their_cells():
+    tokens = inputs(5, 3)
+    grid = fourier.Grid.of_inputs(tokens, {"a": 0, "b": 1}, values=5)
+    arranged = grid.arrange(tokens)
+    assert (grid.axes, grid.sizes, grid.cells) == ({"a": 5, "b": 5}, (5, 5), 25)
+    torch.testing.assert_close(arranged[..., :2].flatten(0, 1), grid.coordinates())
+    torch.testing.assert_close(grid.arrange(tokens.T, axis=1), arranged)
+    swapped = fourier.Grid.of_inputs(tokens, {"b": 1, "a": -3}, values=5).arrange(tokens)
+    torch.testing.assert_close(swapped, arranged.transpose(0, 1))
+
+
+def test_ids_in_another_order():
+    """A cycle of ids, such as the powers of a generator modulo 5; examples with other ids are not on the grid."""
+    tokens = inputs(5, 4)
+    powers = [1, 2, 4, 3]
+    grid = fourier.Grid.of_inputs(tokens, {"a": 0, "b": 1}, values=[powers, powers])
+    arranged = grid.arrange(tokens)
+    assert grid.sizes == (4, 4)
+    for i, j in np.ndindex(4, 4):
+        assert arranged[i, j].tolist() == [powers[i], powers[j], 5]
+    # The product is a function of the sum of exponents: its spectrum has (k, k) only.
+    logs = torch.tensor([0, 0, 1, 3, 2])
+    product = torch.cos(2 * math.pi / 4 * logs[tokens[:, 0] * tokens[:, 1] % 5].double())
+    found = fourier.spectrum(product, grid)
+    assert float(found.share[1, 1]) == pytest.approx(1)
+
+
+def test_positions_of_a_matrix():
+    row, column = torch.meshgrid(torch.arange(4), torch.arange(6), indexing="ij")
+    by_row = torch.cos(2 * math.pi * row / 4).flatten()
+    by_column = torch.sin(2 * math.pi * 2 * column / 6).flatten()
+    x = torch.stack([by_row, 3 + by_column, by_row * by_column], 1)
+    found = fourier.spectrum(x, {"row": 4, "column": 6})
+    for feature, at in enumerate([(1, 0), (0, 2), (1, 2)]):
+        assert float(found.share[(*at, feature)]) == pytest.approx(1)
+    labels = found.bands("component").labels
+    assert (labels[0], len(labels)) == ((0, 1), 3 * 4 - 1)
+    assert fourier.clusters(found, by="component").frame["frequency"].tolist() == [(1, 0), (0, 2), (1, 2)]
+    assert fourier.clusters(found, by="row").frame["frequency"].tolist() == [1, None, 1]
+    assert fourier.clusters(found, by="column").frame["frequency"].tolist() == [None, 2, 2]
+    # With the examples in front, each has a spectrum of its own.
+    batch = x.float().expand(2, -1, -1)
+    several = fourier.spectrum(batch, {"row": 4, "column": 6}, axis=1)
+    torch.testing.assert_close(several.power[:, :, 0], found.power, atol=1e-6, rtol=1e-6)
+
+
+def test_blocks_by_hand():
+    found = fourier.spectrum(noise(49, 3), (7, 7))
+    bands = found.bands()
+    assert (bands.labels, bands.degrees) == ((1, 2, 3), (8, 8, 8))
+    for place, k in enumerate(bands.labels):
+        block = found.power[k, 0] + found.power[0, k] + found.power[k, k]
+        torch.testing.assert_close(bands.power[place], block)
+    torch.testing.assert_close(bands.share, bands.power / found.variance)
+    cross = found.power[1, 2] + found.power[2, 1]
+    assert bool((bands.power.sum(0) + cross <= found.variance + 1e-12).all())
+    every = found.bands("component")
+    torch.testing.assert_close(every.power.sum(0), found.variance)
+    first = found.bands("x0")
+    torch.testing.assert_close(first.power, found.power[1:].sum(1))
+    assert first.degrees == (14, 14, 14)
+    # Each basis function but the constant is in one component; at half of an even period there is no sine.
+    even = fourier.spectrum(noise(16), (4, 4))
+    assert even.bands("component").degrees == (2, 1, 2, 4, 2, 1, 2, 1)
+    assert even.bands().degrees == (8, 3)
+    whole = bands.total()
+    torch.testing.assert_close(whole.share, bands.power.sum(1) / found.variance.sum())
+    torch.testing.assert_close(found.total().power, found.power.sum(-1))
+
+
+@pytest.mark.parametrize(("period", "keys"), [(7, [2]), (12, [1, 5]), (8, [3, 4])])
+def test_components_are_what_frequencies_removes(period, keys):
+    grid = fourier.Grid({"a": period, "b": period})
+    found = fourier.components(grid, keys)
+    waves = Waves((0, 1), period, tuple(keys), "all").at(grid.coordinates())
+    torch.testing.assert_close(found, waves / period, rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        found.T @ found, torch.eye(found.shape[1], dtype=torch.float64), atol=1e-12, rtol=0
+    )
+    x = noise(period * period, 5)
+    bands = fourier.spectrum(x, (period, period)).bands()
+    at = [bands.labels.index(key) for key in keys]
+    torch.testing.assert_close((found.T @ x).square().sum(0) / grid.cells, bands.power[at].sum(0))
+
+
+@pytest.mark.parametrize("along", [(1, 1), (1, -1), (1, 3), (2, -1)])
+def test_components_along_a_direction(along):
+    grid = fourier.Grid({"a": 13, "b": 13})
+    found = fourier.components(grid, [2, 5], along)
+    a, b = grid.coordinates().T.numpy()
+    expected = [
+        trigonometric(2 * np.pi * k * (along[0] * a + along[1] * b) / 13) * math.sqrt(2) / 13
+        for k in (2, 5)
+        for trigonometric in (np.cos, np.sin)
+    ]
+    np.testing.assert_allclose(found.T, expected, atol=1e-13)
+    torch.testing.assert_close(found.T @ found, torch.eye(4, dtype=torch.float64), atol=1e-13, rtol=0)
+
+
+def planted(period=29, noise_level=0.05):
+    """Neurons that follow keys 3, 4 and 11 on a grid, one that mixes two, one without, one that is dead."""
+    a, b = fourier.Grid({"a": period, "b": period}).coordinates().T.double()
+    w = 2 * math.pi / period
+    rows = []
+    for place, k in enumerate([3, 3, 4, 11, 3]):
+        phase = place * 0.8
+        rows.append(torch.relu(torch.cos(w * k * a + phase) + torch.cos(w * k * b + phase) + 0.3))
+    rows.append(1.2 * torch.cos(w * 3 * a) + torch.cos(w * 4 * b))
+    rows.append(noise(period * period, seed=1))
+    rows.append(torch.full((period * period,), 0.3, dtype=torch.float64))
+    values = torch.stack(rows, 1)
+    values[:, :6] += noise_level * noise(period * period, 6, seed=2)
+    return fourier.spectrum(values, {"a": period, "b": period})
+
+
+def test_planted_frequencies_are_recovered():
+    found = fourier.clusters(planted())
+    frame = found.frame
+    assert frame["frequency"].tolist()[:5] == [3, 3, 4, 11, 3]
+    assert frame["assigned"].tolist() == [True] * 5 + [False] * 3
+    assert found.sizes == {3: 3, 4: 1, 11: 1}
+    assert found.neurons(3).tolist() == [0, 1, 4]
+    assert frame["share"][5] == pytest.approx(1.44 / 2.44, abs=0.02)
+    assert frame["share"][6] < 0.1
+    # The dead neuron has no frequency, not one that rounding chose.
+    assert frame["frequency"].isna().tolist() == [False] * 7 + [True]
+    assert (frame["share"][7], int(found.best[7])) == (0, -1)
+    loose = fourier.clusters(planted(), threshold=0.4)
+    assert loose.sizes == {3: 4, 4: 1, 11: 1}
+    ties = fourier.clusters(planted(), threshold=float(found.share[0]))
+    assert not bool(ties.frame["assigned"][0]), "the share must exceed the threshold"
+
+
+def test_shares_of_neurons_are_those_of_the_fft():
+    spectrum = planted()
+    assert spectrum.power.shape == (15, 15, 8)
+    values = fourier.inverse(fourier.transform(noise(29, 29, 2), (0, 1)), (0, 1)).numpy()
+    transformed = np.abs(np.fft.fft2(values, axes=(0, 1))) ** 2
+    transformed[0, 0] = 0
+    bins = np.ix_([0, 11, 29 - 11], [0, 11, 29 - 11])
+    expected = transformed[bins].sum((0, 1)) / transformed.sum((0, 1))
+    bands = fourier.spectrum(noise(29, 29, 2).flatten(0, 1), (29, 29)).bands()
+    np.testing.assert_allclose(bands.share[bands.labels.index(11)], expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("rule", ["noise", "of-largest", "above-mean"])
+def test_key_frequencies_that_were_planted(rule):
+    period, keys = 113, (7, 30, 56)
+    x = torch.arange(period)[:, None]
+    angles = [2 * math.pi * k * x / period for k in keys]
+    weights = 0.1 * noise(period, 16) + sum(torch.cos(one + torch.arange(16)) for one in angles)
+    found = fourier.key_frequencies(fourier.spectrum(weights), rule)
+    assert (found.keys, tuple(found), len(found)) == (keys, keys, 3)
+    assert found.rule.startswith("key: ")
+
+
+def test_a_weak_frequency_beside_strong_ones():
+    """The noise is told by the median: strong frequencies do not hide one with a thousandth of their power."""
+    x = torch.arange(113)[:, None]
+    weights = 0.01 * noise(113, 8)
+    for k, amplitude in ((5, 3), (20, 3), (41, 0.1)):
+        weights = weights + amplitude * torch.cos(2 * math.pi * k * x / 113 + torch.arange(8))
+    spectrum = fourier.spectrum(weights)
+    assert fourier.key_frequencies(spectrum, "noise").keys == (5, 20, 41)
+    assert fourier.key_frequencies(spectrum, "of-largest").keys == (5, 20)
+
+
+def test_noise_has_key_frequencies_as_seldom_as_stated():
+    """One feature is the case that the level is exact for; many different ones only make it rarer."""
+    draws, level = 400, 0.2
+    for features, low, high in ((1, 0.13, 0.27), (30, 0, 0.02)):
+        found = [
+            len(fourier.key_frequencies(fourier.spectrum(noise(113, features, seed=s)), fourier.Noise(level)))
+            for s in range(draws)
+        ]
+        assert low <= np.mean(np.array(found) > 0) <= high
+
+
+def test_noise_by_degrees_of_freedom():
+    """Components of a small even grid have 1, 2 or 4 functions: none may be favoured."""
+    counts = np.zeros(11)
+    for seed in range(600):
+        spectrum = fourier.spectrum(noise(24, seed=seed), (4, 6))
+        labels = list(spectrum.bands("component").labels)
+        for key in fourier.key_frequencies(spectrum, fourier.Noise(0.5), by="component"):
+            counts[labels.index(key)] += 1
+    assert counts.sum() > 100
+    degrees = np.array(spectrum.bands("component").degrees)
+    rates = [counts[degrees == one].mean() / 600 for one in (1, 2, 4)]
+    assert max(rates) < 2 * min(rates)
+
+
+def test_rules_by_hand():
+    norms = np.array([3.0, 1, 4, 0.9, 0.5, 0.1])  # of frequency 0 to 5
+    basis = fourier.basis(11)
+    weights = sum(norm * basis[max(0, 2 * k - 1)] for k, norm in enumerate(norms))
+    spectrum = fourier.spectrum(weights)
+    np.testing.assert_allclose(spectrum.frame["norm"], norms, rtol=1e-10)
+    np.testing.assert_allclose(
+        spectrum.frame["share"], [0, *norms[1:] ** 2 / (norms[1:] ** 2).sum()], rtol=1e-10
+    )
+    sizes = np.abs(np.fft.rfft(weights.numpy())) * np.sqrt(2 / 11)
+    cut = sizes.mean() + sizes.std()
+    for rule, keys in [
+        (fourier.OfLargest(), (2,)),
+        (fourier.OfLargest(0.2), (1, 2, 3)),
+        (fourier.AboveMean(), tuple(k for k in range(1, 6) if norms[k] > cut)),
+        (fourier.AboveMean(0), (2,)),
+        # With norms in the place of amplitudes the cut would be 3.85.
+        (fourier.AboveMean(1.6), ()),
+        (fourier.AboveMean(2), ()),
+        (fourier.Preferred(), (2,)),
+    ]:
+        assert fourier.key_frequencies(spectrum, rule).keys == keys, rule
+    assert "0.2 of the largest" in fourier.key_frequencies(spectrum, fourier.OfLargest(0.2)).rule
+    # Frequency 0 counts in mean and deviation, √2-fold: without it, and as much as the others, the cut is lower.
+    np.testing.assert_allclose(sizes, norms * [np.sqrt(2), 1, 1, 1, 1, 1], rtol=1e-10)
+    assert cut > norms.mean() + norms.std() > norms[1:].mean() + norms[1:].std()
+    neurons = fourier.spectrum(torch.stack([basis[1] + 0.5 * basis[3], basis[9], 0 * basis[1]], 1))
+    assert fourier.key_frequencies(neurons, "preferred").keys == (1, 5)
+    assert fourier.key_frequencies(neurons, fourier.Preferred(0.9)).keys == (5,)
+    flat = fourier.spectrum(torch.full((11, 2), 0.7))
+    for rule in ("noise", "of-largest", "above-mean", "preferred"):
+        assert fourier.key_frequencies(flat, rule).keys == ()
+
+
+def test_a_rule_of_ones_own():
+    class Lowest(fourier.Rule):
+        statement = "key: 1 and 2"
+
+        def selects(self, bands):
+            return torch.tensor(bands.labels) < 3
+
+    found = fourier.key_frequencies(fourier.spectrum(noise(9, 2)), Lowest())
+    assert (found.keys, found.rule) == ((1, 2), "key: 1 and 2")
+
+
+def test_median_of_chi_squared():
+    """Of 2 degrees of freedom 2 ln 2; of others as many draws are below as above."""
+    from circuits.fourier._key_frequencies import _median_of_chi_squared
+
+    degrees = torch.tensor([1.0, 2, 4, 8, 200], dtype=torch.float64)
+    medians = _median_of_chi_squared(degrees)
+    assert float(medians[1]) == pytest.approx(2 * math.log(2), rel=1e-12)
+    for nu, median in zip((1, 4, 8, 200), medians[[0, 2, 3, 4]], strict=True):
+        draws = noise(20000, nu).square().sum(1)
+        assert float((draws < median).double().mean()) == pytest.approx(0.5, abs=0.015)
+
+
+def test_gini():
+    assert fourier.gini([1, 1, 1, 1]) == pytest.approx(0)
+    assert fourier.gini([0, 0, 0, 1]) == pytest.approx(1 - 1 / 4)
+    values = noise(50).abs()
+    n = len(values)
+    pairs = float((values[:, None] - values).abs().sum()) / (2 * n * n * float(values.mean()))
+    assert fourier.gini(values) == pytest.approx(pairs)  # half the relative mean difference
+    assert fourier.gini(7 * values) == pytest.approx(pairs)
+    assert fourier.gini([0.0, 0.0]) == 0
+
+
+def test_a_model_s_activations(family, make_model):
+    """Removing a frequency at a site takes exactly its block out of the spectrum there."""
+    model = make_model(family=family, d_vocab=8, n_ctx=3)
+    tokens = inputs(7, 1)
+    grid = fourier.Grid.of_inputs(tokens, {"a": 0, "b": 1}, values=7)
+    before = fourier.spectrum(cache(model, tokens, "mlp_post.0")["mlp_post.0"][:, -1], grid)
+    given = ablate.frequencies("mlp_post.0", [2], [0, 1], 7, grid=tokens)
+    _, seen = run(model, tokens, given, cache=["mlp_post.0"])
+    after = fourier.spectrum(seen["mlp_post.0"][:, -1], grid)
+    expected = before.power.clone()
+    for at in ((0, 2), (2, 0), (2, 2)):
+        expected[at] = 0
+    assert float(before.power[2, 2].sum()) > 1e-4
+    torch.testing.assert_close(after.power, expected, rtol=1e-9, atol=1e-20)
+
+
+def test_frames():
+    frame = planted().frame
+    assert list(frame.columns) == ["a", "b", "power", "share", "norm"]
+    assert len(frame) == 15 * 15
+    row = frame[(frame["a"] == 3) & (frame["b"] == 0)]
+    assert float(row["share"].iloc[0]) == pytest.approx(float(planted().total().share[3, 0]))
+    assert frame["share"].sum() == pytest.approx(1)
+    assert fourier.spectrum(noise(8)).frame["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_plots_show_the_shares():
+    spectrum = planted()
+    (heatmap,) = spectrum.plot().data
+    np.testing.assert_allclose(np.array(heatmap.z), 100 * spectrum.total().share)
+    layout = spectrum.plot().layout
+    assert layout.xaxis.title.text == "frequency in b (cycles per 29)"
+    assert layout.yaxis.title.text == "frequency in a (cycles per 29)"
+    (bars,) = fourier.spectrum(noise(8, 2)).plot().data
+    assert list(bars.x) == [1, 2, 3, 4]
+    assert sum(bars.y) == pytest.approx(100)
+    found = fourier.clusters(spectrum)
+    inside, outside = found.plot().data
+    assert list(inside.x) == ["3", "3", "4", "11", "3"]
+    assert list(outside.customdata) == [5, 6]
+    np.testing.assert_allclose(inside.y, 100 * found.share[:5])
+    axis = found.plot().layout.xaxis
+    assert list(axis.categoryarray)[:2] == ["3", "4"]
+
+
+def small_grid(tokens, **changes):
+    return fourier.Grid.of_inputs(tokens, **{"coords": {"a": 0, "b": 1}, "values": 5, **changes})
+
+
+FAULTS = {
+    "period": (lambda: fourier.basis(0), "period=0; give a whole number of at least 1"),
+    "infinite": (
+        lambda: fourier.spectrum(torch.tensor([1.0, math.inf, math.nan])),
+        r"finite numbers along an axis; \[3\] has 2 infinite or NaN",
+    ),
+    "scalar": (lambda: fourier.spectrum(3.0), "has no axis"),
+    "empty": (lambda: fourier.transform(torch.zeros(0, 3)), "has no entries"),
+    "axis": (lambda: fourier.spectrum(noise(4, 3), axis=2), r"no axis 2 in \[4, 3\]"),
+    "axes": (lambda: fourier.Grid({"row": 0}), r'Grid: axes are names and sizes, such as \{"row": 7'),
+    "no axes": (lambda: fourier.Grid({}), "got {}"),
+    "length": (
+        lambda: fourier.spectrum(noise(24, 3), (5, 5)),
+        r"axis 0 of \[24, 3\] has 24 entries, the grid 5 × 5",
+    ),
+    "examples": (
+        lambda: small_grid(inputs(5, 0)).arrange(noise(24)),
+        "has 24 entries, the grid 5 × 5 is of 25",
+    ),
+    "incomplete": (
+        lambda: small_grid(inputs(5, 0)[:-1]),
+        "each of the 25 combinations of a, b once; 24 of 24 examples are on the grid, 24 of them different",
+    ),
+    "twice": (
+        lambda: small_grid(inputs(5, 0)[[0, *range(24)]]),
+        "25 of 25 examples are on the grid, 24 of them different",
+    ),
+    "wrong period": (lambda: small_grid(inputs(5, 0), values=7), "each of the 49 combinations"),
+    "position": (lambda: small_grid(inputs(5, 0), coords={"a": 3}), "positions 0-2 of the tokens"),
+    "lists": (lambda: small_grid(inputs(5, 0), values=[[0, 1]]), "1 lists"),
+    "ids twice": (lambda: small_grid(inputs(5, 0), values=[[0, 0], [0, 1]]), "different ids"),
+    "sides": (lambda: fourier.components(fourier.Grid({"a": 4, "b": 5}), [1]), r"equal sides .*\[4, 5\]"),
+    "keys": (lambda: fourier.components(fourier.Grid({"a": 5}), [3]), r"keys \[3\]"),
+    "along": (
+        lambda: fourier.components(fourier.Grid({"a": 5}), [1], (2,)),
+        r"one of them 1 or -1; got \(2,\)",
+    ),
+    "by": (lambda: fourier.spectrum(noise(4)).bands("y"), "by='y'; choose from 'block', 'component', 'x'"),
+    "rule": (lambda: fourier.key_frequencies(planted(), "largest"), "rule='largest'; choose from 'noise'"),
+    "number": (
+        lambda: fourier.Noise(-1),
+        r"Noise\(-1\): give a number from 0",
+    ),
+    "neurons": (
+        lambda: fourier.clusters(planted().total()),
+        r"one axis of neurons beside the grid; got \[\]",
+    ),
+    "threshold": (lambda: fourier.clusters(planted(), 85), "threshold=85; give a share"),
+    "cluster": (lambda: fourier.clusters(planted()).neurons(99), "no frequency 99"),
+    "plot": (
+        lambda: fourier.spectrum(noise(8), (2, 2, 2)).plot(),
+        "1 or 2 coordinates can be drawn; this has 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_one_line(fault):
+    call, message = FAULTS[fault]
+    with pytest.raises(CircuitsError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)

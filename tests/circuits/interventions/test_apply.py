@@ -1,0 +1,314 @@
+"""What an edit leaves behind: nothing. Hooks, modes and weights are compared before and after."""
+
+import contextlib
+import hashlib
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from circuits import CircuitsError, ablate, edit, intervene, patch, run
+from circuits.interventions.apply import planned
+from circuits.model.state import state_of
+from circuits.model.surface import Surface
+
+
+def footprint(model):
+    """Everything an intervention could leave behind on a model."""
+    return {
+        name: (
+            module.training,
+            list(module._forward_hooks.values()),
+            list(module._forward_pre_hooks.values()),
+            [handle.hook.id for handle in getattr(module, "fwd_hooks", [])],
+        )
+        for name, module in model.named_modules()
+    } | {
+        # Hashes: pytest takes minutes to show how two long byte strings differ.
+        name: hashlib.sha256(value.detach().numpy().tobytes()).hexdigest()
+        for name, value in model.state_dict().items()
+    }
+
+
+def test_edits_apply_in_argument_order(causal, tokens, by_hand, assert_same):
+    add, double = edit("z.0", lambda z: z + 0.5), edit("z.0", lambda z: z * 2)
+    for order, function in (((add, double), lambda z: (z + 0.5) * 2), ((double, add), lambda z: z * 2 + 0.5)):
+        expected = by_hand(causal, tokens, lambda s, at, x, f=function: f(x) if (s, at) == ("z", 0) else x)
+        with intervene(causal, *order):
+            assert_same(causal(tokens), expected, by_hand(causal, tokens))
+        with intervene(causal, order[0]), intervene(causal, order[1]):
+            assert_same(causal(tokens), expected, by_hand(causal, tokens))
+
+
+def test_a_later_edit_upstream_does_not_change_what_an_earlier_mean_was(
+    causal, tokens, other_tokens, assert_same
+):
+    mean, zero = ablate.mean("1.0", reference=other_tokens), ablate.zero("0.0-3")
+    together = run(causal, tokens, zero, mean)
+    with intervene(causal, zero):
+        nested = run(causal, tokens, mean)
+    assert_same(nested, together, causal(tokens))
+
+
+def test_everything_is_as_before_afterwards(model, tokens):
+    model.add_hook("blocks.0.attn.hook_z", lambda z, hook: z * 1.1)
+    model.blocks[0].eval()
+    before, clean = footprint(model), model(tokens)
+    with intervene(model, ablate.uniform("all"), ablate.mean(0, reference=tokens)):
+        assert not bool(torch.isclose(model(tokens), clean).all())
+        assert model.training
+    assert footprint(model) == before
+    run(model, tokens, ablate.zero("0.1"), cache=["z"])
+    assert footprint(model) == before
+    assert bool((model(tokens) == clean).all())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("mine"), KeyboardInterrupt(), SystemExit(3)])
+def test_everything_is_as_before_after_an_exception_in_the_body(causal, tokens, error):
+    before = footprint(causal)
+    outer, inner = intervene(causal, ablate.uniform("all")), intervene(causal, ablate.zero("0.1"))
+    with pytest.raises(type(error)) as caught, outer, inner:
+        raise error
+    assert caught.value is error
+    assert footprint(causal) == before
+
+
+@pytest.mark.parametrize("error", [RuntimeError("mine"), KeyboardInterrupt()])
+def test_everything_is_as_before_after_an_exception_inside_a_forward(causal, tokens, error):
+    def fail(z):
+        raise error
+
+    before = footprint(causal)
+    with pytest.raises(type(error)), intervene(causal, ablate.uniform("all"), edit("z.1", fail)):
+        causal(tokens)
+    assert footprint(causal) == before
+    with pytest.raises(type(error)):
+        run(causal, tokens, edit("z.1", fail), cache=["z"])
+    assert footprint(causal) == before
+
+
+def test_a_failing_clean_pass_leaves_nothing(causal, tokens):
+    causal.add_hook("blocks.1.attn.hook_z", lambda z, hook: z / 0 if len(z) == 8 else 1 / 0)
+    before = footprint(causal)
+    with pytest.raises(ZeroDivisionError), intervene(causal, ablate.mean("all", reference=tokens[:3])):
+        pass
+    assert footprint(causal) == before
+    assert not state_of(causal).suspended
+
+
+def test_users_hooks_may_come_and_go_inside(causal, tokens):
+    """reset_hooks and run_with_hooks inside a block do not take our edit away, nor do we take theirs."""
+    expected = run(causal, tokens, ablate.zero("0.0-3"))
+    doubled = []
+    with intervene(causal, ablate.zero("0.0-3")):
+        causal.run_with_hooks(tokens, fwd_hooks=[("blocks.0.attn.hook_z", lambda z, hook: doubled.append(z))])
+        causal.reset_hooks()
+        torch.testing.assert_close(causal(tokens), expected)
+        causal.add_hook("blocks.1.attn.hook_z", lambda z, hook: z * 3)
+    assert bool((doubled[0] == 0).all())
+    assert not bool(torch.isclose(causal(tokens), expected).all())
+    assert len(causal.blocks[1].attn.hook_z.fwd_hooks) == 1
+
+
+def test_a_hook_that_never_fires_is_an_error_naming_valid_sites(make_model, hooked_only, tokens):
+    causal = make_model(family=hooked_only)
+    with pytest.raises(CircuitsError, match=r"hook_mlp_in never fired in 1 run.*mlp_pre"):
+        run(causal, tokens, edit("blocks.0.hook_mlp_in", lambda x: x))
+    without_mlp = make_model(family=hooked_only, attn_only=True)
+    with pytest.raises(CircuitsError, match="closest sites: ") as refused:
+        run(without_mlp, tokens, edit("blocks.0.hook_mlp_in", lambda x: x))
+    named = str(refused.value).split("closest sites: ")[1].split(", ")
+    for site in named:
+        assert run(without_mlp, tokens, edit(site, lambda x: x)).shape == (8, 6, 11)
+    with pytest.raises(CircuitsError, match="closest sites: z,"):
+        run(without_mlp, tokens, edit("blocks.0.attn.hook_result", lambda x: x))
+
+
+def test_uniform_sees_what_every_block_leaves_of_the_scores(model, tokens, by_hand, assert_same):
+    """Nested blocks are arguments in order, also where an outer edit reads what an inner one writes."""
+
+    def hide(scores):
+        scores = scores.clone()
+        scores[:, :, 2:, 0] = -torch.inf
+        return scores
+
+    seen = {}
+
+    def uniform_over_visible(site, layer, value):
+        if site == "scores":
+            seen[layer] = value = hide(value)
+        if site == "pattern":
+            visible = (~seen[layer].isneginf()).double()
+            value = visible / visible.sum(-1, keepdim=True)
+        return value
+
+    expected = by_hand(model, tokens, uniform_over_visible)
+    uniform, hidden = ablate.uniform("all"), edit("scores", hide)
+    only_uniform = run(model, tokens, uniform)
+    for outer, inner in ((uniform, hidden), (hidden, uniform)):
+        assert_same(run(model, tokens, outer, inner), expected, only_uniform)
+        with intervene(model, outer):
+            assert_same(run(model, tokens, inner), expected, only_uniform)
+
+
+def test_a_block_without_a_run_is_an_error(causal):
+    block = intervene(causal, ablate.zero("0.1"))
+    with pytest.raises(CircuitsError, match="the model was not run inside the block"), block:
+        pass
+
+
+def test_a_hook_that_never_fires_does_not_hide_the_bodys_error(causal):
+    with pytest.raises(RuntimeError, match="mine"), intervene(causal, ablate.zero("0.1")):
+        raise RuntimeError("mine")
+
+
+def test_a_clean_pass_is_not_a_firing(causal, tokens):
+    """A nested block's clean pass runs the model with the outer edits off: that does not count for them."""
+    outer, inner = intervene(causal, ablate.zero("0.1")), intervene(causal, ablate.mean("1.0", tokens))
+    with (
+        pytest.raises(CircuitsError, match=r"zero.*not run inside"),
+        outer,
+        contextlib.suppress(ZeroDivisionError),
+        inner,
+    ):
+        raise ZeroDivisionError
+
+
+def test_grad_mode_and_train_mode_of_the_body_are_its_own(causal, tokens):
+    with intervene(causal, ablate.mean("0.1", reference=tokens)):
+        assert causal(tokens).requires_grad
+        with torch.no_grad():
+            assert not causal(tokens).requires_grad
+        assert causal.training
+
+
+def test_what_is_no_intervention_is_refused_before_anything_is_hooked(causal):
+    before = footprint(causal)
+    for wrong in ("all", None, 3, ablate.zero):
+        with pytest.raises(CircuitsError, match="not an intervention"):
+            planned([ablate.zero("0.1"), wrong], Surface.of(causal))
+    block = intervene(causal, ablate.zero("0.1"), ablate.zero("7.0"))
+    with pytest.raises(CircuitsError, match=r"no head 7\.0"), block:
+        pass
+    assert footprint(causal) == before
+
+
+def test_two_models_at_once(make_model, tokens):
+    one, two = make_model(seed=0), make_model(seed=1)
+    alone = run(two, tokens, ablate.zero("1.1"))
+    with intervene(one, ablate.zero("0.1")), intervene(two, ablate.zero("1.1")):
+        one(tokens)
+        assert bool((two(tokens) == alone).all())
+
+
+TOKENS = torch.randint(0, 11, (4, 6), generator=torch.Generator().manual_seed(4))
+POOL = [
+    ablate.uniform("all"),
+    ablate.uniform("0.1,1.2", keys=[0], queries=[2, 3]),
+    ablate.zero("0.1"),
+    ablate.zero("mlp_out.1"),
+    ablate.mean("1.0-1", reference=TOKENS),
+    ablate.resample("all", source=TOKENS, seed=1),
+    ablate.mean_pattern("all", reference=TOKENS),
+    patch.activations("resid_mid.0", source=TOKENS.flip(0), positions=[1]),
+    edit("v", lambda v: v * 1.5, heads="1.3"),
+]
+
+
+class Interrupted(BaseException):
+    pass
+
+
+# hypothesis functions take no function-scoped fixtures; the model is built once, when the module starts.
+SHARED: dict[str, Any] = {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _shared_model(make_model):
+    SHARED["model"] = make_model()
+    SHARED["model"].add_hook("blocks.0.attn.hook_z", lambda z, hook: z + 0.1)
+    SHARED["clean"] = SHARED["model"](TOKENS)
+
+
+@given(
+    blocks=st.lists(st.lists(st.integers(0, len(POOL) - 1), min_size=1, max_size=3), max_size=3),
+    fail=st.integers(0, 8),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_nesting_with_some_failing_leaves_nothing(blocks, fail):
+    model = SHARED["model"]
+
+    def descend(depth):
+        if depth == len(blocks):
+            model(TOKENS)
+            if fail == 0:
+                raise Interrupted
+            return
+        with intervene(model, *(POOL[index] for index in blocks[depth])):
+            descend(depth + 1)
+            if fail == depth + 1:
+                raise Interrupted
+
+    before = footprint(model)
+    with contextlib.suppress(Interrupted):
+        descend(0)
+    assert footprint(model) == before
+    assert bool((model(TOKENS) == SHARED["clean"]).all())
+
+
+def test_a_mask_of_positions_is_held_to_the_length_of_the_run(model, tokens, assert_same):
+    mask = torch.tensor([True, False, False, True, False, False])
+    by_numbers = run(model, tokens, ablate.zero("all", queries=[0, 3]))
+    assert_same(run(model, tokens, ablate.zero("all", queries=mask)), by_numbers, model(tokens))
+    with pytest.raises(CircuitsError, match=r"the mask is \[pos\] = \[3\], the run has 6 positions"):
+        run(model, tokens, ablate.zero("all", queries=mask[:3]))
+
+
+def test_a_mask_by_its_place_is_seen_on_every_class(family, make_model, tokens, other_tokens):
+    """On a subclass that takes its arguments as they come, and where only the wrapped model is given it."""
+    model = make_model(family=family)
+    base = type(model)
+
+    class Handing(base):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+    model.__class__ = Handing
+    mask = torch.ones_like(tokens)
+    mask[:3, :2] = 0
+    names = list(inspect.signature(base.forward).parameters)[2:]
+    defaults = {"return_type": "logits", "loss_per_token": False}
+    before = [defaults.get(name) for name in names[: names.index("attention_mask")]]
+    one = ablate.mean("z", other_tokens)
+    with pytest.raises(CircuitsError, match="this call has padding"), intervene(model, one):
+        model(tokens, *before, mask)
+    with intervene(model, one):
+        model(tokens, *before, torch.ones_like(mask))
+    if family != "HookedTransformer":
+        with pytest.raises(CircuitsError, match="this call has padding"), intervene(model, one):
+            model.original_model(tokens, mask)
+
+
+def test_clean_passes_and_padding_do_not_mix(make_model, hooked_only, tokens, other_tokens):
+    """What is passed beside the tokens would be missing in a pass on other tokens."""
+    causal = make_model(family=hooked_only)
+    mask = torch.ones_like(tokens)
+    mask[:3, :2] = 0
+    for one in (
+        patch.activations("z", other_tokens),
+        ablate.mean("z", other_tokens),
+        ablate.resample("z", other_tokens),
+        patch.path("0.1", "1.2", source=other_tokens),
+    ):
+        with pytest.raises(CircuitsError, match="this call has padding"), intervene(causal, one):
+            causal(tokens, attention_mask=mask)
+        # By its place among the arguments, too: the ninth.
+        with pytest.raises(CircuitsError, match="this call has padding"), intervene(causal, one):
+            causal(tokens, "logits", False, None, "right", None, None, None, mask)
+    _, own = causal.run_with_cache(tokens, attention_mask=mask)
+    clean = causal(tokens, attention_mask=mask)
+    with intervene(causal, patch.activations("z", own)):
+        assert bool((causal(tokens, attention_mask=mask) == clean).all())

@@ -1,0 +1,368 @@
+"""Fourier components of activations against numpy's FFT over the complete grid."""
+
+import copy
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from circuits import CircuitsError, ablate, cache, edit, intervene, run, sweep, transplant
+from circuits.interventions.frequencies import Coefficients, Waves
+from circuits.model.surface import Surface
+
+
+def complete(period, coordinates=2, length=3):
+    """Every combination once, in shuffled order, and a last token that is the same in all."""
+    rows = torch.tensor(list(itertools.product(range(period), repeat=coordinates)))
+    rest = torch.full((len(rows), length - coordinates), period)
+    rows = torch.cat([rows, rest], 1)
+    return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
+
+
+def spectrum_of(values, keys, period, directions):
+    """The part of `values` [grid..., anything] that lies in the bins of `keys`, by FFT over the grid's axes."""
+    axes = tuple(range(values.ndim - 1))
+    transformed = np.fft.fftn(values, axes=axes)
+    kept = np.zeros(values.shape[:-1], dtype=bool)
+    for key, bins in ((k, itertools.product((k, 0, period - k), repeat=len(axes))) for k in keys):
+        for at in bins:
+            along_the_sum = len(set(at)) == 1
+            if any(at) and (directions == "all" or along_the_sum):
+                kept[tuple(index % period for index in at)] = True
+        assert key <= period // 2
+    return np.fft.ifftn(np.where(kept[..., None], transformed, 0), axes=axes).real
+
+
+def shares(by_hand, model, grid, period, keys, directions, coordinates=2):
+    """By (site, layer): the mean [...] and the waves' part [grid..., ...] of every activation."""
+    seen = {}
+    by_hand(model, grid, lambda s, at, x: seen.setdefault((s, at), x))
+    found = {}
+    for place, value in seen.items():
+        table = np.zeros((period,) * coordinates + (value[0].numel(),))
+        table[tuple(grid[:, :coordinates].T.numpy())] = value.flatten(1).nan_to_num(neginf=0.0).numpy()
+        part = spectrum_of(table, keys, period, directions).reshape(*[period] * coordinates, *value.shape[1:])
+        found[place] = value.mean(0), torch.from_numpy(part)
+    return found
+
+
+@pytest.fixture
+def small(family, make_model):
+    """[period, directions of attention] -> a model that reads "a b ="."""
+
+    def make(period, **changes):
+        return make_model(family=family, d_vocab=period + 1, **{"n_ctx": 3, **changes})
+
+    return make
+
+
+def some(period, count=12):
+    """Any examples of the grid, in any order, one of them twice."""
+    rows = torch.randint(0, period, (count, 3), generator=torch.Generator().manual_seed(4))
+    rows[:, 2] = period
+    rows[3] = rows[7]
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("period", "keys", "directions", "keep"),
+    [
+        (5, [2], "all", False),
+        (7, [1, 3], "all", True),
+        (7, [2, 3], "sum", False),
+        (5, [1, 2], "sum", True),
+        (6, [3, 1], "all", False),
+        (6, [3], "sum", True),
+    ],
+)
+def test_against_the_fft_of_the_complete_grid(small, by_hand, assert_same, period, keys, directions, keep):
+    model, grid, tokens = small(period), complete(period), some(period)
+    known = shares(by_hand, model, grid, period, keys, directions)
+    clean = by_hand(model, tokens)
+    for site, layer in (("mlp_post", 1), ("z", 0), ("embed", None), ("pattern", 1)):
+
+        def edited(s, at, x, site=site, layer=layer):
+            if (s, at) != (site, layer):
+                return x
+            mean, part = known[site, layer]
+            part = part[tokens[:, 0], tokens[:, 1]]
+            return mean + part if keep else x - part
+
+        given = ablate.frequencies(
+            site if layer is None else f"{site}.{layer}",
+            keys,
+            [0, 1],
+            period,
+            keep,
+            grid=grid,
+            directions=directions,
+        )
+        if (site, directions) == ("embed", "sum"):
+            # What one position embeds is a function of one coordinate: there is nothing along the sum.
+            _, seen = run(model, tokens, given, cache=["embed"])
+            expected = edited("embed", None, cache(model, tokens, ["embed"])["embed"])
+            torch.testing.assert_close(seen["embed"], expected, rtol=0, atol=1e-12)
+        else:
+            assert_same(run(model, tokens, given), by_hand(model, tokens, edited), clean)
+
+
+def test_several_layers_heads_and_queries(small, by_hand, assert_same):
+    """Each layer loses the share that it has in the clean model, whatever an earlier layer's edit did."""
+    model, grid, tokens = small(7), complete(7), some(7)
+    known, clean = shares(by_hand, model, grid, 7, [2], "all"), by_hand(model, tokens)
+
+    def edited(s, at, x):
+        if s != "z":
+            return x
+        x, part = x.clone(), known[s, at][1][tokens[:, 0], tokens[:, 1]]
+        heads = [1, 2] if at == 0 else [0]
+        x[:, -1, heads] -= part[:, -1, heads]
+        return x
+
+    given = ablate.frequencies("z", [2], [0, 1], 7, grid=grid, heads="0.1-2,1.0", queries=[-1])
+    assert_same(run(model, tokens, given), by_hand(model, tokens, edited), clean)
+    mask = torch.zeros(12, 3, dtype=torch.bool)
+    mask[::2, 2] = True
+
+    def where(s, at, x):
+        part = known["mlp_post", at][1][tokens[:, 0], tokens[:, 1]] if s == "mlp_post" else 0
+        return torch.where(mask[..., None], x - part, x) if s == "mlp_post" else x
+
+    given = ablate.frequencies("mlp_post", [2], [0, 1], 7, grid=grid, queries=mask)
+    assert_same(run(model, tokens, given), by_hand(model, tokens, where), clean)
+
+
+def test_coordinates_anywhere_in_the_input(small, by_hand, assert_same):
+    model = small(5, n_ctx=4)
+    grid = complete(5, length=4)[:, [2, 0, 3, 1]]
+    tokens = grid[[3, 3, 20, 7]]
+    given = ablate.frequencies("mlp_post.0", [1], [1, -1], 5, grid=grid)
+    seen = {}
+    by_hand(model, grid, lambda s, at, x: seen.setdefault((s, at), x))
+    table = np.zeros((5, 5, 4 * 24))
+    table[grid[:, 1].numpy(), grid[:, 3].numpy()] = seen["mlp_post", 0].flatten(1).numpy()
+    part = torch.from_numpy(spectrum_of(table, [1], 5, "all")).reshape(5, 5, 4, 24)[
+        tokens[:, 1], tokens[:, 3]
+    ]
+    expected = by_hand(model, tokens, lambda s, at, x: x - part if (s, at) == ("mlp_post", 0) else x)
+    assert_same(run(model, tokens, given), expected, by_hand(model, tokens))
+
+
+def test_eight_components_of_a_key_frequency():
+    """Nanda et al. 2023 (arXiv:2301.05217, section 4.4): the constant and 8 components per key, no cross terms."""
+    rows = complete(7)
+    one = Waves((0, 1), 7, (2,), "all").at(rows)
+    assert one.shape == (49, 8)
+    a, b = (2 * np.pi * 2 / 7 * rows[:, at].numpy() for at in (0, 1))
+    each = [(np.ones(49), np.cos(x) * np.sqrt(2), np.sin(x) * np.sqrt(2)) for x in (a, b)]
+    expected = np.stack([f * g for f in each[0] for g in each[1]][1:], 1)
+    np.testing.assert_allclose(one, expected, atol=1e-12)
+    assert Waves((0, 1), 7, (1, 2, 3), "all").at(rows).shape == (49, 24)
+    both = Waves((0, 1), 7, (2,), "sum").at(rows)
+    np.testing.assert_allclose(both, np.sqrt(2) * np.stack([np.cos(a + b), np.sin(a + b)], 1), atol=1e-12)
+    # The two of the sum lie within the eight.
+    np.testing.assert_allclose(one @ (one.T @ both) / 49, both, atol=1e-12)
+
+
+@pytest.mark.parametrize(("period", "coordinates"), [(5, 2), (7, 2), (6, 2), (113, 1), (64, 1), (4, 3)])
+def test_the_waves_are_orthonormal_on_the_grid(period, coordinates):
+    rows = complete(period, coordinates, length=coordinates)
+    keys = tuple(range(1, period // 2 + 1))
+    for directions in ("all", "sum"):
+        functions = Waves(tuple(range(coordinates)), period, keys, directions).at(rows)
+        gram = functions.T @ functions / len(rows)
+        there = functions.abs().amax(0) > 1e-9
+        if period % 2:
+            assert bool(there.all())
+        torch.testing.assert_close(gram, torch.diag(there.double()), rtol=0, atol=1e-12)
+        assert float(functions.mean(0).abs().max()) < 1e-12
+
+
+def test_the_fit_is_in_double_precision():
+    rows, waves = complete(7), Waves((0, 1), 7, (3,), "all")
+    activation = 1e4 + torch.randn(49, 3, generator=torch.Generator().manual_seed(0))
+    found = Coefficients(waves).piece(activation, rows)
+    assert found.dtype == torch.float64
+    expected = np.concatenate([np.ones((49, 1)), waves.at(rows).numpy()], 1).T @ activation.double().numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+
+
+def test_removing_and_keeping_are_complements(small):
+    """What is removed and what is kept add up; and twice is once."""
+    model, grid, tokens = small(7), complete(7), some(7)
+    arguments = {"site": "mlp_post.0", "keys": [1, 2], "coords": [0, 1], "period": 7, "grid": grid}
+    mean = cache(model, grid, ["mlp_post.0"])["mlp_post.0"].mean(0)
+    own = cache(model, tokens, ["mlp_post.0"])["mlp_post.0"]
+    for directions in ("all", "sum"):
+        removed, kept = (
+            ablate.frequencies(**arguments, keep=keep, directions=directions) for keep in (False, True)
+        )
+        without, only = (
+            run(model, tokens, one, cache=["mlp_post.0"])[1]["mlp_post.0"] for one in (removed, kept)
+        )
+        torch.testing.assert_close(without + only - mean, own, rtol=0, atol=1e-12)
+        assert float((without - own).square().mean().sqrt()) > 0.01 * float(own.std())
+    # On the grid itself nothing of the keys is left.
+    rest = run(model, grid, removed, cache=["mlp_post.0"])[1]["mlp_post.0"]
+    left = Coefficients(removed.replacement.waves).piece(rest, grid)[1:] / 49
+    assert float(left.abs().max()) < 1e-12
+
+
+def test_all_frequencies_leave_the_mean_where_there_are_no_cross_terms(small):
+    """The embedding of one token is a function of one coordinate; its products across frequencies are 0."""
+    model, grid, tokens = small(7), complete(7), some(7)
+    given = ablate.frequencies("embed", [1, 2, 3], [0, 1], 7, grid=grid)
+    _, seen = run(model, tokens, given, cache=["embed"])
+    mean = cache(model, grid, ["embed"])["embed"].mean(0)
+    torch.testing.assert_close(seen["embed"], mean.expand(12, -1, -1), rtol=0, atol=1e-12)
+    kept = ablate.frequencies("embed", [1, 2, 3], [0, 1], 7, keep=True, grid=grid)
+    torch.testing.assert_close(run(model, tokens, kept), run(model, tokens), rtol=0, atol=1e-11)
+    # Neurons mix the coordinates, so there something is left.
+    neurons = ablate.frequencies("mlp_post.0", [1, 2, 3], [0, 1], 7, grid=grid)
+    rest = run(model, grid, neurons, cache=["mlp_post.0"])[1]["mlp_post.0"]
+    assert float((rest - rest.mean(0)).abs().max()) > 0.01
+
+
+def test_chunks_subsets_and_order_do_not_matter(small):
+    model, grid = small(5), complete(5)
+    given = ablate.frequencies("mlp_post", [1], [0, 1], 5, grid=grid)
+    whole = run(model, grid, given)
+    order = torch.randperm(25, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(run(model, grid[order][:7], given), whole[order][:7], rtol=1e-12, atol=1e-12)
+    shuffled = ablate.frequencies("mlp_post", [1], [0, 1], 5, grid=grid[order])
+    torch.testing.assert_close(run(model, grid, shuffled), whole, rtol=1e-12, atol=1e-12)
+    one, many = (
+        sweep(model, grid, {"key 1": given}, metric=lambda output: output[:, -1, 0], chunk=chunk).frame
+        for chunk in ("auto", 12)
+    )
+    np.testing.assert_allclose(many["value"], one["value"], rtol=1e-12)
+    np.testing.assert_allclose(one["value"][0], whole[:, -1, 0].mean(), rtol=1e-12)
+    assert abs(one["effect"][0]) > 1e-4
+
+
+def test_the_fit_is_of_the_clean_model(small, monkeypatch):
+    """Fitted once, in pieces too, without our outer edits and with the model's own weights."""
+    model, grid, tokens = small(5), complete(5), some(5)
+    donor = copy.deepcopy(model)
+    for weight in donor.parameters():
+        weight.data *= 1.5
+    given = ablate.frequencies("mlp_post.1", [2], [0, 1], 5, grid=grid)
+    double = edit("mlp_post.1", lambda x: x * 2)
+    own = cache(model, tokens, ["mlp_post.1"])["mlp_post.1"]
+    share = own - run(model, tokens, given, cache=["mlp_post.1"])[1]["mlp_post.1"]
+    with intervene(model, double):
+        inside = run(model, tokens, given, cache=["mlp_post.1"])[1]["mlp_post.1"]
+    torch.testing.assert_close(inside, 2 * own - share, rtol=0, atol=1e-12)
+    swapped = cache(donor, tokens, ["mlp_post.1"])["mlp_post.1"]
+    with intervene(
+        model, transplant.weights(donor, [name for name in transplant.COMPONENTS if name != "ln_embed"])
+    ):
+        inside = run(model, tokens, given, cache=["mlp_post.1"])[1]["mlp_post.1"]
+    torch.testing.assert_close(inside, swapped - share, rtol=0, atol=1e-12)
+    passes = []
+    handle = Surface.of(model).on_run(lambda args, kwargs: passes.append(len(args[0])))
+    with intervene(model, given):
+        model(tokens)
+        model(tokens[:2])
+    handle.remove()
+    assert passes == [25, 12, 2]
+    monkeypatch.setattr("circuits.interventions.reference_runs.TOKENS_PER_PASS", 12)
+    again = own - run(model, tokens, given, cache=["mlp_post.1"])[1]["mlp_post.1"]
+    torch.testing.assert_close(again, share, rtol=0, atol=1e-12)
+
+
+def test_masked_scores_stay_masked(small):
+    model, grid, tokens = small(5, attention_dir="causal"), complete(5), some(5)
+    for keep in (False, True):
+        given = ablate.frequencies("scores.0", [1], [0, 1], 5, keep, grid=grid)
+        output, seen = run(model, tokens, given, cache=["scores.0", "pattern.0"])
+        assert bool(output.isfinite().all())
+        assert not bool(torch.isclose(output, run(model, tokens)).all())
+        upper = torch.ones(3, 3, dtype=torch.bool).triu(1)
+        assert bool((seen["pattern.0"][..., upper] == 0).all())
+        assert bool(seen["scores.0"][..., ~upper].isfinite().all())
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"keys": [0]}, "frequencies from 1 to 2 for period 5; got"),
+        ({"keys": [3]}, "frequencies from 1 to 2 for period 5"),
+        ({"keys": []}, "keys are whole numbers from 0, at least one"),
+        ({"keys": None}, "frequencies from 1 to 2"),
+        ({"period": 1}, "period=1; give a whole number of at least 2"),
+        ({"period": True}, "period=True"),
+        ({"period": 7}, r"each of the 7\^2 = 49 combinations of coordinates once; it has 25 examples"),
+        (
+            {"period": 3, "keys": [1]},
+            "coordinates 0-4 at positions \\[0, 1\\]; they must lie in 0-2 for period 3",
+        ),
+        ({"coords": None}, "coords are the positions"),
+        ({"coords": [0, 3]}, "grid: no position 3: the run has positions 0-2"),
+        ({"coords": [0, 2]}, "coordinates 0-5 at positions"),
+        (
+            {"coords": [0]},
+            r"each of the 5\^1 = 5 combinations of coordinates once; it has 25 examples, 5 of them",
+        ),
+        ({"period": 10**30}, "combinations of coordinates once; it has 25 examples, 25 of them"),
+        ({"grid": complete(5).to(torch.complex64)}, r"coordinates are token ids \[batch pos\]"),
+        ({"grid": complete(5) - 1}, "coordinates -1-3 at positions"),
+        ({"keep": "no"}, "keep='no'; give True or False"),
+        ({"keep": 1}, "keep=1; give True or False"),
+        ({"directions": "product"}, "directions='product'; choose from 'all', 'sum'"),
+        ({"grid": complete(5)[:-1]}, "it has 24 examples, 24 of them different"),
+        ({"grid": complete(5)[[0, *range(24)]]}, "it has 25 examples, 24 of them different"),
+        ({"grid": complete(5).double() + 0.5}, r"coordinates are token ids \[batch pos\]"),
+        ({"site": "result"}, "no site 'result'"),
+        ({"site": "mlp_post", "heads": "0.1"}, "no head axis"),
+    ],
+)
+def test_faults_are_one_line(arguments, message):
+    given = {
+        "site": "mlp_post.0",
+        "keys": [1],
+        "coords": [0, 1],
+        "period": 5,
+        "grid": complete(5),
+        **arguments,
+    }
+    with pytest.raises(CircuitsError, match=message) as caught:
+        ablate.frequencies(**given)
+    assert "\n" not in str(caught.value)
+
+
+def test_runs_that_do_not_fit_the_grid(small):
+    model, grid = small(5, n_ctx=4), complete(5)
+    given = ablate.frequencies("mlp_post.0", [1], [0, 1], 5, grid=grid)
+    with pytest.raises(
+        CircuitsError,
+        match=r"on the grid blocks\.0\.mlp\.hook_post is \[example, 3, 24\], in the run \[2, 4, 24\]",
+    ):
+        run(model, torch.zeros(2, 4, dtype=torch.long), given)
+    with pytest.raises(CircuitsError, match="coordinates 0-5 at positions"):
+        run(model, torch.tensor([[0, 5, 5]]), given)
+    with pytest.raises(CircuitsError, match="example 1 is not on the grid"):
+        run(model, torch.tensor([[0, 2, 5], [0, 2, 3], [1, 1, 5]]), given)
+    with pytest.raises(CircuitsError, match="no position 1: the run has positions 0-0"):
+        run(model, torch.tensor([[0]]), given)
+
+
+def test_description_and_equality():
+    grid = complete(5)
+    given = ablate.frequencies("z", [2, 1, 2], [0, 1], 5, grid=grid, heads="0.1", directions="sum")
+    described = json.loads(json.dumps(given.describe()))
+    assert {key: described[key] for key in ("keys", "period", "coords", "directions", "keep")} == {
+        "keys": [2, 1],
+        "period": 5,
+        "coords": [0, 1],
+        "directions": "sum",
+        "keep": False,
+    }
+    assert described["grid"]["shape"] == [25, 3]
+    assert given == ablate.frequencies(
+        "z", (2, 1), (0, 1), 5, grid=grid.clone(), heads="0.1", directions="sum"
+    )
+    assert given != ablate.frequencies("z", [2, 1], [0, 1], 5, grid=grid, heads="0.1")

@@ -1,0 +1,552 @@
+"""Path patching against the three passes written out by hand, and closed forms; several paths at once."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from circuits import CircuitsError, ablate, cache, edit, intervene, patch, run, sweep
+from circuits.model.surface import Surface
+
+POSITIONS = (1, 4)
+
+
+def activations(by_hand, model, tokens, edited=lambda s, at, x: x):
+    """Every activation as (site, layer) -> tensor, after `edited`."""
+    found = {}
+
+    def keep(s, at, x):
+        found[s, at] = edited(s, at, x)
+        return found[s, at]
+
+    by_hand(model, tokens, keep)
+    return found
+
+
+def put(x, new, heads=None, positions=None):
+    """`x` [batch pos (head) ...] with some heads and positions of `new` in it."""
+    x = x.clone()
+    new = new.expand_as(x)
+    where = torch.zeros(x.shape, dtype=torch.bool)
+    index = [slice(None)] * x.ndim
+    index[1] = slice(None) if positions is None else list(positions)
+    where[tuple(index)] = True
+    if heads is not None:
+        chosen = torch.zeros(x.shape, dtype=torch.bool)
+        chosen[:, :, heads] = True
+        where &= chosen
+    return torch.where(where, new, x)
+
+
+def unchanged(s, at, x):
+    return x
+
+
+def path_by_hand(
+    by_hand, model, tokens, theirs, senders, receivers, through=None, positions=None, around=unchanged
+):
+    """Three passes. theirs: the source's activations; senders, receivers: (site, layer) -> heads, or None for all;
+    around: what hooks of the user's own do.
+    """
+    clean = activations(by_hand, model, tokens, around)
+
+    def only_the_sender(s, at, x):
+        x = around(s, at, x)
+        own_neurons_send = s == "mlp_out" and ("mlp_post", at) in senders
+        if s == "z" or (s == "mlp_out" and through is None and not own_neurons_send):
+            x = clean[s, at]
+        return put(x, theirs[s, at], senders[s, at], positions) if (s, at) in senders else x
+
+    received = activations(by_hand, model, tokens, only_the_sender)
+
+    def with_the_receiver(s, at, x):
+        x = around(s, at, x)
+        return put(x, received[s, at], receivers[s, at]) if (s, at) in receivers else x
+
+    return by_hand(model, tokens, with_the_receiver)
+
+
+SENDERS = {
+    "0.1": {("z", 0): [1]},
+    "0.1+0.3": {("z", 0): [1, 3]},
+    "z.0": {("z", 0): None},
+    "attn_out.0": {("attn_out", 0): None},
+    "mlp_post.0": {("mlp_post", 0): None},
+    "mlp_out.0": {("mlp_out", 0): None},
+    "embed": {("embed", None): None},
+    "pos_embed": {("pos_embed", None): None},
+}
+RECEIVERS = {
+    "2.2": {("q", 2): [2], ("k", 2): [2], ("v", 2): [2]},
+    "q.2": {("q", 2): None},
+    "k.1": {("k", 1): None},
+    "v.2": {("v", 2): None},
+    "mlp_pre.2": {("mlp_pre", 2): None},
+    "output": {("resid_post", 2): None},
+    ("v", "1.0"): {("v", 1): [0]},
+    ("k.2", "2.1+2.3"): {("k", 2): [1, 3]},
+}
+
+
+@pytest.fixture(params=["pre", "post"], ids="{}-norm".format)
+def deep(request, family, make_model):
+    if request.param == "pre":
+        return make_model(family=family, n_layers=3)
+    if family != "HookedTransformer":
+        pytest.skip("only HookedTransformer has a post-norm form")
+    return make_model(family=family, n_layers=3, norm="post")
+
+
+@pytest.fixture
+def theirs(deep, other_tokens, by_hand):
+    found = activations(by_hand, deep, other_tokens)
+    # Position embeddings do not depend on the tokens; as a source of them serves a tensor.
+    found["pos_embed", None] = found["pos_embed", None].flip(1)
+    return found
+
+
+# Every sender and every receiver, each in two combinations: all pairs would take long.
+@pytest.mark.parametrize(("shift", "through"), [(5, None), (3, "mlps")])
+def test_senders_and_receivers_against_three_passes_by_hand(
+    deep, tokens, other_tokens, theirs, by_hand, assert_same, shift, through
+):
+    clean = by_hand(deep, tokens)
+    for index, (sender, senders) in enumerate(SENDERS.items()):
+        receiver, receivers = list(RECEIVERS.items())[(index + shift) % len(RECEIVERS)]
+        positions = POSITIONS if index % 2 else None
+        source = {"hook_pos_embed": theirs["pos_embed", None]} if sender == "pos_embed" else other_tokens
+        given = patch.path(sender, receiver, source, through, positions=positions)
+        expected = path_by_hand(by_hand, deep, tokens, theirs, senders, receivers, through, positions)
+        assert_same(run(deep, tokens, given), expected, clean)
+
+
+def test_mlps_between_make_a_difference(deep, tokens, other_tokens, theirs, by_hand, assert_same):
+    direct, through = (
+        run(deep, tokens, patch.path("0.1", "2.2", other_tokens, way)) for way in (None, "mlps")
+    )
+    expected = [
+        path_by_hand(by_hand, deep, tokens, theirs, SENDERS["0.1"], RECEIVERS["2.2"], way)
+        for way in (None, "mlps")
+    ]
+    assert_same(direct, expected[0], by_hand(deep, tokens))
+    assert_same(through, expected[1], direct)
+
+
+def test_a_mask_per_example_in_a_sweep_with_chunks(deep, tokens, other_tokens, theirs, by_hand):
+    mask = torch.rand(8, 6, generator=torch.Generator().manual_seed(3)) < 0.5
+    mixed = {
+        place: torch.where(mask.reshape(8, 6, *[1] * (x.ndim - 2)), x, own) if x.shape[:2] == (8, 6) else x
+        for (place, x), own in zip(theirs.items(), activations(by_hand, deep, tokens).values(), strict=True)
+    }
+    variants = {
+        "masked": patch.path("z.0", "2.2", other_tokens, queries=mask),
+        "one": patch.path("z.0", "2.2", other_tokens[:1]),
+    }
+    one = {place: x[:1].expand_as(x) for place, x in theirs.items()}
+    expected = {
+        "masked": path_by_hand(by_hand, deep, tokens, mixed, SENDERS["z.0"], RECEIVERS["2.2"]),
+        "one": path_by_hand(by_hand, deep, tokens, one, SENDERS["z.0"], RECEIVERS["2.2"]),
+    }
+    seen = {}
+
+    def metric(output, rows):
+        seen.setdefault(len(seen), (rows, output.clone()))
+        return output[:, -1].square().sum(-1)
+
+    frame = sweep(deep, tokens, variants, metric=metric, batch=torch.arange(8), chunk=18).frame
+    clean = by_hand(deep, tokens)[:, -1].square().sum(-1).mean()
+    for row, name in enumerate(variants):
+        wanted = expected[name][:, -1].square().sum(-1).mean()
+        assert abs(wanted - clean) > 1e-4
+        np.testing.assert_allclose(frame["value"][row], wanted, rtol=1e-11)
+    assert [len(rows) for rows, _ in seen.values()] == [3] * 6 + [2] * 3
+
+
+def test_closed_form_without_norms_and_mlps(family, make_model, tokens, other_tokens):
+    """The direct path from a head to the output is (z' − z) W_O W_U, and of several heads the sum."""
+    model = make_model(family=family, attn_only=True, normalization_type=None, n_layers=2)
+    weights = {name: value.detach() for name, value in Surface.of(model).named_weights().items()}
+    unembed = weights["unembed.W_U"] if "unembed.W_U" in weights else weights["unembed.weight"].T
+    clean, theirs, own = run(model, tokens), cache(model, other_tokens, ["z"]), cache(model, tokens, ["z"])
+    total = torch.zeros_like(clean)
+    for layer in range(2):
+        out = weights.get(f"blocks.{layer}.attn.W_O")
+        if out is None:
+            out = weights[f"blocks.{layer}.attn.o.weight"].T.reshape(4, 4, 16)
+        for head in (0, 3):
+            z = (theirs[f"z.{layer}"] - own[f"z.{layer}"])[:, :, head]
+            expected = z @ out[head] @ unembed
+            found = run(model, tokens, patch.path([(layer, head)], "output", other_tokens)) - clean
+            assert float(expected.square().mean().sqrt()) > 0.01 * float(clean.std())
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+            total += expected
+    found = run(model, tokens, patch.path("0.0,0.3,1.0,1.3", "output", other_tokens)) - clean
+    torch.testing.assert_close(found, total, rtol=0, atol=1e-11)
+    # Edits of the residual stream too: every embedding path is the difference of embeddings.
+    embeds = cache(model, other_tokens, ["embed"])["embed"] - cache(model, tokens, ["embed"])["embed"]
+    found = run(model, tokens, patch.path("embed", "output", other_tokens)) - clean
+    torch.testing.assert_close(found, embeds @ unembed, rtol=0, atol=1e-11)
+
+
+def test_receivers_that_come_before_the_sender_are_refused(deep, tokens, other_tokens):
+    for sender, receiver, no_path_to in (
+        ("1.0", "0.1", "q.0"),
+        ("1.0", "1.2", "q.1"),
+        ("0.1", "q.0", "q.0"),
+        ("attn_out.1", "v.1", "v.1"),
+        ("mlp_post.1", "mlp_pre.1", "mlp_pre.1"),
+        ("mlp_out.1", "mlp_pre.1", "mlp_pre.1"),
+        ("0.0,2.1", "2.3", "q.2"),
+        ("z", "2.1", "q.2"),
+        ("0.1", "k", "k.0"),
+    ):
+        message = rf"no path to {no_path_to}: it is computed before the sender"
+        with pytest.raises(CircuitsError, match=message) as caught:
+            run(deep, tokens, patch.path(sender, receiver, other_tokens))
+        assert "\n" not in str(caught.value)
+
+
+def test_the_closest_receiver_within_a_layer(deep, tokens, other_tokens, theirs, by_hand, assert_same):
+    """What is computed after the sender in its own layer can receive."""
+    for sender, receiver in (("1.0", "mlp_pre.1"), ("attn_out.2", "mlp_pre.2"), ("embed", "0.1")):
+        layer = int(sender[-1] == "2") + 1
+        senders = {"1.0": {("z", 1): [0]}, "attn_out.2": {("attn_out", 2): None}}.get(
+            sender, SENDERS["embed"]
+        )
+        receivers = {("mlp_pre", layer): None}
+        if receiver == "0.1":
+            receivers = {(site, 0): [1] for site in "qkv"}
+        expected = path_by_hand(by_hand, deep, tokens, theirs, senders, receivers)
+        assert_same(
+            run(deep, tokens, patch.path(sender, receiver, other_tokens)), expected, by_hand(deep, tokens)
+        )
+
+
+def test_other_edits_and_the_users_hooks_are_what_a_path_sees_as_the_run(
+    deep, tokens, other_tokens, by_hand, assert_same
+):
+    """Those of blocks around it, of blocks inside, before it and after it among the arguments."""
+    deep.add_hook("blocks.0.hook_mlp_out", lambda x, hook: x * 1.5)
+
+    def users(s, at, x):
+        return x * 1.5 if (s, at) == ("mlp_out", 0) else x
+
+    def all_of_them(s, at, x):
+        x = users(s, at, x)
+        if (s, at) == ("resid_mid", 1):
+            return (x * 1.3).tanh()
+        return torch.zeros_like(x) if (s, at) == ("mlp_out", 1) else x
+
+    theirs = activations(by_hand, deep, other_tokens, users)
+    given = patch.path("0.1", "2.2", other_tokens)
+    none, bent = ablate.zero("mlp_out.1"), edit("resid_mid.1", lambda x: (x * 1.3).tanh())
+    expected = path_by_hand(
+        by_hand, deep, tokens, theirs, SENDERS["0.1"], RECEIVERS["2.2"], around=all_of_them
+    )
+    clean = by_hand(deep, tokens, all_of_them)
+    for order in ((given, none, bent), (none, bent, given)):
+        assert_same(run(deep, tokens, *order), expected, clean)
+    for outer, inner in ((none, given), (given, none)):
+        with intervene(deep, outer), intervene(deep, bent):
+            assert_same(run(deep, tokens, inner), expected, clean)
+
+
+def test_an_edit_at_the_receiver_acts_on_what_it_received(
+    deep, tokens, other_tokens, theirs, by_hand, assert_same
+):
+    path, double = patch.path("0.1", ("q", "2.2"), other_tokens), edit("q.2", lambda q: q * 2)
+
+    def doubled(s, at, x):
+        return 2 * x if (s, at) == ("q", 2) else x
+
+    expected = path_by_hand(by_hand, deep, tokens, theirs, SENDERS["0.1"], {("q", 2): [2]}, around=doubled)
+    for order in ((path, double), (double, path)):
+        assert_same(run(deep, tokens, *order), expected, by_hand(deep, tokens, doubled))
+
+
+# ---- Several paths
+
+
+def every_edge(model, source, through=None):
+    """A path along every edge, from layers' heads together, MLPs and embeddings."""
+    surface, paths = Surface.of(model), []
+    # Rotary models have no table of positions.
+    senders = [name for name in ("embed", "pos_embed") if f"hook_{name}" in surface.hooks]
+    for layer in range(surface.n_layers):
+        receivers = [f"{site}.{layer}" for site in "qkv"]
+        paths += [patch.path(sender, one, source, through) for sender in senders for one in receivers]
+        senders.append(f"z.{layer}")
+        if f"blocks.{layer}.hook_mlp_out" in surface.hooks:
+            paths += [patch.path(sender, f"mlp_pre.{layer}", source, through) for sender in senders]
+            senders.append(f"mlp_out.{layer}")
+    return [*paths, *(patch.path(sender, "output", source, through) for sender in senders)]
+
+
+def test_paths_into_one_receiver_act_together_in_any_order(
+    deep, tokens, other_tokens, theirs, by_hand, assert_same
+):
+    one = patch.path("0.0", ("q", "2.1"), other_tokens)
+    two = patch.path("0.1", ("q", "2.1"), other_tokens)
+    three = patch.path("mlp_out.1", ("q", "2.1"), other_tokens, positions=POSITIONS)
+    both = {("z", 0): [0, 1]}
+    expected = path_by_hand(by_hand, deep, tokens, theirs, both, {("q", 2): [1]})
+    clean, alone = by_hand(deep, tokens), run(deep, tokens, two)
+    assert_same(expected, run(deep, tokens, one, two), alone)
+    assert_same(run(deep, tokens, two, one), expected, clean)
+    mixed = theirs | {
+        ("mlp_out", 1): put(
+            activations(by_hand, deep, tokens)["mlp_out", 1], theirs["mlp_out", 1], None, POSITIONS
+        )
+    }
+    expected = path_by_hand(by_hand, deep, tokens, mixed, both | {("mlp_out", 1): None}, {("q", 2): [1]})
+    for order in ((one, two, three), (three, one, two)):
+        assert_same(run(deep, tokens, *order), expected, alone)
+    with intervene(deep, two), intervene(deep, three):
+        assert_same(run(deep, tokens, one), expected, alone)
+
+
+def test_a_head_that_receives_and_sends_with_two_sources(
+    deep, tokens, other_tokens, theirs, by_hand, assert_same
+):
+    """0.1 -> 1.2 from one source, 1.2 -> 2.3 from another; the third path hears the sender as it then is."""
+    third = tokens.flip(0)
+    thirds = activations(by_hand, deep, third)
+    first = patch.path("0.1", "1.2", other_tokens)
+    second = patch.path("1.2", ("v", "2.3"), third)
+    # The run in which 1.2 has received is the run that the second path changes.
+    received = activations(
+        by_hand,
+        deep,
+        tokens,
+        lambda s, at, x: (
+            put(x, theirs[s, at], [1])
+            if (s, at) == ("z", 0)
+            else activations(by_hand, deep, tokens)[s, at]
+            if s in ("z", "mlp_out")
+            else x
+        ),
+    )
+
+    def around(s, at, x):
+        return put(x, received[s, at], [2]) if s in "qkv" and at == 1 else x
+
+    expected = path_by_hand(by_hand, deep, tokens, thirds, {("z", 1): [2]}, {("v", 2): [3]}, around=around)
+    for order in ((first, second), (second, first)):
+        assert_same(run(deep, tokens, *order), expected, run(deep, tokens, first))
+
+
+@pytest.mark.parametrize("through", [None, "mlps"])
+def test_all_edges_cut_at_once_give_the_source_run(featured, tokens, other_tokens, through, assert_same):
+    """On each kind of model that is served; and with positions cut apart."""
+    source = run(featured, other_tokens)
+    paths = every_edge(featured, other_tokens, through)
+    assert_same(run(featured, tokens, *paths), source, run(featured, tokens))
+    assert_same(run(featured, tokens, *reversed(paths)), source, run(featured, tokens))
+
+
+def test_all_edges_cut_at_once_in_single_precision(deep, tokens, other_tokens):
+    deep.float().cfg.dtype = torch.float32
+    source, found = run(deep, other_tokens), run(deep, tokens, *every_edge(deep, other_tokens))
+    assert float((found - source).abs().max()) <= 1e-5 * float(source.abs().max())
+
+
+def test_a_stream_that_receives_is_what_comes_later_reads(deep, tokens, other_tokens, assert_same):
+    """All that writes to the stream up to layer 1, into resid_post.1, is a patch of resid_post.1."""
+    senders = ["embed", "pos_embed", "z.0", "mlp_out.0", "z.1", "mlp_out.1"]
+    paths = [patch.path(sender, "resid_post.1", other_tokens) for sender in senders]
+    expected = run(deep, tokens, patch.activations("resid_post.1", other_tokens))
+    assert_same(run(deep, tokens, *paths), expected, run(deep, tokens))
+
+
+@pytest.mark.parametrize("engine", ["auto", "naive"])
+def test_sweeps_of_several_paths(deep, tokens, other_tokens, engine):
+    clean = cache(deep, tokens, ["z"])
+    one, two = (patch.path(f"0.{head}", ("q", "2.1"), other_tokens) for head in (0, 1))
+    nothing = patch.path("0.2", ("q", "2.1"), clean)
+    variants = {"one": one, "both": (one, two), "all": every_edge(deep, other_tokens), "none": nothing}
+
+    def metric(output):
+        return output[:, -1].square().sum(-1)
+
+    for chunk in (18, 100):
+        frame = sweep(deep, tokens, variants, metric=metric, chunk=chunk, engine=engine).frame
+        outputs = [
+            run(deep, tokens, *(one if isinstance(one, tuple | list) else (one,)))
+            for one in variants.values()
+        ]
+        np.testing.assert_allclose(frame["value"], [float(metric(x).mean()) for x in outputs], rtol=1e-11)
+        # In chunks z differs by rounding from what was cached of all examples.
+        assert list(frame["null_effect"]) == [False, False, False, chunk == 100]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("0.1", "2.1"), ("0.1", ("q", "2.1"))),
+        (("0.1", "q.2"), ("0.1", ("q", "2.1"))),
+        (("z.0", "q.2"), ("0.1", ("q", "2.1"))),
+        (("attn_out.0", "output"), ("0.1", "output")),
+        (("mlp_post.0", "output"), ("mlp_out.0", "output")),
+        (("0.1", "resid_post.1"), ("0.1", "2.1")),
+        (("0.1", "output"), ("0.1", "resid_post.1")),
+        (("embed", "mlp_pre.1"), ("embed", "mlp_pre.1")),
+    ],
+)
+def test_an_edge_cut_twice_is_refused(deep, tokens, other_tokens, first, second):
+    one, two = patch.path(*first, other_tokens), patch.path(*second, tokens)
+    for order in ((one, two), (two, one)):
+        with pytest.raises(CircuitsError, match=r"^patch\.path.*the edge from .* is cut twice; give each"):
+            run(deep, tokens, *order)
+        with pytest.raises(CircuitsError, match="is cut twice"), intervene(deep, order[0]):
+            run(deep, tokens, order[1])
+    with pytest.raises(CircuitsError, match=r"variant 'x': patch\.path.*is cut twice"):
+        sweep(deep, tokens, {"x": (one, two)})
+    torch.testing.assert_close(run(deep, tokens), deep(tokens))
+
+
+def test_an_edge_cut_at_different_positions(deep, tokens, other_tokens, assert_same):
+    parts = [patch.path("0.1", "2.1", other_tokens, queries=[at]) for at in range(6)]
+    whole = run(deep, tokens, patch.path("0.1", "2.1", other_tokens))
+    assert_same(run(deep, tokens, *parts), whole, run(deep, tokens, *parts[1:]))
+    mask = torch.rand(8, 6, generator=torch.Generator().manual_seed(3)) < 0.5
+    parts = [patch.path("0.1", "2.1", other_tokens, queries=one) for one in (mask, ~mask)]
+    assert_same(run(deep, tokens, *parts), whole, run(deep, tokens, parts[1]))
+    for one, two in (([0], [-6]), (mask, [0]), (mask, mask), (None, [0])):
+        with pytest.raises(CircuitsError, match="is cut twice"):
+            run(
+                deep,
+                tokens,
+                patch.path("0.1", "2.1", other_tokens, queries=one),
+                patch.path("0.1", "2.1", tokens, queries=two),
+            )
+
+
+def test_two_ways_through_the_mlps_are_refused(deep, tokens, other_tokens):
+    one, two = patch.path("0.1", "2.1", other_tokens), patch.path("0.2", "2.1", other_tokens, "mlps")
+    with pytest.raises(CircuitsError, match="one through=, here there are None and 'mlps'"):
+        run(deep, tokens, one, two)
+    with pytest.raises(CircuitsError, match="one through="), intervene(deep, one), intervene(deep, two):
+        deep(tokens)
+
+
+def test_a_hook_between_the_stream_and_a_receiver_is_noticed(make_model, hooked_only, tokens, other_tokens):
+    model = make_model(family=hooked_only, use_split_qkv_input=True)
+    model.add_hook("blocks.1.hook_q_input", lambda x, hook: x * 1.1)
+    run(model, tokens, patch.path("0.1", ("k", "1.2"), other_tokens))
+    with pytest.raises(
+        CircuitsError, match=r"hook_q differs from what ln1 and the weights make of the stream by"
+    ):
+        run(model, tokens, patch.path("0.1", ("q", "1.2"), other_tokens))
+
+
+def test_a_part_of_the_model_cannot_receive(deep, tokens, other_tokens):
+    stream = cache(deep, tokens, ["resid_pre.2"])["resid_pre.2"]
+    with intervene(deep, patch.path("0.1", ("q", "2.2"), other_tokens)):
+        deep(tokens)
+        with pytest.raises(CircuitsError, match=r"did not pass blocks\.0\.attn\.hook_z, which is to send"):
+            deep.get_submodule("blocks.2")(stream)
+
+
+def test_a_cache_is_a_source_like_its_tokens(deep, tokens, other_tokens, assert_same):
+    stored = cache(deep, other_tokens, ["z", "mlp_out"])
+    for sender in ("0.1", "mlp_out.0"):
+        assert_same(
+            run(deep, tokens, patch.path(sender, "2.2", stored)),
+            run(deep, tokens, patch.path(sender, "2.2", other_tokens)),
+            run(deep, tokens),
+        )
+    with pytest.raises(CircuitsError, match=r"the source has no hook_embed; it has"):
+        patch.path("embed", "2.2", stored)
+    with pytest.raises(CircuitsError, match="a batch of 3, the run a batch of 8"):
+        run(deep, tokens, patch.path("0.1", "2.2", other_tokens[:3]))
+
+
+def test_from_the_runs_own_tokens_nothing_changes(deep, tokens):
+    clean = run(deep, tokens)
+    for through in (None, "mlps"):
+        found = run(deep, tokens, patch.path("0.1", "2.2", tokens, through))
+        torch.testing.assert_close(found, clean, rtol=0, atol=1e-12)
+
+
+def test_no_pass_but_the_run_itself(deep, tokens, other_tokens):
+    """One pass over the source; then each run is one."""
+    passes, surface = [], Surface.of(deep)
+    handle = surface.on_run(lambda args, kwargs: passes.append(len(args[0])))
+    with intervene(
+        deep, patch.path("0.1", "2.2", other_tokens[:1]), patch.path("0.2", "1.2", other_tokens[:1])
+    ):
+        deep(tokens)
+        deep(tokens[:5])
+    handle.remove()
+    assert passes == [1, 8, 5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sender": 1}, "sender 1 is a layer; name its heads"),
+        ({"sender": "resid_pre.1"}, "resid_pre.1 does not write to the residual stream; senders are heads"),
+        ({"sender": "q.1"}, "q.1 does not write to the residual stream"),
+        ({"receiver": "mlp_out.1"}, "mlp_out.1 does not read from the residual stream; receivers are heads"),
+        ({"receiver": "pattern.1"}, "pattern.1 does not read"),
+        ({"receiver": ("mlp_pre.1", "1.0")}, "no head axis"),
+        ({"receiver": "logits"}, "no site 'logits'"),
+        ({"receiver": "1.x"}, "cannot read '1.x' as a head"),
+        ({"through": "heads"}, "through='heads'; choose from 'mlps'"),
+        ({"source": "tokens"}, "source must be tokens"),
+        ({"queries": [0], "positions": [1]}, "queries= and positions= are the same"),
+    ],
+)
+def test_faults_are_one_line(tokens, arguments, message):
+    given = {"sender": "0.1", "receiver": "1.2", "source": tokens, **arguments}
+    with pytest.raises(CircuitsError, match=message) as caught:
+        patch.path(**given)
+    assert str(caught.value).startswith("patch.path")
+    assert "\n" not in str(caught.value)
+
+
+def test_description_and_equality(tokens):
+    given = patch.path("0.1", ("q", "2.2"), tokens, through="mlps", positions=[3])
+    described = json.loads(json.dumps(given.describe()))
+    assert described["intervention"] == "patch.path"
+    assert described["sender"] == [{"site": "z", "heads": ["0.1"]}]
+    assert described["receiver"] == [{"site": "q", "heads": ["2.2"]}]
+    assert described["through"] == "mlps"
+    assert described["direction"] == "source -> run"
+    assert described["positions"] == [3]
+    assert described["source"]["shape"] == [8, 6]
+    assert patch.path("0.1", "output", tokens).describe()["receiver"] == "output"
+    assert given == patch.path("0.1", ("q", "2.2"), tokens.clone(), through="mlps", positions=[3])
+    assert given != patch.path("0.1", ("q", "2.2"), tokens, positions=[3])
+    assert given.label == "patch.path(z, heads 0.1 -> q, heads 2.2)"
+
+
+def test_gradients_are_those_of_the_run_that_a_path_changes(deep, tokens, other_tokens):
+    """Against differences; and the mode is the run's own."""
+    seen = []
+    block = deep.get_submodule("blocks.0")
+    block.register_forward_hook(lambda *_: seen.append((block.training, torch.is_grad_enabled())))
+    deep.train()
+    paths = [
+        patch.path("0.1", "1.2", source=cache(deep, other_tokens, "z")),
+        patch.path("embed", "mlp_pre.1", other_tokens, positions=POSITIONS),
+    ]
+    weight = Surface.of(deep).named_weights()
+    name = next(
+        name for name in weight if name.startswith("blocks.0.mlp") and name.endswith(("W_in", "in.weight"))
+    )
+    seen.clear()
+    with intervene(deep, *paths):
+        deep(tokens).square().sum().backward()
+    # The clean pass of the second source, then the run: no pass of the paths' own.
+    assert seen == [(False, False), (True, True)]
+    way = torch.randn(weight[name].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            weight[name] += sign * 1e-5 * way
+            with intervene(deep, *paths):
+                found.append(float(deep(tokens).square().sum()))
+            weight[name] -= sign * 1e-5 * way
+    assert abs(float((weight[name].grad * way).sum()) / ((found[0] - found[1]) / 2e-5) - 1) < 1e-6

@@ -1,0 +1,126 @@
+import pytest
+import torch
+
+from circuits import CircuitsError, Site, ablate, cache, edit, run, sweep
+from circuits.interventions import run as running
+
+
+def test_run_is_the_model_in_eval_mode_without_gradients(model, tokens):
+    model.train()
+    seen = []
+    model.add_hook("blocks.0.attn.hook_z", lambda z, hook: seen.append((model.training, z.requires_grad)))
+    output = run(model, tokens)
+    assert seen == [(False, False)]
+    assert model.training
+    assert not output.requires_grad
+    assert bool((output == model(tokens)).all())
+
+
+def test_cache_shows_activations_after_the_edits(causal, tokens):
+    output, found = run(causal, tokens, ablate.zero("0.1"), cache=["z.0", "resid_post", Site("pattern", 1)])
+    assert list(found) == [
+        "blocks.0.attn.hook_z",
+        "blocks.0.hook_resid_post",
+        "blocks.1.hook_resid_post",
+        "blocks.1.attn.hook_pattern",
+    ]
+    assert bool((found["z.0"][:, :, 1] == 0).all())
+    assert bool((found["blocks.0.attn.hook_z"] == found[Site("z", 0)]).all())
+    assert bool((output == run(causal, tokens, ablate.zero("0.1"))).all())
+
+
+def test_cache_agrees_with_run_with_cache(model, tokens):
+    _, expected = model.run_with_cache(tokens)
+    found = cache(model, tokens, ["z", "pattern", "embed", "resid_post"])
+    assert all(bool((value == expected[hook]).all()) for hook, value in found.items())
+    assert bool((cache(model, tokens, "z.0")["z.0"] == expected["z", 0]).all())
+
+
+def test_what_is_not_cached(causal, tokens):
+    found = cache(causal, tokens, ["z.0"])
+    with pytest.raises(KeyError, match="not cached"):
+        found["z.1"]
+    with pytest.raises(CircuitsError, match=r"never fired|not qualified"):
+        cache(causal, tokens, ["blocks.0.hook_mlp_in"])
+    with pytest.raises(CircuitsError, match="no site"):
+        cache(causal, tokens, ["nothing"])
+
+
+def test_modes_come_back_module_by_module(causal, tokens):
+    causal.eval()
+    causal.blocks[1].train()
+    before = {name: module.training for name, module in causal.named_modules()}
+    run(causal, tokens, ablate.uniform("all"))
+
+    def fail(activation):
+        raise IndexError("inside")
+
+    with pytest.raises(IndexError):
+        run(causal, tokens, edit("z.1", fail))
+    assert {name: module.training for name, module in causal.named_modules()} == before
+    assert torch.is_grad_enabled()
+
+
+def test_what_is_cached_is_as_it_was_at_its_hook(make_model, hooked_only, tokens):
+    """Something later in the run may write to it, as to what a module is given."""
+    model = make_model(0)
+    before = cache(model, tokens, ["resid_pre.0"])["resid_pre.0"]
+
+    def double(module, inputs):
+        inputs[0].mul_(2)
+
+    model.blocks[0].ln1.register_forward_pre_hook(double)
+    assert torch.equal(cache(model, tokens, ["resid_pre.0"])["resid_pre.0"], before)
+
+
+class Filling(torch.nn.Module):
+    """A read-out that writes into one and the same tensor in every run."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.W_U, self.b_U = inner.W_U, inner.b_U
+        self.out = None
+
+    def forward(self, residual):
+        made = self.inner(residual)
+        self.out = torch.empty_like(made) if self.out is None else self.out
+        return self.out.copy_(made)
+
+
+@pytest.mark.parametrize("engine", ["auto", "naive"])
+@pytest.mark.parametrize("large", [False, True])
+def test_a_model_that_overwrites_its_output(make_model, hooked_only, tokens, monkeypatch, engine, large):
+    model, plain = make_model(0), make_model(0)
+    model.unembed = Filling(model.unembed)
+    if large:
+        monkeypatch.setattr(running, "_LARGE", 0)
+    first, second = run(model, tokens, ablate.zero("0.1")), run(model, tokens)
+    assert torch.equal(first, run(plain, tokens, ablate.zero("0.1")))
+    assert torch.equal(second, run(plain, tokens))
+    given = {"a": ablate.zero("0.1"), "b": ablate.zero("1.0")}
+    one, two = (sweep(each, tokens, given, engine=engine, draws=5, flips=5).frame for each in (model, plain))
+    assert (one["effect"] - two["effect"]).abs().max() < 1e-9
+    assert (two["effect"].abs() > 1e-3).all()
+
+
+def test_a_model_that_writes_to_its_tokens(make_model, hooked_only, tokens):
+    """Neither the caller's nor those of a reference are changed by it."""
+    model, before = make_model(0), tokens.clone()
+    alone = run(model, tokens), run(model, tokens, ablate.mean("0.1", reference=tokens))
+
+    def shift(module, inputs):
+        inputs[0].add_(1).remainder_(11)
+
+    hook = model.register_forward_pre_hook(shift)
+    mean = ablate.mean("0.1", reference=tokens)
+    for _ in range(2):
+        shifted = run(model, tokens), run(model, tokens, mean)
+    assert torch.equal(tokens, before)
+    hook.remove()
+    for found, expected in zip(shifted, alone, strict=True):
+        assert not torch.equal(found, expected)
+    assert torch.equal(run(model, (tokens + 1) % 11), shifted[0])
+    assert torch.equal(
+        run(model, (tokens + 1) % 11, ablate.mean("0.1", reference=(tokens + 1) % 11)), shifted[1]
+    )

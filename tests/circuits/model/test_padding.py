@@ -1,0 +1,103 @@
+"""What averages over tokens refuses padding, which only the model's tokenizer knows of."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from circuits import CircuitsError, ablate, patterns, permute, probe, run
+from circuits.model.padding import padding
+from circuits.model.surface import Surface
+
+PAD = 10
+
+
+@pytest.fixture
+def padded(make_model, tokens):
+    """A model with a tokenizer, tokens without padding, and the same with it after some of them."""
+    model = make_model()
+    model.tokenizer = SimpleNamespace(
+        pad_token_id=PAD, bos_token_id=None, eos_token_id=None, padding_side="right"
+    )
+    plain = tokens.clamp(max=PAD - 1)
+    ragged = plain.clone()
+    ragged[2:5, 4:] = PAD
+    return model, plain, ragged
+
+
+def test_what_is_padding(make_model, hooked_only):
+    model = make_model()
+    given = torch.tensor([[1, 9, 3, 9], [9, 9, 1, 2], [1, 2, 9, 9], [9, 1, 2, 9]])
+    assert padding(Surface.of(model), given) is None
+    for bos, eos, expected in (
+        (None, None, [[0, 0, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 0, 1]]),
+        (9, None, [[0, 0, 0, 1], [1, 0, 0, 0], [0, 0, 1, 1], [0, 0, 0, 1]]),
+        (9, 9, [[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]]),
+    ):
+        model.tokenizer = SimpleNamespace(
+            pad_token_id=9, bos_token_id=bos, eos_token_id=eos, padding_side="right"
+        )
+        assert padding(Surface.of(model), given).tolist() == torch.tensor(expected).bool().tolist()
+        assert padding(Surface.of(model), given[:, :0]) is None
+    model.tokenizer = SimpleNamespace(pad_token_id=None, padding_side="right")
+    assert padding(Surface.of(model), given) is None
+
+
+def test_means_over_padding_are_refused(padded):
+    model, plain, ragged = padded
+    equal = plain.clone()
+    equal[:, 4:] = PAD
+    whole = {
+        "pooled": lambda tokens: ablate.mean("z.0", tokens, over="batch,pos"),
+    }
+    by_position = {
+        "mean": lambda tokens: ablate.mean("0.1", tokens),
+        "layer": lambda tokens: ablate.mean(0, tokens),
+        "neurons": lambda tokens: ablate.neurons(0, [1], "mean", reference=tokens),
+        "mean_pattern": lambda tokens: ablate.mean_pattern("0.1", tokens),
+        "resample": lambda tokens: ablate.resample("0.1", tokens),
+        "resampled neurons": lambda tokens: ablate.neurons(0, [1], "resample", source=tokens),
+    }
+    for make in (whole | by_position).values():
+        run(model, plain, make(plain))
+        with pytest.raises(
+            CircuitsError, match="3 of 8 examples have padding that would be taken for tokens"
+        ):
+            run(model, plain, make(ragged))
+    for make in by_position.values():
+        # At one position either all of them are padding, or none.
+        run(model, plain, make(equal))
+    with pytest.raises(CircuitsError, match="8 of 8 examples have padding"):
+        run(model, plain, whole["pooled"](equal))
+    model.tokenizer = None
+    run(model, plain, whole["pooled"](ragged))
+
+
+def test_probes_and_patterns_over_padding_are_refused(padded):
+    model, plain, ragged = padded
+    used = ragged != PAD
+    target = torch.arange(8.0).expand(6, 8).T.clone()
+    calls = {
+        "probe": lambda tokens, **more: probe.linear(model, tokens, target, draws=10, **more),
+        "attention": lambda tokens, **more: patterns.attention(model, tokens, **more),
+        "scores": lambda tokens, **more: patterns.scores(
+            model, tokens, {"same": patterns.identity(6)}, **more
+        ),
+        "movement": lambda tokens, **more: patterns.movement(model, tokens, plain, draws=10, **more),
+    }
+    for call in calls.values():
+        call(plain)
+        call(ragged, positions=used)
+        with pytest.raises(CircuitsError, match=r"3 of 8 examples have padding .* leave it out with"):
+            call(ragged)
+
+
+def test_positions_of_a_model_that_hides_padding_itself_are_not_permuted(padded):
+    """Before the text: the rows of the table are counted from the first token."""
+    model, plain, _ = padded
+    left = plain[:1].clone()
+    left[:, :2] = PAD
+    run(model, left, permute.positions([1, 0]))
+    model.tokenizer.padding_side = "left"
+    with pytest.raises(CircuitsError, match="with padding the model reads other rows"):
+        run(model, left, permute.positions([1, 0]))

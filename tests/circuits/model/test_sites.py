@@ -1,0 +1,78 @@
+import numpy as np
+import pytest
+import torch
+
+from circuits import CircuitsError, Site, ablate, run
+from circuits.model.sites import KINDS
+
+
+def test_three_spellings_of_one_site():
+    assert Site.parse("z.2") == Site("z", layer=2) == Site.parse("blocks.2.attn.hook_z")
+    assert Site.parse("hook_embed") == Site("embed")
+    assert str(Site("z", 2)) == "z.2"
+    assert Site("z", 2).hook() == "blocks.2.attn.hook_z"
+
+
+@pytest.mark.parametrize("name", list(KINDS))
+def test_every_kind_reads_its_own_hook_name(name):
+    layer = 1 if KINDS[name].per_layer else None
+    site = Site(name, layer)
+    assert Site.parse(site.hook()) == site
+    assert Site.parse(str(site)) == site
+
+
+def test_a_hook_outside_the_table_is_kept_whole():
+    site = Site.parse("blocks.0.hook_mlp_in")
+    assert site.hook() == "blocks.0.hook_mlp_in"
+    assert site.kind.head_axis is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "hint"), [("patern", "pattern"), ("resid_posts.1", "resid_post"), ("", "no site")]
+)
+def test_unknown_site_names_the_closest(spec, hint):
+    with pytest.raises(CircuitsError, match=hint):
+        Site.parse(spec)
+
+
+def test_layer_of_a_site_without_layers():
+    with pytest.raises(CircuitsError, match="embed"):
+        Site("embed", 1)
+    with pytest.raises(CircuitsError, match="not a site"):
+        Site.parse(3)
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize("name", [3, None, ("z", 1), b"z", torch.tensor(1)], ids=type)
+def test_names_are_text(name):
+    with pytest.raises(CircuitsError, match=r'not a site: .*; write "z", "z\.2"') as caught:
+        Site(name)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize(
+    "layer", ["1", True, 1.0, float("nan"), [1], torch.tensor([0, 1]), torch.tensor(1.0)], ids=repr
+)
+def test_layers_are_whole_numbers(layer):
+    with pytest.raises(
+        CircuitsError, match=r"site 'z': layer=.*; give a whole number from 0, or None"
+    ) as caught:
+        Site("z", layer)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize("layer", [np.int64(1), np.uint8(1), torch.tensor(1)], ids=type)
+def test_whole_numbers_of_every_type_are_the_same_layer(layer):
+    site = Site("z", layer)
+    assert site == Site("z", 1)
+    assert hash(site) == hash(Site("z", 1))
+    assert (type(site.layer), str(site)) == (int, "z.1")
+
+
+def test_layers_below_zero_and_huge_ones(causal, tokens):
+    with pytest.raises(CircuitsError, match="site 'z' has no layer -1"):
+        Site("z", -1)
+    with pytest.raises(CircuitsError, match="the model has layers 0-1"):
+        run(causal, tokens, ablate.zero(Site("z", 10**30)))

@@ -1,0 +1,71 @@
+import inspect
+import re
+
+import pytest
+import transformer_lens
+
+from circuits import CircuitsError
+from circuits.model.supported import PROVED
+from circuits.model.surface import Surface
+
+
+def names(text):
+    return set(re.findall(r"\w+", text))
+
+
+# Settings of a HookedTransformer with which test_surface compares every site (see SHAPES and FEATURES in
+# conftest), beside those of PROVED.
+COMPARED = names("""
+    act_fn attn_only attn_scale attn_scores_soft_cap attn_types d_head d_mlp d_model d_vocab d_vocab_out
+    dtype eps final_rms gated_mlp n_ctx n_heads n_key_value_heads n_layers NTK_by_parts_factor
+    NTK_by_parts_high_freq_factor NTK_by_parts_low_freq_factor NTK_original_ctx_len
+    output_logits_soft_cap rotary_adjacent_pairs rotary_base rotary_base_local rotary_dim
+    rotary_scaling_factor scale_attn_by_inverse_layer_idx ungroup_grouped_query_attention use_attn_in
+    use_attn_result use_attn_scale use_hook_mlp_in use_local_attn use_NTK_by_parts_rope use_qk_norm
+    use_split_qkv_input window_size
+""")
+# Those refused by the blocks that they make.
+REFUSED_BY_BLOCK = {"parallel_attn_mlp", "use_normalization_before_and_after", "original_architecture"}
+# Without influence on what a site means: how weights and tokens come about, sizes of other parts, further hooks; and
+# settings of refused ones.
+WITHOUT_INFLUENCE = names("""
+    checkpoint_index checkpoint_label_type checkpoint_value decoder_start_token_id default_prepend_bos
+    device experts_per_token from_checkpoint init_mode init_weights initializer_range layer_norm_folding
+    model_name n_devices n_params norm_topk_prob relative_attention_max_distance
+    relative_attention_num_buckets seed tie_word_embeddings tokenizer_name tokenizer_prepends_bos
+    train_seq_length trust_remote_code use_hook_tokens uses_rms_norm yarn_attention_factor
+    yarn_beta_fast yarn_beta_slow yarn_factor yarn_global_attn_only
+    yarn_original_max_position_embeddings yarn_truncate
+""")
+
+
+def test_every_setting_of_the_class_is_compared_refused_or_without_influence(make_model, hooked_only):
+    held = set(vars(make_model(family=hooked_only).cfg))
+    assert len(inspect.signature(transformer_lens.HookedTransformerConfig).parameters) >= 70
+    assert held == set(PROVED) | COMPARED | REFUSED_BY_BLOCK | WITHOUT_INFLUENCE
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"positional_embedding_type": "shortformer"},
+            r"'shortformer' is not served.*'standard', 'rotary', 'alibi'",
+        ),
+        ({"num_experts": 2, "experts_per_token": 1, "gated_mlp": True}, "num_experts=2 is not served"),
+        ({"clip_qkv": 1.0}, r"clip_qkv=1\.0 is not served"),
+        ({"post_embedding_ln": True}, "post_embedding_ln=True is not served"),
+        ({"use_attention_sinks": True}, "use_attention_sinks=True is not served"),
+        ({"gated_mlp": True, "act_fn": "solu_ln"}, "gated_mlp with act_fn='solu_ln' is not served"),
+        (
+            {"original_architecture": "Olmo2ForCausalLM", "normalization_type": "RMS"},
+            "block 0 normalises what attention adds",
+        ),
+        ({"original_architecture": "OlmoeForCausalLM", "normalization_type": "RMS"}, "or q and k together"),
+    ],
+)
+def test_what_is_not_compared_is_refused_in_one_line(make_model, hooked_only, settings, message):
+    model = make_model(family=hooked_only, **settings)
+    with pytest.raises(CircuitsError, match=message) as error:
+        Surface.of(model)
+    assert "\n" not in str(error.value)

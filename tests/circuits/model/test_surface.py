@@ -1,0 +1,172 @@
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+
+from circuits import CircuitsError, Site, edit, intervene, run
+from circuits.model.sites import KINDS
+from circuits.model.surface import Surface
+
+HOOKED, BRIDGE = "HookedTransformer", "TransformerBridge"
+
+
+NOISE = torch.randn(8 * 6 * 6 * 24, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+def write(value):
+    return value + NOISE[: value.numel()].reshape(value.shape)
+
+
+def places(model):
+    """Every (site, layer) of the table that the model has, in the order of the forward pass."""
+    surface = Surface.of(model)
+    return [
+        (name, layer)
+        for layer in [None, *range(model.cfg.n_layers)]
+        for name, kind in KINDS.items()
+        if kind.per_layer == (layer is not None) and Site(name, layer).hook() in surface.hooks
+    ]
+
+
+def check_every_place(model, tokens, by_hand, assert_same, keep=None):
+    """Qualification: our write at each place against a forward by hand with the same write, and after each write
+    our reading of every place against what the forward by hand found there.
+    """
+    given = {} if keep is None else {"attention_mask": keep.long()}
+    clean = by_hand(model, tokens, keep=keep)
+    # The native RMS norm rounds to single precision inside.
+    cfg = model.cfg
+    rounded = Surface.of(model).family == BRIDGE and (cfg.normalization_type == "RMS" or cfg.final_rms)
+    tolerance = 1e-5 if rounded else 1e-10
+    there = [place for place in places(model) if place != ("pos_embed", None) or not silent(model)]
+    for name, layer in there:
+        if layer not in (None, 0, cfg.n_layers - 1):
+            continue
+        values = {}
+
+        def at(site, place, x, here=(name, layer), values=values):
+            values[site, place] = write(x) if (site, place) == here else x
+            return values[site, place]
+
+        expected = by_hand(model, tokens, at, keep=keep)
+        with intervene(model, edit(Site(name, layer), write)), torch.no_grad(), reading(model, there) as seen:
+            found = model(tokens, **given)
+        assert_same(found, expected, clean, tolerance)
+        for place in there:
+            torch.testing.assert_close(seen[place], values[place], rtol=0, atol=tolerance * 10)
+    assert bool((model(tokens, **given) - clean).abs().max() <= tolerance * clean.std())
+
+
+def silent(model):
+    return model.cfg.positional_embedding_type == "alibi"
+
+
+@contextlib.contextmanager
+def reading(model, there):
+    surface, seen = Surface.of(model), {}
+    with contextlib.ExitStack() as stack:
+        for place in there:
+            keep = surface.on_forward(Site(*place).hook(), lambda x, place=place: seen.update({place: x}))
+            stack.callback(keep.remove)
+        yield seen
+
+
+def test_every_place_is_read_and_written(model, tokens, by_hand, assert_same):
+    check_every_place(model, tokens, by_hand, assert_same)
+
+
+def test_every_place_is_read_and_written_with_every_feature(featured, tokens, by_hand, assert_same):
+    check_every_place(featured, tokens, by_hand, assert_same)
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+def test_every_place_is_read_and_written_with_padding(
+    make_model, family, rotary, tokens, by_hand, assert_same
+):
+    settings = {"positional_embedding_type": "rotary", "n_key_value_heads": 2} if rotary else {}
+    keep = torch.ones(8, 6, dtype=torch.bool)
+    keep[0, :2] = keep[1, :1] = keep[2, 4:] = False
+    check_every_place(make_model(family=family, n_layers=1, **settings), tokens, by_hand, assert_same, keep)
+
+
+@pytest.mark.parametrize("processed", [False, True])
+def test_every_place_is_read_and_written_in_compatibility_mode(
+    make_model, processed, tokens, by_hand, assert_same
+):
+    model = make_model(family=BRIDGE, n_layers=1)
+    model.enable_compatibility_mode(disable_warnings=True, no_processing=not processed)
+    check_every_place(model, tokens, by_hand, assert_same)
+
+
+def test_the_classes_compute_the_same_from_the_same_weights(make_model, hooked_only, tokens, other_tokens):
+    """The forward by hand serves both, so that their differences are those it states."""
+    one, other = (make_model(family=family, attention_dir="bidirectional") for family in (HOOKED, BRIDGE))
+    torch.testing.assert_close(one(tokens), other(tokens), rtol=0, atol=1e-12)
+
+
+def test_shapes_and_sizes_are_those_of_the_activations(model, tokens):
+    surface = Surface.of(model)
+    _, cache = model.run_with_cache(tokens)
+    for name, kind in KINDS.items():
+        site = Site(name, 0 if kind.per_layer else None)
+        if site.hook() in surface.hooks:
+            assert cache[site.hook()].shape == surface.shape(kind, *tokens.shape)
+
+
+def test_every_hook_point_of_the_class_is_written_through(make_model, hooked_only, tokens, assert_same):
+    """A site outside the table, by its full hook name, does what the model's own hook does."""
+    model = make_model(
+        family=hooked_only, use_attn_result=True, use_split_qkv_input=True, use_hook_mlp_in=True
+    )
+    clean = model(tokens)
+    for hook in ["attn.hook_result", "hook_q_input", "hook_v_input", "hook_mlp_in", "ln2.hook_normalized"]:
+        name = f"blocks.0.{hook}"
+        expected = model.run_with_hooks(tokens, fwd_hooks=[(name, lambda x, hook: x.flip(-1) * 1.5)])
+        assert_same(run(model, tokens, edit(name, lambda x: x.flip(-1) * 1.5)), expected, clean)
+
+
+def test_named_weights_are_all_parameters_and_nothing_else(model):
+    found = Surface.of(model).named_weights()
+    assert {id(weight) for weight in found.values()} == {id(weight) for weight in model.parameters()}
+    assert set(found) <= set(model.state_dict())
+
+
+def test_what_is_not_a_hooked_model_is_refused():
+    with pytest.raises(CircuitsError, match="Linear is not a hooked transformer"):
+        Surface.of(nn.Linear(2, 2))
+    with pytest.raises(CircuitsError, match="got str"):
+        Surface.of("model")
+
+
+def test_an_unqualified_class_is_refused(causal):
+    class Lookalike(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks, self.cfg, self.hook_embed = causal.blocks, causal.cfg, causal.hook_embed
+
+    with pytest.raises(CircuitsError, match="Lookalike is not served"):
+        Surface.of(Lookalike())
+
+
+def test_other_block_layouts_are_refused(make_model, hooked_only):
+    with pytest.raises(CircuitsError, match="parallel"):
+        Surface.of(make_model(family=hooked_only, parallel_attn_mlp=True))
+    after = {"normalization_type": "RMS", "use_normalization_before_and_after": True}
+    with pytest.raises(CircuitsError, match="norms before attention and MLP, or after the residual sums"):
+        Surface.of(make_model(family=hooked_only, **after))
+
+
+def test_grouped_key_value_heads_cannot_be_edited_one_by_one(make_model, family, tokens):
+    model = make_model(family=family, n_key_value_heads=2)
+    with pytest.raises(CircuitsError, match="2 key-value heads"):
+        run(model, tokens, edit("v", torch.zeros_like, heads="0.1"))
+    assert run(model, tokens, edit("z", torch.zeros_like, heads="0.1")).shape == (8, 6, 11)
+
+
+def test_a_site_the_model_lacks_lists_what_it_has(make_model, family, tokens):
+    model = make_model(family=family, attn_only=True)
+    with pytest.raises(CircuitsError, match=r"no site mlp_out in this model; it has .*z"):
+        run(model, tokens, edit("mlp_out", torch.zeros_like))
+    with pytest.raises(CircuitsError, match="layers 0-1"):
+        run(model, tokens, edit("z.2", torch.zeros_like))

@@ -1,0 +1,693 @@
+"""Estimates of nodes and edges against derivatives along patches, forwards by hand, theorems and real patches."""
+
+import copy
+import re
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from circuits import CircuitsError, ablate, cache, edit, heads, intervene, patch, run, sweep
+from circuits.patch._gradients import Pair
+from circuits.patch._ranking import spearman
+from circuits.statistics import bootstrap
+
+WEIGHT = torch.randn(6, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+FEW = {"draws": 20, "flips": 20}
+ONE = {**FEW, "exact": 1}
+
+# The plain gradient, where a test does not ask for another method.
+nodes, edges = (partial(one, method="gradient") for one in (patch.screen, patch.edges))
+
+
+def weighed(output):
+    """Linear in the output; every position and class counts."""
+    return (output * WEIGHT[:, : output.shape[-1]]).sum((1, 2))
+
+
+def curved(output):
+    return (output.log_softmax(-1) * WEIGHT).sum((1, 2))
+
+
+def activations(forward, model, tokens, edited=lambda s, at, x: x):
+    """Every activation as (site, layer) -> tensor, after `edited`; and the output."""
+    found = {}
+
+    def keep(s, at, x):
+        found[s, at] = edited(s, at, x)
+        return found[s, at]
+
+    return found, forward(model, tokens, keep)
+
+
+def on_the_way(by_hand, model, base, source, fraction):
+    """What puts the embeddings a fraction of the way from base to source."""
+    (ours, _), (theirs, _) = (activations(by_hand, model, tokens) for tokens in (base, source))
+    embed = ours["embed", None] + fraction * (theirs["embed", None] - ours["embed", None])
+    return lambda s, at, x: embed if s == "embed" else x
+
+
+def midpoints(steps):
+    return [(step + 0.5) / steps for step in range(steps)]
+
+
+def by_name(result, metric=None, column="estimate"):
+    frame = result.frame if metric is None else result.frame[result.frame["metric"] == metric]
+    return dict(zip(frame["variant"], frame[column], strict=True))
+
+
+def assert_equal(found, expected, tolerance=1e-9):
+    assert expected
+    assert set(found) == set(expected)
+    largest = max(map(abs, expected.values()))
+    assert largest > 0.01
+    for name, value in expected.items():
+        assert abs(found[name] - value) <= tolerance * largest, name
+
+
+# Nodes
+
+
+def test_nodes_of_all_sites_are_those_of_each_alone(model, tokens, other_tokens):
+    sites = ["embed", "z"] + ([] if model.cfg.attn_only else ["mlp_out"])
+    found = nodes(model, tokens, other_tokens, weighed, **ONE)
+    expected, bounds = {}, {}
+    for site in sites:
+        by = "head" if site == "z" else "layer"
+        frame = patch.attribution(model, tokens, other_tokens, weighed, site, by=by, **FEW).frame
+        expected |= dict(zip(frame["variant"], frame["effect"], strict=True))
+        bounds |= dict(zip(frame["variant"], frame["effect_ci_low"], strict=True))
+    assert_equal(by_name(found), expected)
+    assert_equal(by_name(found, column="estimate_ci_low"), bounds)
+    assert set(found.frame["site"]) == set(sites)
+    assert found.settings["sites"][0] == "embed"
+    sizes = found.frame["estimate"].abs()
+    assert (sizes.diff().dropna() <= 0).all()
+    assert found.frame["rank"].tolist() == list(range(1, len(expected) + 1))
+
+
+def integrated_by_hand(by_hand, model, base, source, steps, metric):
+    """(source − base) · the mean of the gradients at z on the line of inputs, by head."""
+    forward = by_hand.__wrapped__
+    (ours, _), (theirs, _) = (activations(by_hand, model, tokens) for tokens in (base, source))
+    total = {}
+    for fraction in midpoints(steps):
+        moved, at_z = on_the_way(by_hand, model, base, source, fraction), {}
+
+        def keep(s, at, x, moved=moved, at_z=at_z):
+            x = moved(s, at, x)
+            if s == "z":
+                x = at_z[at] = x.clone() if x.requires_grad else x.requires_grad_()
+            return x
+
+        slopes = torch.autograd.grad(metric(forward(model, base, keep)).sum(), list(at_z.values()))
+        for layer, slope in zip(at_z, slopes, strict=True):
+            change = theirs["z", layer] - ours["z", layer]
+            for head in range(slope.shape[2]):
+                share = (change * slope)[:, :, head].sum((1, 2)).mean() / steps
+                total[f"L{layer}H{head}"] = total.get(f"L{layer}H{head}", 0) + float(share)
+    return total
+
+
+def test_integrated_along_the_input_against_a_forward_by_hand(model, tokens, other_tokens, by_hand):
+    given = {"method": "integrated", "steps": 3, "sites": "z"}
+    found = nodes(model, tokens, other_tokens, curved, **given, **ONE)
+    assert_equal(by_name(found), integrated_by_hand(by_hand, model, tokens, other_tokens, 3, curved))
+    assert found.settings["steps"] == 3
+
+
+def test_completeness_along_the_input(make_model, tokens, other_tokens):
+    """The integral over the embeddings of all positions is the whole difference between the two runs."""
+    model = make_model(act_fn="gelu_new")
+    whole = float((weighed(run(model, other_tokens)) - weighed(run(model, tokens))).mean())
+    off = []
+    for steps in (20, 80):
+        found = nodes(
+            model,
+            tokens,
+            other_tokens,
+            weighed,
+            "embed",
+            by="position",
+            method="integrated",
+            steps=steps,
+            **ONE,
+        )
+        assert len(found.frame) == 6
+        off.append(abs(found.frame["estimate"].sum() - whole))
+    # The midpoint rule's error falls with the square of the steps.
+    assert off[0] > 10 * off[1]
+    assert off[1] < 1e-3 * abs(whole)
+
+
+def test_completeness_along_a_site(make_model, tokens, other_tokens):
+    """The heads of a layer add up to the effect of patching all of them, and an MLP's positions to all of it."""
+    model = make_model(act_fn="gelu_new")
+    wholes = {site: patch.activations(site, other_tokens) for site in ("z.0", "mlp_out.0")}
+    real = by_name(sweep(model, tokens, wholes, metric=weighed, **FEW), column="effect")
+    given = {"method": "integrated", "line": "site"}
+    for site, by in (("z.0", "component"), ("mlp_out.0", "position")):
+        off = []
+        for steps in (10, 40):
+            found = nodes(model, tokens, other_tokens, weighed, site, by=by, steps=steps, **given, **ONE)
+            off.append(abs(found.frame["estimate"].sum() - real[site]))
+        assert off[0] > 10 * off[1]
+        assert off[1] < 1e-3 * abs(real[site])
+    # With one component on the line the estimate is the exact effect.
+    found = nodes(model, tokens, other_tokens, weighed, "mlp_out.0", steps=40, **given, **ONE)
+    assert found.frame["effect"][0] == pytest.approx(real["mlp_out.0"], rel=1e-12)
+    assert found.frame["estimate"][0] == pytest.approx(real["mlp_out.0"], rel=1e-3)
+
+
+def test_what_moves_alone(causal, tokens, other_tokens):
+    """Along a site nothing else moves, whatever other sites are asked for; along the input all do."""
+    given = {"method": "integrated", "steps": 2, **ONE}
+    along = {"site": None, "input": None}
+    for line in along:
+        joint = by_name(nodes(causal, tokens, other_tokens, curved, ["z", "mlp_out"], line=line, **given))
+        alone = {}
+        for site in ("z.0", "z.1", "mlp_out.0", "mlp_out.1"):
+            alone |= by_name(nodes(causal, tokens, other_tokens, curved, site, line=line, **given))
+        assert_equal(joint, alone)
+        along[line] = joint
+    assert any(abs(along["site"][name] / along["input"][name] - 1) > 0.1 for name in along["site"])
+
+
+def test_one_midpoint_is_exact_for_a_quadratic_metric(make_model, tokens, other_tokens):
+    model = make_model(normalization_type=None)
+
+    def quadratic(output):
+        return (output.square() * WEIGHT).sum((1, 2))
+
+    given = {"method": "integrated", "line": "site", "steps": 1, **FEW}
+    found = nodes(model, tokens, other_tokens, quadratic, ["resid_post.1", "mlp_out.1"], **given)
+    np.testing.assert_allclose(found.frame["estimate"], found.frame["effect"], rtol=1e-9)
+    plain = nodes(model, tokens, other_tokens, quadratic, ["resid_post.1", "mlp_out.1"], **FEW)
+    assert not np.allclose(plain.frame["estimate"], plain.frame["effect"], rtol=0.1)
+
+
+def test_one_forward_for_all_sites_and_a_backward_per_metric(causal, tokens, other_tokens, monkeypatch):
+    runs, backwards = [], []
+    plain_run, plain_grad = Pair.run, torch.autograd.grad
+
+    def counted_run(self, tokens, hooks, moved=None, graph=False):
+        runs.append(graph)
+        return plain_run(self, tokens, hooks, moved, graph)
+
+    def counted_grad(*args, **kwargs):
+        backwards.append(len(args[1]))
+        return plain_grad(*args, **kwargs)
+
+    def two(output):
+        return {"a": weighed(output), "b": curved(output)}
+
+    monkeypatch.setattr(Pair, "run", counted_run)
+    monkeypatch.setattr(torch.autograd, "grad", counted_grad)
+    nodes(causal, tokens, other_tokens, two, **ONE)
+    assert sum(runs) == 1
+    assert backwards == [5, 5]
+    runs.clear()
+    nodes(causal, tokens, other_tokens, two, method="integrated", steps=4, **ONE)
+    assert sum(runs) == 4
+
+
+def test_what_gets_a_row(causal, tokens, other_tokens):
+    found = nodes(causal, tokens, other_tokens, weighed, ["z", "mlp_out.1"], by="position", **ONE).frame
+    assert len(found) == 2 * 4 * 6 + 6
+    row = found.set_index("variant").loc["L1H2, position 3"]
+    assert (row["site"], row["layer"], row["head"], row["position"]) == ("z", 1, 2, 3)
+    expected = patch.attribution(causal, tokens, other_tokens, weighed, "z.1", by="head,position", **FEW)
+    assert row["estimate"] == pytest.approx(by_name(expected, column="effect")["L1H2, position 3"], rel=1e-9)
+    assert "mlp_out.1, position 5" in set(found["variant"])
+    names = nodes(causal, tokens, other_tokens, weighed, ["z.0", "q.0", "z"], **ONE).frame["variant"]
+    assert set(names) == {f"L{layer}H{head}" for layer in (0, 1) for head in range(4)} | {
+        f"L0H{head}.q" for head in range(4)
+    }
+    neurons = nodes(causal, tokens, other_tokens, weighed, "mlp_post.1", by="neuron", **FEW)
+    assert len(neurons.frame) == 24
+    expected = patch.attribution(causal, tokens, other_tokens, weighed, "mlp_post.1", by="neuron", **FEW)
+    assert_equal(by_name(neurons), by_name(expected, column="effect"))
+    assert found["intervention"].unique().tolist() == ["patch.activations (source -> run)"]
+    assert neurons.settings["direction"] == "source -> run"
+
+
+# The exact values beside them
+
+
+def test_exact_values_are_those_of_a_sweep(causal, tokens, other_tokens):
+    def two(output, rows):
+        early = output[:, 1].log_softmax(-1) @ WEIGHT[1]
+        return {"a": weighed(output), "b": (early, torch.arange(1, 9)[rows])}
+
+    given = {"metric": two, "batch": torch.arange(8)}
+    found = nodes(causal, tokens, other_tokens, exact=2, by="position", **given, **FEW)
+    frame = found.frame
+    assert len(frame) == 2 * (6 + 48 + 12)
+    top = {name for _, part in frame.groupby("metric") for name in part["variant"][:2]}
+    assert len(top) > 2
+    assert set(frame.loc[frame["effect"].notna(), "variant"]) == top
+    assert frame["effect"].notna().sum() == 2 * len(top)
+    patches = {}
+    for name in found.exact.interventions:
+        where, at = name.split(", position ")
+        site, chosen = ("z", where) if where.startswith("L") else (where, None)
+        patches[name] = patch.activations(site, other_tokens, heads=chosen, positions=int(at))
+        assert [patches[name].describe()] == found.exact.interventions[name]
+    real = sweep(causal, tokens, patches, **given, **FEW).frame
+    columns = ["value", "effect", "effect_ci_low", "effect_ci_high", "p_value", "p_adjusted", "baseline", "n"]
+    merged = frame[frame["effect"].notna()].merge(real, on=["variant", "metric"])
+    assert len(merged) == 2 * len(top)
+    for column in columns:
+        np.testing.assert_allclose(
+            merged[f"{column}_x"].astype(float), merged[f"{column}_y"].astype(float), rtol=1e-10, atol=1e-13
+        )
+    paths = edges(causal, tokens, other_tokens, exact=3, **given, **FEW)
+    patches = {name: path_of(name, other_tokens) for name in paths.exact.interventions}
+    for name, given_path in patches.items():
+        assert [given_path.describe()] == paths.exact.interventions[name]
+    real = sweep(causal, tokens, patches, **given, **FEW).frame
+    merged = paths.frame[paths.frame["effect"].notna()].merge(real, on=["variant", "metric"])
+    np.testing.assert_allclose(merged["effect_x"], merged["effect_y"], rtol=1e-10, atol=1e-13)
+    assert len(merged) == len(real)
+
+
+def test_all_are_measured_on_request_or_where_there_are_few(causal, tokens, other_tokens):
+    few = nodes(causal, tokens, other_tokens, weighed, "mlp_out", **FEW)
+    assert few.correlation["n"].tolist() == few.correlation["of"].tolist() == [2]
+    assert few.correlation["spearman"].isna().all()
+    every = nodes(causal, tokens, other_tokens, weighed, by="position", exact="all", **FEW)
+    assert every.frame["effect"].notna().all()
+    assert every.correlation["n"].tolist() == [66]
+
+
+def test_correlation_against_ranks_by_hand(causal, tokens, other_tokens):
+    """Spearman's 1 − 6Σd²/(n(n² − 1)), and again for every resample of the examples."""
+    found = nodes(causal, tokens, other_tokens, weighed, "z", exact="all", draws=7, flips=20)
+    names = [head.label for head in heads("all", causal)]
+    clean = weighed(run(causal, tokens))
+    exact = [
+        (weighed(run(causal, tokens, patch.activations("z", other_tokens, name))) - clean).numpy()
+        for name in names
+    ]
+    single = [
+        by_name(nodes(causal, tokens[i : i + 1], other_tokens[i : i + 1], weighed, "z", **ONE))
+        for i in range(8)
+    ]
+    estimates = [[one[name] for one in single] for name in names]
+
+    def rank_correlation(one, other):
+        gaps = np.argsort(np.argsort(one)) - np.argsort(np.argsort(other))
+        return 1 - 6 * (gaps**2).sum() / (8 * 63)
+
+    observed = rank_correlation(np.mean(estimates, 1), np.mean(exact, 1))
+    row = found.correlation.iloc[0]
+    assert row["spearman"] == pytest.approx(observed, abs=1e-12)
+    assert 0 < abs(observed) < 1
+    ones = np.ones((8, 8))
+    again = [bootstrap(np.array(values), ones, 0, 7) for values in (estimates, exact)]
+    drawn = [rank_correlation(one, other) for one, other in zip(*again, strict=True)]
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    assert (row["ci_low"], row["ci_high"]) == (pytest.approx(low, abs=1e-12), pytest.approx(high, abs=1e-12))
+    assert low < high
+
+
+def test_spearman_with_ties_and_without_a_spread():
+    one = np.array([[1.0, 2.0, 2.0, 4.0], [3.0, 3.0, 3.0, 3.0]])
+    other = np.array([[10.0, 30.0, 20.0, 40.0], [1.0, 2.0, 3.0, 4.0]])
+    # Ranks 1, 2.5, 2.5, 4 and 1, 3, 2, 4: covariance 4.5, sums of squares 4.5 and 5.
+    found = spearman(one, other)
+    assert found[0] == pytest.approx(4.5 / np.sqrt(4.5 * 5))
+    assert np.isnan(found[1])
+    assert np.isnan(spearman(one[:, :2], other[:, :2])).all()
+
+
+# Edges
+
+
+def path_of(name, source):
+    """The `patch.path` of an edge's name."""
+    sender, receiver = name.split(" -> ")
+    head, _, site = receiver.partition(".")
+    return patch.path(sender, (site, head) if head.startswith("L") else receiver, source)
+
+
+def end_of(name):
+    """(site, layer), head."""
+    if match := re.fullmatch(r"L(\d)H(\d)(?:\.(\w))?", name):
+        return (match[3] or "z", int(match[1])), int(match[2])
+    site, _, layer = name.partition(".")
+    return (site, int(layer) if layer else None), None
+
+
+def path_slope(by_hand, model, base, source, name, metric, around=lambda s, at, x: x):
+    """The derivative of the metric [batch] as the sender starts from its value towards `source`, in three passes."""
+    forward, (sender, receiver) = by_hand.__wrapped__, map(end_of, name.split(" -> "))
+    if receiver[0][0] == "output":
+        receiver = ("resid_post", model.cfg.n_layers - 1), None
+    (ours, _), (theirs, _) = (activations(by_hand, model, tokens) for tokens in (base, source))
+    clean, _ = activations(by_hand, model, base, around)
+    size = torch.zeros(len(base), dtype=torch.float64, requires_grad=True)
+
+    def only(x, end, new):
+        chosen = torch.zeros_like(x)
+        chosen[(slice(None), slice(None), *([] if end[1] is None else [end[1]]))] = 1
+        return x + chosen * (new - x)
+
+    def send(s, at, x):
+        x = clean[s, at] if s in ("z", "mlp_out") else around(s, at, x)
+        if (s, at) != sender[0]:
+            return x
+        along = size.reshape(-1, *[1] * (x.ndim - 1)) * (theirs[s, at] - ours[s, at])
+        return only(x, sender, x + along)
+
+    received, _ = activations(forward, model, base, send)
+
+    def receive(s, at, x):
+        return only(x, receiver, received[s, at]) if (s, at) == receiver[0] else around(s, at, x)
+
+    (slope,) = torch.autograd.grad(metric(forward(model, base, receive)).sum(), size)
+    return slope
+
+
+def every_edge(model):
+    """Names of all edges, from the order of computation."""
+    mlps = not model.cfg.attn_only
+    found = []
+    for to in range(model.cfg.n_layers):
+        before = ["embed"]
+        for layer in range(to):
+            before += [f"L{layer}H{head}" for head in range(4)] + ([f"mlp_out.{layer}"] if mlps else [])
+        found += [f"{u} -> L{to}H{head}.{x}" for u in before for head in range(4) for x in "qkv"]
+        before += [f"L{to}H{head}" for head in range(4)]
+        found += [f"{u} -> mlp_pre.{to}" for u in before] if mlps else []
+        before += [f"mlp_out.{to}"] if mlps else []
+    return found + [f"{u} -> output" for u in before]
+
+
+def test_edges_are_derivatives_along_paths_by_hand(model, tokens, other_tokens, by_hand):
+    found = edges(model, tokens, other_tokens, curved, **ONE)
+    names = every_edge(model)
+    assert set(found.frame["variant"]) == set(names)
+    # Of three layers there are many: one in three.
+    some = names if model.cfg.n_layers < 3 else names[::3]
+    slopes = {name: path_slope(by_hand, model, tokens, other_tokens, name, curved) for name in some}
+    estimates = by_name(found)
+    assert_equal({name: estimates[name] for name in some}, {n: float(x.mean()) for n, x in slopes.items()})
+    # Example by example, as the interval shows.
+    again = bootstrap(np.stack([x.numpy() for x in slopes.values()]), np.ones((len(some), 8)), 0, 20)
+    lows = by_name(found, column="estimate_ci_low")
+    expected = dict(zip(some, np.quantile(again, 0.025, axis=0), strict=True))
+    assert_equal({name: lows[name] for name in some}, expected)
+
+
+def test_integrated_edges_against_passes_by_hand(model, tokens, other_tokens, by_hand):
+    found = by_name(edges(model, tokens, other_tokens, curved, method="integrated", steps=2, **ONE))
+    some = every_edge(model)[:: 5 if model.cfg.n_layers > 1 else 2]
+    expected = {}
+    for name in some:
+        slopes = [
+            path_slope(
+                by_hand,
+                model,
+                tokens,
+                other_tokens,
+                name,
+                curved,
+                on_the_way(by_hand, model, tokens, other_tokens, fraction),
+            )
+            for fraction in midpoints(2)
+        ]
+        expected[name] = float(sum(slopes).mean() / 2)
+    assert_equal({name: found[name] for name in some}, expected)
+
+
+def test_edges_are_the_slope_of_the_path_patched_metric(featured, tokens, other_tokens):
+    """Finite differences along `patch.path` itself, for every kind of block that is served."""
+    model = featured
+    # The RMS norm of a bridge computes in single precision.
+    norms = f"{model.cfg.normalization_type}{' RMS' * bool(getattr(model.cfg, 'final_rms', False))}"
+    single = type(model).__name__ == "TransformerBridge" and "RMS" in norms
+    step, tolerance = (3e-3, 3e-3) if single else (1e-5, 1e-6)
+    names = by_name(edges(model, tokens, other_tokens, weighed, **ONE))
+    largest = max(map(abs, names.values()))
+    sites = [name for name in ("embed", "z", "mlp_out") if name != "mlp_out" or not model.cfg.attn_only]
+    ours, theirs = (cache(model, given, sites) for given in (tokens, other_tokens))
+    ahead, behind = (
+        {name: ours[name] + sign * step * (theirs[name] - ours[name]) for name in ours} for sign in (1, -1)
+    )
+    # Some twenty, from the largest to the smallest.
+    for name in list(names)[:: max(1, len(names) // 20)]:
+        values = [weighed(run(model, tokens, path_of(name, source))).mean() for source in (ahead, behind)]
+        slope = float(values[0] - values[1]) / (2 * step)
+        assert abs(names[name] - slope) <= tolerance * largest, name
+
+
+def test_edges_of_a_sender_add_up_to_its_node(model, tokens, other_tokens):
+    """The chain rule: every way out of a component is one of its edges."""
+    for method in ("gradient", "integrated"):
+        given = {"method": method, "steps": 2, **ONE}
+        of_nodes = nodes(model, tokens, other_tokens, curved, **given)
+        of_edges = edges(model, tokens, other_tokens, curved, **given)
+        assert_equal(of_edges.frame.groupby("sender")["estimate"].sum().to_dict(), by_name(of_nodes))
+
+
+def test_edges_of_a_sender_add_up_to_its_node_where_mlps_are_gated(family, make_model, tokens, other_tokens):
+    """What a gated MLP reads is more than its pre-activations."""
+    model = make_model(family=family, gated_mlp=True, act_fn="gelu_new")
+    of_nodes = nodes(model, tokens, other_tokens, curved, **ONE)
+    of_edges = edges(model, tokens, other_tokens, curved, **ONE)
+    assert_equal(of_edges.frame.groupby("sender")["estimate"].sum().to_dict(), by_name(of_nodes))
+
+
+def test_exact_edges_where_all_is_linear(make_model, tokens, other_tokens):
+    model = make_model(attn_only=True, normalization_type=None)
+    found = edges(model, tokens, other_tokens, weighed, exact="all", **FEW).frame
+    linear = found["receiver"].str.fullmatch(r"output|L1H\d\.v")
+    assert linear.sum() == 9 + 5 * 4
+    np.testing.assert_allclose(found["estimate"][linear], found["effect"][linear], rtol=1e-9, atol=1e-11)
+    rest = found[found["receiver"].str.fullmatch(r"L1H\d\.[qk]")]
+    assert not np.allclose(rest["estimate"], rest["effect"], rtol=0.1)
+
+
+def test_integrated_edges_settle_with_steps(make_model, tokens, other_tokens):
+    model = make_model(act_fn="gelu_new")
+    found = [
+        by_name(edges(model, tokens, other_tokens, weighed, method="integrated", steps=steps, **ONE))
+        for steps in (4, 16, 64)
+    ]
+    off = [max(abs(one[name] - found[-1][name]) for name in one) for one in found[:-1]]
+    assert off[0] > 8 * off[1]
+    assert off[1] < 0.02 * max(map(abs, found[-1].values()))
+
+
+def test_shared_key_value_heads_receive_as_a_layer(family, make_model, tokens, other_tokens):
+    model = make_model(family=family, n_key_value_heads=2)
+    receivers = set(edges(model, tokens, other_tokens, weighed, exact="all", **FEW).frame["receiver"])
+    assert {"k.0", "v.1", "L0H3.q"} <= receivers
+    assert not any(name.endswith((".k", ".v")) for name in receivers)
+    names = set(nodes(model, tokens, other_tokens, weighed, ["k", "q.0"], **FEW).frame["variant"])
+    assert names == {"k.0", "k.1", "L0H0.q", "L0H1.q", "L0H2.q", "L0H3.q"}
+
+
+# What both share
+
+BOTH = [pytest.param(nodes, id="screen"), pytest.param(edges, id="edges")]
+
+
+@pytest.mark.parametrize("screened", BOTH)
+def test_pieces_and_a_source_of_one_example(screened, causal, tokens, other_tokens, monkeypatch):
+    hidden = torch.rand(8, 6, generator=torch.Generator().manual_seed(1)) < 0.4
+    hidden[2] = False
+
+    def metric(output, rows):
+        loss = output.square().mean(-1)
+        return {"hidden": ((loss * hidden[rows]).sum(1), hidden[rows].sum(1)), "last": loss[:, -1]}
+
+    given = {"metric": metric, "batch": torch.arange(8), "method": "integrated", "steps": 2, **FEW}
+    for source, as_many in ((other_tokens, other_tokens), (other_tokens[:1], other_tokens[:1].expand(8, -1))):
+        whole = screened(causal, tokens, as_many, **given)
+        with monkeypatch.context() as smaller:
+            smaller.setattr("circuits.patch._screen.EXAMPLES_PER_PASS", 3)
+            smaller.setattr("circuits.patch._edges.EXAMPLES_PER_PASS", 3)
+            pieces = screened(causal, tokens, source, **given)
+        for column in ("estimate", "estimate_ci_high", "effect", "baseline"):
+            for name in ("hidden", "last"):
+                pairs = zip(
+                    by_name(pieces, name, column).values(), by_name(whole, name, column).values(), strict=True
+                )
+                np.testing.assert_allclose(*zip(*pairs, strict=True), rtol=1e-8, atol=1e-11)
+        np.testing.assert_allclose(pieces.correlation["spearman"], whole.correlation["spearman"])
+    # A pair pools over its entries.
+    loss = run(causal, tokens).square().mean(-1)
+    assert whole.frame["baseline"].max() == pytest.approx(
+        max(float((loss * hidden).sum() / hidden.sum()), float(loss[:, -1].mean())), rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("screened", BOTH)
+def test_without_a_metric_the_logit_difference_of_base(screened, causal, tokens, other_tokens):
+    order = run(causal, tokens).topk(2, -1).indices
+
+    def difference(output, order):
+        gap = output.gather(-1, order)
+        return (gap[..., 0] - gap[..., 1]).mean(1)
+
+    for method in ("gradient", "integrated"):
+        found = screened(causal, tokens, other_tokens, method=method, **FEW)
+        given = {"metric": difference, "batch": order, "method": method}
+        expected = screened(causal, tokens, other_tokens, **given, **FEW)
+        assert found.metrics == ["logit_diff"]
+        for column in ("estimate", "effect", "p_value"):
+            np.testing.assert_allclose(found.frame[column], expected.frame[column], rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("screened", BOTH)
+def test_a_distance_from_base_has_no_gradient_there(screened, causal, tokens, other_tokens):
+    own = run(causal, tokens)
+
+    def distance(output, own):
+        return (output - own).square().mean((1, 2))
+
+    given = {"metric": distance, "batch": own, **FEW}
+    assert (screened(causal, tokens, other_tokens, **given).frame["estimate"] == 0).all()
+    found = screened(causal, tokens, other_tokens, method="integrated", **given)
+    assert found.correlation["spearman"][0] > 0
+    assert (found.frame["effect"].dropna() > 0).all()
+
+
+@pytest.mark.parametrize("screened", BOTH)
+def test_nothing_is_left_behind(screened, causal, tokens, other_tokens):
+    frozen = copy.deepcopy(causal)
+    for weight in frozen.parameters():
+        weight.requires_grad_(False)
+    before = {name: value.clone() for name, value in causal.state_dict().items()}
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in causal.modules()]
+    given = {"method": "integrated", "steps": 2, **FEW}
+    expected = screened(causal, tokens, other_tokens, curved, **given)
+    assert all(weight.grad is None for weight in causal.parameters())
+    assert causal.training
+    assert [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in causal.modules()] == hooks
+    assert all(torch.equal(value, before[name]) for name, value in causal.state_dict().items())
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            found = screened(frozen, tokens, other_tokens, curved, **given)
+        np.testing.assert_allclose(found.frame["estimate"], expected.frame["estimate"], rtol=1e-9, atol=1e-12)
+    assert not any(weight.requires_grad for weight in frozen.parameters())
+
+
+def test_hooks_of_the_users_own_are_part_of_the_model(causal, tokens, other_tokens):
+    """Doubled on its way into the residual stream, a head sends twice as much."""
+    before = by_name(edges(causal, tokens, other_tokens, weighed, **ONE))
+    causal.add_hook("blocks.0.hook_attn_out", lambda x, hook: 2 * x)
+    found = by_name(edges(causal, tokens, other_tokens, weighed, **ONE))
+    ours, theirs = (cache(causal, given, ["z"]) for given in (tokens, other_tokens))
+    for name in ("L0H1 -> L1H3.v", "L0H2 -> mlp_pre.0", "L0H0 -> output"):
+        values = [
+            weighed(
+                run(
+                    causal,
+                    tokens,
+                    path_of(name, {hook: ours[hook] + size * (theirs[hook] - ours[hook]) for hook in ours}),
+                )
+            ).mean()
+            for size in (1e-5, -1e-5)
+        ]
+        assert found[name] == pytest.approx(float(values[0] - values[1]) / 2e-5, rel=1e-5)
+        assert found[name] != pytest.approx(before[name], rel=0.01)
+
+
+@pytest.mark.parametrize("screened", BOTH)
+def test_refused_inside_a_block_that_edits_the_model(screened, causal, tokens, other_tokens):
+    with intervene(causal, ablate.zero("0.1")):
+        with pytest.raises(CircuitsError, match="a block around this call edits the model"):
+            screened(causal, tokens, other_tokens, weighed, **ONE)
+        causal(tokens)
+    with intervene(causal, edit("mlp_out.1", lambda x: x)):
+        screened(causal, tokens, other_tokens, weighed, **ONE)
+
+
+@pytest.mark.parametrize("screened", BOTH)
+def test_a_single_example_has_no_interval(screened, causal, tokens, other_tokens):
+    found = screened(causal, tokens[:1], other_tokens[:1], weighed, **FEW)
+    assert found.frame[["estimate_ci_low", "estimate_ci_high"]].isna().all().all()
+    assert found.correlation[["ci_low", "ci_high"]].isna().all().all()
+    assert found.correlation["spearman"].notna().all()
+
+
+@pytest.mark.parametrize("screened", BOTH)
+def test_faults_are_one_line(screened, causal, tokens, other_tokens):
+    for arguments, message in (
+        (
+            {"source": other_tokens[:3]},
+            r"source is \[3, 6\], base \[8, 6\]; the source must have base's shape, or",
+        ),
+        ({"method": "grad"}, "method='grad'; choose from 'gradient', 'integrated'"),
+        ({"steps": 0}, "steps=0; give a whole number of points, at least 1"),
+        ({"exact": 0}, 'exact=0; give how many top rows to measure, or "all"'),
+        ({"exact": True}, "exact=True"),
+        ({"draws": 0}, "draws and flips are positive numbers, got 0 and 9999"),
+        ({"seed": -1}, "seed=-1"),
+        ({"metric": lambda output: output.detach()[:, -1, 0]}, "no gradient"),
+        ({"metric": lambda output: (0 * output[:, -1, 0]).sqrt()}, "is not finite"),
+        (
+            {"batch": [1, 2], "metric": lambda output, rows: output[:, 0, 0]},
+            "base has 8 examples, batch has 2",
+        ),
+    ):
+        given = {"base": tokens, "source": other_tokens, "metric": weighed, **arguments}
+        with pytest.raises(CircuitsError, match=message) as caught:
+            screened(causal, **given)
+        assert "\n" not in str(caught.value)
+
+
+def test_faults_of_sites(causal, tokens, other_tokens):
+    for arguments, message in (
+        ({"sites": []}, "no site given; name some"),
+        ({"sites": ["z", "mlp_post"], "by": "neuron"}, "site z has no neurons"),
+        ({"sites": "z.4"}, r"no site z\.4"),
+        ({"by": "head"}, "by='head'; choose from 'component', 'position', 'neuron'"),
+        ({"line": "output"}, "line='output'; choose from 'input', 'site'"),
+    ):
+        with pytest.raises(CircuitsError, match=message):
+            nodes(causal, tokens, other_tokens, weighed, **arguments)
+
+    def metric(output):
+        return output[:, -1, 0]
+
+    metric.read_positions = torch.ones(8, 6, dtype=torch.bool)
+    with pytest.raises(CircuitsError, match="read_positions of the metric are the same in every example"):
+        nodes(causal, tokens, other_tokens, metric)
+
+
+def test_the_plot_shows_what_was_measured(causal, tokens, other_tokens):
+    def two(output):
+        return {"a": weighed(output), "b": curved(output)}
+
+    found = edges(causal, tokens, other_tokens, two, exact=4, **FEW)
+    figure = found.plot()
+    lines, dots = figure.data[::2], figure.data[1::2]
+    for metric, line, points in zip(("a", "b"), lines, dots, strict=True):
+        part = found.frame[(found.frame["metric"] == metric) & found.frame["effect"].notna()]
+        assert list(points.x) == part["estimate"].tolist()
+        assert list(points.y) == part["effect"].tolist()
+        assert list(points.text) == part["variant"].tolist()
+        # The identity, across all that is shown.
+        assert list(line.x) == list(line.y)
+        assert line.x[0] == min(*points.x, *points.y)
+        assert line.x[1] == max(*points.x, *points.y)
+    assert len(found.plot("b").data) == 2
+    row = found.correlation.iloc[0]
+    assert figure.layout.annotations[0].text == f"a: Spearman {row['spearman']:.2f} over {row['n']} of 110"
+    with pytest.raises(CircuitsError, match="plot: no metric 'loss'; it has a, b"):
+        found.plot("loss")
+
+
+@pytest.mark.parametrize("verb", ["screen", "edges"])
+def test_gradients_along_the_input_are_the_default(verb, causal, tokens, other_tokens):
+    """Near the minimum of a loss the gradient at base ranks by chance."""
+    estimates = [
+        by_name(getattr(patch, verb)(causal, tokens, other_tokens, curved, steps=2, **given, **ONE))
+        for given in ({}, {"method": "integrated"}, {"method": "gradient"})
+    ]
+    assert estimates[0] == estimates[1] != estimates[2]

@@ -1,0 +1,705 @@
+"""Attention by numbers: against a forward written by hand, closed forms, and heads whose attention is set by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from circuits import CircuitsError, ablate, edit, heads, intervene, patterns
+from circuits.interventions.replacements import derangement
+from circuits.model.heads import Head
+from circuits.model.surface import Surface
+
+LENGTH = 6
+
+
+@pytest.fixture
+def seen(by_hand):
+    """Patterns of a model, [layer] -> [batch head query key], from a forward written by hand."""
+
+    def look(model, tokens):
+        found = {}
+
+        def keep(site, layer, value):
+            if site == "pattern":
+                found[layer] = value.numpy()
+            return value
+
+        by_hand(model, tokens, keep)
+        return found
+
+    return look
+
+
+@pytest.fixture
+def grid(make_model, family):
+    """A bidirectional model on six positions: a matrix of two rows and three columns."""
+    return make_model(family=family, attention_dir="bidirectional")
+
+
+@pytest.fixture
+def mask(tokens):
+    """Per example, some positions; none in the first example, all in the second."""
+    found = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(5)) < 0.4
+    found[0], found[1] = False, True
+    return found
+
+
+def attending(pattern, heads="all"):
+    """Attention set by hand: [query key], the same in every example."""
+    return edit("pattern", lambda current: pattern.to(current).expand_as(current).clone(), heads)
+
+
+def spread(keys):
+    """Equal attention to the keys of a template."""
+    return keys.double() / keys.sum(-1, keepdim=True)
+
+
+def scored(pattern, keys, may_see, chosen):
+    """One head and template, by loops: sums over queries of an example of mass and chance, and their number."""
+    sums = np.zeros((3, len(pattern)))
+    for example in range(len(pattern)):
+        for query in range(pattern.shape[1]):
+            visible = [key for key in range(pattern.shape[2]) if may_see[example, query, key]]
+            on = [key for key in visible if keys[example, query, key]]
+            if on and chosen[example, query]:
+                mass = sum(pattern[example, query, key] for key in on)
+                sums[:, example] += [mass, len(on) / len(visible), 1]
+    return sums
+
+
+def test_scores_of_every_shape_against_loops(model, tokens, mask, seen):
+    marked = patterns.marked(mask)
+    templates = {"first": patterns.constant(LENGTH, 0), "before": patterns.previous(LENGTH), "marked": marked}
+    expected = seen(model, tokens)
+    may_see = np.ones((8, LENGTH, LENGTH), bool)
+    if model.cfg.attention_dir == "causal":
+        may_see = np.tril(may_see)
+    found = patterns.scores(model, tokens, templates, queries=~mask)
+    assert len(found.frame) == len(expected) * 4 * 3
+    for row in found.frame.itertuples():
+        keys = templates[row.template].expand(8, -1, -1).numpy()
+        mass, chance, count = scored(expected[row.layer][:, row.head], keys, may_see, (~mask).numpy())
+        assert row.score == pytest.approx(mass.sum() / count.sum(), abs=1e-12)
+        assert row.chance == pytest.approx(chance.sum() / count.sum(), abs=1e-12)
+        assert row.effect == pytest.approx(row.score - row.chance, abs=1e-15)
+        assert row.corrected == pytest.approx((row.score - row.chance) / (1 - row.chance), abs=1e-12)
+        assert (row.queries, row.n) == (count.sum(), 8)
+        own = found.per_example(row.template)[row.layer * 4 + row.head]
+        with np.errstate(invalid="ignore"):
+            np.testing.assert_allclose(own, mass / count, atol=1e-12)
+
+
+def test_which_keys_are_visible_is_read_off_the_model(featured, tokens, seen):
+    """Local attention, soft caps, grouped heads: uniform attention to what may be seen scores its chance."""
+    expected = {layer: (pattern > 0) for layer, pattern in seen(featured, tokens).items()}
+    before = patterns.previous(LENGTH)
+    found = patterns.scores(featured, tokens, {"before": before})
+    for row in found.frame.itertuples():
+        sees = expected[row.layer][:, row.head][:, 1:]
+        share = (sees & before.numpy()[1:]).sum(-1) / sees.sum(-1)
+        assert row.chance == pytest.approx(share.mean(), abs=1e-12)
+
+
+def test_against_the_cache_of_transformer_lens(hooked_only, make_model, tokens):
+    model = make_model(family=hooked_only)
+    _, cached = model.run_with_cache(tokens)
+    maps = patterns.attention(model, tokens)
+    for layer in range(2):
+        own = cached[f"blocks.{layer}.attn.hook_pattern"]
+        torch.testing.assert_close(maps.mean[layer], own.mean(0), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("keys", "chance"),
+    [
+        (patterns.identity(LENGTH), 1 / 6),
+        (patterns.row(2, 3), 1 / 2),
+        (patterns.row(2, 3, itself=False), 1 / 3),
+        (patterns.column(2, 3), 1 / 3),
+        (patterns.column(2, 3, itself=False), 1 / 6),
+        (patterns.constant(LENGTH, [0, -1]), 1 / 3),
+    ],
+)
+def test_a_head_that_attends_exactly_to_a_template_scores_one(grid, tokens, keys, chance):
+    with intervene(grid, attending(spread(keys), "1.2")):
+        found = patterns.scores(grid, tokens, {"mine": keys}).frame
+    row = found[(found["layer"] == 1) & (found["head"] == 2)].iloc[0]
+    assert row["score"] == pytest.approx(1, abs=1e-12)
+    assert row["chance"] == pytest.approx(chance, abs=1e-12)
+    assert row["corrected"] == pytest.approx(1, abs=1e-12)
+    assert row["bits"] == pytest.approx(-math.log2(chance), abs=1e-9)
+    assert (found["score"] < 0.99).sum() == len(found) - 1
+
+
+def test_scores_set_by_hand_in_a_causal_model(causal, tokens):
+    """The model's own softmax makes attention of them: all on the position before, from the second query on."""
+    far = torch.where(patterns.previous(LENGTH), 0.0, -1e4)
+
+    def before(scores):
+        return torch.where(scores.isinf(), scores, far.to(scores))
+
+    with intervene(causal, edit("scores", before, "0.3")):
+        found = patterns.scores(
+            causal, tokens, {"before": patterns.previous(LENGTH), "first": patterns.constant(LENGTH, 0)}
+        ).frame
+    of_head = found[(found["layer"] == 0) & (found["head"] == 3)].set_index("template")
+    assert of_head["score"]["before"] == pytest.approx(1, abs=1e-12)
+    # Query q sees q + 1 keys; query 0 has none before it and is left out.
+    assert of_head["chance"]["before"] == pytest.approx(
+        np.mean([1 / (q + 1) for q in range(1, 6)]), abs=1e-12
+    )
+    assert of_head["queries"]["before"] == 8 * 5
+    # Queries 0 and 1 attend to the first position, of all six.
+    assert of_head["score"]["first"] == pytest.approx(2 / 6, abs=1e-12)
+    assert of_head["queries"]["first"] == 8 * 6
+
+
+def test_uniform_attention_scores_its_chance(model, tokens, mask):
+    templates = {"before": patterns.previous(LENGTH), "marked": patterns.marked(mask)}
+    with intervene(model, ablate.uniform("all")):
+        found = patterns.scores(model, tokens, templates)
+        maps = patterns.attention(model, tokens)
+    assert found.frame["effect"].abs().max() < 1e-12
+    assert found.frame["bits"].max() < 1e-12
+    assert set(patterns.classify(found).groups) == {"other"}
+    np.testing.assert_allclose(maps.diffuseness, 1, atol=1e-12)
+
+
+def test_templates_that_depend_on_the_batch(grid, tokens, mask):
+    class Batch:
+        def __init__(self, marks):
+            self.marks = marks
+
+        def __len__(self):
+            return len(self.marks)
+
+        def __getitem__(self, rows):
+            return Batch(self.marks[rows])
+
+    def of_batch(batch):
+        return patterns.marked(batch.marks) & patterns.row(2, 3)
+
+    def of_tokens(rows):
+        return patterns.marked(rows == tokens[0, 0])
+
+    whole = {
+        "mask": of_batch(Batch(mask)),
+        "tokens": of_tokens(tokens),
+        "fixed": patterns.identity(LENGTH),
+        "array": patterns.identity(LENGTH).numpy(),
+    }
+    expected = patterns.scores(grid, tokens, whole)
+    for chunk in ("auto", 1, 3 * LENGTH):
+        functions = {"tokens": of_tokens, "fixed": lambda rows: patterns.identity(LENGTH)}
+        found = patterns.scores(grid, tokens, functions, chunk=chunk).frame
+        batched = patterns.scores(grid, tokens, {"mask": of_batch}, batch=Batch(mask), chunk=chunk).frame
+        for frame in (found, batched):
+            for name in set(frame["template"]):
+                own = expected.frame[expected.frame["template"] == name].reset_index(drop=True)
+                mine = frame[frame["template"] == name].reset_index(drop=True)
+                np.testing.assert_allclose(mine["score"], own["score"], rtol=0, atol=1e-12)
+                np.testing.assert_allclose(mine["ci_low"], own["ci_low"], rtol=0, atol=1e-12)
+    assert (expected.per_example("fixed") == expected.per_example("array")).all()
+
+
+def test_chunks_are_as_one_batch(model, tokens, other_tokens, mask):
+    templates = {"before": patterns.previous(LENGTH), "marked": patterns.marked(mask)}
+    edits = ablate.uniform("0.0", queries=mask)
+    with intervene(model, edits):
+        whole = patterns.scores(model, tokens, templates, queries=mask)
+        maps = patterns.attention(model, tokens, queries=mask)
+        moved = patterns.movement(model, tokens, other_tokens, queries=mask).frame
+        for chunk in (1, 3 * LENGTH, 1000):
+            found = patterns.scores(model, tokens, templates, queries=mask, chunk=chunk)
+            np.testing.assert_allclose(found.mass, whole.mass, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(found.chance, whole.chance, rtol=0, atol=1e-12)
+            again = patterns.attention(model, tokens, queries=mask, chunk=chunk)
+            torch.testing.assert_close(again.mean, maps.mean, rtol=0, atol=1e-12)
+            torch.testing.assert_close(again.diffuseness, maps.diffuseness, rtol=0, atol=1e-12)
+            frame = patterns.movement(model, tokens, other_tokens, queries=mask, chunk=chunk).frame
+            np.testing.assert_allclose(frame["distance"], moved["distance"], rtol=0, atol=1e-12)
+
+
+def test_no_more_than_a_chunk_runs_at_a_time(grid, tokens):
+    sizes = []
+    Surface.of(grid).hooks["blocks.0.attn.hook_q"].register_forward_hook(
+        lambda m, i, output: sizes.append(len(output))
+    )
+    patterns.attention(grid, tokens, chunk=3 * LENGTH)
+    assert sizes == [3, 3, 2]
+
+
+def test_intervals_are_those_of_a_bootstrap_by_hand(grid, tokens, mask):
+    found = patterns.scores(grid, tokens, {"marked": patterns.marked(mask)}, seed=3, draws=200)
+    weights = np.random.default_rng([3, 1]).multinomial(8, np.full(8, 1 / 8), size=200)
+    for index, row in enumerate(found.frame.itertuples()):
+        mass, chance, count = (part[index, 0] for part in (found.mass, found.chance, found.queries))
+        drawn = np.stack([weights @ mass, weights @ (mass - chance), weights @ (mass - chance)], 1)
+        drawn /= np.stack([weights @ count, weights @ count, weights @ (count - chance)], 1)
+        low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+        assert [row.ci_low, row.effect_ci_low, row.corrected_ci_low] == pytest.approx(list(low), abs=1e-12)
+        assert [row.ci_high, row.effect_ci_high, row.corrected_ci_high] == pytest.approx(
+            list(high), abs=1e-12
+        )
+    assert (found.frame["ci_low"] < found.frame["ci_high"]).all()
+
+
+def test_one_example_has_no_interval_and_no_class(grid, tokens):
+    keys = patterns.identity(LENGTH)
+    with intervene(grid, attending(spread(keys))):
+        found = patterns.scores(grid, tokens[:1], {"identity": keys})
+    assert found.frame[["ci_low", "effect_ci_high", "corrected_ci_low"]].isna().all().all()
+    assert set(patterns.classify(found).groups) == {"unclear"}
+
+
+def test_a_template_that_nothing_can_see_has_no_score(grid, tokens):
+    nothing = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
+    found = patterns.scores(grid, tokens, {"nothing": nothing, "all": ~nothing})
+    of = found.frame.set_index("template")
+    assert of["score"]["nothing"].isna().all()
+    assert (of["queries"]["nothing"] == 0).all()
+    # All that can be seen: no head can do otherwise, and the correction has nothing to divide by.
+    np.testing.assert_allclose(of["score"]["all"], 1)
+    assert of["corrected"]["all"].isna().all()
+    assert set(patterns.classify(found).groups) == {"other"}
+
+
+def test_bits_are_the_divergence_of_two_level_attention_from_uniform():
+    for score in (0.3, 0.5, 0.9, 1.0):
+        attention = np.r_[np.full(4, score / 4), np.full(12, (1 - score) / 12)]
+        gain = sum(p * math.log2(p * 16) for p in attention if p)
+        assert patterns.bits(score, 4 / 16) == pytest.approx(gain)
+    assert patterns.bits(np.array([1.0, 0.25, 0.1]), np.array([1 / 16, 0.25, 0.25])).tolist() == [
+        4.0,
+        0.0,
+        0.0,
+    ]
+    assert np.isnan(patterns.bits(np.array(np.nan), np.array(np.nan)))
+
+
+TEMPLATES = {
+    "identity": patterns.identity(LENGTH),
+    "row": patterns.row(2, 3),
+    "column": patterns.column(2, 3),
+    "previous": patterns.previous(LENGTH),
+}
+
+
+def test_each_head_gets_the_template_it_attends_by(grid, tokens):
+    """Among nested templates too: all of identity's attention is on its row and on its column."""
+    own, row, column = (spread(TEMPLATES[name]) for name in ("identity", "row", "column"))
+    half = 0.5 * own + 0.5 / LENGTH
+    edits = [
+        attending(pattern, head)
+        for head, pattern in {
+            "0.0": own,
+            "0.1": row,
+            "0.2": column,
+            "0.3": torch.full((LENGTH, LENGTH), 1 / LENGTH),
+            # A row head with more on itself than on its neighbours, and one with nearly all of it on itself.
+            "1.0": 0.7 * row + 0.3 * own,
+            "1.1": 0.1 * row + 0.9 * own,
+            "1.2": half,
+            "1.3": 0.5 * row + 0.5 / LENGTH,
+        }.items()
+    ]
+    with intervene(grid, *edits):
+        found = patterns.scores(grid, tokens, TEMPLATES)
+    classes = patterns.classify(found, threshold=0.4)
+    wanted = {
+        "identity": (Head(0, 0), Head(1, 1), Head(1, 2)),
+        "row": (Head(0, 1), Head(1, 0), Head(1, 3)),
+        "column": (Head(0, 2),),
+        "other": (Head(0, 3),),
+    }
+    assert classes.groups == wanted
+    assert classes[0, 2] == "column"
+    with pytest.raises(KeyError):
+        classes[7, 0]
+    assert classes.frame["class"].tolist()[:4] == ["identity", "row", "column", "other"]
+    assert "at least 0.4" in classes.rule
+    # Corrected for chance the half-way heads are at exactly one half.
+    assert set(patterns.classify(found, threshold=0.51).groups["other"]) == {
+        Head(0, 3),
+        Head(1, 2),
+        Head(1, 3),
+    }
+    ablate.uniform(classes.groups["row"]).plan(Surface.of(grid))
+
+
+def test_a_class_needs_a_clear_lead(grid, tokens):
+    """Two names for one template lead each other by nothing."""
+    twice = {"row": TEMPLATES["row"], "again": TEMPLATES["row"]}
+    with intervene(grid, attending(spread(TEMPLATES["row"]))):
+        classes = patterns.classify(patterns.scores(grid, tokens, twice))
+    assert set(classes.groups) == {"unclear"}
+    assert (classes.frame["lead"] == 0).all()
+    assert set(classes.frame["rival"]) == {"again"}
+
+
+def test_a_class_needs_an_interval_above_the_threshold(grid, tokens):
+    """Four examples attend to their row, four nowhere in particular: the mean is above one half, surely it is not."""
+    share = torch.tensor([1.0, 1, 1, 1, 0.2, 0.2, 0.2, 0.2])[:, None, None, None]
+
+    def mixed(pattern):
+        return share * spread(TEMPLATES["row"]) + (1 - share) / LENGTH
+
+    with intervene(grid, edit("pattern", lambda current: mixed(current).expand_as(current).to(current))):
+        found = patterns.scores(grid, tokens, {"row": TEMPLATES["row"]})
+    assert found.frame["corrected"].tolist() == pytest.approx([0.6] * 8)
+    assert set(patterns.classify(found).groups) == {"unclear"}
+    assert set(patterns.classify(found, threshold=0.19).groups) == {"row"}
+
+
+def test_the_lead_is_paired_by_example(grid, tokens):
+    """The intervals of the two templates overlap, that of their difference is clear."""
+    share = torch.linspace(0.8, 1, 8, dtype=torch.float64)[:, None, None, None]
+    named = {name: patterns.constant(LENGTH, at) for at, name in enumerate(("first", "second"))}
+    both = 0.51 * spread(named["first"]) + 0.49 * spread(named["second"])
+    mixture = share * both + (1 - share) / LENGTH
+
+    with intervene(grid, edit("pattern", lambda current: mixture.expand_as(current).to(current))):
+        found = patterns.scores(grid, tokens, named)
+    drawn = patterns.bits(*found.resampled())
+    low, high = np.quantile(drawn[:, 0], [0.025, 0.975], axis=0)
+    assert max(low) < min(high), "the intervals should overlap, or this tests nothing"
+    classes = patterns.classify(found, threshold=0.2)
+    assert set(classes.groups) == {"first"}
+    lead = np.quantile(drawn[:, 0, 0] - drawn[:, 0, 1], [0.025, 0.975])
+    np.testing.assert_allclose(classes.frame[["lead_ci_low", "lead_ci_high"]], [lead] * 8, atol=1e-9)
+
+
+def half(pattern, where, otherwise):
+    """One pattern [query key] at some queries, another at the others."""
+    return torch.where(where[:, None], pattern, otherwise)
+
+
+def test_a_class_of_what_a_head_does_at_some_queries_only(grid, tokens):
+    """Own position in the first row; in the second: the same, uniform, or half way."""
+    first = torch.arange(LENGTH) < 3
+    own, flat = spread(TEMPLATES["identity"]), torch.full((LENGTH, LENGTH), 1 / LENGTH, dtype=torch.float64)
+    keys = patterns.identity(LENGTH)
+    named = {"identity": keys, "here": keys & first[:, None], "there": keys & ~first[:, None]}
+    edits = [
+        attending(own, "0.0-3"),
+        attending(half(own, first, flat), "1.0-1"),
+        attending(half(own, first, 0.5 * own + 0.5 * flat), "1.2-3"),
+    ]
+    with intervene(grid, *edits):
+        found = patterns.scores(grid, tokens, named)
+    only = patterns.classify(found, unless={"here": "there"})
+    assert only.groups == {
+        # Half way to one's own position is enough for the template on the right, and for identity with it.
+        "identity": heads("0.0-3, 1.2-3", grid),
+        "here": heads("1.0-1", grid),
+    }
+    assert "here: only where there does not fit." in only.rule
+    # The template on the right is no class, whatever fits it.
+    there = patterns.classify(found, unless={"identity": "there"})
+    assert "there" not in there.groups
+    assert there[0, 0] == "here"
+    assert patterns.classify(found, 0.6, unless={"here": "there"})[1, 2] == "here"
+
+
+def test_what_must_not_fit_must_surely_not(grid, tokens):
+    """Of eight examples half attend to the other template: 0.5 on average, with an interval around it."""
+    share = torch.tensor([1.0, 1, 1, 1, 0, 0, 0, 0], dtype=torch.float64)[:, None, None, None]
+    first = torch.arange(LENGTH) < 3
+    own, flat = spread(TEMPLATES["identity"]), torch.full((LENGTH, LENGTH), 1 / LENGTH, dtype=torch.float64)
+    mixed = share * own + (1 - share) * half(own, first, flat)
+    keys = patterns.identity(LENGTH)
+    named = {"here": keys & first[:, None], "there": keys & ~first[:, None]}
+    with intervene(grid, edit("pattern", lambda current: mixed.expand_as(current).to(current))):
+        found = patterns.scores(grid, tokens, named)
+    assert set(patterns.classify(found, 0.55, unless={"here": "there"}).groups) == {"unclear"}
+    assert set(patterns.classify(found, 0.95, unless={"here": "there"}).groups) == {"here"}
+    assert set(patterns.classify(found, 0.45, unless={"here": "there"}).groups) == {"other"}
+
+
+def test_a_template_without_a_query_rules_nothing_out(grid, tokens):
+    never = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
+    with intervene(grid, attending(spread(TEMPLATES["row"]))):
+        found = patterns.scores(grid, tokens, {"row": TEMPLATES["row"], "never": never})
+    assert set(patterns.classify(found, unless={"row": "never"}).groups) == {"row"}
+
+
+def test_a_class_among_some_heads(grid, tokens):
+    with intervene(grid, attending(spread(TEMPLATES["row"]))):
+        found = patterns.scores(grid, tokens, {"row": TEMPLATES["row"], "own": TEMPLATES["identity"]})
+    classes = patterns.classify(found, among={"row": heads("0.1, 1.0", grid)})
+    assert classes.groups["row"] == heads("0.1, 1.0", grid)
+    assert len(classes.groups["other"]) == 6
+
+
+GROUPS = torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+def test_what_follows_is_counted_by_loops(model, tokens, other_tokens, mask, seen):
+    before_by, after_by = seen(model, tokens), seen(model, other_tokens)
+
+    def attended(pattern):
+        """The group of keys with most attention, [batch head query]."""
+        return np.stack([pattern[..., (group == GROUPS).numpy()].sum(-1) for group in range(3)], -1).argmax(
+            -1
+        )
+
+    before = torch.from_numpy(attended(before_by[0])[:, 0, 5])
+    after = torch.from_numpy(attended(after_by[0])[:, 0, 5])
+    after = torch.where(after == before, (after + 1) % 3, after)
+    found = patterns.follow(model, tokens, other_tokens, GROUPS, before, after, queries=mask, seed=2).frame
+    order = derangement(8, 2)
+    for row in found.itertuples():
+        here, there = attended(before_by[row.layer])[:, row.head], attended(after_by[row.layer])[:, row.head]
+        for column, pairs in (("share", range(8)), ("unpaired", order.tolist())):
+            hits = [
+                here[example, query] == before[pair] and there[example, query] == after[pair]
+                for example, pair in enumerate(pairs)
+                for query in range(LENGTH)
+                if mask[example, query]
+            ]
+            assert getattr(row, column) == pytest.approx(np.mean(hits))
+        assert row.effect == pytest.approx(row.share - row.unpaired)
+        assert row.ci_low <= row.share <= row.ci_high
+    assert found["share"].max() > 0
+
+
+def test_a_head_that_follows_and_those_that_do_not(grid, tokens):
+    """Attention is on the token 10, whose group changes."""
+    here = torch.arange(8) % 3
+    there = (here + 1 + torch.arange(8) % 2) % 3
+    base = tokens.clamp(max=9)
+    first, second = (base.clone() for _ in range(2))
+    for example in range(8):
+        first[example, here[example]] = 10
+        second[example, 3 + there[example]] = 10
+    inputs = []
+
+    def on_ten(current):
+        keys = (inputs[-1] == 10).to(current)
+        return keys[:, None, None, :].expand_as(current).clone()
+
+    handle = grid.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+    try:
+        with intervene(grid, edit("pattern", on_ten, "1.2"), attending(spread(TEMPLATES["row"]), "0.1")):
+            found = patterns.follow(grid, first, second, GROUPS, here, there)
+            chunked = patterns.follow(grid, first, second, GROUPS, here, there, chunk=12)
+    finally:
+        handle.remove()
+    assert found.heads() == (Head(1, 2),)
+    rows = found.frame.set_index(["layer", "head"])
+    assert rows.loc[(1, 2), "share"] == 1
+    assert rows.loc[(0, 1), "share"] == 0, "a head that ignores the input cannot follow"
+    assert rows["n"].unique().tolist() == [8]
+    np.testing.assert_allclose(chunked.frame, found.frame)
+
+
+def test_mean_maps_are_the_means_of_a_forward_by_hand(model, tokens, mask, seen):
+    expected = seen(model, tokens)
+    everywhere = patterns.attention(model, tokens)
+    some = patterns.attention(model, tokens, queries=mask)
+    chosen = mask.numpy()[:, None, :, None]
+    assert everywhere.layers == tuple(expected)
+    assert (everywhere.n, everywhere.mean.dtype) == (8, torch.float64)
+    for layer, pattern in expected.items():
+        np.testing.assert_allclose(everywhere.mean[layer], pattern.mean(0), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            some.mean[layer], (pattern * chosen).sum(0) / chosen.sum(0), rtol=0, atol=1e-12
+        )
+        logs = np.where(pattern > 0, np.log(np.where(pattern > 0, pattern, 1)), 0)
+        sees = (
+            np.tril(np.ones((LENGTH, LENGTH)))
+            if model.cfg.attention_dir == "causal"
+            else np.ones((LENGTH, LENGTH))
+        )
+        most = np.broadcast_to(np.log(sees.sum(-1)), pattern.shape[:3])
+        ratio = -(pattern * logs).sum((0, 2, 3)) / most.sum((0, 2))
+        np.testing.assert_allclose(everywhere.diffuseness[layer], ratio, rtol=0, atol=1e-12)
+    torch.testing.assert_close(everywhere.of((0, 2)), everywhere.mean[0, 2])
+
+
+def test_layers_and_queries_of_maps(causal, tokens):
+    maps = patterns.attention(causal, tokens, layers=1, queries=[0, -1])
+    whole = patterns.attention(causal, tokens)
+    assert maps.layers == (1,)
+    assert maps.mean[0, :, 1:-1].isnan().all()
+    torch.testing.assert_close(maps.mean[0, :, -1], whole.mean[1, :, -1])
+    assert maps.of(Head(1, 3)).shape == (LENGTH, LENGTH)
+    with pytest.raises(CircuitsError, match=r"no map of head 0\.0: there are layers 1 and heads 0-3"):
+        maps.of((0, 0))
+    # Query 0 of a causal model sees one key: there is no telling how diffuse its attention is.
+    assert patterns.attention(causal, tokens, queries=0).diffuseness.isnan().all()
+
+
+def test_movement_is_the_total_variation_of_pairs(model, tokens, other_tokens, mask, seen):
+    one, two = seen(model, tokens), seen(model, other_tokens)
+    order = derangement(8, 4).numpy()
+    found = patterns.movement(model, tokens, other_tokens, queries=mask, seed=4, draws=300).frame
+    weights = np.random.default_rng([4, 1]).multinomial(8, np.full(8, 1 / 8), size=300)
+    counts = mask.numpy().sum(1)
+    for row in found.itertuples():
+        mine = one[row.layer][:, row.head]
+        theirs = two[row.layer][:, row.head]
+        sums = [(np.abs(mine - other).sum(-1) / 2 * mask.numpy()).sum(1) for other in (theirs, theirs[order])]
+        near, far = (part.sum() / counts.sum() for part in sums)
+        assert row.distance == pytest.approx(near, abs=1e-12)
+        assert row.unpaired == pytest.approx(far, abs=1e-12)
+        assert row.effect == pytest.approx(near - far, abs=1e-12)
+        assert row.share == pytest.approx(near / far, abs=1e-12)
+        drawn = [(draw @ sums[0] / (draw @ counts), draw @ sums[1] / (draw @ counts)) for draw in weights]
+        # A resample of examples whose attention cannot move has no share.
+        three = [(a, a - b, a / b if b else np.nan) for a, b in drawn]
+        lows = np.nanquantile(three, 0.025, axis=0)
+        assert [row.ci_low, row.effect_ci_low, row.share_ci_low] == pytest.approx(list(lows), abs=1e-12)
+
+
+def test_sensitivity_to_a_mask_and_to_values_are_told_apart(grid, tokens, other_tokens):
+    """Token 0 is the mask. Where all others have one embedding, attention depends on the mask alone."""
+    hidden = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(6)) < 0.5
+    new_mask = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(7)) < 0.5
+    values, others = tokens.clamp(min=1), other_tokens.clamp(min=1)
+    run = values.masked_fill(hidden, 0)
+    (table,) = (w for n, w in Surface.of(grid).named_weights().items() if n.startswith("embed."))
+    with torch.no_grad():
+        table[1:] = table[1]
+    by_mask = patterns.movement(grid, run, values.masked_fill(new_mask, 0))
+    by_values = patterns.movement(grid, run, others.masked_fill(hidden, 0))
+    assert by_values.frame["distance"].max() == 0
+    assert by_values.static() == heads("all", grid)
+    assert by_mask.frame["distance"].min() > 0.05
+    assert by_mask.static() == ()
+    with torch.no_grad():
+        table[:] = table[0]
+    still = patterns.movement(grid, run, values.masked_fill(new_mask, 0))
+    assert still.frame["distance"].max() == 0
+    assert still.frame["share"].isna().all()
+    assert still.static(0.0) == heads("all", grid)
+
+
+def test_one_static_head_among_others(grid, tokens, other_tokens):
+    with intervene(grid, attending(spread(TEMPLATES["row"]), "1.1")):
+        found = patterns.movement(grid, tokens, other_tokens)
+    assert found.static() == (Head(1, 1),)
+    assert found.frame["distance"].max() <= 1
+
+
+def test_attention_as_a_function_of_two_operands(grid):
+    """Each example's own score, on the grid of inputs, is a p×p picture per head."""
+    inputs = torch.cartesian_prod(torch.arange(5), torch.arange(5))
+    inputs = torch.cat([inputs, torch.full((25, 1), 10)], 1)
+    found = patterns.scores(grid, inputs, {"a": patterns.constant(3, 0)}, queries=2)
+    pictures = found.per_example("a").reshape(-1, 5, 5)
+    from circuits import cache
+
+    pattern = cache(grid, inputs, "pattern")["pattern.1"]
+    for a in range(5):
+        for b in range(5):
+            assert pictures[4 + 3, a, b] == pytest.approx(float(pattern[5 * a + b, 3, 2, 0]), abs=1e-12)
+    with pytest.raises(CircuitsError, match="no template 'b'; there are a"):
+        found.per_example("b")
+
+
+def test_the_model_is_left_as_it_was(grid, tokens, other_tokens):
+    grid.train()
+    hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in grid.modules())
+    patterns.scores(grid, tokens, TEMPLATES)
+    patterns.movement(grid, tokens, other_tokens)
+
+    def broken(rows):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        patterns.scores(grid, tokens, {"broken": broken})
+    after = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in grid.modules())
+    assert after == hooks
+    assert grid.training
+    assert torch.is_grad_enabled()
+
+
+def test_templates_by_hand():
+    assert patterns.row(2, 2).int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
+    assert patterns.column(2, 2, itself=False).int().tolist() == [
+        [0, 0, 1, 0],
+        [0, 0, 0, 1],
+        [1, 0, 0, 0],
+        [0, 1, 0, 0],
+    ]
+    assert patterns.row(2, 3, itself=False)[4].nonzero().flatten().tolist() == [3, 5]
+    assert patterns.previous(3, by=2).nonzero().tolist() == [[2, 0]]
+    assert patterns.constant(3, -1).int().tolist() == [[0, 0, 1]] * 3
+    marks = torch.tensor([[True, False], [False, True]])
+    assert patterns.marked(marks).int().tolist() == [[[1, 0], [1, 0]], [[0, 1], [0, 1]]]
+
+
+def test_plot_has_a_map_per_head(causal, tokens):
+    maps = patterns.attention(causal, tokens)
+    figure = maps.plot(labels=list("abcdef"), titles={(1, 2): "mine"})
+    assert len(figure.data) == 8
+    trace = figure.data[4 + 2]
+    np.testing.assert_allclose(np.array(trace.z, dtype=float), maps.of((1, 2)))
+    assert list(trace.x) == list(trace.y) == list("abcdef")
+    titles = [note.text for note in figure.layout.annotations]
+    assert titles == ["L0H0", "L0H1", "L0H2", "L0H3", "L1H0", "L1H1", "mine", "L1H3"]
+    assert figure.layout.coloraxis.cmin == 0
+    assert all(trace.coloraxis == "coloraxis" for trace in figure.data)
+    with pytest.raises(CircuitsError, match="5 labels for 6 positions"):
+        maps.plot(labels=list("abcde"))
+
+
+REFUSED = {
+    "templates: none": ({"templates": {}}, "no templates"),
+    "templates: numbers": (
+        {"templates": {"a": torch.ones(6, 6)}},
+        "expected bool .6, 6. or .8, 6, 6., got float32",
+    ),
+    "templates: shape": ({"templates": {"a": patterns.identity(5)}}, "got bool .5, 5."),
+    "templates: batch": ({"templates": {"a": torch.ones(2, 6, 6) > 0}}, "got bool .2, 6, 6."),
+    "templates: text": ({"templates": {"a": "row"}}, "a function of the tokens, got str"),
+    "templates: function": ({"templates": {"a": lambda rows: rows}}, "template 'a': .* got int64"),
+    "layers": ({"layers": 2}, "no layer 2: the model has layers 0-1"),
+    "queries": ({"queries": 6}, "no position 6"),
+    "mask": ({"queries": torch.ones(3, 6, dtype=torch.bool)}, r"here \[6\] or \[8, 6\]; got \[3, 6\]"),
+    "batch": ({"batch": [1, 2]}, "tokens have 8 examples, batch has 2"),
+    "chunk": ({"chunk": 0}, "chunk=0"),
+    "draws": ({"draws": 0}, "draws=0"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused(grid, tokens, name):
+    given, message = REFUSED[name]
+    with pytest.raises(CircuitsError, match=message):
+        patterns.scores(grid, tokens, **({"templates": {"a": patterns.identity(LENGTH)}} | given))
+
+
+def test_other_refusals(grid, tokens):
+    found = patterns.scores(grid, tokens, {"other": patterns.identity(LENGTH)})
+    with pytest.raises(CircuitsError, match="'other' is no name for a template here"):
+        patterns.classify(found)
+    with pytest.raises(CircuitsError, match="at least 2 rows"):
+        patterns.movement(grid, tokens[:1], tokens[:1])
+    with pytest.raises(CircuitsError, match=r"\[8, 6\] and \[8, 5\]"):
+        patterns.movement(grid, tokens, tokens[:, :5])
+    with pytest.raises(CircuitsError, match="no template 'x'; there are a"):
+        patterns.classify(patterns.scores(grid, tokens, {"a": patterns.identity(LENGTH)}), unless={"a": "x"})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"other": torch.zeros(8, 5, dtype=torch.long)}, "at least 2 rows; got"),
+        (
+            {"groups": torch.zeros(5, dtype=torch.long)},
+            r"groups are 6 whole numbers from 0; got \[5\] of int64",
+        ),
+        ({"before": torch.zeros(8)}, "before are 8 whole numbers from 0; got .* of float32"),
+        ({"after": -torch.ones(8, dtype=torch.long)}, "after are 8 whole numbers from 0"),
+        ({"after": torch.zeros(8, dtype=torch.long)}, "in 8 pairs nothing moves: before equals after"),
+    ],
+)
+def test_refusals_of_follow(grid, tokens, given, message):
+    usual = {"groups": GROUPS, "before": torch.zeros(8, dtype=torch.long), "other": tokens}
+    usual["after"] = usual["before"] + 1
+    with pytest.raises(CircuitsError, match=message):
+        patterns.follow(grid, tokens, **(usual | given))

@@ -1,0 +1,616 @@
+"""Probes against scikit-learn on the activations themselves, in float64; planted answers; what is kept of a stream."""
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LinearRegression, Ridge, RidgeClassifier
+from sklearn.metrics import accuracy_score, mean_squared_error, r2_score
+from sklearn.model_selection import GridSearchCV, PredefinedSplit
+
+from circuits import CircuitsError, ablate, cache, edit, intervene, patch, probe, run
+from circuits.model.surface import Surface
+from circuits.probe._fit import Recipe, Stream, fit
+from circuits.probe._least_squares import NormalEquations
+from circuits.probe._sites import read_spots
+from circuits.probe._split import read_entries
+from circuits.probe._targets import Target, read_targets
+
+N, HELD_OUT = 64, 16
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    return torch.randint(0, 11, (N, 6), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.fixture(scope="module")
+def hidden():
+    return torch.rand(N, 6, generator=torch.Generator().manual_seed(6)) < 0.3
+
+
+def noise(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def flat(activation, examples):
+    return activation[examples].flatten(2).flatten(0, 1).numpy()
+
+
+def fit_and_held_out(seed=0):
+    """The examples that `seed` draws."""
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(seed))
+    return order[HELD_OUT:].sort().values, order[:HELD_OUT].sort().values
+
+
+def value(frame, metric, **where):
+    rows = frame[frame["metric"] == metric]
+    for name, wanted in where.items():
+        rows = rows[rows[name] == wanted]
+    assert len(rows) == 1, rows
+    return float(rows["value"].iloc[0])
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("ridge", [None, 3.0])
+def test_regression_is_what_scikit_learn_fits(causal, inputs, hidden, intercept, ridge):
+    target = noise(N, 6, 3) + inputs[..., None] * torch.tensor([1.0, 0.0, 0.5]) + 2.0
+    splits = {"hidden": hidden, "observed": ~hidden}
+    sites = ["resid_post", "z", "mlp_post.1"]
+    found = probe.linear(
+        causal,
+        inputs,
+        target,
+        sites,
+        test=HELD_OUT,
+        intercept=intercept,
+        ridge=ridge,
+        splits=splits,
+        draws=20,
+    )
+    activations = cache(causal, inputs, sites)
+    train, test = fit_and_held_out()
+    assert len(found.weights) == 5
+    for (place, _), fitted in found.weights.items():
+        x, y = flat(activations[place], train), flat(target, train)
+        oracle = (
+            LinearRegression(fit_intercept=intercept)
+            if ridge is None
+            else Ridge(ridge, fit_intercept=intercept)
+        )
+        oracle.fit(x, y)
+        predicted = oracle.predict(flat(activations[place], test))
+        close = {"rtol": 1e-7, "atol": 1e-7 * np.abs(y).max()}
+        assert np.allclose(
+            fitted.predict(torch.from_numpy(flat(activations[place], test))), predicted, **close
+        )
+        # Singular values below the square root of the tolerance are left out here and kept there.
+        assert np.allclose(fitted.weight, oracle.coef_.T, rtol=1e-5, atol=1e-6)
+        assert np.allclose(fitted.intercept, oracle.intercept_, rtol=1e-5, atol=1e-6)
+        site, layer = place.split(".")
+        true = flat(target, test)
+        for split, inside in (("all", torch.ones_like(hidden)), *splits.items()):
+            chosen = inside[test].flatten().numpy()
+            where = {"site": site, "layer": int(layer), "split": split}
+            p, t = predicted[chosen], true[chosen]
+            assert value(found.frame, "mse", **where) == pytest.approx(mean_squared_error(t, p), rel=1e-7)
+            r2 = r2_score(t, p, multioutput="variance_weighted")
+            assert value(found.frame, "r2", **where) == pytest.approx(r2, rel=1e-6)
+            cosine = (p * t).sum(1) / np.linalg.norm(p, axis=1) / np.linalg.norm(t, axis=1)
+            assert value(found.frame, "cosine", **where) == pytest.approx(cosine.mean(), rel=1e-7)
+            assert value(found.frame, "abs_cosine", **where) == pytest.approx(np.abs(cosine).mean(), rel=1e-7)
+            assert set(found.frame[found.frame["split"] == split]["entries"]) == {int(chosen.sum())}
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_classification_is_least_squares_on_one_hot(causal, inputs, intercept):
+    classes = (inputs[:, :1] + inputs) % 5
+    kwargs = {"kind": "classification", "test": HELD_OUT, "intercept": intercept, "ridge": 0.5, "draws": 20}
+    found = probe.linear(causal, inputs, classes, **kwargs)
+    activations = cache(causal, inputs, "resid_post")
+    train, test = fit_and_held_out()
+    for layer in (0, 1):
+        x, y = flat(activations[f"resid_post.{layer}"], train), flat(classes[..., None], train)[:, 0]
+        fitted = found.weights[f"resid_post.{layer}", "target"]
+        one_hot = Ridge(0.5, fit_intercept=intercept).fit(x, np.eye(5)[y])
+        assert np.allclose(fitted.weight, one_hot.coef_.T, atol=1e-9)
+        held, true = flat(activations[f"resid_post.{layer}"], test), flat(classes[..., None], test)[:, 0]
+        predicted = one_hot.predict(held).argmax(1)
+        assert 0.2 < accuracy_score(true, predicted) < 1
+        assert value(found.frame, "accuracy", layer=layer) == pytest.approx(accuracy_score(true, predicted))
+        if intercept:
+            # Its targets are ±1, which is the same up to scale and shift.
+            same = RidgeClassifier(0.5).fit(x, y).predict(held)
+            assert value(found.frame, "accuracy", layer=layer) == pytest.approx(accuracy_score(true, same))
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_penalty_chosen_as_a_brute_force_over_the_folds_does(causal, inputs, intercept):
+    ridges, folds = (0.01, 1.0, 30.0, 1000.0), 4
+    planted = cache(causal, inputs, "resid_post.0")["resid_post.0"] @ noise(16, seed=2)
+    targets = {"weak": noise(N, 6, seed=1), "strong": planted + 0.1 * noise(N, 6)}
+    kwargs = {"test": HELD_OUT, "intercept": intercept, "ridge": ridges, "folds": folds, "draws": 20}
+    found = probe.linear(causal, inputs, targets, "resid_post.0", **kwargs)
+    entries = read_entries(inputs, None, None, HELD_OUT, folds, 0, False)
+    activation, of_row = cache(causal, inputs, "resid_post.0")["resid_post.0"], entries.fold[entries.fit]
+    assert of_row.bincount().tolist() == [12] * folds, "as many examples in each"
+    split = PredefinedSplit(of_row.repeat_interleave(6).numpy())
+    chosen = {}
+    for name, target in targets.items():
+        search = GridSearchCV(
+            Ridge(fit_intercept=intercept), {"alpha": ridges}, cv=split, scoring="neg_mean_squared_error"
+        )
+        search.fit(flat(activation, entries.fit), target[entries.fit].flatten().numpy())
+        errors = found.errors[found.errors["target"] == name]
+        assert errors["mse"].to_numpy() == pytest.approx(-search.cv_results_["mean_test_score"], rel=1e-8)
+        assert errors["ridge"].tolist() == list(ridges)
+        chosen[name] = found.weights["resid_post.0", name].ridge
+        assert chosen[name] == search.best_params_["alpha"]
+        assert np.allclose(
+            found.weights["resid_post.0", name].weight[:, 0], search.best_estimator_.coef_, atol=1e-8
+        )
+        assert set(found.frame[found.frame["target"] == name]["ridge"]) == {chosen[name]}
+    assert chosen["weak"] != chosen["strong"], "each target has its own"
+
+
+def test_folds_and_held_out_never_split_an_example(inputs):
+    for seed in range(5):
+        entries = read_entries(inputs, None, None, 0.3, 7, seed, False)
+        assert set(entries.fit.tolist()) | set(entries.held_out.tolist()) == set(range(N))
+        assert not set(entries.fit.tolist()) & set(entries.held_out.tolist())
+        assert len(entries.held_out) == round(0.3 * N)
+        # The fold is of the example; entries have it through their example only.
+        assert entries.fold.shape == (N,)
+        assert bool((entries.fold[entries.held_out] == -1).all())
+        sizes = entries.fold[entries.fit].bincount(minlength=7)
+        assert int(sizes.max() - sizes.min()) <= 1
+    other = read_entries(inputs, None, None, 0.3, 7, 9, False)
+    assert not torch.equal(other.held_out, entries.held_out)
+
+
+def test_no_entry_of_a_left_out_example_takes_part(causal, inputs):
+    """One vector and one number at all positions of an example: whoever has seen one entry knows the others."""
+    target = noise(N, seed=3)
+    same = edit("resid_pre.0", lambda x: x.mean(1, keepdim=True).expand_as(x))
+    kwargs = {"ridge": (1e-9, 1e-8), "folds": 4, "interventions": same, "draws": 20}
+    found = probe.linear(causal, inputs, target, "resid_pre.0", **kwargs)
+    assert (found.errors["mse"] > target.var().item()).all()
+
+
+def test_fewer_entries_than_dimensions_gives_the_map_of_least_norm(causal, inputs):
+    target = noise(N, 6, 2)
+    for positions, intercept in (([2], False), ([2], True)):
+        found = probe.linear(
+            causal,
+            inputs,
+            target,
+            "mlp_post.0",
+            test=range(20, N),
+            positions=positions,
+            intercept=intercept,
+            draws=20,
+        )
+        x = cache(causal, inputs, "mlp_post.0")["mlp_post.0"][:20, 2].numpy()
+        y = target[:20, 2].numpy()
+        mean_x, mean_y = (part.mean(0) * intercept for part in (x, y))
+        expected, _, rank, _ = np.linalg.lstsq(x - mean_x, y - mean_y, rcond=1e-6)
+        fitted = found.weights["mlp_post.0", "target"]
+        assert fitted.rank == rank <= 20 < x.shape[1]
+        assert np.allclose(fitted.weight, expected, atol=1e-8 * np.abs(expected).max())
+        assert set(found.frame["rank"]) == {rank}
+        assert set(found.frame["fit_n"]) == {20}
+
+
+def test_the_tolerance_keeps_what_is_above_rounding_and_drops_what_is_not():
+    """A dead feature, a copy, a direction of 1e-5 and one of 1e-10 of the largest."""
+    x = noise(500, 6)
+    x[:, 1] = 0
+    x[:, 2] = x[:, 0]
+    x[:, 3] *= 1e-5
+    x[:, 4] *= 1e-10
+    target = x @ noise(6, 1, seed=1)
+    sums = NormalEquations.empty(6, 1, x.device)
+    sums.add(x, 2.2e-16)
+    sums.add_numbers(slice(0, 1), x, target)
+    factored = sums.factored(False)
+    assert factored.rank == 3
+    weight, bias = factored.solve(0.0)
+    expected = np.linalg.lstsq(x.numpy(), target.numpy(), rcond=1e-7)[0]
+    assert np.allclose(weight, expected, atol=1e-5)
+    assert float(weight[1].abs()) < 1e-12
+    assert float(weight[0] - weight[2]) == pytest.approx(0, abs=1e-9)
+    assert not bool(bias.any())
+    # What came in a lower precision has more of it.
+    for eps, rank in ((1e-4, 2), (1e-6, 3)):
+        sums = NormalEquations.empty(6, 1, x.device)
+        sums.add(x, eps)
+        assert sums.factored(False).rank == rank
+
+
+def test_a_constant_feature_is_no_direction_where_there_is_an_intercept():
+    x = torch.cat([noise(300, 3), torch.full((300, 1), 1e3, dtype=torch.float64)], 1)
+    sums = NormalEquations.empty(4, 1, x.device)
+    sums.add(x, 2.2e-16)
+    sums.add_numbers(slice(0, 1), x, x[:, :1] + 5)
+    assert (sums.factored(True).rank, sums.factored(False).rank) == (3, 4)
+    weight, bias = sums.factored(True).solve(0.0)
+    assert torch.allclose(weight[:, 0], torch.tensor([1.0, 0, 0, 0], dtype=torch.float64), atol=1e-9)
+    assert float(bias) == pytest.approx(5)
+    assert float(sums.squared_error(weight, bias)) == pytest.approx(0, abs=1e-8)
+
+
+def test_a_planted_target_is_recovered_exactly(model, inputs):
+    """In each architecture and model class."""
+    weight, shift = noise(16, 3, seed=2), torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+    activations = cache(model, inputs, "resid_post")["resid_post.0"]
+    found = probe.linear(
+        model, inputs, activations @ weight + shift, "resid_post.0", intercept=True, draws=20
+    )
+    fitted = found.weights["resid_post.0", "target"]
+    assert value(found.frame, "r2") == pytest.approx(1, abs=1e-10)
+    assert value(found.frame, "mse") < 1e-16 * float(activations.square().mean())
+    assert value(found.frame, "cosine") == pytest.approx(1, abs=1e-12)
+    if fitted.rank == 16:
+        assert torch.allclose(fitted.weight, weight, atol=1e-7)
+    assert found.frame["selectivity"].max() > 0.9
+
+
+def test_each_head_alone_all_together_and_patterns(causal, inputs):
+    z, pattern = (cache(causal, inputs, site)[f"{site}.1"] for site in ("z", "pattern"))
+    weight = noise(4, 1, seed=2)
+    target = z[:, :, 2] @ weight
+    found = probe.linear(causal, inputs, target, "z", heads="1.0, 1.2", draws=20)
+    assert [key for key, _ in found.weights] == ["z.1.0", "z.1.2"]
+    assert value(found.frame, "r2", head=2) == pytest.approx(1, abs=1e-10)
+    assert value(found.frame, "r2", head=0) < 0.9
+    assert torch.allclose(found.weights["z.1.2", "target"].weight, weight, atol=1e-8)
+    whole = probe.linear(causal, inputs, target, "z.1", draws=20).weights["z.1", "target"].weight
+    assert torch.allclose(whole.unflatten(0, (4, 4))[2], weight, atol=1e-6)
+    rows = noise(6, 1, seed=4)
+    assert value(
+        probe.linear(causal, inputs, pattern[:, 3] @ rows, "pattern", heads="1.3", draws=20).frame, "r2"
+    ) == pytest.approx(1, abs=1e-10)
+    together = pattern.permute(0, 2, 1, 3).flatten(2) @ noise(24, 1, seed=4)
+    assert value(probe.linear(causal, inputs, together, "pattern.1", draws=20).frame, "r2") == pytest.approx(
+        1
+    )
+
+
+def test_positions_a_mask_and_a_probe_for_each(causal, inputs, hidden):
+    target = noise(N, 6, 1) + inputs[..., None]
+    activation = cache(causal, inputs, "resid_post.0")["resid_post.0"]
+    train, test = fit_and_held_out()
+
+    def expected(chosen):
+        x, y = (part[train][chosen[train]].numpy() for part in (activation, target))
+        oracle = LinearRegression(fit_intercept=False).fit(x, y)
+        x, y = (part[test][chosen[test]].numpy() for part in (activation, target))
+        return mean_squared_error(y, oracle.predict(x))
+
+    def at(*positions):
+        chosen = torch.zeros(N, 6, dtype=torch.bool)
+        chosen[:, list(positions)] = True
+        return chosen
+
+    for positions, chosen in (([1, -1], at(1, 5)), (hidden, hidden), (at(2)[0], at(2))):
+        found = probe.linear(
+            causal, inputs, target, "resid_post.0", positions=positions, test=HELD_OUT, draws=20
+        ).frame
+        assert value(found, "mse") == pytest.approx(expected(chosen), rel=1e-8)
+        assert set(found["entries"]) == {int(chosen[test].sum())}
+    found = probe.linear(
+        causal,
+        inputs,
+        target,
+        "resid_post.0",
+        positions=[1, 4],
+        per_position=True,
+        test=HELD_OUT,
+        splits={"hidden": hidden},
+        draws=20,
+    )
+    assert [place for place, _ in found.weights] == ["resid_post.0@1", "resid_post.0@4"]
+    for position in (1, 4):
+        where = {"position": position, "split": "all"}
+        assert value(found.frame, "mse", **where) == pytest.approx(expected(at(position)), rel=1e-8)
+        rows = found.frame[(found.frame["position"] == position) & (found.frame["split"] == "hidden")]
+        assert set(rows["entries"]) == {int(hidden[test][:, position].sum())}
+
+
+def test_a_target_per_example_is_the_same_at_all_its_positions(causal, inputs):
+    vectors = noise(N, 1, 3)
+    kwargs = {"draws": 20, "splits": {"first": torch.arange(6) == 0}}
+    one = probe.linear(causal, inputs, vectors, **kwargs)
+    same = probe.linear(causal, inputs, vectors.expand(N, 6, 3), **kwargs)
+    assert one.frame.equals(same.frame)
+    numbers = noise(N)
+    scalar = probe.linear(causal, inputs, numbers, **kwargs).frame
+    assert scalar.equals(probe.linear(causal, inputs, numbers[:, None].expand(N, 6), **kwargs).frame)
+    assert set(scalar["metric"]) == {"mse", "r2"}
+
+
+def test_a_zero_vector_has_no_cosine(causal, inputs):
+    target = noise(N, 6, 2) + 1
+    target[:, 3:] = 0
+    found = probe.linear(causal, inputs, target, "resid_post.0", test=HELD_OUT, draws=20)
+    _, test = fit_and_held_out()
+    activation = cache(causal, inputs, "resid_post.0")["resid_post.0"]
+    p = found.weights["resid_post.0", "target"].predict(activation[test][:, :3]).flatten(0, 1)
+    t = target[test][:, :3].flatten(0, 1)
+    cosine = torch.nn.functional.cosine_similarity(p, t)
+    assert value(found.frame, "cosine") == pytest.approx(cosine.mean().item(), rel=1e-9)
+    assert value(found.frame, "abs_cosine") == pytest.approx(cosine.abs().mean().item(), rel=1e-9)
+    assert value(found.frame, "cosine") < value(found.frame, "abs_cosine")
+    nothing = probe.linear(causal, inputs, torch.zeros(N, 6, 2), "resid_post.0", draws=20).frame
+    assert nothing[nothing["metric"].isin(["cosine", "abs_cosine", "r2"])]["value"].isna().all()
+    assert value(nothing, "mse") == 0
+
+
+def test_a_target_that_is_not_there_is_not_found(causal):
+    """512 examples to fit 16 numbers by: an R² beyond 3·16/512 either way would be found where nothing is."""
+    inputs = torch.randint(0, 11, (1024, 6), generator=torch.Generator().manual_seed(8))
+    targets = {
+        "noise": noise(1024, 6, 4),
+        "classes": torch.randint(0, 4, (1024, 6), generator=torch.Generator().manual_seed(1)),
+    }
+    found = probe.linear(
+        causal, inputs, targets, kind={"classes": "classification"}, test=0.5, intercept=True, shuffles=3
+    ).frame
+    allowed = 3 * 16 / 512
+    nothing = found[found["metric"] == "r2"]
+    assert (nothing["value"].abs() < allowed).all()
+    assert (nothing["selectivity"].abs() < allowed).all()
+    guesses = found[found["metric"] == "accuracy"]
+    assert (abs(guesses["value"] - 0.25) < allowed).all()
+    assert (guesses["selectivity"].abs() < allowed).all()
+    for name in ("value", "shuffled"):
+        assert (found[found["metric"] == "mse"][name] < 1 + 2 * allowed).all()
+    # There is a real one to be found by the same call.
+    real = probe.linear(causal, inputs, inputs % 4, kind="classification", test=0.5, intercept=True).frame
+    assert (real["selectivity_ci_low"] > 0.2).all()
+
+
+def test_the_shuffled_control_is_a_probe_of_exchanged_targets(causal, inputs):
+    target = noise(N, 6, 2) + inputs[..., None]
+    found = probe.linear(causal, inputs, target, "resid_post.0", test=HELD_OUT, seed=4, draws=20)
+    train, test = fit_and_held_out(seed=4)
+    activation = cache(causal, inputs, "resid_post.0")["resid_post.0"]
+    (read,) = read_targets(target, "regression", inputs)
+    seeds = np.random.SeedSequence([4, 3]).generate_state(1, np.uint64) >> 1
+    order = read.shuffled([train, test], int(seeds[0])).order
+    for group in (train, test):
+        assert sorted(order[group].tolist()) == group.tolist(), "nothing crosses between fit and held out"
+        assert not bool((order[group] == group).any()), "nobody keeps its own"
+    oracle = LinearRegression(fit_intercept=False).fit(flat(activation, train), flat(target[order], train))
+    error = mean_squared_error(flat(target[order], test), oracle.predict(flat(activation, test)))
+    row = found.frame[found.frame["metric"] == "mse"].iloc[0]
+    assert row["shuffled"] == pytest.approx(error, rel=1e-8)
+    assert row["selectivity"] == pytest.approx(row["value"] - error, rel=1e-8)
+    several = probe.linear(
+        causal, inputs, target, "resid_post.0", test=HELD_OUT, seed=4, shuffles=3, draws=20
+    ).frame
+    assert several["shuffled"].iloc[0] != row["shuffled"]
+    assert several["value"].iloc[0] == pytest.approx(row["value"], rel=1e-12)
+    without = probe.linear(
+        causal, inputs, target, "resid_post.0", test=HELD_OUT, seed=4, shuffles=0, draws=20
+    ).frame
+    assert without[["shuffled", "selectivity", "selectivity_ci_low"]].isna().all().all()
+    assert without["value"].iloc[0] == pytest.approx(row["value"], rel=1e-12)
+
+
+def test_the_untrained_control_is_the_same_probe_on_that_model(causal, make_model, family, inputs):
+    other = make_model(seed=9, family=family)
+    target = noise(N, 6, 2) + inputs[..., None]
+    found = probe.linear(causal, inputs, target, untrained=other, ridge=(0.1, 10.0), draws=20).frame
+    alone = probe.linear(other, inputs, target, ridge=(0.1, 10.0), draws=20).frame
+    assert found["untrained"].tolist() == pytest.approx(alone["value"].tolist(), rel=1e-12)
+    assert (found["over_untrained"] == found["value"] - found["untrained"]).all()
+    assert (found["untrained"] != found["value"]).all()
+    none = probe.linear(causal, inputs, target, draws=20).frame
+    assert none[["untrained", "over_untrained", "over_untrained_ci_high"]].isna().all().all()
+    same = probe.linear(causal, inputs, target, untrained=causal, shuffles=0, draws=20).frame
+    assert (same[["over_untrained", "over_untrained_ci_low", "over_untrained_ci_high"]] == 0).all().all()
+
+
+def test_intervals_are_bootstrap_over_held_out_examples_and_differences_are_paired(causal, inputs):
+    target = noise(N, 6) + inputs
+    found = probe.linear(causal, inputs, target, "resid_post.0", test=HELD_OUT, seed=2, draws=400)
+    _, test = fit_and_held_out(seed=2)
+    p = found.weights["resid_post.0", "target"].predict(
+        cache(causal, inputs, "resid_post.0")["resid_post.0"]
+    )[test]
+    error = (p[..., 0] - target[test]).square().mean(1).numpy()
+    weights = np.random.default_rng([2, 1]).multinomial(HELD_OUT, np.full(HELD_OUT, 1 / HELD_OUT), size=400)
+    row = found.frame[found.frame["metric"] == "mse"].iloc[0]
+    bounds = np.quantile(weights @ error / HELD_OUT, [0.025, 0.975])
+    assert (row["ci_low"], row["ci_high"]) == pytest.approx(tuple(bounds), rel=1e-9)
+    assert row["ci_low"] < row["value"] < row["ci_high"]
+    assert (row["n"], row["fit_n"]) == (HELD_OUT, N - HELD_OUT)
+
+
+def test_edits_are_in_force_but_not_in_the_untrained_model(causal, make_model, family, inputs, hidden):
+    """Also edits that hold something for each example, and clean passes of their own, under any chunk size."""
+    other = make_model(seed=9, family=family)
+    source = inputs.flip(0)
+    target = noise(N, 6) + inputs
+    edits = (
+        ablate.resample("0.1", source=inputs, seed=1),
+        patch.activations("mlp_out.0", source=source, positions=hidden),
+        edit("resid_post.0", lambda x: 2 * x),
+    )
+    _, activations = run(causal, inputs, *edits, cache=["resid_post"])
+    train, test = fit_and_held_out()
+    oracle = LinearRegression(fit_intercept=False)
+    x = activations["resid_post.1"]
+    oracle.fit(flat(x, train), flat(target[..., None], train))
+    expected = mean_squared_error(flat(target[..., None], test), oracle.predict(flat(x, test)))
+    kwargs = {"test": HELD_OUT, "draws": 20, "untrained": other}
+    plain = probe.linear(causal, inputs, target, **kwargs).frame
+    for chunk in ("auto", 30):
+        found = probe.linear(causal, inputs, target, interventions=edits, chunk=chunk, **kwargs).frame
+        assert value(found, "mse", layer=1) == pytest.approx(expected, rel=1e-8)
+        assert (found["untrained"] == plain["untrained"]).all() or chunk == 30
+    assert value(plain, "mse", layer=1) != pytest.approx(expected, rel=1e-3)
+    with intervene(causal, *edits):
+        inside = probe.linear(causal, inputs, target, **kwargs).frame
+    assert value(inside, "mse", layer=1) == pytest.approx(expected, rel=1e-8)
+    one = probe.linear(causal, inputs, target, interventions=edits[2], **kwargs).frame
+    assert value(one, "mse", layer=1) != value(plain, "mse", layer=1)
+
+
+@pytest.mark.parametrize("chunk", [1, 13, 30, 6 * N])
+def test_chunks_are_the_whole_batch(causal, inputs, hidden, chunk):
+    targets = {"vector": noise(N, 6, 3) + inputs[..., None], "class": inputs % 3}
+    kwargs = {
+        "kind": {"class": "classification"},
+        "ridge": (0.1, 1.0),
+        "intercept": True,
+        "positions": ~hidden,
+        "splits": {"first": torch.arange(6) < 2},
+        "draws": 50,
+    }
+    sites = ["resid_pre", "pos_embed", "mlp_pre.1"]
+    whole = probe.linear(causal, inputs, targets, sites, chunk=6 * N, **kwargs)
+    parts = probe.linear(causal, inputs, targets, sites, chunk=chunk, **kwargs)
+    numeric = whole.frame.select_dtypes("number").columns
+    left, right = (found.frame[numeric].to_numpy(dtype=float, na_value=np.nan) for found in (whole, parts))
+    assert np.allclose(left, right, rtol=1e-9, atol=1e-10, equal_nan=True)
+    for key, fitted in whole.weights.items():
+        assert torch.allclose(fitted.weight, parts.weights[key].weight, rtol=1e-9, atol=1e-9)
+
+
+def test_one_pass_to_fit_and_one_to_score_whatever_is_asked(causal, inputs):
+    runs = []
+    handle = causal.register_forward_pre_hook(lambda module, args: runs.append(len(args[0])))
+    many = {str(index): noise(N, 6, seed=index) for index in range(5)}
+    sites = ["resid_pre", "z", "mlp_post", "pattern"]
+    probe.linear(causal, inputs, many, sites, ridge=(0.1, 1.0), shuffles=3, chunk=6 * 16, draws=20)
+    handle.remove()
+    assert sum(runs) == 2 * N
+    runs.clear()
+    handle = causal.register_forward_pre_hook(lambda module, args: runs.append(len(args[0])))
+    # Chunks without any example that is asked for are not run.
+    probe.linear(causal, inputs, many, sites, chunk=6 * 16, test=slice(48, None), draws=20)
+    handle.remove()
+    assert sum(runs) == N
+
+
+def test_what_is_kept_does_not_grow_with_the_examples(causal):
+    """Memory behind tensors that were not there before the pass, as its last chunk begins."""
+
+    def storages():
+        tensors = [x for x in gc.get_objects() if type(x) is torch.Tensor and x.layout == torch.strided]
+        return {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+
+    held = {}
+    for count in (64, 512):
+        inputs = torch.randint(0, 11, (count, 6), generator=torch.Generator().manual_seed(1))
+        target = read_targets(noise(count, 6, 2), "regression", inputs)
+        surface = Surface.of(causal)
+        spots = read_spots(surface, ["resid_post", "mlp_post"], None, None)
+        held_out = torch.arange(count) % 4 == 0
+        stream = Stream(surface, inputs, read_entries(inputs, None, None, held_out, 3, 0, False), 16)
+        calls, found, before = [], [], storages()
+
+        def listen(module, args, calls=calls, found=found, before=before, last=count // 16):
+            calls.append(1)
+            if len(calls) == last:
+                found.append(sum(size for at, size in storages().items() if at not in before))
+
+        handle = causal.register_forward_pre_hook(listen)
+        fit(stream, spots, target, Recipe(True, (0.1, 1.0), 3))
+        handle.remove()
+        (held[count],) = found
+        del inputs, target, stream
+    # A chunk's activations at the four spots are 16 · 6 · 80 numbers; an example more costs one boolean.
+    assert held[512] <= held[64] + 512
+    assert held[64] > 3 * 2 * (16**2 + 24**2) * 8, "the sums themselves were seen"
+
+
+def test_the_model_is_as_it_was(causal, make_model, family, inputs):
+    other = make_model(seed=9, family=family)
+    state = {name: value.clone() for name, value in causal.state_dict().items()}
+    hooks = [sum(len(module._forward_hooks) for module in one.modules()) for one in (causal, other)]
+    causal.train()
+    with pytest.raises(CircuitsError, match="not finite"):
+        probe.linear(causal, inputs, noise(N), "scores", untrained=other)
+    probe.linear(causal, inputs, noise(N), untrained=other, interventions=ablate.zero("0.1"), draws=20)
+    assert [sum(len(module._forward_hooks) for module in one.modules()) for one in (causal, other)] == hooks
+    assert causal.training
+    assert all(torch.equal(value, state[name]) for name, value in causal.state_dict().items())
+    assert not any(value.grad is not None for value in causal.parameters())
+
+
+def test_seeds(causal, inputs):
+    target = noise(N, 6)
+    one, same, other = (
+        probe.linear(causal, inputs, target, ridge=(0.1, 1.0), seed=seed, draws=20).frame
+        for seed in (0, 0, 1)
+    )
+    assert one.equals(same)
+    assert not one["value"].equals(other["value"])
+
+
+def test_ways_to_hold_out(causal, inputs):
+    target = noise(N, 6) + inputs
+    last = torch.arange(N) >= 48
+    frames = [
+        probe.linear(causal, inputs, target, test=test, draws=20).frame
+        for test in (slice(48, None), last, list(range(48, N)), last.numpy(), torch.arange(48, N))
+    ]
+    assert all(frame.equals(frames[0]) for frame in frames)
+    assert set(probe.linear(causal, inputs, target, test=0.25, draws=20).frame["n"]) == {16}
+
+
+def test_half_precision_is_summed_in_double(make_model, inputs):
+    """Activations of bfloat16 as they are, fitted as scikit-learn fits them in float64."""
+    model = make_model().to(torch.bfloat16)
+    activation = cache(model, inputs, "resid_post.1")["resid_post.1"].double()
+    target = inputs.double() + noise(N, 6)
+    found = probe.linear(model, inputs, target, "resid_post.1", test=HELD_OUT, draws=20).frame
+    train, test = fit_and_held_out()
+    oracle = LinearRegression(fit_intercept=False).fit(
+        flat(activation, train), target[train].flatten().numpy()
+    )
+    error = mean_squared_error(target[test].flatten().numpy(), oracle.predict(flat(activation, test)))
+    assert value(found, "mse") == pytest.approx(error, rel=1e-8)
+
+
+def test_the_figure_has_a_band_a_line_and_both_controls_in_each_panel(
+    causal, make_model, family, inputs, hidden
+):
+    targets = {"numbers": noise(N, 6, 2), "classes": inputs % 3}
+    found = probe.linear(
+        causal,
+        inputs,
+        targets,
+        kind={"classes": "classification"},
+        untrained=make_model(seed=3, family=family),
+        splits={"hidden": hidden},
+        draws=20,
+    )
+    figure = found.plot()
+    *drawn, dotted, dashed = figure.data
+    assert [(key.name, key.line.dash) for key in (dotted, dashed)] == [
+        ("shuffled", "dot"),
+        ("untrained", "dash"),
+    ]
+    dashes = [trace.line.dash for trace in drawn]
+    # (mse, r2, cosine, abs_cosine of the numbers, accuracy of the classes) × (all, hidden)
+    assert (dashes.count("dot"), dashes.count("dash")) == (10, 10)
+    rows = found.frame[(found.frame["metric"] == "mse") & (found.frame["split"] == "hidden")]
+    line = next(t for t in figure.data if t.mode == "lines+markers" and list(t.y) == rows["value"].tolist())
+    assert (list(line.x), line.name) == (["0", "1"], "hidden entries")
+    assert [t.name for t in drawn if t.showlegend] == ["all entries", "hidden entries"]
+    titles = ["numbers: mse", "numbers: r2", "numbers: cosine", "numbers: abs_cosine", "classes: accuracy"]
+    assert [note.text for note in figure.layout.annotations] == titles
+    assert len(found.plot("accuracy").data) == 10 + 2
+    with pytest.raises(CircuitsError, match="no metric 'loss'; it has mse, r2, cosine, abs_cosine, accuracy"):
+        found.plot("loss")
+
+
+def test_targets_are_values_not_views(inputs):
+    (target,) = read_targets(noise(N, 6, 2), "regression", inputs)
+    assert isinstance(target, Target)
+    assert target.take(torch.tensor([3]), slice(2, 3), torch.tensor([[True]])).shape == (1, 2)

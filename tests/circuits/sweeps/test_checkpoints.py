@@ -1,0 +1,217 @@
+"""The same variants at several checkpoints, in one call and one table."""
+
+import copy
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from circuits import CircuitsError, ablate, intervene, patch, permute, run, sweep, transplant
+from circuits.model.surface import Surface
+from circuits.statistics import holm
+
+NUMBERS = ["value", "ci_low", "ci_high", "baseline", "effect", "effect_ci_low", "effect_ci_high", "p_value"]
+SAME = ["variant", "draw", "site", "layer", "head", "metric", "n", "engine", "null_effect"]
+FEW = {"draws": 30, "flips": 30}
+
+
+def metric(output):
+    return {"last": output[:, -1].square().sum(-1), "first": output[:, 0, 0]}
+
+
+def variants(tokens, other_tokens, donor):
+    return {
+        "mean": ablate.mean("1.0-1", reference=other_tokens),
+        "both": (transplant.weights(donor, "mlp"), ablate.zero("0.1")),
+        "places": permute.draws(2),
+        "path": patch.path("0.1", "1.2", other_tokens),
+    }
+
+
+@pytest.fixture
+def three(family, make_model):
+    """Three checkpoints of one run: settings alike, weights not."""
+    return {label: make_model(seed, family=family) for seed, label in enumerate(("4000", "14000", "50000"))}
+
+
+def footprint(model):
+    # Hashes: pytest takes minutes to show how two long byte strings differ.
+    return [
+        (id(p), p.data_ptr(), hashlib.sha256(p.detach().numpy().tobytes()).hexdigest())
+        for p in model.parameters()
+    ]
+
+
+def test_each_checkpoint_is_what_a_sweep_of_that_model_alone_gives(three, tokens, other_tokens):
+    donor = next(iter(three.values()))
+    given = variants(tokens, other_tokens, donor)
+    model = copy.deepcopy(donor)
+    before = footprint(model)
+    states = {label: one.state_dict() for label, one in three.items()}
+    from_models, from_states = (
+        sweep(model, tokens, given, metric=metric, checkpoints=checkpoints, chunk=30, **FEW)
+        for checkpoints in (three, states)
+    )
+    assert footprint(model) == before
+    assert list(dict.fromkeys(from_models.frame["checkpoint"])) == ["4000", "14000", "50000"]
+    for label, checkpoint in three.items():
+        alone = sweep(checkpoint, tokens, given, metric=metric, chunk=30, **FEW)
+        for together in (from_models, from_states):
+            rows = together.frame[together.frame["checkpoint"] == label].reset_index(drop=True)
+            for column in NUMBERS:
+                np.testing.assert_allclose(rows[column], alone.frame[column], rtol=1e-9, atol=1e-10)
+            for column in SAME:
+                assert rows[column].equals(alone.frame[column]), column
+            clean = together.baseline[together.baseline["checkpoint"] == label]
+            np.testing.assert_allclose(clean["value"], alone.baseline["value"], rtol=1e-11)
+    values = from_models.frame[from_models.frame["variant"] == "mean"]["value"]
+    assert values.nunique() == 6
+    # Holm over the whole grid: all variants, metrics and checkpoints.
+    np.testing.assert_array_equal(
+        from_models.frame["p_adjusted"], holm(from_models.frame["p_value"].to_numpy(dtype=float))
+    )
+    assert from_models.frame["p_value"].notna().sum() == 4 * 2 * 3
+
+
+def test_clean_passes_are_those_of_each_checkpoint(three, tokens, other_tokens):
+    """A reference fetched once for all would be that of the first."""
+    result = sweep(
+        three["50000"],
+        tokens,
+        {"mean": ablate.mean("all", reference=other_tokens)},
+        metric=lambda o: o[:, -1, 0],
+        checkpoints={label: model.state_dict() for label, model in three.items()},
+    )
+    for row, model in zip(result.frame["value"], three.values(), strict=True):
+        expected = run(model, tokens, ablate.mean("all", reference=other_tokens))[:, -1, 0].mean()
+        np.testing.assert_allclose(row, expected, rtol=1e-12)
+
+
+def test_an_iterator_is_read_as_it_goes(three, tokens):
+    """Checkpoints of one run need not all be in memory."""
+    alive = []
+
+    def states():
+        for label, model in three.items():
+            alive.append(label)
+            yield int(label), model.state_dict()
+
+    runs = []
+    model = copy.deepcopy(three["4000"])
+    handle = Surface.of(model).on_run(lambda args, kwargs: runs.append(len(alive)))
+    result = sweep(model, tokens, {"zero": ablate.zero("0.1")}, metric=metric, **FEW, checkpoints=states())
+    handle.remove()
+    assert runs == [1, 1, 2, 2, 3, 3]
+    assert result.frame["checkpoint"].tolist() == ["4000"] * 2 + ["14000"] * 2 + ["50000"] * 2
+    pairs = sweep(
+        model, tokens, {"zero": ablate.zero("0.1")}, metric=metric, **FEW, checkpoints=list(three.items())
+    )
+    np.testing.assert_allclose(pairs.frame["value"], result.frame["value"], rtol=1e-11)
+
+
+def test_a_state_dict_of_parameters_alone_and_of_another_dtype(three, tokens):
+    model, other = three["4000"], three["50000"]
+    bare = {name: value.detach().float() for name, value in Surface.of(other).named_weights().items()}
+    rounded = copy.deepcopy(other)
+    for weight in rounded.parameters():
+        weight.data = weight.data.float().double()
+    found = sweep(model, tokens, {"zero": ablate.zero("0.1")}, metric=metric, **FEW, checkpoints={"a": bare})
+    expected = sweep(rounded, tokens, {"zero": ablate.zero("0.1")}, metric=metric)
+    np.testing.assert_allclose(found.frame["value"], expected.frame["value"], rtol=1e-11)
+
+
+def test_the_models_own_state_dict_is_a_checkpoint(three, tokens):
+    """It lies in the memory that other checkpoints are copied into, and is itself again when its turn comes."""
+    model = three["4000"]
+    expected = sweep(model, tokens, {"zero": ablate.zero("0.1")}, metric=metric).frame["value"].tolist()
+    assert (
+        expected
+        != sweep(three["50000"], tokens, {"zero": ablate.zero("0.1")}, metric=metric).frame["value"].tolist()
+    )
+    given = {"other": three["50000"].state_dict(), "own": model.state_dict(), "own again": model.state_dict()}
+    result = sweep(model, tokens, {"zero": ablate.zero("0.1")}, metric=metric, **FEW, checkpoints=given)
+    np.testing.assert_allclose(result.frame["value"][2:], expected * 2, rtol=1e-11)
+
+
+def test_weights_are_back_after_an_exception(three, tokens):
+    model, states = three["4000"], {label: one.state_dict() for label, one in three.items()}
+    before = footprint(model)
+    for error in (RuntimeError("mine"), KeyboardInterrupt()):
+        outputs = iter(range(9))
+
+        def fails(output, outputs=outputs, error=error):
+            if next(outputs) == 3:
+                raise error
+            return output[:, -1, 0]
+
+        with pytest.raises(type(error)):
+            sweep(model, tokens, {"zero": ablate.zero("0.1")}, metric=fails, checkpoints=states)
+        assert next(outputs) == 4
+        assert footprint(model) == before
+
+
+def test_what_does_not_fit_is_refused_before_any_run(three, tokens, make_model, family):
+    model, good = three["4000"], three["14000"].state_dict()
+    name = next(iter(Surface.of(model).named_weights()))
+    missing = {key: value for key, value in good.items() if key != name}
+    deeper = make_model(family=family, n_layers=3).state_dict()
+    for wrong, message in (
+        (missing, rf"checkpoint b: the model has {name} \[.*\], the state_dict has none"),
+        (
+            {**good, name: good[name][:3]},
+            rf"checkpoint b: the model has {name} \[.*\], the state_dict has \[3",
+        ),
+        (deeper, r"checkpoint b: the state_dict has blocks\.2\..*, the model has not"),
+        ({**good, "head.weight": torch.zeros(2)}, r"the state_dict has head\.weight, the model has not"),
+        ({}, "the state_dict has none"),
+        ("model.pt", "checkpoint b: expected a model or a state_dict, got str"),
+        (torch.nn.Linear(2, 2), "Linear is not a hooked transformer"),
+    ):
+        handle = Surface.of(model).on_run(lambda args, kwargs: pytest.fail("the model was run"))
+        with pytest.raises(CircuitsError, match=message) as caught:
+            sweep(model, tokens, {"zero": ablate.zero("0.1")}, checkpoints={"a": good, "b": wrong})
+        handle.remove()
+        assert "\n" not in str(caught.value)
+    for given, message in (
+        ({}, "no checkpoints; give a dict"),
+        (iter([]), "no checkpoints"),
+        ("run@last", "checkpoints: give a dict of labels and models or state_dicts"),
+        (3, "checkpoints: give a dict"),
+        ([good], r"give pairs \(label, model\), got"),
+    ):
+        with pytest.raises(CircuitsError, match=message):
+            sweep(model, tokens, {"zero": ablate.zero("0.1")}, checkpoints=given)
+
+
+def test_a_buffer_that_differs_is_refused(hooked_only, make_model, tokens):
+    """A causal mask is no parameter and is not exchanged."""
+    model = make_model(family=hooked_only)
+    state = {**model.state_dict(), "blocks.0.attn.mask": torch.ones(6, 6, dtype=torch.bool)}
+    with pytest.raises(
+        CircuitsError, match=r"blocks\.0\.attn\.mask differs from the model's, and is no parameter"
+    ):
+        sweep(model, tokens, {"zero": ablate.zero("0.1")}, checkpoints={"a": state})
+
+
+def test_state_dicts_inside_a_block_that_replaced_weights(three, tokens):
+    """They would undo the transplant, and clean passes would see neither."""
+    model, donor = three["4000"], three["50000"]
+    states = {"b": three["14000"].state_dict()}
+    before = footprint(model)
+    with intervene(model, transplant.weights(donor, "mlp")):
+        with pytest.raises(CircuitsError, match="a block around this sweep has replaced weights") as caught:
+            sweep(model, tokens, {"zero": ablate.zero("0.1")}, checkpoints=states)
+        model(tokens)
+    assert "\n" not in str(caught.value)
+    assert footprint(model) == before
+    with intervene(model, ablate.zero("0.2")):
+        inside = sweep(model, tokens, {"zero": ablate.zero("0.1")}, metric=metric, **FEW, checkpoints=states)
+    expected = metric(run(three["14000"], tokens, ablate.zero("0.2"), ablate.zero("0.1")))["last"].mean()
+    np.testing.assert_allclose(inside.frame["value"][0], expected, rtol=1e-12)
+
+
+def test_the_same_label_twice_is_refused(three, tokens):
+    pairs = [("a", three["4000"]), ("a", three["50000"])]
+    with pytest.raises(CircuitsError, match="two checkpoints are called 'a'"):
+        sweep(three["4000"], tokens, {"zero": ablate.zero("0.1")}, checkpoints=pairs)

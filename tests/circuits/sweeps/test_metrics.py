@@ -1,0 +1,323 @@
+import functools
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from circuits import CircuitsError, ablate, compare, logit_difference, patch, run, sweep
+from circuits.sweeps.metrics import metric_name, read_metric, read_values, unedited_metrics
+
+
+def test_the_three_shapes_of_a_result():
+    value, (total, count) = torch.tensor([1.0, 2.0]), (torch.tensor([3.0, 0.0]), torch.tensor([2, 0]))
+    found = read_values({"a": value, "b": (total, count)}, "metric", 2, "x")
+    np.testing.assert_array_equal(found["a"], [[1, 2], [1, 1]])
+    np.testing.assert_array_equal(found["b"], [[3, 0], [2, 0]])
+    assert found["b"][0].dtype == np.float64
+    assert list(read_values(value, "loss", 2, "x")) == ["loss"]
+    np.testing.assert_array_equal(
+        read_values(torch.tensor([True, False]), "a", 2, "x")["a"], [[1, 0], [1, 1]]
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.tensor(1.0), r"returned \[\] for 2 examples"),
+        (torch.zeros(3), r"returned \[3\] for 2 examples"),
+        (torch.zeros(2, 1), r"returned \[2, 1\]"),
+        (1.5, "returned float"),
+        ((torch.zeros(2), torch.zeros(1)), r"returned \[1\]"),
+        ((torch.zeros(2), torch.zeros(2), torch.zeros(2)), "returned tuple"),
+        (torch.tensor([1.0, float("nan")]), "not finite for 1 of 2.*count of 0"),
+        ((torch.tensor([1.0, float("inf")]), torch.ones(2)), "not finite"),
+        ((torch.ones(2), torch.tensor([1.0, -1.0])), "negative"),
+        ({}, "empty dict"),
+    ],
+)
+def test_other_results_are_refused(value, message):
+    with pytest.raises(CircuitsError, match=message) as caught:
+        read_values(value, "loss", 2, "variant 'x'")
+    assert "\n" not in str(caught.value)
+
+
+def test_how_it_can_be_called_is_checked_first():
+    read_metric(lambda output: output, has_batch=False)
+    read_metric(lambda output, batch: output, has_batch=True)
+    read_metric(functools.partial(lambda output, batch: output, batch=3), has_batch=False)
+    with pytest.raises(CircuitsError, match="pass batch="):
+        read_metric(lambda output, batch: output, has_batch=False)
+    with pytest.raises(CircuitsError, match=r"cannot be called with \(output, batch\)"):
+        read_metric(lambda output: output, has_batch=True)
+    with pytest.raises(CircuitsError, match="function"):
+        read_metric("accuracy", has_batch=False)
+    assert metric_name(lambda output: output) == "metric"
+
+
+def test_distance_from_the_unedited_output():
+    generator = torch.Generator().manual_seed(0)
+    clean, edited = torch.randn(2, 3, 4, 5, dtype=torch.float64, generator=generator)
+    found = unedited_metrics(edited, clean)
+    kl = torch.nn.functional.kl_div(
+        edited.log_softmax(-1), clean.log_softmax(-1), reduction="none", log_target=True
+    )
+    torch.testing.assert_close(found["kl"][0] / found["kl"][1], kl.sum(-1).mean(-1))
+    torch.testing.assert_close(found["mse"][0] / found["mse"][1], (edited - clean).square().mean((1, 2)))
+    assert list(unedited_metrics(edited[..., :1], clean[..., :1])) == ["mse"]
+
+
+def test_a_class_ruled_out_in_the_unedited_model_has_no_part_in_kl():
+    clean = torch.tensor([[[0.0, 1.0, -torch.inf]]])
+    kl = unedited_metrics(clean.clone() + torch.tensor([1.0, 0.0, 0.0]), clean)["kl"][0]
+    assert bool((kl > 0.1).all())
+    assert bool(kl.isfinite().all())
+
+
+def test_infinite_logits_are_compared_where_they_move(family, make_model, tokens):
+    """A bias of minus infinity rules a token out, before and after the edit."""
+    model = make_model(family=family)
+    model.add_hook("unembed.hook_out", _rule_out)
+    clean, edited = run(model, tokens), run(model, tokens, ablate.zero("0.1"))
+    assert bool(clean[..., 4].isneginf().all())
+    frame = sweep(model, tokens, {"zero": ablate.zero("0.1")}).frame.set_index("metric")
+    rest = [token for token in range(11) if token != 4]
+    p, q = (logits[..., rest].softmax(-1) for logits in (clean, edited))
+    np.testing.assert_allclose(frame["value"]["kl"], (p * (p / q).log()).sum(-1).mean())
+    np.testing.assert_allclose(
+        frame["value"]["mse"], (clean - edited)[..., rest].square().sum(-1).mean() / 11
+    )
+
+
+def _rule_out(logits, hook):
+    logits[..., 4] = -torch.inf
+    return logits
+
+
+def test_first_choice_minus_second_by_hand():
+    clean = torch.tensor([[[3.0, 1.0, 2.0], [0.0, 5.0, 4.0]]])
+    edited = torch.tensor([[[1.0, 9.0, 4.0], [7.0, 2.0, 2.5]]])
+    total, count = unedited_metrics(edited, clean)["logit_diff"]
+    # Position 0: token 0 before token 2; position 1: token 1 before token 2.
+    assert total.tolist() == [(1 - 4) + (2 - 2.5)]
+    assert count.tolist() == [2]
+
+
+def test_logit_difference_of_given_answers():
+    output = torch.arange(24.0).reshape(2, 3, 4) ** 2
+    answers = torch.tensor([[1, 0], [2, 3]])
+    assert logit_difference(output, answers).tolist() == [9.0**2 - 8.0**2, 22.0**2 - 23.0**2]
+    assert logit_difference(output, answers.numpy(), position=0).tolist() == [1.0 - 0.0, 14.0**2 - 15.0**2]
+    for given, position, message in (
+        (answers[0], -1, r"answers are \[n 2\] = \(right, wrong\) ids, got \[2\]"),
+        (answers.double(), -1, "float64"),
+        (answers + 2, -1, "answers are ids of 0-3, got 2-5"),
+        (answers, 3, r"no position 3 in an output \[2, 3, 4\]"),
+    ):
+        with pytest.raises(CircuitsError, match=message) as caught:
+            logit_difference(output, given, position)
+        assert "\n" not in str(caught.value)
+
+
+def test_logit_difference_in_a_sweep(family, make_model, tokens):
+    model = make_model(family=family)
+    answers = torch.stack([tokens[:, 0], (tokens[:, 0] + 1) % 11], 1)
+    frame = sweep(
+        model, tokens, {"zero": ablate.zero("0.1")}, metric=logit_difference, batch=answers, chunk=18
+    ).frame
+    last, rows = run(model, tokens, ablate.zero("0.1"))[:, -1], torch.arange(8)
+    expected = (last[rows, answers[:, 0]] - last[rows, answers[:, 1]]).mean()
+    np.testing.assert_allclose(frame["value"][0], expected)
+    assert frame["metric"][0] == "logit_difference"
+
+
+# ---- What a metric gives and is given is copied
+
+
+ENGINES = ("fast", "naive")
+
+
+def by_position(output):
+    """[n pos], another number in every example."""
+    return output.detach().square().sum(-1)
+
+
+def expected_sums(model, tokens, given):
+    """By variant, from runs of their own; the unedited model under None."""
+    runs = {None: run(model, tokens), **{name: run(model, tokens, one) for name, one in given.items()}}
+    return {name: by_position(output).sum(1).mean() for name, output in runs.items()}
+
+
+def agrees(result, expected):
+    for row in result.frame.to_dict("records"):
+        assert abs(row["value"] - expected[row["variant"]]) < 1e-9
+        assert abs(row["baseline"] - expected[None]) < 1e-9
+        assert abs(row["effect"]) > 1e-3
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", ["numpy", "torch", "pairs", "dict"])
+def test_a_metric_that_fills_its_own_buffer(make_model, tokens, engine, kind):
+    model, given = make_model(0), {"a": ablate.zero("0.1"), "b": ablate.zero("1.2")}
+    arrays = np.zeros((2, 3))
+    tensors, kept = torch.zeros(2, 3, dtype=torch.float64), {}
+
+    def metric(output):
+        sums = by_position(output).sum(1)
+        rows = slice(0, len(sums))
+        if kind == "numpy":
+            arrays[0, rows] = sums.numpy()
+            return arrays[0, rows]
+        tensors[0, rows], tensors[1, rows] = sums, 1.0
+        if kind == "torch":
+            return tensors[0, rows]
+        if kind == "pairs":
+            return tensors[0, rows], tensors[1, rows]
+        kept["sums"] = tensors[0, rows]
+        return kept
+
+    # Chunks of three examples: each fills the buffer again.
+    result = sweep(model, tokens, given, metric=metric, engine=engine, chunk=3 * tokens.shape[1])
+    agrees(result, expected_sums(model, tokens, given))
+    outputs = {name: run(model, tokens[:3], one) for name, one in given.items()}
+    compared = compare([(run(model, tokens[:3]), outputs)], metric=metric)
+    agrees(compared, expected_sums(model, tokens[:3], given))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """As the batch of a task."""
+
+    weights: torch.Tensor
+    extras: dict
+
+    def __len__(self):
+        return len(self.weights)
+
+    def __getitem__(self, rows):
+        return Rows(self.weights[rows], {name: value[rows] for name, value in self.extras.items()})
+
+
+BATCHES = {
+    "torch": (lambda weights: weights, lambda rows: rows),
+    "numpy": (lambda weights: weights.numpy(), lambda rows: rows),
+    "a list": (list, lambda rows: rows[0]),
+    "an object": (lambda weights: Rows(weights, {"more": weights}), lambda rows: rows.extras["more"]),
+    "tensors with a graph": (
+        lambda weights: Rows(weights.requires_grad_() * 1, {}),
+        lambda rows: rows.weights.data,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_a_metric_that_writes_to_what_it_is_given(make_model, tokens, kind):
+    """To its rows of the batch and to the output, in every verb that calls one."""
+    model, given = make_model(0), {"a": ablate.zero("0.1"), "b": ablate.zero("1.2")}
+    weights = torch.linspace(1, 2, len(tokens), dtype=torch.float64)
+    make, part = BATCHES[kind]
+    batch = make(weights.clone())
+    before = repr(batch)
+
+    def metric(output, rows):
+        values = output.square().flatten(1).sum(1)
+        at = part(rows)
+        at += 1
+        output += 100
+        return values
+
+    def gentle(output, rows):
+        return output.square().flatten(1).sum(1)
+
+    for engine in ENGINES:
+        result = sweep(model, tokens, given, metric=metric, batch=batch, engine=engine)
+        agrees(result, expected_sums(model, tokens, given))
+    outputs = {name: run(model, tokens, one) for name, one in given.items()}
+    agrees(compare([(run(model, tokens), outputs)], metric, batch), expected_sums(model, tokens, given))
+    other = tokens.flip(0)
+    options = {"draws": 5, "flips": 5, "batch": batch}
+    for verb, more in ((patch.attribution, {}), (patch.screen, {"exact": 2}), (patch.edges, {"exact": 1})):
+        # An output that is written to after its square was taken has no gradient: on a copy it has none either.
+        with pytest.raises(CircuitsError, match="metric metric has no gradient: one of the variables needed"):
+            verb(model, tokens, other, metric, **options, **more)
+        assert len(verb(model, tokens, other, gentle, **options, **more).frame)
+    assert repr(batch) == before
+
+
+def test_a_metric_in_place_of_which_there_is_a_gradient(make_model, tokens):
+    """As the same metric that makes new tensors."""
+    model, other = make_model(0), tokens.flip(0)
+
+    def in_place(output):
+        output *= 2
+        output += 1
+        return output.flatten(1).sum(1)
+
+    def plain(output):
+        return (2 * output + 1).flatten(1).sum(1)
+
+    for verb in (patch.attribution, patch.screen, patch.edges):
+        one, two = (
+            verb(model, tokens, other, metric, draws=5, flips=5).frame for metric in (in_place, plain)
+        )
+        for column in one.select_dtypes("number"):
+            np.testing.assert_allclose(one[column], two[column], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        (lambda n: torch.ones(n, dtype=torch.complex64), "values of complex64; values are real numbers"),
+        (lambda n: np.ones(n) * 1j, "values of complex128; values are real numbers"),
+        (
+            lambda n: torch.ones(n, dtype=torch.complex64).conj(),
+            "values of complex64; values are real numbers",
+        ),
+        (lambda n: np.array(["1.5"] * n), "values of <U3; values are real numbers"),
+        (lambda n: np.array([b"1"] * n), "values of |S1; values are real numbers"),
+        (lambda n: np.full(n, "2026-01-01", "datetime64[D]"), "values of datetime64[D]"),
+        (lambda n: np.full(n, 3, "timedelta64[s]"), "values of timedelta64[s]"),
+        (lambda n: np.array(["1"] * n, dtype=object), "values of object"),
+        (lambda n: np.ma.masked_less(np.arange(float(n)), 2), "a masked array; values are real numbers"),
+        (lambda n: (torch.ones(n), torch.ones(n) * 1j), "values of complex64"),
+        (lambda n: torch.ones(n, device="meta"), "got a meta tensor; give a dense one that has values"),
+        (lambda n: torch.ones(n).to_sparse(), "got a sparse tensor; give a dense one that has values"),
+        (lambda n: torch.arange(2.0 * n).reshape(n, 2).max(1), "returned max for"),
+        (lambda n: {1: torch.ones(n), "1": torch.zeros(n)}, "returned two values that are called alike"),
+    ],
+)
+def test_values_that_are_no_real_numbers(make_model, tokens, values, what):
+    model, given = make_model(0), {"a": ablate.zero("0.1")}
+    calls = [
+        lambda metric: sweep(model, tokens, given, metric=metric),
+        lambda metric: compare([(model(tokens), {"a": model(tokens)})], metric=metric),
+        lambda metric: patch.attribution(model, tokens, tokens.flip(0), metric),
+        lambda metric: patch.screen(model, tokens, tokens.flip(0), metric),
+        lambda metric: patch.edges(model, tokens, tokens.flip(0), metric),
+    ]
+    for call in calls:
+        with pytest.raises(CircuitsError, match=re.escape(what)) as caught:
+            call(lambda output: values(len(output)))
+        assert "\n" not in str(caught.value)
+
+
+def test_the_imaginary_part_of_a_conjugate_is_a_real_number(make_model, tokens):
+    """A view whose sign torch turns when it is read."""
+    value = (
+        torch.complex(torch.zeros(8, dtype=torch.float64), torch.arange(8.0, dtype=torch.float64)).conj().imag
+    )
+    found = read_values(value, "m", 8, "v")["m"][0]
+    assert found.tolist() == [-float(number) for number in range(8)]
+
+
+@pytest.mark.parametrize("verb", [patch.attribution, patch.screen, patch.edges])
+def test_no_metric_for_an_output_of_one_column(make_model, tokens, verb):
+    model = make_model(0, d_vocab_out=1)
+    with pytest.raises(
+        CircuitsError, match="the model's output has one column, and no first and second choice"
+    ):
+        verb(model, tokens, tokens.flip(0))
+    assert len(
+        verb(model, tokens, tokens.flip(0), lambda output: output.flatten(1).sum(1), draws=5, flips=5).frame
+    )

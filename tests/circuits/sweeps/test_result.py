@@ -1,0 +1,56 @@
+import json
+
+import pandas as pd
+import pytest
+
+from circuits import CircuitsError, ablate, heads, sweep
+from circuits.sweeps.result import COLUMNS
+
+
+@pytest.fixture(scope="module")
+def result(make_model, tokens):
+    model = make_model()
+    return sweep(model, tokens, ablate.each(ablate.uniform, heads("all", model)), draws=50, flips=50)
+
+
+def test_columns_are_the_public_ones(result):
+    assert tuple(result.frame.columns) == COLUMNS
+    assert list(result.baseline.columns) == ["checkpoint", "metric", "value", "ci_low", "ci_high", "n"]
+    assert len(result.frame) == 8 * 3
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "json"])
+def test_files_hold_the_table(result, tmp_path, kind):
+    path = tmp_path / f"table.{kind}"
+    getattr(result, f"to_{kind}")(path)
+    again = getattr(pd, f"read_{kind}")(path)
+    # A column without any entry comes back as numbers or as objects; the entries must be the same.
+    expected = result.frame.astype(object).where(result.frame.notna(), None)
+    pd.testing.assert_frame_equal(
+        again.astype(object).where(again.notna(), None), expected, check_dtype=False
+    )
+
+
+def test_json_is_a_list_of_records_with_null_for_what_is_missing(result, tmp_path):
+    result.to_json(tmp_path / "table.json")
+    records = json.loads((tmp_path / "table.json").read_text())
+    assert list(records[0]) == list(COLUMNS)
+    assert records[0]["position"] is None
+    assert records[0]["layer"] == 0
+
+
+def test_interventions_and_settings_are_json(result):
+    text = json.loads(json.dumps({"interventions": result.interventions, "settings": result.settings}))
+    assert text["interventions"]["L0H1"][0]["places"][0]["heads"] == ["0.1"]
+    assert text["settings"]["n"] == 8
+
+
+def test_plot_shows_every_variant_with_its_interval(result):
+    figure = result.plot(kind="points")
+    assert [list(trace.x) for trace in figure.data] == [[f"L{x}H{y}" for x in range(2) for y in range(4)]] * 3
+    kl = result.frame[result.frame["metric"] == "kl"]
+    trace = result.plot("kl", kind="points").data[0]
+    assert list(trace.y) == list(kl["value"])
+    assert list(trace.error_y.array) == list(kl["ci_high"] - kl["value"])
+    with pytest.raises(CircuitsError, match="no metric 'loss'"):
+        result.plot("loss")

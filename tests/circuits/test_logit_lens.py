@@ -1,0 +1,196 @@
+"""Read-outs and direct contributions against the residual stream of a forward written by hand."""
+
+import pytest
+import torch
+
+from circuits import CircuitsError, ablate, edit, intervene, lens, run
+from circuits.model.surface import Surface
+
+
+def streams(by_hand, model, tokens, edited=lambda s, at, x: x):
+    found = {}
+
+    def keep(s, at, x):
+        found[s, at] = edited(s, at, x)
+        return found[s, at]
+
+    output = by_hand(model, tokens, keep)
+    return output, found
+
+
+def role(weights, *names):
+    return next((weights[name] for name in names if name in weights), None)
+
+
+def read_out(model, stream, part=None):
+    """Final norm and unembedding of `stream`; of `part` alone, with the norm's scale that of the whole, no biases."""
+    weights, cfg = {n: w.detach() for n, w in Surface.of(model).named_weights().items()}, model.cfg
+    kind = cfg.normalization_type
+    x = stream if part is None else part
+    if kind in ("LN", "LNPre"):
+        x = x - x.mean(-1, keepdim=True)
+        stream = stream - stream.mean(-1, keepdim=True)
+    if kind is not None:
+        x = x / (stream.square().mean(-1, keepdim=True) + cfg.eps).sqrt()
+    if kind in ("LN", "RMS"):
+        x = x * role(weights, "ln_final.w", "ln_final.weight")
+    if kind == "LN" and part is None:
+        x = x + role(weights, "ln_final.b", "ln_final.bias")
+    unembed = role(weights, "unembed.W_U")
+    x = x @ (weights["unembed.weight"].T if unembed is None else unembed)
+    bias = role(weights, "unembed.b_U", "unembed.bias")
+    return x if bias is None or part is not None else x + bias
+
+
+def parts_by_hand(model, seen):
+    """What is added to the residual stream, in order."""
+    weights = {n: w.detach() for n, w in Surface.of(model).named_weights().items()}
+    found = {"embed": seen["embed", None]}
+    if ("pos_embed", None) in seen:
+        found["pos_embed"] = seen["pos_embed", None].expand_as(found["embed"])
+    for layer in range(model.cfg.n_layers):
+        out = role(weights, f"blocks.{layer}.attn.W_O")
+        if out is None:
+            out = weights[f"blocks.{layer}.attn.o.weight"].T.reshape(4, 4, 16)
+        for head in range(4):
+            found[f"L{layer}H{head}"] = torch.einsum("bpe,ed->bpd", seen["z", layer][:, :, head], out[head])
+        bias = role(weights, f"blocks.{layer}.attn.b_O", f"blocks.{layer}.attn.o.bias")
+        found[f"b_O.{layer}"] = bias.expand_as(found["embed"])
+        if not model.cfg.attn_only:
+            found[f"mlp_out.{layer}"] = seen["mlp_out", layer]
+    return found
+
+
+@pytest.mark.parametrize("norm", ["LN", "LNPre", "RMS", None])
+@pytest.mark.parametrize("attn_only", [False, True])
+def test_against_the_residual_stream_by_hand(family, make_model, tokens, by_hand, norm, attn_only):
+    model = make_model(family=family, normalization_type=norm, attn_only=attn_only)
+    output, seen = streams(by_hand, model, tokens)
+    found = lens(model, tokens)
+    # The bridge's RMS norm computes in single precision, whatever the model's.
+    close = {"rtol": 0, "atol": 1e-12 if norm != "RMS" or family == "HookedTransformer" else 1e-5}
+    torch.testing.assert_close(found.output, output, **close)
+    wanted = {"embed": ("resid_pre", 0), "layer 0": ("resid_post", 0), "layer 1": ("resid_post", 1)}
+    assert list(found.readouts) == list(wanted)
+    for name, place in wanted.items():
+        torch.testing.assert_close(found.readouts[name], read_out(model, seen[place]), **close)
+    assert bool((found.readouts["layer 1"] == found.output).all())
+    parts = parts_by_hand(model, seen)
+    assert list(found.contributions) == list(parts)
+    for name, part in parts.items():
+        expected = read_out(model, seen["resid_post", 1], part)
+        torch.testing.assert_close(found.contributions[name], expected, **close)
+        assert float(expected.abs().max()) > 1e-3
+    total = sum(found.contributions.values()) + found.constant
+    torch.testing.assert_close(total, found.output, **close)
+    without = sum(value for name, value in found.contributions.items() if name != "L1H2") + found.constant
+    torch.testing.assert_close(found.without("L1H2"), without, **close)
+
+
+def test_any_width_of_read_out_and_rotary_positions(family, make_model, tokens, by_hand):
+    for changes in ({"d_vocab_out": 1}, {"positional_embedding_type": "rotary", "rotary_dim": 4}):
+        model = make_model(family=family, **changes)
+        found = lens(model, tokens)
+        assert found.output.shape == by_hand(model, tokens).shape
+        assert ("pos_embed" in found.contributions) == ("d_vocab_out" in changes)
+        total = sum(found.contributions.values()) + found.constant
+        torch.testing.assert_close(total, found.output, rtol=0, atol=1e-12)
+
+
+def test_a_class_that_is_ruled_out(hooked_only, make_model, tokens):
+    model = make_model(family=hooked_only)
+    model.unembed.b_U.data[3] = -torch.inf
+    found = lens(model, tokens)
+    total = sum(found.contributions.values()) + found.constant
+    torch.testing.assert_close(total, found.output, rtol=0, atol=1e-12)
+    assert bool(total[..., 3].isneginf().all())
+
+
+def test_interventions_are_in_force(causal, tokens, other_tokens, by_hand):
+    mean = streams(by_hand, causal, other_tokens)[1]["mlp_out", 0].mean(0)
+
+    def edited(s, at, x):
+        if (s, at) == ("z", 1):
+            x = x.clone()
+            x[:, :, 2] = 0
+        return mean.expand_as(x) if (s, at) == ("mlp_out", 0) else x
+
+    given = (ablate.zero("1.2"), ablate.mean("mlp_out.0", reference=other_tokens))
+    output, seen = streams(by_hand, causal, tokens, edited)
+    found = lens(causal, tokens, *given)
+    torch.testing.assert_close(found.output, output, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        found.readouts["layer 0"], read_out(causal, seen["resid_post", 0]), rtol=0, atol=1e-12
+    )
+    for name, part in parts_by_hand(causal, seen).items():
+        expected = read_out(causal, seen["resid_post", 1], part)
+        torch.testing.assert_close(found.contributions[name], expected, rtol=0, atol=1e-12)
+    assert float(found.contributions["L1H2"].abs().max()) == 0
+    assert "edits" not in found.contributions
+    with intervene(causal, *given):
+        inside = lens(causal, tokens)
+    torch.testing.assert_close(inside.output, found.output, rtol=0, atol=0)
+    torch.testing.assert_close(inside.contributions["L0H1"], found.contributions["L0H1"], rtol=0, atol=0)
+
+
+def test_what_edits_put_into_the_stream_itself_is_named(causal, tokens, by_hand):
+    push = torch.randn(16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for site, layer in (("resid_mid", 0), ("attn_out", 1), ("resid_post", 1)):
+        output, seen = streams(
+            by_hand, causal, tokens, lambda s, at, x, p=(site, layer): x + push if (s, at) == p else x
+        )
+        found = lens(causal, tokens, edit(f"{site}.{layer}", lambda x: x + push))
+        torch.testing.assert_close(found.output, output, rtol=0, atol=1e-12)
+        expected = read_out(causal, seen["resid_post", 1], push.expand_as(seen["resid_post", 1]))
+        torch.testing.assert_close(found.contributions["edits"], expected, rtol=0, atol=1e-11)
+        total = sum(found.contributions.values()) + found.constant
+        torch.testing.assert_close(total, found.output, rtol=0, atol=1e-12)
+
+
+def test_what_it_cannot_add_up_is_refused(family, make_model, tokens):
+    with pytest.raises(CircuitsError, match=r"not a linear function.*soft cap") as caught:
+        lens(make_model(family=family, output_logits_soft_cap=5.0), tokens)
+    assert "\n" not in str(caught.value)
+    model = make_model(family=family)
+    model.add_hook("blocks.0.hook_resid_post", lambda x, hook: x + 1.0)
+    with pytest.raises(
+        CircuitsError, match=r"not the sum of its embeddings, heads and MLPs.*hook on it"
+    ) as caught:
+        lens(model, tokens)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(CircuitsError, match="tokens must be a tensor"):
+        lens(model, "text")
+
+
+def test_nothing_is_left_and_nothing_is_shared(causal, tokens):
+    hooks = sum(len(module._forward_hooks) for module in causal.modules())
+    weights = {name: value.detach().clone() for name, value in causal.named_parameters()}
+    found = lens(causal, tokens, ablate.zero("0.1"))
+    assert sum(len(module._forward_hooks) for module in causal.modules()) == hooks
+    assert causal.training
+    assert not any(
+        value.requires_grad for value in (found.output, found.constant, *found.contributions.values())
+    )
+    kept = {name: value.clone() for name, value in found.contributions.items()}
+    constant, output = found.constant.clone(), found.output.clone()
+    with torch.no_grad():
+        for name, value in causal.named_parameters():
+            assert bool((value == weights[name]).all())
+            value += 1
+    assert bool((found.constant == constant).all())
+    assert bool((found.output == output).all())
+    assert all(bool((found.contributions[name] == value).all()) for name, value in kept.items())
+    assert not bool(torch.isclose(run(causal, tokens), found.output).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_does_not_hide_what_does_not_add_up(make_model, tokens, dtype):
+    """Ten thousand roundings of bfloat16 are 78 times the number: a bound that nothing exceeds."""
+    capped = make_model(output_logits_soft_cap=2.0).to(dtype)
+    with pytest.raises(CircuitsError, match="not a linear function"):
+        lens(capped, tokens)
+    found = lens(make_model().to(dtype), tokens)
+    total = sum(part.float() for part in found.contributions.values()) + found.constant.float()
+    # Rounding at each of some twenty additions.
+    eps = torch.finfo(dtype).eps
+    assert (total - found.output.float()).abs().max() < 20 * eps * found.output.float().abs().max()

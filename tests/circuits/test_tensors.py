@@ -1,0 +1,67 @@
+"""Copies that are shared while nothing has changed, and never after."""
+
+import gc
+import math
+
+import torch
+
+from circuits import patch
+from circuits.tensors import Snapshot
+
+
+def test_snapshots_of_one_tensor_share_its_values():
+    values = torch.arange(6.0).reshape(2, 3)
+    one, other = Snapshot(values), Snapshot(values)
+    assert one.tensor is other.tensor
+    assert one.tensor.data_ptr() != values.data_ptr()
+    assert one == other
+    assert Snapshot(values.clone()) == one
+
+
+def test_what_has_changed_in_between_is_copied_anew():
+    for change in (
+        lambda x: x.add_(1),
+        lambda x: x.data.neg_(),
+        lambda x: x[0].copy_(torch.tensor([-0.0, 1, 2])),
+    ):
+        values = torch.tensor([[0.0, 1.0, 2.0]])
+        before = Snapshot(values)
+        change(values)
+        after = Snapshot(values)
+        assert after.tensor is not before.tensor
+        assert after != before
+        assert after.tensor.tolist() == values.tolist()
+        assert before.tensor.tolist() == [[0.0, 1.0, 2.0]]
+        assert math.copysign(1, float(before.tensor[0, 0])) == 1
+
+
+def test_views_and_transposes_are_told_apart():
+    values = torch.arange(9.0).reshape(3, 3)
+    parts = {
+        name: Snapshot(part)
+        for name, part in (
+            ("all", values),
+            ("T", values.T),
+            ("row", values[0]),
+            ("int", values.view(torch.int32)),
+        )
+    }
+    assert len(set(parts.values())) == 4
+    assert parts["T"].tensor.tolist() == values.T.tolist()
+
+
+def test_nothing_is_kept_that_nobody_holds():
+    values = torch.ones(1000)
+    one = Snapshot(values)
+    kept = one.tensor
+    del one
+    gc.collect()
+    values[0] = 2
+    assert Snapshot(values).tensor is not kept
+
+
+def test_a_grid_of_patches_holds_its_source_once():
+    source = {"blocks.0.attn.hook_z": torch.randn(4, 5, 3, 2)}
+    grid = [patch.activations("z.0", source, heads=[(0, head)]) for head in range(3)]
+    held = {one.replacement.activations[0][1].tensor.data_ptr() for one in grid}
+    assert len(held) == 1

@@ -1,0 +1,687 @@
+"""``interp-run`` from the outside: what it prints, what it refuses, and how fast it says so."""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import warnings
+
+import numpy
+import pytest
+
+import tasks
+from interp_tasks.checkpoints import save_checkpoint
+from interp_tasks.cli import main
+from interp_tasks.cli.commands import COMMANDS
+from interp_tasks.cli.failures import exit_code_of
+from interp_tasks.cli.settings import read_seeds, read_settings
+from interp_tasks.cli.tables import heading
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import COLUMNS
+from interp_tasks.measurement.header import said
+from interp_tasks.training.config import TrainConfig
+
+SMALL = ["--samples", "12", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """``run`` (steps 0, 10 and 40, with a drop), ``bare`` (no task), ``other`` (one layer), ``foreign`` (a file),
+    ``tokens.npy``.
+    """
+    folder = tmp_path_factory.mktemp("cli")
+    task = tasks.get("matrix-completion", n=3, rank=1, grid_max=1.2, grid_step=0.1)
+    settings = task.Model(n_layers=2, n_heads=2, d_model=8, init_std=0.4)
+    for step in (0, 10, 40):
+        save_checkpoint(
+            folder / f"run/checkpoints/{step:08d}", task.build_model(step, settings), task, step=step
+        )
+    (folder / "run/run.json").write_text(
+        json.dumps({"format": 1, "config": {}, "drop_metric": {"name": "mse_masked", "direction": "down"}})
+    )
+    lines = ({"step": s, "validation": {"mse_masked": 1.0 if s < 20 else 0.0}} for s in range(41))
+    (folder / "run/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    save_checkpoint(folder / "bare", task.build_model(0, settings))
+    other = task.Model(n_layers=1, n_heads=2, d_model=8)
+    save_checkpoint(folder / "other", task.build_model(0, other), task)
+    (folder / "foreign").write_text("text")
+    numpy.save(folder / "tokens.npy", numpy.arange(18).reshape(2, 9))
+    return folder
+
+
+@pytest.fixture
+def call(root, monkeypatch, capsys):
+    """Run a command in ``root``; returns (exit code, stdout, stderr)."""
+    monkeypatch.chdir(root)
+
+    def run(*arguments):
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def records(call, *arguments):
+    code, out, err = call("ablation", *arguments, *SMALL, "--format", "json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_json_is_a_list_of_records_with_the_agreed_columns(call):
+    rows = records(call, "--ckpt", "run@pre", "--ckpt", "run@post")
+    assert [(row["ref"], row["step"], row["metric"]) for row in rows] == [
+        (ref, step, metric)
+        for ref, step in (("run@pre", 10), ("run@post", 40))
+        for metric in ("mse_all", "mse_masked", "mse_observed")
+    ]
+    assert {tuple(row) for row in rows} == {COLUMNS}
+
+
+def test_csv_and_json_say_the_same(call):
+    rows = records(call, "--ckpt", "run@40")
+    code, out, _ = call("ablation", "--ckpt", "run@40", *SMALL, "--format", "csv")
+    header, *lines = out.strip().split("\n")
+    assert code == 0
+    assert tuple(header.split(",")) == COLUMNS
+    cells = [dict(zip(COLUMNS, line.split(","), strict=True)) for line in lines]
+    assert [float(cell["value"]) for cell in cells] == [row["value"] for row in rows]
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120, 200])
+def test_table_fits_its_terminal(call, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, err = call("ablation", "--ckpt", "run@all", "--heads", "all", "--heads", "0.1+1.0", *SMALL)
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= min(columns, 120)
+    assert "…" not in out
+    for word in (
+        "run@0 · step 0 · 12 test examples, seed 0",
+        "run@40",
+        "0.1+1.0",
+        "mse_observed",
+        "baseline",
+    ):
+        assert word in out
+    assert "\x1b" not in out, "colour where there is no terminal"
+
+
+#: What each command needs beside checkpoints, and a word that its table must show.
+SHOWN = {
+    "heads": (["--group", "my own=0.0+1.1"], "layer 0"),
+    "transplant": (["--source", "run@0", "--components", "qkv", "--components", "mlp+ln1"], "mlp+ln1"),
+    "patch": (["--source", "negated", "--site", "z", "--site", "resid_mid.1"], "resid_mid.1"),
+    "permute": (["--draws", "3"], "draws"),
+    "lens": ([], "pos_embed"),
+}
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("command", SHOWN)
+def test_tables_of_every_command_fit(call, monkeypatch, command, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    arguments, word = SHOWN[command]
+    code, out, err = call(command, "--ckpt", "run@10", "--ckpt", "run@40", *arguments, *SMALL)
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= columns
+    for expected in (word, "run@40 · step 40 · 12 test examples, seed 0", "baseline", "Holm's"):
+        assert expected in out
+    if command == "permute":
+        table = out.partition("\n\n")[0]
+        assert table.count("mse_all") == 1, "draws are pooled in what people see"
+
+
+#: What a command is asked for, and what the head of its table says of it.
+HEADS = {
+    "ablation --heads each --queries hidden": "mode uniform · queries hidden",
+    "ablation --keys 0,1 --positions 2": "mode uniform · keys 0, 1 · queries 2",
+    "heads --mode mean_pattern": "mode mean_pattern",
+    "transplant --source run@0 --components qkv+mlp --layers 1": "source run@0 · components qkv+mlp · layers 1",
+    "patch --source negated --site z.0 --heads each": "source negated · site z.0 · heads each",
+    "permute --draws 3": "draws 3",
+    "lens": "",
+    "attention --queries hidden --threshold 0.25": "queries hidden · threshold 0.25",
+    "attention": "",
+    "probe --held-out 4 --intercept --target true_element": ("method least squares · intercept · held-out 4"),
+    "probe --ridge 0.1,1 --site z --heads all --positions 0,1 --held-out 4": (
+        "method ridge(0.1,1) · site z · heads all · positions 0, 1 · held-out 4"
+    ),
+}
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("asked", HEADS)
+def test_the_head_of_a_table_says_what_was_done(call, monkeypatch, asked, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    command, *options = asked.split()
+    code, out, err = call(command, "--ckpt", "run@10", *options, *SMALL, "--split", "validation")
+    assert (code, err) == (0, "")
+    found = [part for line in out.splitlines()[:3] for part in line.split(" · ")]
+    examples = "4" if command == "probe" else "12"
+    expected = [
+        "run@10",
+        "step 10",
+        f"{examples} validation examples, seed 0",
+        *filter(None, HEADS[asked].split(" · ")),
+    ]
+    assert found[: len(expected)] == expected
+    assert max(map(len, out.splitlines())) <= columns
+
+
+def test_a_head_breaks_between_its_parts():
+    parts = ["run@10", "queries hidden", "mode uniform"]
+    assert heading(parts, 24) == "run@10 · queries hidden\nmode uniform"
+    assert heading(parts, 40) == "run@10 · queries hidden · mode uniform"
+    assert heading(parts, 3) == "run@10\nqueries hidden\nmode uniform"
+
+
+def test_of_joined_results_the_head_says_what_they_have_in_common():
+    parts = [{"mode": "uniform", "queries": "hidden"}, {"mode": "uniform", "keys": [0], "queries": "hidden"}]
+    assert said("ablation", {"parts": parts}) == ["mode uniform", "queries hidden"]
+    assert said("of one's own", {"mode": "uniform"}) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModuleNotFoundError("No module named 'transformer_lens'", name="transformer_lens"),
+        ImportError("'HookedTransformer' was removed in TransformerLens 4.0. Use TransformerBridge"),
+    ],
+)
+def test_without_hooked_transformer_one_line_says_what_is_needed(error, capsys):
+    def command():
+        raise error
+
+    assert exit_code_of(command, debug=False) == 2
+    said = capsys.readouterr().err
+    assert "transformer-lens>=3.9,<4" in said
+    assert "circuits" in said
+    assert said.count("\n") == 1
+
+
+def test_other_imports_that_fail_are_not_taken_for_it():
+    def command():
+        raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
+
+    with pytest.raises(ModuleNotFoundError):
+        exit_code_of(command, debug=False)
+
+
+def test_beside_transformer_lens_4_a_checkpoint_is_refused_in_one_line(root, tmp_path):
+    """A stand-in that answers as release 4 does: an ImportError without a name, when the class is asked for."""
+    (tmp_path / "transformer_lens.py").write_text(
+        "def __getattr__(name):\n"
+        "    if name.startswith('Hooked'):\n"
+        "        raise ImportError(f'{name!r} was removed in TransformerLens 4.0. Use another.')\n"
+        "    raise AttributeError(name)\n"
+    )
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from interp_tasks.cli import main; sys.exit(main())"
+    for arguments in (["ablation", "--ckpt", "run@10"], ["train", "matrix-completion", "--out", "never"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, cwd=root
+        )
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+        assert "transformer-lens>=3.9,<4" in done.stderr
+    assert not (root / "never").exists()
+
+
+def test_the_table_shows_both_intervals(call):
+    """What stands in brackets, against the numbers for programs."""
+    rows = records(call, "--ckpt", "run@40")
+    shown = call("ablation", "--ckpt", "run@40", *SMALL)[1]
+    found = re.findall(r"\[(\S+), (\S+)\]", shown.replace("[95% CI]", ""))
+    expected = [(row[f"{kind}ci_low"], row[f"{kind}ci_high"]) for row in rows for kind in ("", "effect_")]
+    assert [tuple(map(float, pair)) for pair in found] == [pytest.approx(pair, rel=0.01) for pair in expected]
+
+
+def test_options_of_every_command_reach_the_experiment(call):
+    def found(*arguments):
+        code, out, err = call(*arguments, "--ckpt", "run@40", *SMALL, "--format", "json")
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+    rows = found("transplant", "--source", "run@0", "--components", "q,k", "--layers", "1")
+    assert {(row["variant"], row["intervention"]) for row in rows} == {("q+k", "q+k(layers=1; source=run@0)")}
+    rows = found("permute", "--draws", "3")
+    assert [row["draw"] for row in rows if row["metric"] == "mse_all"] == [None, 0, 1, 2]
+    rows = found("patch", "--source", "negated", "--heads", "each", "--positions", "0,3")
+    assert {row["intervention"] for row in rows} == {"z(queries=0,3; source=negated)"}
+    assert {row["variant"] for row in rows} == {"0.0", "0.1", "1.0", "1.1"}
+    assert {row["metric"] for row in rows} >= {"mse_masked", "mse_masked (source)"}
+    rows = found("heads", "--mode", "mean", "--queries", "observed", "--group", "a=0.0+1.1")
+    assert {row["intervention"] for row in rows} == {"mean(queries=observed)"}
+    assert "a" in {row["variant"] for row in rows}
+    rows = found("lens")
+    assert {row["intervention"] for row in rows} == {"read-out", "without direct"}
+
+
+def test_modes_keys_queries_and_heads_reach_the_experiment(call):
+    rows = records(call, "--ckpt", "run@40", "--heads", "each", "--keys", "0,1", "--queries", "observed")
+    assert {row["variant"] for row in rows} == {"0.0", "0.1", "1.0", "1.1"}
+    assert {row["intervention"] for row in rows} == {"uniform(keys=0,1; queries=observed)"}
+    for mode in ("mean_pattern", "zero", "mean", "resample"):
+        assert {row["intervention"] for row in records(call, "--ckpt", "run@40", "--mode", mode)} == {mode}
+
+
+def test_files_and_page(call, tmp_path):
+    code, _, err = call("ablation", "--ckpt", "run@40", "--samples", 12, "--out", tmp_path / "out", "--plot")
+    assert code == 0
+    assert err.startswith("wrote ")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        f"ablation.{suffix}" for suffix in ("config.json", "csv", "html", "json", "parquet")
+    ]
+
+
+def test_checkpoint_without_a_task(call):
+    assert {row["metric"] for row in records(call, "--ckpt", "bare", "--tokens", "tokens.npy")} == {"mse"}
+    settings = [part for value in ("n=3", "task.grid_max=1.2", "grid_step=0.1") for part in ("--set", value)]
+    rows = records(call, "--ckpt", "bare", "--task", "matrix-completion", *settings)
+    assert {row["metric"] for row in rows} == {"mse_all", "mse_masked", "mse_observed"}
+    assert {row["split"] for row in rows} == {"test"}
+
+
+def test_checkpoints_lists_steps_and_marks(call):
+    code, out, _ = call("checkpoints", "run", "--format", "json")
+    assert code == 0
+    assert [(row["ref"], row["marks"]) for row in json.loads(out)] == [
+        ("run@0", []),
+        ("run@10", ["pre", "onset"]),
+        ("run@40", ["end", "post"]),
+    ]
+    code, out, _ = call("checkpoints", "run")
+    assert "run@10" in out
+    assert "pre, onset" in out
+
+
+def test_tasks_lists_presets(call):
+    code, out, _ = call("tasks", "--format", "json")
+    assert code == 0
+    assert {row["task"] for row in json.loads(out)} == set(tasks.list())
+    assert call("tasks")[0] == call("tasks", "--format", "csv")[0] == 0
+
+
+def test_the_help_of_train_says_where_all_settings_stand(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    text = " ".join(call("train", "--help")[1].split())
+    assert "docs/training.md" in text
+    code, out, err = call("train", "miiii", "--set", "train.weigth_decay=1")
+    assert (code, out) == (2, "")
+    assert "did you mean train.weight_decay? train has steps, batch_size, " in err
+    assert err.endswith(f" and others, {len(TrainConfig.model_fields)} in all\n")
+
+
+TINY = [
+    part
+    for setting in (
+        "train.steps=2",
+        "train.batch_size=4",
+        "train.eval_samples=8",
+        "task.n=2",
+        "task.grid_max=1",
+        "task.grid_step=0.5",
+        "model.n_layers=1",
+        "model.n_heads=1",
+        "model.d_model=4",
+    )
+    for part in ("--set", setting)
+]
+
+
+def test_train_makes_runs_extends_them_and_ablation_reads_them(call, tmp_path):
+    out = tmp_path / "made"
+    code, stdout, err = call("train", "matrix-completion", *TINY, "--out", out, "--seeds", "0:2", "--quiet")
+    assert (code, err) == (0, "")
+    assert [line.split()[:3] for line in stdout.splitlines()] == [
+        [f"{out}/seed-{seed}@last", "step", "2"] for seed in (0, 1)
+    ]
+    code, stdout, err = call(
+        "train", "matrix-completion", *TINY, "--set", "train.steps=3", "--out", out / "seed-0"
+    )
+    assert code == 0, err
+    assert "went on from step 2" in err
+    assert "step 3" in stdout
+    rows = records(call, "--ckpt", f"{out}/seed-*@last")
+    assert [row["step"] for row in rows] == [3] * 3 + [2] * 3
+    nested = call("train", "matrix-completion", *TINY, "--out", out / "seed-0", "--seeds", "0:2")
+    assert nested[:2] == (2, "")
+    # A long path is shortened in the middle.
+    assert nested[2].endswith("made/seed-0 is the folder of a run: choose another --out\n")
+    code, stdout, err = call(
+        "train", "matrix-completion", *TINY, "--set", "train.batch_size=5", "--out", out / "seed-1"
+    )
+    assert (code, stdout) == (2, "")
+    assert "another config" in err
+    assert err.count("\n") == 1
+
+
+def test_imported_task_gets_every_command(call, tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.registry._CLASSES", dict(tasks.registry._CLASSES))
+    monkeypatch.setattr("tasks.catalog.registered", set())
+    (tmp_path / "mine.py").write_text(
+        "from tasks import register\nfrom tasks.matrix_completion import MatrixCompletion\n"
+        "@register('mine')\nclass Mine(MatrixCompletion):\n"
+        "    presets = {'cpu': {}}\n    n: int = 2\n    rank: int = 1\n"
+    )
+    arguments = ["--import", tmp_path / "mine.py"]
+    assert "mine" in call("tasks", *arguments)[1]
+    code, _, err = call("train", "mine", *TINY, *arguments, "--out", tmp_path / "run", "--quiet")
+    assert (code, err) == (0, "")
+    assert len(records(call, "--ckpt", f"{tmp_path / 'run'}@last", *arguments)) == 3
+
+
+REFUSED = {
+    "no command": ["ablate"],
+    "no option": ["ablation", "--ckpt", "run", "--mdoe", "zero"],
+    "no checkpoint given": ["ablation"],
+    "no such run": ["ablation", "--ckpt", "rnu@last"],
+    "no such step": ["ablation", "--ckpt", "run@5"],
+    "not a REF": ["ablation", "--ckpt", "run@soon"],
+    "no such zoo model": ["ablation", "--ckpt", "zoo:nothing@last"],
+    "foreign file": ["ablation", "--ckpt", "foreign"],
+    "zero samples": ["ablation", "--ckpt", "run", "--samples", "0"],
+    "seed negative": ["ablation", "--ckpt", "run", "--seed", "-1"],
+    "seed too large": ["ablation", "--ckpt", "run", "--seed", str(2**63)],
+    "seed of the demo": ["demo", "--seed", "-1"],
+    "REF too long": ["ablation", "--ckpt", "r" * 5000],
+    "out too long": ["ablation", "--ckpt", "run", "--out", "r" * 5000],
+    "samples no number": ["ablation", "--ckpt", "run", "--samples", "many"],
+    "unknown mode": ["ablation", "--ckpt", "run", "--mode", "uniformly"],
+    "unknown format": ["ablation", "--ckpt", "run", "--format", "yaml"],
+    "unknown split": ["ablation", "--ckpt", "run", "--split", "val"],
+    "unknown device": ["ablation", "--ckpt", "run", "--device", "gpu"],
+    "heads unreadable": ["ablation", "--ckpt", "run", "--heads", "first"],
+    "keys unreadable": ["ablation", "--ckpt", "run", "--keys", "a"],
+    "keys without uniform": ["ablation", "--ckpt", "run", "--keys", "0", "--mode", "zero"],
+    "queries unreadable": ["ablation", "--ckpt", "run", "--queries", "0;1"],
+    "unknown task for a checkpoint": ["ablation", "--ckpt", "bare", "--task", "matrix"],
+    "no task": ["ablation", "--ckpt", "bare"],
+    "task and tokens": ["ablation", "--ckpt", "bare", "--task", "miiii", "--tokens", "tokens.npy"],
+    "settings without a task": ["ablation", "--ckpt", "run", "--set", "n=4"],
+    "no such tokens": ["ablation", "--ckpt", "bare", "--tokens", "none.npy"],
+    "no such import": ["ablation", "--ckpt", "run", "--import", "none.py"],
+    "out below a file": ["ablation", "--ckpt", "run", "--out", "foreign/out"],
+    "heads group without heads": ["heads", "--ckpt", "run", "--group", "copying"],
+    "heads group twice": ["heads", "--ckpt", "run", "--group", "a=0.0", "--group", "a=0.1"],
+    "heads group like a row": ["heads", "--ckpt", "run", "--group", "layer 0=0.0"],
+    "no draws": ["permute", "--ckpt", "run", "--draws", "0"],
+    "no donor": ["transplant", "--ckpt", "run"],
+    "donor of another architecture": ["transplant", "--ckpt", "run@40", "--source", "other"],
+    "no such donor": ["transplant", "--ckpt", "run", "--source", "rnu@last"],
+    "unknown component": ["transplant", "--ckpt", "run", "--source", "run@0", "--components", "qkw"],
+    "layers unreadable": ["transplant", "--ckpt", "run", "--source", "run@0", "--layers", "first"],
+    "no source": ["patch", "--ckpt", "run"],
+    "source of another architecture": ["patch", "--ckpt", "run", "--source", "other"],
+    "named source of bare tokens": [
+        "patch",
+        "--ckpt",
+        "bare",
+        "--tokens",
+        "tokens.npy",
+        "--source",
+        "negated",
+    ],
+    "unknown site": ["patch", "--ckpt", "run", "--source", "resample", "--site", "resid"],
+    "site of no layer": ["patch", "--ckpt", "run", "--source", "resample", "--site", "embed.0"],
+    "heads of a site without": [
+        *("patch", "--ckpt", "run", "--source", "resample", "--site", "resid_pre", "--heads", "all"),
+    ],
+    "lens option": ["lens", "--ckpt", "run", "--mode", "zero"],
+    "unknown task": ["train", "matrix-compltion"],
+    "unknown preset": ["train", "matrix-completion", "--preset", "gpu"],
+    "unknown key": ["train", "matrix-completion", "--set", "train.stepz=3"],
+    "unknown task key": ["train", "matrix-completion", "--set", "task.rnk=3"],
+    "unknown model key": ["train", "matrix-completion", "--set", "model.d_modle=3"],
+    "unknown section": ["train", "matrix-completion", "--set", "steps=3"],
+    "setting without a value": ["train", "matrix-completion", "--set", "train.steps"],
+    "more threads than can start": ["train", "matrix-completion", "--set", "train.threads=100000"],
+    "infinite value": ["train", "matrix-completion", "--set", "train.eps=Infinity"],
+    "value that cannot be": ["train", "matrix-completion", "--set", "train.steps=-1"],
+    "no seeds": ["train", "matrix-completion", "--seeds", "3:3"],
+    "two seeds": ["train", "matrix-completion", "--seeds", "0:2", "--set", "train.seed=1"],
+    "run below a file": ["train", "matrix-completion", "--out", "foreign/run"],
+    "a value twice": ["patch", "--ckpt", "run", "--source", "run@0", "--source", "run@10"],
+    "two names of an option": ["ablation", "--ckpt", "run", "--queries", "0", "--positions", "3"],
+    "empty value": ["ablation", "--ckpt", "run", "--out", ""],
+    "empty argument": ["checkpoints", ""],
+    "more samples than there can be": ["ablation", "--ckpt", "run", "--samples", str(2**62)],
+    "more draws than there can be": ["permute", "--ckpt", "run", "--draws", str(2**62)],
+    "layers of no layer": [
+        *("transplant", "--ckpt", "run", "--source", "run@0", "--components", "embed", "--layers", "0"),
+    ],
+    "split of tokens": ["ablation", "--ckpt", "run", "--tokens", "tokens.npy", "--split", "train"],
+    "more runs than there can be": ["train", "matrix-completion", "--seeds", "0:99999999"],
+    "out in place of a file": ["ablation", "--ckpt", "run", "--out", "/dev/null"],
+    "no task named": ["train"],
+    "no run": ["checkpoints", "nowhere"],
+    "a REF for a run": ["checkpoints", "run@40"],
+    "demo page in place of a folder": ["demo", "--out", "run"],
+}
+#: What each of some messages must name: what is wrong, and what would be right.
+NAMES = {
+    "no command": ["'ablate'", "ablation"],
+    "no option": ["--mdoe", "--mode"],
+    "no such run": ["rnu", "run"],
+    "no such step": ["step 5", "0 and 10"],
+    "zero samples": ["--samples 0"],
+    "seed negative": ["--seed -1", "from 0"],
+    "REF too long": ["too long", "rrr"],
+    "more threads than can start": ["train.threads", "1024"],
+    "infinite value": ["train.eps", "finite"],
+    "unknown mode": ["uniformly", "mean_pattern"],
+    "unknown format": ["yaml", "json"],
+    "heads unreadable": ["first", "0.1"],
+    "unknown task for a checkpoint": ["'matrix'", "matrix-completion"],
+    "no task": ["bare", "--task NAME", "--tokens FILE.npy"],
+    "out below a file": ["foreign", "not a folder"],
+    "heads group without heads": ["--group", "NAME=HEADS"],
+    "heads group like a row": ["layer 0", "already"],
+    "no draws": ["--draws 0"],
+    "no donor": ["--source"],
+    "donor of another architecture": ["other", "n_layers is 1, not 2"],
+    "unknown component": ["qkw", "qkv"],
+    "no source": ["--source"],
+    "named source of bare tokens": ["negated", "resample"],
+    "unknown site": ["resid", "resid_pre"],
+    "heads of a site without": ["resid_pre", "no heads"],
+    "unknown task": ["did you mean 'matrix-completion'"],
+    "unknown preset": ["'gpu'", "cpu, reference, paper"],
+    "unknown key": ["train.stepz", "did you mean train.steps"],
+    "unknown task key": ["task.rnk", "did you mean task.rank"],
+    "unknown model key": ["model.d_modle", "did you mean model.d_model"],
+    "unknown section": ["'steps'", "train.steps"],
+    "demo page in place of a folder": ["run", "folder"],
+    "a value twice": ["--source", "2 times"],
+    "two names of an option": ["--queries", "--positions", "2 times"],
+    "empty value": ["--out", "empty"],
+    "empty argument": ["RUN", "empty"],
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_mistakes_are_one_line_and_exit_2(call, case):
+    code, out, err = call(*REFUSED[case])
+    assert (code, out) == (2, "")
+    assert err.startswith("interp-run: ")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    for name in NAMES.get(case, []):
+        assert name in err
+
+
+def test_mistakes_found_late_are_one_line_too(call, root, tmp_path):
+    (tmp_path / "broken.py").write_text("import tasks\nx = 1 / 0\n")
+    for arguments, names in [
+        (["--ckpt", "run", "--heads", "7.0"], ["7.0", "layers 0-1"]),
+        (["--ckpt", "run", "--queries", "visible"], ["hidden, observed"]),
+        (["--ckpt", "run", "--keys", "40"], ["40"]),
+        (["--ckpt", "run", "--device", "cuda:7"], ["cuda:7", "cpu"]),
+        (["--ckpt", "bare", "--tokens", "foreign"], ["foreign", ".npy"]),
+        (["--ckpt", "bare", "--task", "matrix-completion", "--set", "grid=1"], ["grid", "grid_step"]),
+        (["--ckpt", "bare", "--task", "modular-addition"], ["does not fit"]),
+        (["--ckpt", "run", "--samples", "1000000000000"], ["not enough memory", "--samples"]),
+        (["--ckpt", "run", "--import", tmp_path / "broken.py"], ["line 2", "ZeroDivisionError"]),
+        (["patch", "--ckpt", "run", "--source", "negative"], ["negative", "declares negated", "resample"]),
+        (["patch", "--ckpt", "run", "--source", "resample", "--site", "z.2"], ["layers 0-1"]),
+        (["transplant", "--ckpt", "run", "--source", "run@0", "--layers", "5"], ["5"]),
+        (["heads", "--ckpt", "run", "--group", "a=7.0"], ["7.0", "layers 0-1"]),
+    ]:
+        small = [] if "--samples" in arguments else SMALL
+        command = [] if arguments[0] in COMMANDS else ["ablation"]
+        code, out, err = call(*command, *arguments, *small)
+        assert (code, out) == (2, ""), arguments
+        assert err.startswith("interp-run: ")
+        assert err.count("\n") == 1
+        for name in names:
+            assert name in err
+
+
+def test_debug_shows_the_traceback(call):
+    code, _, err = call("ablation", "--ckpt", "nowhere", "--debug")
+    assert code == 2
+    assert "Traceback" in err
+    assert err.splitlines()[-1].startswith("interp-run: no run")
+
+
+def test_a_programming_error_is_not_dressed_up(capsys):
+    def broken():
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        exit_code_of(broken, debug=False)
+
+
+def test_interruption(capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    assert exit_code_of(interrupted, debug=False) == 130
+    assert capsys.readouterr().err == "interp-run: interrupted\n"
+
+
+def test_interruption_within_a_command(call, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("interp_tasks.experiments.ablation.command.ablation", interrupted)
+    assert call("ablation", "--ckpt", "run") == (130, "", "interp-run: interrupted\n")
+
+
+def test_warnings_of_libraries_stay_inside(call, monkeypatch):
+    import logging
+
+    from interp_tasks.experiments import ablation
+
+    def noisy(*arguments, **options):
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+        logging.getLogger("transformer_lens").warning("loud")
+        return ablation(*arguments, **options)
+
+    monkeypatch.setattr("interp_tasks.experiments.ablation.command.ablation", noisy)
+    code, _, err = call("ablation", "--ckpt", "run", *SMALL)
+    assert (code, err) == (0, "")
+    assert logging.root.manager.disable == logging.NOTSET
+
+
+def test_no_arguments_print_the_help(call):
+    code, out, err = call()
+    assert (code, err) == (0, "")
+    for name in COMMANDS:
+        assert name in out
+
+
+def test_help_and_argument_errors_import_nothing_slow(root):
+    """Every case above that is an argument error, and every help page, in one fresh interpreter."""
+    program = (
+        "import contextlib, io, json, sys\n"
+        "from interp_tasks.cli import main\n"
+        "codes = []\n"
+        "for arguments in json.loads(sys.argv[1]):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):\n"
+        "        codes.append(main(arguments))\n"
+        "    slow = {'torch', 'transformer_lens', 'pandas', 'plotly', 'circuits'} & set(sys.modules)\n"
+        "    assert not slow, (arguments, slow)\n"
+        "print(json.dumps(codes))\n"
+    )
+    helps = [
+        ["--help"],
+        *([name, "--help"] for name in COMMANDS),
+    ]
+    cases = [*helps, *REFUSED.values(), ["checkpoints", "run"], ["tasks"]]
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(cases)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == [0] * len(helps) + [2] * len(REFUSED) + [0, 0]
+    assert done.stderr == ""
+
+
+def test_a_closed_pipe_is_quiet(root):
+    """``interp-run tasks --format json | head -1``, after head has gone."""
+    program = "import sys\nfrom interp_tasks.cli import main\nsys.exit(main(['tasks', '--format', 'json']))"
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_settings_and_seeds():
+    assert read_settings(["a=1", "b=x=y", "a=2"]) == {"a": "2", "b": "x=y"}
+    assert read_seeds(None) is None
+    assert read_seeds("0:3") == [0, 1, 2]
+    assert read_seeds("4,1") == [4, 1]
+    for text in ("a", "1:2:3", "-1", "", "4,4,1", f"0:{2**70}", str(2**63), "9" * 5000):
+        with pytest.raises(UserError, match="--seeds"):
+            read_seeds(text)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
+@pytest.mark.parametrize("command", ["ablation", "permute"])
+def test_tables_never_crop_a_number(call, monkeypatch, command, width):
+    """Every cell of the table is in the text whole, whatever room the terminal has."""
+    from interp_tasks import experiments
+    from interp_tasks.measurement.table import shown_columns, shown_rows
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, out, _ = call(command, "--ckpt", "run", "--samples", "8", "--quiet")
+    assert code == 0
+    printed = out.split()
+    frame = shown_rows(getattr(experiments, command)("run", samples=8).frame)
+    for row in frame.to_dict("records"):
+        for column in shown_columns(frame):
+            for word in column.shown(row).split():
+                assert word in printed, (column.header, word)
+
+
+@pytest.mark.parametrize("command", ["train", "ablation"])
+def test_progress_is_drawn_on_a_terminal(command, root, tmp_path):
+    """On a pseudo-terminal, where people sit: the bar appears and the command ends well."""
+    arguments = {
+        "train": ["train", "matrix-completion", *TINY, "--out", str(tmp_path / "run")],
+        "ablation": ["ablation", "--ckpt", str(root / "run"), "--samples", "12"],
+    }[command]
+    ours, theirs = pty.openpty()
+    run = "import sys; from interp_tasks.cli import main; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", run, *arguments], stdout=subprocess.DEVNULL, stderr=theirs, cwd=tmp_path
+    )
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # the terminal's end is an error on Linux
+        while part := os.read(ours, 4096):
+            seen += part
+    os.close(ours)
+    assert process.wait() == 0, seen.decode()
+    assert b"/" in seen
+    assert b"Traceback" not in seen

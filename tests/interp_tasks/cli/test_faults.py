@@ -1,0 +1,908 @@
+"""``interp-run`` where something is wrong: options that contradict, streams that fail, folders that are not empty."""
+
+import contextlib
+import errno
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import types
+from pathlib import Path
+
+import numpy
+import pytest
+import typer
+
+from circuits import CircuitsError
+from interp_tasks.checkpoints import atomic
+from interp_tasks.checkpoints.lock import RunLock
+from interp_tasks.checkpoints.refs import zoo_folder
+from interp_tasks.cli import app, main
+from interp_tasks.cli.failures import exit_code_of
+from interp_tasks.cli.streams import FOR_PEOPLE, FOR_PROGRAMS, STDOUT
+from interp_tasks.cli.tables import title
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import ablation
+from interp_tasks.texts import LONGEST, QUOTED
+
+ZOO = "zoo:matrix-completion-4x4"
+SMALL = ["--samples", "6", "--quiet"]
+COMMANDS = typer.main.get_command(app.app).commands
+FILES = [f"ablation.{suffix}" for suffix in ("config.json", "csv", "json", "parquet")]
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+EVIL = "r\x1b[31m\x9b1m\u202eun"
+RUN = "import sys; from interp_tasks.cli import main; sys.exit(main())"
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """Run a command in an empty folder; returns (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def refused(outcome):
+    """The one line of a refusal."""
+    code, out, err = outcome
+    assert (code, out) == (2, "")
+    assert err.startswith("interp-run: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def options(command):
+    """Its options, and values that stand for its arguments."""
+    found = [option for option in COMMANDS[command].params if option.param_type_name == "option"]
+    given = ["matrix-completion" for argument in COMMANDS[command].params if argument not in found]
+    return [option for option in found if option.name != "help"], given
+
+
+# ---- Options
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_single_value_is_given_once(call, command):
+    """Of every command, every option that takes one value; nothing after the options is reached."""
+    found, given = options(command)
+    for option in found:
+        if option.multiple or option.is_flag:
+            continue
+        line = refused(call(command, *given, option.opts[0], "3", option.opts[-1], "3"))
+        assert f"{option.opts[0]} " in line
+        assert "2 times" in line
+        assert f"{command} --help" in line
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_value_is_empty(call, command):
+    found, given = options(command)
+    for option in found:
+        if not option.is_flag:
+            assert f"{option.opts[0]} " in (line := refused(call(command, *given, option.opts[0], " ")))
+            assert "empty" in line
+
+
+def test_both_names_of_an_option_are_one_option(call):
+    line = refused(call("ablation", "--ckpt", f"{ZOO}@post", "--queries", "0", "--positions", "0"))
+    assert "--queries (also called --positions) was given 2 times" in line
+
+
+def test_flags_and_lists_may_repeat(call):
+    assert call("tasks", "--quiet", "--quiet")[0] == 0
+    code, out, _ = call(
+        "ablation", "--ckpt", f"{ZOO}@post", "--heads", "0.0", "--heads", "0.1", *SMALL, "--quiet"
+    )
+    assert code == 0
+    assert "0.1" in out
+
+
+def test_help_wins_over_what_is_wrong_with_the_rest(call):
+    code, out, _ = call("ablation", "--mode", "zero", "--mode", "mean", "--help")
+    assert code == 0
+    assert "Usage" in out
+
+
+IGNORED = {
+    "split of tokens": ["ablation", "--ckpt", ZOO, "--tokens", "tokens.npy", "--split", "train"],
+    "layers of no layer": [
+        *("transplant", "--ckpt", ZOO, "--source", f"{ZOO}@pre", "--components", "embed+ln_final"),
+        *("--layers", "0"),
+    ],
+    "keys without uniform": ["heads", "--ckpt", ZOO, "--mode", "zero", "--keys", "0"],
+    "second cpu": ["lens", "--ckpt", ZOO, "--device", "cpu:1"],
+    "too many examples": ["ablation", "--ckpt", ZOO, "--samples", str(10**30)],
+    "too many examples of a demo": ["demo", "--samples", str(2**62)],
+    "too many draws": ["permute", "--ckpt", ZOO, "--draws", str(10**30)],
+    "too many runs": ["train", "matrix-completion", "--seeds", "0:99999999999"],
+    "too large a batch": [
+        *("train", "matrix-completion", "--set", f"train.batch_size={10**12}", "--set", "train.steps=0"),
+    ],
+    "no text": ["ablation", "--ckpt", "run\udcff"],
+}
+SAYS = {
+    "split of tokens": "--split",
+    "layers of no layer": "belongs to no layer",
+    "second cpu": "cpu, cuda",
+    "too many examples": "--samples 1000",
+    "too many draws": "--draws 1000",
+    "too many runs": "99999999999 in all",
+    "too large a batch": "train.batch_size: input should be less than or equal to 1000000000",
+    "no text": "'run\\udcff': a name that is no text",
+}
+
+
+@pytest.mark.parametrize("case", IGNORED)
+def test_nothing_is_ignored_in_silence(call, case, tmp_path):
+    numpy.save(tmp_path / "tokens.npy", numpy.zeros((2, 16), int))
+    line = refused(call(*IGNORED[case]))
+    assert SAYS.get(case, "") in line
+
+
+def test_a_split_of_tokens_is_refused_in_python_too():
+    with pytest.raises(UserError, match="--split"):
+        ablation(f"{ZOO}@post", tokens=numpy.zeros((2, 16), int), split="train")
+
+
+def test_components_of_layers_keep_their_layers(call):
+    code, _, err = call(
+        *("transplant", "--ckpt", f"{ZOO}@post", "--source", f"{ZOO}@pre", "--layers", "0"),
+        *("--components", "embed+qkv", "--components", "ln", *SMALL),
+    )
+    assert (code, err) == (0, "")
+
+
+TOKENS = {
+    "floats": (lambda: numpy.ones((2, 16)), "whole numbers"),
+    "booleans": (lambda: numpy.ones((2, 16), bool), "whole numbers"),
+    "one axis": (lambda: numpy.ones(16, int), "[batch pos]"),
+    "no rows": (lambda: numpy.ones((0, 16), int), "[0, 16]"),
+    "no positions": (lambda: numpy.ones((2, 0), int), "[2, 0]"),
+    "negative": (lambda: -numpy.ones((2, 16), int), "-1"),
+    "too large": (lambda: numpy.full((2, 16), 10**6), "1000000"),
+    "beyond integers": (lambda: numpy.full((2, 16), 2**64 - 1, numpy.uint64), "token ids"),
+    "too long": (lambda: numpy.ones((2, 17), int), "17 positions"),
+    "objects": (lambda: numpy.array([{}], dtype=object), ".npy file of plain numbers"),
+}
+
+
+@pytest.mark.parametrize("kind", TOKENS)
+def test_tokens_that_cannot_be(call, tmp_path, kind):
+    made, said = TOKENS[kind]
+    numpy.save(tmp_path / "tokens.npy", made(), allow_pickle=True)
+    assert said in refused(call("ablation", "--ckpt", ZOO, "--tokens", "tokens.npy", "--quiet"))
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"\x93NUMPY\x01\x00"])
+def test_tokens_that_are_no_array(call, tmp_path, content):
+    (tmp_path / "tokens.npy").write_bytes(content)
+    assert "tokens.npy is not" in refused(call("ablation", "--ckpt", ZOO, "--tokens", "tokens.npy"))
+
+
+def test_what_a_terminal_would_obey_is_shown_not_sent(call):
+    assert "\x1b" not in refused(call("checkpoints", "r\x1b[31mun"))
+    assert "\\x1b[31m" in refused(call("tasks", "--import", "r\x1b[31m.py"))
+
+
+def copied(tmp_path, name):
+    """A shipped run under another name."""
+    shutil.copytree(zoo_folder() / ZOO.removeprefix("zoo:"), tmp_path / name)
+    return name
+
+
+@pytest.mark.parametrize("format", ["table", "json", "csv"])
+@pytest.mark.parametrize("command", ["checkpoints", "drops", "heads", "curve"])
+def test_no_name_reaches_a_terminal_as_it_obeys_it(call, tmp_path, command, format):
+    """Of a folder, and of a group of heads; in JSON it comes back whole."""
+    run = copied(tmp_path, EVIL)
+    rest = ["--ckpt", f"{run}@post", "--group", f"{EVIL}=0.0", *SMALL] if command == "heads" else [run]
+    code, out, err = call(command, *rest, "--format", format)
+    assert (code, err) == (0, "")
+    assert not OBEYED.search(out)
+    if format == "json":
+        assert any(EVIL in str(value) for value in json.loads(out)[0].values())
+    elif format == "csv":
+        assert r"r\u001b[31m\u009b1m\u202eun" in out
+    else:
+        assert r"\x1b[31m" in out.replace("\n", "")
+
+
+def test_no_metric_reaches_a_terminal_as_it_obeys_it(call, tmp_path):
+    log = tmp_path / copied(tmp_path, "run") / "metrics.jsonl"
+    log.write_text(log.read_text().replace("mse_all", r"mse\u001b[31m\u202eall"))
+    for format in ("table", "json", "csv"):
+        assert not OBEYED.search(call("curve", "run", "--format", format, "--quiet")[1])
+    line = refused(call("drops", "run", "--metric", "x"))
+    assert r"it has mse\x1b[31m\u202eall, mse_masked" in line
+
+
+def test_notes_and_lines_of_training_are_shown_not_sent(call):
+    tiny = [part for one in (*TINY, *SCHEDULE) for part in ("--set", one)]
+    for _ in range(2):
+        code, out, err = call("train", "matrix-completion", *tiny, "--out", EVIL)
+        assert code == 0
+        assert r"r\x1b[31m\x9b1m\u202eun@last" in out
+        assert not OBEYED.search(out + err)
+    assert "went on from step 4" in err
+
+
+# ---- Files that are none, numbers that are none
+
+
+def files_of(command):
+    """Its arguments and options that take a file to read."""
+    # What ends in .html is written.
+    return [
+        each
+        for each in COMMANDS[command].params
+        if re.search(r"\.(toml|npy|py)\b", str(each.metavar)) and each.name != "help"
+    ]
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if files_of(command)])
+def test_what_may_never_end_is_not_read(call, tmp_path, command):
+    """Pipes, devices, folders, files of a terabyte, in the place of every file that a command takes."""
+    for option in files_of(command):
+        suffix = re.search(r"\.\w+", option.metavar)[0]
+        os.mkfifo(tmp_path / f"{option.name}{suffix}")
+        (tmp_path / f"folder{option.name}{suffix}").mkdir()
+        for name in (f"{option.name}{suffix}", "/dev/zero", f"folder{option.name}{suffix}"):
+            given = [name] if option.param_type_name == "argument" else [option.opts[0], name]
+            needed = [] if option.param_type_name == "argument" else ["matrix-completion"]
+            takes = any(each.param_type_name == "argument" for each in COMMANDS[command].params)
+            line = refused(call(command, *(needed if takes else []), *given))
+            # Some commands run on no tokens of one's own.
+            assert re.search("no regular file|it is a folder|Is a directory|--tokens out", line), line
+
+
+def test_a_text_without_end_is_not_read(call, tmp_path):
+    for name in ("grid.toml", "space.toml"):
+        with open(tmp_path / name, "wb") as file:
+            file.truncate(1 << 40)
+    for arguments in (["grid", "grid.toml"], ["search", "modular-addition", "--space", "./space.toml"]):
+        assert "is longer than 4 MiB" in refused(call(*arguments))
+
+
+DIGITS = "9" * 5000
+BEYOND = {
+    "set": (["train", "matrix-completion", "--set", f"train.steps={DIGITS}"], "below 2^63"),
+    "set of a list": (
+        ["train", "matrix-completion", "--set", f"train.checkpoint_at=1,{DIGITS}"],
+        "below 2^63",
+    ),
+    "set of a task": (["data", "modular-addition", "--set", f"p={DIGITS}"], "below 2^63"),
+    "vary": (["search", "modular-addition", "--vary", f"train.steps=1,{DIGITS}"], "below 2^63"),
+    "range": (["search", "modular-addition", "--vary", f"train.steps=1:{DIGITS}"], "below 2^63"),
+    "grid": (["grid", "digits.toml"], "digits.toml is not TOML"),
+    "space": (["search", "modular-addition", "--space", "digits.toml"], "digits.toml is not TOML"),
+    "20 digits": (["grid", "large.toml"], "below 2^63"),
+    "shuffles": (["probe", "--ckpt", ZOO, "--shuffles", "9" * 30], "at most 100000"),
+    "folds": (["probe", "--ckpt", ZOO, "--folds", "9" * 30], "at most 100000"),
+    "width": (["cost", "modular-addition", "--set", f"model.d_model=1{'0' * 200}"], "below 2^63"),
+    "width that fits": (
+        ["cost", "modular-addition", "--set", "model.d_model=1000000000000"],
+        "at most 1,000,000",
+    ),
+    "layers": (["cost", "modular-addition", "--set", "model.n_layers=1000000000"], "at most 1,000,000"),
+    "host": (["grid", "good.toml", "--executor", "dask://[::1"], "dask://HOST:PORT"),
+    "port": (["grid", "good.toml", "--executor", "dask://[::1]:99999"], "ports lie between"),
+    "seed twice": (["train", "modular-addition", "--seeds", "1,1"], "given twice"),
+    "seed of a grid twice": (["grid", "twice.toml"], "given twice"),
+    "step before the first": (
+        ["train", "modular-addition", "--set", "train.checkpoint_at=[5,-1]"],
+        "train.checkpoint_at.1: input should be greater than or equal to 0, got -1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BEYOND)
+def test_numbers_that_no_setting_takes(call, tmp_path, case):
+    good = '[train]\ntask = "modular-addition"\n'
+    (tmp_path / "good.toml").write_text(good)
+    (tmp_path / "twice.toml").write_text(good + 'seeds = "1,1"\n')
+    (tmp_path / "digits.toml").write_text(f"a = {DIGITS}\n")
+    (tmp_path / "large.toml").write_text(f"{good}set = {{ 'train.steps' = {2**63} }}\n")
+    before = sorted(tmp_path.iterdir())
+    arguments, said = BEYOND[case]
+    line = refused(call(*arguments))
+    assert said in line
+    assert len(line) <= LONGEST + len("interp-run: \n")
+    assert "9" * (QUOTED + 1) not in line
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("exit", ["sys.exit()", "sys.exit(0)", "sys.exit('bye')", "raise SystemExit(3)"])
+def test_a_file_that_exits_is_refused(call, tmp_path, exit):
+    (tmp_path / "mine.py").write_text(f"import sys\n{exit}\n")
+    assert "--import mine.py, line 2: SystemExit" in refused(call("tasks", "--import", "mine.py"))
+
+
+def test_a_grid_on_a_full_disk_names_its_file(call, tmp_path, monkeypatch):
+    """And not stdout, on which there is room."""
+    real = atomic.write_synced
+
+    def full(path, content):
+        if path.parent.name == "units":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, content)
+
+    monkeypatch.setattr(atomic, "write_synced", full)
+    (tmp_path / "few.toml").write_text(
+        '[train]\ntask = "modular-addition"\nset = { "task.p" = 5, "train.steps" = 1, "model.d_model" = 8 }\n'
+    )
+    line = refused(call("grid", "few.toml", "--executor", "serial", "--quiet"))
+    assert re.search(r"cannot write .*\w+\.json: No space left on device", line)
+    assert not list(tmp_path.glob("grids/few/units/.*"))
+
+
+def test_a_refusal_of_circuits_is_as_short_as_any(capsys):
+    def refusing():
+        raise CircuitsError(f"no head {'x' * 10_000}; heads are " + "0.1, " * 1000 + "\x1b[31m")
+
+    assert exit_code_of(refusing, debug=False) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("interp-run: no head xxx")
+    assert len(line) == LONGEST + len("interp-run: \n")
+    assert line.endswith("\\x1b[31m\n")
+
+
+def test_a_run_in_use(call, tmp_path):
+    (tmp_path / "run").mkdir()
+    lock = RunLock(tmp_path / "run")
+    try:
+        assert str(os.getpid()) in refused(
+            call(
+                "train",
+                "matrix-completion",
+                "--set",
+                "train.steps=0",
+                "--set",
+                "model.d_model=8",
+                "--out",
+                "run",
+            )
+        )
+    finally:
+        lock.release()
+
+
+def test_unicode_in_every_path(call, tmp_path):
+    out = tmp_path / "größe →"
+    arguments = ("--set", "train.steps=0", "--set", "model.d_model=8", "--set", "train.eval_samples=4")
+    code, printed, err = call("train", "matrix-completion", *arguments, "--out", out, "--quiet")
+    assert (code, err) == (0, "")
+    assert f"{out}@last" in printed
+    code, printed, _ = call("ablation", "--ckpt", f"{out}@0", *SMALL, "--out", out / "résultats", "--plot")
+    assert code == 0
+    assert f"{out}@0" in printed
+    assert json.loads((out / "résultats/ablation.json").read_text(encoding="utf-8"))[0]["ref"] == f"{out}@0"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            PermissionError(errno.EACCES, "Permission denied", "run/meta.json"),
+            "run/meta.json: Permission denied",
+        ),
+        (OSError(errno.EIO, "Input/output error", b"b\xc3\xb6se"), "böse: Input/output error"),
+        (OSError(errno.ENOSPC, "No space left on device", STDOUT), "stdout: No space left on device"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(capsys, error, said):
+    def refusing():
+        raise error
+
+    assert exit_code_of(refusing, debug=False) == 2
+    assert (
+        capsys.readouterr().err == f"interp-run: cannot {'write to' if 'stdout' in said else 'use'} {said}\n"
+    )
+
+
+def test_an_os_error_of_a_programs_own_is_not_dressed_up():
+    def broken():
+        raise OSError("a bug")
+
+    with pytest.raises(OSError, match="a bug"):
+        exit_code_of(broken, debug=False)
+
+
+# ---- Files
+
+
+def ablate(call, *arguments, seed=0):
+    return call("ablation", "--ckpt", f"{ZOO}@post", *SMALL, "--seed", seed, *arguments)
+
+
+def names(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def test_a_page_of_an_earlier_result_goes(call, tmp_path):
+    assert ablate(call, "--out", "out", "--plot")[0] == 0
+    (tmp_path / "out" / "heads.html").write_text((tmp_path / "out" / "ablation.html").read_text())
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    assert ablate(call, "--out", "out", seed=1)[0] == 0
+    assert names("out") == [*FILES, "heads.html", "mine.txt"], "only the page of this command goes"
+    assert ablate(call, "--out", "out", "--plot", seed=1)[0] == 0
+    assert "ablation.html" in names("out")
+
+
+def test_a_page_that_is_not_ours_stays(call, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "ablation.html").write_text("<html>my notes</html>")
+    assert ablate(call, "--out", "out")[0] == 0
+    assert names("out") == sorted([*FILES, "ablation.html"])
+    assert (tmp_path / "out" / "ablation.html").read_text() == "<html>my notes</html>"
+
+
+def test_a_pipe_in_the_place_of_an_earlier_page_is_left_alone(call, tmp_path):
+    (tmp_path / "out").mkdir()
+    for name in ("ablation.html", "ablation.png"):
+        os.mkfifo(tmp_path / "out" / name)
+    assert ablate(call, "--out", "out")[0] == 0
+    assert names("out") == sorted([*FILES, "ablation.html", "ablation.png"])
+
+
+def test_a_page_alone_is_not_put_beside_files_of_another_result(call):
+    assert ablate(call, "--plot")[0] == 0
+    assert names(".") == ["ablation.html"]
+    assert ablate(call, "--plot", seed=1)[0] == 0
+    assert ablate(call, "--out", ".")[0] == 0
+    assert names(".") == FILES
+    assert "--out ." in refused(ablate(call, "--plot"))
+    assert ablate(call, "--plot", "--out", ".", seed=1)[0] == 0
+    assert json.loads(Path("ablation.json").read_text())[0]["seed"] == 1
+
+
+def full_after(monkeypatch, count):
+    """The disk takes so many more files."""
+    made = []
+    real = tempfile.mkstemp
+
+    def mkstemp(*arguments, **options):
+        made.append(1)
+        if len(made) > count:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr("tempfile.mkstemp", mkstemp)
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_a_full_disk_keeps_the_old_files_and_the_table(call, tmp_path, monkeypatch, count):
+    assert ablate(call, "--out", "out", "--plot")[0] == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    full_after(monkeypatch, count)
+    code, out, err = ablate(call, "--out", "out", "--plot", seed=1)
+    assert code == 2
+    assert err.startswith("interp-run: cannot write out/ablation.")
+    assert err.endswith(": No space left on device\n")
+    assert err.count("\n") == 1
+    assert f"{ZOO}@post · step 20000 · 6 test examples, seed 1" in out
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+def test_a_failing_page_leaves_the_table_too(call, monkeypatch):
+    full_after(monkeypatch, 0)
+    code, out, err = ablate(call, "--plot", "--format", "json")
+    assert (code, err) == (2, "interp-run: cannot write ablation.html: No space left on device\n")
+    assert out
+    assert len(json.loads(out)) == 3
+    assert names(".") == []
+
+
+def test_targets_are_checked_before_anything_slow(call, tmp_path, monkeypatch):
+    def measured(*arguments, **options):
+        raise AssertionError("the slow work has begun")
+
+    monkeypatch.setattr("interp_tasks.experiments.ablation.command.ablation", measured)
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "out" / "ablation.csv").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("nowhere")
+    for out, said in [
+        ("file", "is a file, not a folder"),
+        ("file/below", "is a file, not a folder"),
+        ("out", "out/ablation.csv: it is a folder"),
+        ("link", "a link to nothing"),
+        ("/dev/full", "is a file, not a folder"),
+    ]:
+        assert said in refused(ablate(call, "--out", out))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert "no permission" in refused(ablate(call, "--out", "new"))
+    assert "no permission" in refused(ablate(call, "--plot"))
+
+
+# ---- Streams
+
+SAID = {
+    "help": ["--help"],
+    "help of a command": ["ablation", "--help"],
+    "tasks": ["tasks"],
+    "tasks csv": ["tasks", "--format", "csv"],
+    "checkpoints": ["checkpoints", ZOO],
+    "checkpoints json": ["checkpoints", ZOO, "--format", "json"],
+    "ablation": ["ablation", "--ckpt", ZOO, *SMALL],
+    "lens csv": ["lens", "--ckpt", ZOO, *SMALL, "--format", "csv"],
+    "patch json": ["patch", "--ckpt", ZOO, "--source", "negated", *SMALL, "--format", "json"],
+    "train": [
+        *("train", "matrix-completion", "--set", "train.steps=0", "--set", "model.d_model=8"),
+        *("--set", "train.eval_samples=4", "--out", "run", "--quiet"),
+    ],
+}
+
+
+@contextlib.contextmanager
+def stdout_is(monkeypatch, kind):
+    """A stdout that cannot be written to."""
+    if kind == "closed":
+        stream = None
+    elif kind == "full":
+        stream = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115
+    else:
+        reading, writing = os.pipe()
+        os.close(reading)
+        stream = open(writing, "w", encoding="utf-8")  # noqa: SIM115
+    monkeypatch.setattr(sys, "stdout", stream)
+    try:
+        yield
+    finally:
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+FAILING = {
+    "closed": (2, "interp-run: cannot write to stdout: Bad file descriptor\n"),
+    "full": (2, "interp-run: cannot write to stdout: No space left on device\n"),
+    "broken pipe": (141, ""),
+}
+
+
+@pytest.mark.parametrize("kind", FAILING)
+@pytest.mark.parametrize("case", SAID)
+def test_a_stdout_that_fails(capsys, tmp_path, monkeypatch, case, kind):
+    monkeypatch.chdir(tmp_path)
+    with stdout_is(monkeypatch, kind):
+        before = sys.stdout
+        code = main(SAID[case])
+        assert sys.stdout is before
+    assert (code, capsys.readouterr().err) == FAILING[kind]
+    if case == "train":
+        assert (tmp_path / "run" / "checkpoints" / "00000000" / "meta.json").is_file()
+
+
+@pytest.mark.parametrize("kind", FAILING)
+def test_files_are_written_whatever_becomes_of_stdout(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    with stdout_is(monkeypatch, kind):
+        main([*SAID["ablation"], "--out", "out"])
+    assert names(".") == ["out"]
+    assert names("out") == FILES
+
+
+@pytest.mark.parametrize("kind", FAILING)
+def test_of_two_failures_the_files_are_told(capsys, tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    full_after(monkeypatch, 0)
+    with stdout_is(monkeypatch, kind):
+        code = main([*SAID["ablation"], "--out", "out"])
+    assert code == 2
+    assert (
+        capsys.readouterr().err == "interp-run: cannot write out/ablation.parquet: No space left on device\n"
+    )
+
+
+@pytest.mark.parametrize("stream", [None, "/dev/full"])
+def test_a_stderr_that_fails_loses_nothing(capsys, tmp_path, monkeypatch, stream):
+    monkeypatch.chdir(tmp_path)
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full if stream else None)
+        assert main(["ablation", "--ckpt", ZOO, "--samples", "6", "--out", "out"]) == 0
+        assert "mse_masked" in capsys.readouterr().out
+        assert names("out") == FILES
+        assert main(["ablation"]) == 2
+        assert main(["nothing"]) == 2
+
+
+def shell(command, **environment):
+    """(exit code of the program, stdout, stderr); ``interp-run`` stands for it."""
+    program = f"{sys.executable} -c '{RUN}'"
+    done = subprocess.run(
+        ["bash", "-c", command.replace("interp-run", program)],
+        capture_output=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "out", "err"),
+    [
+        ("interp-run tasks >&-", 2, b"", b"interp-run: cannot write to stdout: Bad file descriptor\n"),
+        (
+            "interp-run --help >/dev/full",
+            2,
+            b"",
+            b"interp-run: cannot write to stdout: No space left on device\n",
+        ),
+        ("interp-run ablation 2>&-", 2, b"", b""),
+        ("interp-run ablation 2>/dev/full", 2, b"", b""),
+        ("interp-run tasks >&- 2>&-", 2, b"", b""),
+        ("interp-run tasks --format json | head -c 1; exit ${PIPESTATUS[0]}", 0, b"[", b""),
+        # More than a pipe holds, whatever the reader's speed.
+        ("interp-run tasks --format json | (exec <&-; sleep 1); exit ${PIPESTATUS[0]}", 141, b"", b""),
+        ("interp-run tasks <&- | head -c 4", 0, b"task", b""),
+    ],
+)
+def test_streams_of_a_shell(command, code, out, err):
+    assert shell(command) == (code, out, err)
+
+
+def test_no_file_takes_the_place_of_a_closed_stdout():
+    """What is printed to descriptor 1, by a C library say, must not end up in a file of ours."""
+    program = (
+        'import os, sys; from interp_tasks.cli import main; main(["tasks"]); '
+        'sys.exit(open("/dev/null").fileno() < 3)'
+    )
+    assert shell(f"{sys.executable} -c '{program}' >&- <&- 2>&-")[0] == 0
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("case", SAID)
+def test_an_encoding_that_lacks_characters(capsys, tmp_path, monkeypatch, case, encoding):
+    monkeypatch.chdir(tmp_path)
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    assert main(SAID[case]) == 0
+    assert capsys.readouterr().err == ""
+    text = written.getvalue().decode(encoding)
+    if encoding == "ascii":
+        assert "?" not in text
+        assert "\\u" not in text, "nothing of ours needs an escape"
+    if case == "ablation":
+        assert f"step 20000 {'|' if encoding == 'ascii' else '·'} 6 test" in text
+    assert sys.stdout.errors == "strict", "as it was"
+
+
+def test_data_is_escaped_not_replaced(monkeypatch):
+    """A name of the user's comes back whole from JSON in any encoding."""
+    rows = {}
+    for encoding in ("ascii", "utf-8"):
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+        assert main(["heads", "--ckpt", ZOO, "--group", "ä·→😀=0.0", *SMALL, "--format", "json"]) == 0
+        rows[encoding] = json.loads(written.getvalue())
+        assert b"\xc3" in written.getvalue() if encoding == "utf-8" else written.getvalue().isascii()
+    assert rows["ascii"] == rows["utf-8"]
+    assert rows["ascii"][-1]["variant"] == "ä·→😀"
+
+
+@pytest.mark.parametrize(
+    ("text", "people", "programs"),
+    [
+        ("a·b", "a|b", "a\\u00b7b"),
+        ("ä·→", "\\u00e4|>", "\\u00e4\\u00b7\\u2192"),
+        ("\udcff😀", *2 * (r"\udcff\ud83d\ude00",)),
+    ],
+)
+def test_what_stands_in_for_a_character(text, people, programs):
+    assert text.encode("ascii", FOR_PEOPLE).decode() == people
+    assert text.encode("ascii", FOR_PROGRAMS).decode() == programs
+
+
+def test_the_c_locale():
+    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
+    for command in ("--help", f"checkpoints {ZOO}"):
+        code, out, err = shell(f"interp-run {command}", **plain)
+        assert (code, err) == (0, b"")
+        assert out.isascii()
+    code, _, err = shell("interp-run ablation --ckpt größe", **plain)
+    assert code == 2
+    assert b"UTF-8 locale" in err
+    assert err.count(b"\n") == 1
+
+
+# ---- Terminals
+
+COLOUR = re.compile(rb"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;)[0-9;]*m")
+
+
+def on_a_terminal(arguments, columns, cwd, **environment):
+    """(exit code, what was shown) on a pseudo-terminal."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    kept = {
+        key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=cwd,
+        env={**kept, "TERM": "xterm-256color", **environment},
+    )
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # the terminal's end is an error on Linux
+        while part := os.read(ours, 4096):
+            seen += part
+    os.close(ours)
+    return process.wait(), seen
+
+
+def unstyled(seen):
+    return re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", seen).decode()
+
+
+def test_a_terminal_of_80_columns(tmp_path):
+    code, seen = on_a_terminal(["lens", "--ckpt", f"{ZOO}@pre", "--samples", "6"], 80, tmp_path)
+    assert code == 0, seen.decode()
+    plain = unstyled(seen)
+    lines = [part for line in plain.split("\r\n") for part in line.split("\r")]
+    assert max(map(len, lines)) <= 80
+    assert "…" not in plain
+    assert "starting" in plain, "the bar, while libraries are imported"
+    assert any(line.startswith("read-out after") for line in lines)
+
+
+def test_colour_is_for_terminals_that_want_it(tmp_path):
+    arguments = ["ablation", "--help"]
+    assert COLOUR.search(on_a_terminal(arguments, 80, tmp_path)[1])
+    for refusing in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        code, seen = on_a_terminal(arguments, 80, tmp_path, **refusing)
+        assert code == 0
+        assert not COLOUR.search(seen)
+        assert "--ckpt" in unstyled(seen)
+
+
+def test_progress_of_training_shows_where_it_is(tmp_path):
+    settings = ("steps=40", "eval_samples=4", "log_every=1", "batch_size=4", "checkpoint_every=40")
+    arguments = ["train", "matrix-completion", "--set", "model.d_model=8"]
+    arguments += [part for one in settings for part in ("--set", f"train.{one}")]
+    code, seen = on_a_terminal(arguments, 80, tmp_path, NO_COLOR="1")
+    assert code == 0, seen.decode()
+    assert not COLOUR.search(seen)
+    plain = unstyled(seen)
+    assert plain.rstrip().splitlines()[-1].startswith("runs/matrix-completion-cpu@last  step 40  ")
+    bars = [part for part in re.split(r"[\r\n]+", plain) if "━" in part and "starting" not in part]
+    assert bars
+    assert all(re.search(r" \d+/40 .*mse_all 0\.\d+", line) for line in bars)
+    assert max(map(len, bars)) <= 80
+
+
+# ---- Experiments on runs, and on examples with little in them
+
+TINY = (
+    "task.n=3",
+    "task.rank=1",
+    "task.grid_step=0.1",
+    "task.grid_max=1.2",
+    "model.d_model=8",
+    "model.n_heads=2",
+)
+SCHEDULE = ("train.steps=4", "train.log_every=1", "train.eval_samples=9", "train.batch_size=4")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A run of 3×3 matrices; a test that changes it takes a copy."""
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    settings = [part for one in (*TINY, *SCHEDULE) for part in ("--set", one)]
+    assert main(["train", "matrix-completion", *settings, "--out", str(out), "--quiet"]) == 0
+    return out
+
+
+MANGLED = {
+    "steps twice": ("metrics.jsonl", lambda text: text + text, "no later step"),
+    "metrics that are a list": (
+        "metrics.jsonl",
+        lambda text: '{"step": 0, "validation": [1]}\n',
+        "metrics that are not an object",
+    ),
+    "a section that is a number": (
+        "run.json",
+        lambda text: json.dumps({**json.loads(text), "config": {"task": {}, "train": 3}}),
+        "a section of its config is not an object",
+    ),
+    "no number of the metric": (
+        "metrics.jsonl",
+        lambda text: '{"step": 0, "validation": {"mse_masked": null, "mse_all": 1.0}}\n',
+        "logs no validation 'mse_masked': it has mse_all",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["drops", "curve"])
+@pytest.mark.parametrize("case", MANGLED)
+def test_a_run_that_cannot_be_read(call, tiny, tmp_path, case, command):
+    file, change, said = MANGLED[case]
+    shutil.copytree(tiny, tmp_path / "run")
+    path = tmp_path / "run" / file
+    path.write_text(change(path.read_text()))
+    assert said in refused(call(command, "run", "--quiet"))
+
+
+ONE = {
+    "curve": lambda run: ["curve", run],
+    "influence": lambda run: ["influence", "--ckpt", f"{ZOO}@post"],
+    "order": lambda run: ["order", "--ckpt", f"{run}@all", "--start", "first", "--kind", "metrics"],
+    "baseline": lambda run: ["baseline", "--ckpt", f"{run}@last", "--variant", "p_mask 0.50"],
+    "algorithm": lambda run: ["algorithm", "--ckpt", f"{run}@last"],
+    "copying": lambda run: ["copying", "--ckpt", f"{run}@last"],
+}
+
+
+@pytest.mark.parametrize("command", ONE)
+def test_one_example_has_no_interval(call, tiny, command):
+    if command == "order":
+        pytest.importorskip("sklearn")
+    code, out, err = call(*ONE[command](tiny), "--samples", "1", "--quiet", "--format", "json")
+    assert (code, err) == (0, "")
+    rows = json.loads(out)
+    assert any(row["value"] is not None for row in rows)
+    for row in rows:
+        assert [row[f"{part}ci_{end}"] for part in ("", "effect_") for end in ("low", "high")] == [None] * 4
+
+
+@pytest.mark.parametrize("share", ["0", "1"])
+def test_influence_needs_something_to_change_and_something_to_read(call, tiny, share):
+    task = [part for one in (*TINY[:4], f"task.p_mask={share}") for part in ("--set", one)]
+    line = refused(call("influence", "--ckpt", f"{tiny}@last", "--task", "matrix-completion", *task))
+    assert "no example has both an entry to change and one to read" in line
+
+
+def test_a_number_above_the_largest_is_told_so(call):
+    for arguments in (("influence", "--shift"), ("embeddings", "--largest")):
+        assert "above 0 and below 1e9" in refused(call(arguments[0], "--ckpt", ZOO, arguments[1], "1e300"))
+
+
+def test_a_matrix_of_three_entries_has_no_map_of_positions(call, tmp_path):
+    settings = [part for one in ("task.m=1", *TINY, *SCHEDULE) for part in ("--set", one)]
+    assert call("train", "matrix-completion", *settings, "--out", "run", "--quiet")[0] == 0
+    code, out, err = call("embeddings", "--ckpt", "run@last", "--quiet", "--format", "json", "--plot")
+    assert (code, err) == (0, "")
+    assert {row["variant"] for row in json.loads(out)} == {"tokens"}
+
+
+def test_runs_to_reproduce_from_are_a_folder(call, tmp_path):
+    (tmp_path / "file").write_text("text")
+    assert "--runs file is not a folder" in refused(call("reproduce", "matrix-completion", "--runs", "file"))
+
+
+def test_interrupted_before_the_command_line_is_there(monkeypatch, capsys):
+    def interrupt(name):
+        raise KeyboardInterrupt
+
+    loading = types.ModuleType("interp_tasks.cli.app")
+    loading.__getattr__ = interrupt
+    monkeypatch.setitem(sys.modules, "interp_tasks.cli.app", loading)
+    assert main(["tasks"]) == 130
+    assert capsys.readouterr() == ("", "interp-run: interrupted\n")
+
+
+def test_a_head_counts_the_most_examples_of_its_split():
+    rows = [
+        {"ref": "r@1", "step": 1, "split": split, "n": n, "seed": 0}
+        for split, n in (("grid", 113), ("grid", 12769), ("test", 99999))
+    ]
+    assert title(rows)[-1] == "12769 grid examples, seed 0"
+
+
+def test_draws_have_an_end(call):
+    assert "--draws 100001: at most 100000" in refused(call("primes", "--ckpt", "x@0", "--draws", "100001"))

@@ -1,0 +1,300 @@
+"""``interp-run baseline``, ``ood``, ``copying`` and ``algorithm``: their numbers by hand, tables, pages, refusals."""
+
+import dataclasses
+import json
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+import tasks
+from circuits.statistics import bootstrap, interval, ratio
+from interp_tasks.checkpoints import save_checkpoint
+from interp_tasks.cli import main
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import COLUMNS, algorithm, baseline, copying, ood
+from interp_tasks.experiments.algorithm.measure import correlation
+from interp_tasks.experiments.algorithm.table import view_columns, view_rows
+from interp_tasks.measurement.paired import paired
+
+N, SEED = 24, 3
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def wide(task, tmp_path_factory):
+    """A model with room for more positions than its task has."""
+    settings = task.Model(n_layers=1, n_heads=2, d_model=8, n_ctx=12, init_std=0.4)
+    model = task.build_model(0, settings)
+    return model, str(save_checkpoint(tmp_path_factory.mktemp("wide") / "c", model, task, step=5))
+
+
+def norms(matrices, rows=3, columns=3):
+    return np.linalg.svd(matrices.detach().double().numpy().reshape(-1, rows, columns))[1].sum(1)
+
+
+def test_baseline_is_the_model_beside_a_method_on_each_variation(task, models, folders, pooled):
+    name = "nuclear norm, lambda 0.005"
+    result = baseline(
+        folders, ["nuclear norm", name], variants=["p_mask 0.10", "p_mask 0.60"], samples=N, seed=SEED
+    )
+    assert tuple(result.frame.columns) == COLUMNS
+    for step, model in enumerate(models):
+        for share in (0.1, 0.6):
+            varied = tasks.get("matrix-completion", **{**task.model_dump(), "p_mask": share})
+            batch = varied.sample(N, seed=SEED)
+            output = model(batch.tokens)
+            own = pooled(output, batch) | {"nuclear_norm": norms(output).mean()}
+            mine = result.frame[
+                (result.frame["step"] == step) & (result.frame["variant"] == f"p_mask {share:.2f}")
+            ]
+            assert list(dict.fromkeys(mine["intervention"])) == ["nuclear norm", name, "truth"]
+            for row in mine.itertuples():
+                assert row.value == pytest.approx(own[row.metric], rel=1e-5)
+                assert row.ci_low < row.value < row.ci_high
+                assert row.effect == pytest.approx(row.value - row.baseline)
+                if row.intervention == "truth":
+                    assert row.metric == "nuclear_norm"
+                    assert row.baseline == pytest.approx(norms(batch.targets).mean(), rel=1e-5)
+                    continue
+                filled = task.baselines()[row.intervention](batch)
+                other = pooled(filled, batch) | {"nuclear_norm": norms(filled).mean()}
+                assert row.baseline == pytest.approx(other[row.metric], rel=1e-5, abs=1e-12)
+
+
+def test_methods_alone_need_no_model(call):
+    code, out, err = call(
+        *("baseline", "--task", "matrix-completion", "--set", "task.n=3", "--set", "task.rank=1"),
+        *("--samples", "30", "--seed", "2", "--format", "json", "--quiet"),
+    )
+    assert (code, err) == (0, "")
+    rows = json.loads(out)
+    assert {tuple(row) for row in rows} == {COLUMNS}
+    task = tasks.get("matrix-completion", n=3, rank=1)
+    batch = task.sample(30, seed=2)
+    assert list(dict.fromkeys(row["variant"] for row in rows)) == list(task.baselines())
+    hidden = batch.extras["hidden"]
+    for row in rows:
+        error = (task.baselines()[row["variant"]](batch).squeeze(-1) - batch.targets).square()
+        if row["metric"] == "mse_masked":
+            assert row["value"] == pytest.approx(float(error[hidden].mean()))
+            assert row["baseline"] is None
+        elif row["metric"] == "nuclear_norm":
+            assert row["baseline"] == pytest.approx(norms(batch.targets).mean(), rel=1e-6)
+            assert row["intervention"] == "truth"
+        assert (row["ref"], row["step"]) == ("matrix-completion", None)
+
+
+def test_ood_says_which_shapes_use_untrained_positions_and_which_do_not_fit(task, wide):
+    model, folder = wide
+    result = ood(folder, samples=N, seed=SEED)
+    frame = result.frame
+    counts = frame[frame["metric"] == "untrained_positions"].set_index("variant")["value"]
+    # The model has 12 positions, its task 9.
+    assert {name: counts[name] for name in ("2x3", "4x3", "3x4", "3x2")} == {
+        "2x3": 0,
+        "4x3": 3,
+        "3x4": 3,
+        "3x2": 0,
+    }
+    assert np.isnan([counts["5x3"], counts["3x5"]]).all()
+    measured = frame[frame["metric"] == "mse_masked"]
+    assert not set(measured["variant"]) & {"5x3", "3x5"}
+    said = " ".join(result.notes)
+    assert "4x3: 3 of 12 positions were never trained" in said
+    assert "3x5: not measured" in said
+    assert "15 positions, the model has 12" in said
+    for name, group in (("4x3", "rows"), ("3x4", "columns"), ("laplace 0.25", "entries"), ("rank 2", "rank")):
+        varied = task.variations()[group][name]
+        batch = varied.sample(N, seed=SEED)
+        (row,) = measured[measured["variant"] == name].to_dict("records")
+        hidden = batch.extras["hidden"]
+        error = (model(batch.tokens)[..., 0] - batch.targets).detach().square()[hidden].mean()
+        assert row["value"] == pytest.approx(float(error), rel=1e-5)
+        assert row["site"] == group
+        best = (varied.baselines()["nuclear norm"](batch)[..., 0] - batch.targets).square()[hidden].mean()
+        assert row["baseline"] == pytest.approx(float(best), rel=1e-5)
+
+
+def test_copying_compares_with_what_stands_in_the_input(task, models, folders):
+    result = copying(folders, samples=N, seed=SEED)
+    for step, model in enumerate(models):
+        for name, (copied, original) in task.copying_inputs(N, SEED, "test").items():
+            output = model(copied.tokens)[..., 0].detach()
+            hidden = copied.extras["hidden"]
+            mine = result.frame[(result.frame["step"] == step) & (result.frame["variant"] == name)]
+            rows = mine.set_index("metric").to_dict("index")
+            kind, _, token = name.partition(", ")
+            # The grid of this task has steps of 0.1.
+            m = {"MASK": 0.0, "0.4": 0.4, "-0.2": -0.2}[token]
+            assert kind in ("rank 1", "full rank")
+            expected = (output - m).square()[hidden].mean()
+            assert rows["mse_masked"]["value"] == pytest.approx(float(expected), rel=1e-5)
+            truth = (output - original.targets).square()[hidden].mean()
+            assert rows["mse_masked"]["baseline"] == pytest.approx(float(truth), rel=1e-5)
+            assert rows["mse_observed"]["effect"] == 0
+
+
+def test_algorithm_is_agreement_over_the_entries_of_a_kind(task, models, folders):
+    result = algorithm(folders[0], samples=60, seed=SEED)
+    batch = task.sample(60, seed=SEED)
+    _, cache = models[0].run_with_cache(batch.tokens)
+    streams = {
+        ("resid_pre", 0): cache["blocks.0.hook_resid_pre"],
+        ("resid_post", 0): cache["blocks.0.hook_resid_post"],
+        ("resid_post", 1): cache["blocks.1.hook_resid_post"],
+    }
+    truth = batch.targets.double().numpy()
+    groups = {kind: mask.numpy() for kind, mask in task.entry_groups(batch).items()}
+    made = {name: method(batch)[..., 0].numpy() for name, method in task.methods().items()}
+    made["truth"] = truth
+    assert len(result.frame) == 3 * len(groups) * (3 * len(made) - 1)
+    outputs = {
+        where: models[0].unembed(models[0].ln_final(stream))[..., 0].detach().double().numpy()
+        for where, stream in streams.items()
+    }
+    for row in result.frame.itertuples():
+        output, mask, other = outputs[row.site, row.layer], groups[row.intervention], made[row.variant]
+        x, y, t = output[mask], other[mask], truth[mask]
+        if row.metric == "distance":
+            assert row.value == pytest.approx(((x - y) ** 2).mean(), rel=1e-4)
+            assert row.baseline == pytest.approx(((x - t) ** 2).mean(), rel=1e-4)
+            continue
+        if row.metric == "r_errors":
+            x, y = x - t, y - t
+        if min(x.std(), y.std()) < 1e-6:
+            assert np.isnan(row.value)
+        else:
+            assert row.value == pytest.approx(np.corrcoef(x, y)[0, 1], abs=1e-4)
+            assert row.ci_low <= row.value <= row.ci_high
+
+
+def test_a_method_agrees_with_itself():
+    stream = torch.Generator().manual_seed(0)
+    one, other = (torch.randn(40, 9, generator=stream, dtype=torch.float64) for _ in range(2))
+    where = torch.rand(40, 9, generator=stream) < 0.5
+    same = correlation(one, 3 * one - 1, where, 0, beside=other)
+    assert (same["value"], same["ci_low"], same["ci_high"]) == pytest.approx((1, 1, 1))
+    assert same["effect"] == pytest.approx(1 - np.corrcoef(one[where], other[where])[0, 1])
+    assert same["effect_ci_low"] < same["effect"] < same["effect_ci_high"]
+    assert np.isnan(correlation(one, torch.full_like(one, 0.3), where, 0)["value"])
+
+
+def test_intervals_are_those_of_the_bootstrap():
+    stream = torch.Generator().manual_seed(0)
+    own, other = torch.rand(30, generator=stream), (torch.rand(30, generator=stream), torch.ones(30) * 2)
+    (row,) = paired({"mse": own}, {"mse": other}, 4)
+    sums = np.stack([own.double().numpy(), other[0].double().numpy()])
+    counts = np.stack([np.ones(30), np.full(30, 2.0)])
+    drawn = bootstrap(sums, counts, 4, 1000)
+    low, high = interval(drawn, 0.95)
+    assert (row["ci_low"], row["ci_high"]) == pytest.approx((low[0], high[0]))
+    low, high = interval(drawn[:, :1] - drawn[:, 1:], 0.95)
+    assert (row["effect_ci_low"], row["effect_ci_high"]) == pytest.approx((low[0], high[0]))
+    low, high = interval(ratio(drawn[:, :1], drawn[:, 1:]), 0.95)
+    assert (row["ratio_ci_low"], row["ratio_ci_high"]) == pytest.approx((low[0], high[0]))
+
+
+COMMANDS = {
+    "baseline": ["--variant", "p_mask 0.30"],
+    "ood": ["--vary", "entries"],
+    "copying": [],
+    "algorithm": ["--method", "zero", "--method", "rank-1 ratio"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_table_page_and_a_single_example(call, folders, tmp_path, command):
+    options = [command, "--ckpt", folders[0], "--ckpt", folders[1], *COMMANDS[command], "--quiet"]
+    code, out, _ = call(*options, "--samples", "8", "--plot", "--out", tmp_path / "out")
+    assert code == 0
+    assert "95% CI" in out
+    page = (tmp_path / "out" / f"{command}.html").read_text()
+    assert "plotly" in page.lower()
+    code, out, err = call(*options, "--samples", "1", "--format", "json")
+    assert (code, err) == (0, "")
+    assert {row["ci_low"] for row in json.loads(out)} == {None}
+
+
+def test_figures(folders):
+    figure = baseline(folders, variants=["p_mask 0.30", "p_mask 0.60"], samples=8).plot()
+    assert {axis.type for axis in figure.select_yaxes()} <= {"log", "linear"}
+    assert {trace.name for trace in figure.data} == {*folders, "nuclear norm", "truth"}
+    by_name = [trace for trace in figure.data if trace.name == "nuclear norm"]
+    assert len(by_name) == 4
+    assert sum(bool(trace.showlegend) for trace in by_name) == 1
+    result = algorithm(folders[0], ["zero", "nuclear norm"], ["recoverable"], samples=8)
+    maps = result.plot().data
+    assert [list(one.x) for one in maps] == [["embed", "0", "1"]] * 3
+    assert [list(one.y) for one in maps] == [["zero", "nuclear norm", "truth"]] * 3
+    distance = result.frame[(result.frame["metric"] == "distance") & (result.frame["variant"] == "zero")]
+    assert list(maps[0].z[0]) == pytest.approx(distance["value"].tolist())
+
+
+def test_the_table_of_algorithm_is_about_the_output(folders):
+    result = algorithm(folders, ["zero"], ["recoverable"], samples=16)
+    rows = view_rows(result.frame)
+    assert list(zip(rows["ref"], rows["variant"], rows["layer"], strict=True)) == [
+        (ref, name, 1) for ref in folders for name in ("zero", "truth")
+    ]
+    headers = [column.header for column in view_columns(rows)]
+    assert headers == ["entries", "method", "distance [95% CI]", "r", "r of errors [95% CI]"]
+    assert rows["r_errors"].tolist()[1] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["baseline"], "no checkpoint"),
+        (["baseline", "--task", "modular-addition"], "declares no baselines"),
+        (["baseline", "--task", "matrix-completion", "--vary", "rank"], "go with --ckpt"),
+        (["baseline", "--ckpt", "CKPT", "--method", "nuclear"], "--method 'nuclear': task"),
+        (["baseline", "--ckpt", "CKPT", "--vary", "size"], "--vary 'size': task"),
+        (["baseline", "--ckpt", "CKPT", "--variant", "p_mask 0.3"], "--variant 'p_mask 0.3': task"),
+        (["ood", "--ckpt", "CKPT", "--vary", "size"], "declares p_mask, entries, rank, rows, columns"),
+        (["ood", "--ckpt", "CKPT", "--tokens", "t.npy"], "ood needs a task"),
+        (["copying", "--ckpt", "zoo:modular-addition-113@last"], "declares no inputs to copy"),
+        (["algorithm", "--ckpt", "CKPT", "--entries", "all"], "--entries 'all': task"),
+        (["algorithm", "--ckpt", "zoo:modular-addition-113@last"], "declares no methods"),
+    ],
+)
+def test_refusals(call, folders, arguments, message):
+    code, out, err = call(*(folders[0] if word == "CKPT" else word for word in arguments), "--quiet")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_task_of_another_kind_can_declare_the_same(models, task, tmp_path):
+    """Nothing in the experiments knows of matrices but through what the task declares."""
+    ref = str(save_checkpoint(tmp_path / "c", models[0], task, step=0))
+
+    class Other(type(task)):
+        def baselines(self):
+            return {"half": lambda batch: batch.targets[..., None] / 2}
+
+        def variations(self):
+            return {"p_mask": {"as it is": self}}
+
+        properties: ClassVar = None
+
+    other = Other(**task.model_dump())
+    frame = baseline(ref, task=other, samples=8).frame
+    batch = other.sample(8)
+    assert set(frame["metric"]) == {"mse_all", "mse_masked", "mse_observed"}
+    assert frame["baseline"].iloc[0] == pytest.approx(float((batch.targets / 2).square().mean()), rel=1e-5)
+    with pytest.raises(UserError, match="declares half"):
+        baseline(ref, "nuclear norm", task=other, samples=8)
+    assert dataclasses.is_dataclass(baseline(ref, task=other, samples=8))

@@ -1,0 +1,245 @@
+"""``interp-run embeddings``: its numbers against scikit-learn and closed forms, on embeddings made by hand."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score, silhouette_score
+
+import tasks
+from interp_tasks.checkpoints import save_checkpoint
+from interp_tasks.cli import main
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import COLUMNS, embeddings
+from interp_tasks.experiments.embeddings.measure import ALIGNMENT, HALF_WAY, half_way
+from interp_tasks.measurement.crossings import crossing
+from interp_tasks.measurement.geometry import (
+    clustered,
+    correlation,
+    distances,
+    principal,
+    ranks,
+    separability,
+    silhouette,
+    tsne,
+)
+
+RNG = np.random.default_rng(0)
+ONES = np.ones((1, 30))
+
+
+# ---- numbers
+
+
+def test_silhouettes_are_those_of_scikit_learn():
+    points, labels = RNG.normal(size=(30, 4)), RNG.integers(0, 3, 30)
+    points[labels == 1] += 2
+    assert silhouette(distances(points), labels) == pytest.approx(silhouette_score(points, labels))
+    alone = np.append(np.zeros(29, dtype=int), 1)
+    assert silhouette(distances(points), alone) == pytest.approx(silhouette_score(points, alone))
+
+
+def test_permuted_labels_tell_clusters_from_chance():
+    labels = np.repeat(np.arange(4), 4)
+    points = RNG.normal(size=(16, 8))
+    assert clustered(points + 3 * labels[:, None], labels, 0).p_value == 0.001
+    null = clustered(points, labels, 0)
+    assert null.p_value > 0.05
+    assert abs(null.null) < 0.2
+    same = clustered(np.ones((16, 2)), labels, 0)
+    assert (same.value, same.null, same.p_value) == (0, 0, 1)
+
+
+def test_separability_is_the_area_under_the_curve_of_either_end():
+    scores, positive = np.round(RNG.normal(size=30), 1), RNG.random(30) < 0.4
+    area = roc_auc_score(positive, scores)
+    for sign in (1, -1):
+        assert separability(sign * scores, positive, ONES)[0] == pytest.approx(max(area, 1 - area))
+    weights = RNG.multinomial(30, np.full(30, 1 / 30), size=3).astype(float)
+    drawn = separability(scores, positive, weights)
+    end = 1 if area > 0.5 else -1
+    for each, found in zip(weights, drawn, strict=True):
+        assert found == pytest.approx(roc_auc_score(positive, end * scores, sample_weight=each))
+
+
+def test_weighted_correlation_is_that_of_the_repeated_points():
+    one, other = RNG.normal(size=(2, 30))
+    weights = RNG.multinomial(30, np.full(30, 1 / 30), size=2).astype(float)
+    for each, found in zip(weights, correlation(one, other, weights), strict=True):
+        repeated = np.repeat(np.arange(30), each.astype(int))
+        assert found == pytest.approx(np.corrcoef(one[repeated], other[repeated])[0, 1])
+    planes = RNG.normal(size=(2, 30, 2))
+    centred = [(plane - plane.mean(0)).ravel() for plane in planes]
+    expected = centred[0] @ centred[1] / np.linalg.norm(centred[0]) / np.linalg.norm(centred[1])
+    assert correlation(*planes, ONES)[0] == pytest.approx(expected)
+    assert correlation(np.ones(30), one, ONES)[0] == 0
+
+
+def test_equal_values_share_their_mean_rank():
+    assert ranks(np.array([3.0, 1.0, 3.0, 2.0, 3.0])).tolist() == [4, 1, 4, 2, 4]
+
+
+def test_components_are_eigenvectors_of_the_covariance():
+    points = RNG.normal(size=(30, 5)) * np.arange(1, 6)
+    found = principal(points)
+    eigenvalues, vectors = np.linalg.eigh(np.cov(points.T, bias=True))
+    assert found.shares == pytest.approx(eigenvalues[::-1][:2] / eigenvalues.sum())
+    for k in (0, 1):
+        assert abs(found.directions[k] @ vectors[:, -1 - k]) == pytest.approx(1)
+    assert found.scores == pytest.approx((points - points.mean(0)) @ found.directions.T)
+
+
+def test_tsne_is_seeded_and_fits_its_perplexity_to_few_points():
+    points = RNG.normal(size=(16, 4))
+    first, perplexity = tsne(points, 3)
+    assert perplexity == 5
+    assert np.array_equal(first, tsne(points, 3)[0])
+
+
+def test_a_crossing_is_the_last_one_between_two_stored_steps():
+    steps = [0, 100, 200, 400]
+    curves = np.array([[0.0, 0.6, 0.4, 0.8], [1.0, 1.0, 1.0, 1.0], [4.0, 3.0, 1.0, 0.0]])
+    found = crossing(steps, curves, 0.5, curves[:, 0], np.array([1.0, 1.0, 0.0]))
+    assert found[0] == pytest.approx(250)
+    assert np.isnan(found[1])
+    assert found[2] == pytest.approx(150)
+    assert np.isnan(crossing(steps, curves[:1], 0.9, np.zeros(1), np.ones(1)))
+    assert crossing(steps, np.ones((1, 4)), 0.5, np.zeros(1), np.ones(1)) == 0
+
+
+# ---- the experiment
+
+
+@pytest.fixture(scope="module")
+def task():
+    return tasks.get("matrix-completion", n=3, m=4, rank=1, grid_max=1.5, grid_step=0.1)
+
+
+def arranged(task, turn=0.0):
+    """Embeddings [sign, |v|, turned noise], and positions that are their column, the middle row shorter."""
+    model = task.build_model(0, task.Model(n_layers=1, n_heads=2, d_model=8))
+    with torch.no_grad():
+        model.embed.W_E.zero_()
+        for token, value in task.token_values().items():
+            model.embed.W_E[token, 0] = np.sign(value)
+            model.embed.W_E[token, 1] = abs(value) + turn * np.sin(37 * value)
+        columns = torch.eye(8)[:4].repeat(3, 1)
+        model.pos_embed.W_pos[:] = columns
+        model.pos_embed.W_pos[4:8] *= 0.5
+    return model
+
+
+@pytest.fixture(scope="module")
+def made(task, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    return str(save_checkpoint(folder / "c", arranged(task), task, step=0))
+
+
+def value_of(frame, metric, column="value"):
+    (row,) = frame[frame["metric"] == metric].to_dict("records")
+    return row[column]
+
+
+def test_an_arrangement_made_by_hand_is_found(made):
+    result = embeddings(made)
+    frame = result.frame
+    assert tuple(frame.columns) == COLUMNS
+    assert value_of(frame, "norm asymmetry") == pytest.approx(0, abs=1e-7)
+    assert value_of(frame, "norm symmetry") == pytest.approx(1)
+    assert value_of(frame, "sign separability") == 1
+    # v and -v are equal in exact arithmetic only, and ranks tell the smallest difference.
+    assert value_of(frame, "magnitude correlation") > 0.99
+    assert value_of(frame, "variance of two components") == pytest.approx(1)
+    assert value_of(frame, "silhouette by column: p") == 0.001
+    assert value_of(frame, "silhouette by row: p") > 0.5
+    assert value_of(frame, "norm of the middle row / others") == pytest.approx(0.5)
+    assert value_of(frame, "sign separability", "baseline") < 1
+    assert ALIGNMENT not in set(frame["metric"])
+    # 21 values in [-1, 1], of 31 on the grid.
+    assert set(frame.loc[frame["variant"] == "tokens", "n"]) == {21}
+    assert len(result.tokens[made]) == 21
+    assert "component 1" in result.page().html()
+    assert len(embeddings(made, 0.5, untrained=False).tokens[made]) == 11
+
+
+def test_rows_that_no_example_uses_stay_as_they_were_drawn(task, tmp_path):
+    """Why ``token_values`` are the rows to look at: training moves them, and no others but MASK's."""
+    from interp_tasks import load_checkpoint, train
+
+    config = {"steps": 30, "batch_size": 64, "optimizer": "adam", "eval_samples": 8}
+    small = {"n_layers": 1, "n_heads": 2, "d_model": 8}
+    run = train(task, out=tmp_path / "run", settings=small, config=config)
+    first, last = (load_checkpoint(f"{run}@{step}").model.W_E for step in (0, 30))
+    moved = (first != last).any(1).nonzero().flatten().tolist()
+    assert set(moved) == set(task.token_values())
+
+
+def test_alignment_is_measured_against_the_last_checkpoint_of_the_run(task, tmp_path):
+    from interp_tasks import train
+    from interp_tasks.training.config import TrainConfig
+
+    config = TrainConfig(steps=4, batch_size=4, checkpoint_every=1, eval_samples=4)
+    run = train(
+        task, out=tmp_path / "run", settings={"n_layers": 1, "n_heads": 2, "d_model": 8}, config=config
+    )
+    found = embeddings(f"{run}@all", untrained=False).frame
+    aligned = found[found["metric"] == ALIGNMENT]
+    assert aligned["step"].tolist() == [0, 1, 2, 3, 4]
+    assert aligned["value"].iloc[-1] == pytest.approx(1)
+    assert (aligned["value"] < 1 + 1e-9).all()
+
+
+def test_half_of_the_way_is_between_stored_steps(tmp_path):
+    """Alignments of a value and two resamples, at steps 0, 10 and 30; the folder is of no run, so there is no onset."""
+    aligned = {0: np.array([0.1, 0.2, 0.0]), 30: np.ones(3), 10: np.array([0.4, 0.4, 0.5])}
+    (row,) = half_way(tmp_path, aligned)
+    assert row["metric"] == HALF_WAY
+    assert row["value"] == pytest.approx(10 + 20 * 0.1 / 0.6)
+    assert 10 <= row["ci_low"] < row["ci_high"] <= 10 + 20 * 0.1 / 0.6
+    assert "baseline" not in row
+    assert half_way(tmp_path, {0: np.full(3, 0.6), 10: np.ones(3), 30: np.ones(3)}) == []
+    assert half_way(tmp_path, {0: np.zeros(3), 30: np.ones(3)}) == []
+
+
+def test_a_plain_dot_product_not_centred_is_what_is_correlated(task, tmp_path):
+    """Against the same in four lines of numpy."""
+    from interp_tasks.experiments.embeddings.measure import Asked, Tables, of_tokens
+
+    asked = Asked(task.token_values(), {})
+    own, end = Tables.of(arranged(task, 2.0)), Tables.of(arranged(task))
+    own.tokens[:, 2] += 3.0
+    # Components of its own that are not the last checkpoint's.
+    own.tokens[:, 3] += 4.0 * np.cos(np.arange(len(own.tokens)))
+    last = end.tokens[list(asked.values)]
+    _, vectors = np.linalg.eigh(np.cov(last.T))
+    one, other = own.tokens[list(asked.values)] @ vectors[:, -2:], last @ vectors[:, -2:]
+    one, other = (x - x.mean(0) for x in (one, other))
+    expected = (one * other).sum() / np.linalg.norm(one) / np.linalg.norm(other)
+    assert of_tokens(asked, own, end, 0)[ALIGNMENT][1][0] == pytest.approx(expected)
+
+
+def test_modular_tasks_have_values_without_signs(tmp_path):
+    task = tasks.get("modular-addition", p=13)
+    model = task.build_model(0, task.Model(n_heads=2, d_model=16))
+    found = embeddings(str(save_checkpoint(tmp_path / "c", model, task, step=0))).frame
+    assert set(found["variant"]) == {"tokens"}
+    assert {"value correlation, component 1", "value correlation, component 2"} < set(found["metric"])
+
+
+def test_the_command_prints_a_table_and_refuses_what_cannot_be(made, capsys):
+    assert main(["embeddings", "--ckpt", made, "--largest", "0.8", "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    assert "sign separability" in printed
+    for arguments, says in (
+        (["--largest", "0"], "above 0"),
+        (["--largest", "0.05"], "1 values are left"),
+        (["--tokens", __file__], "leave --tokens out"),
+    ):
+        assert main(["embeddings", "--ckpt", made, *arguments, "--quiet"]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_a_task_that_says_nothing_is_refused(made, task, monkeypatch):
+    monkeypatch.setattr(type(task), "token_values", lambda self: {})
+    monkeypatch.setattr(type(task), "grid_axes", lambda self: ())
+    with pytest.raises(UserError, match="does not say what its tokens"):
+        embeddings(made)

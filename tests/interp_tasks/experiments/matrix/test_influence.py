@@ -1,0 +1,119 @@
+"""``interp-run influence``: its changes against single forward passes, its pooling against loops."""
+
+import numpy as np
+import pytest
+import torch
+
+import tasks
+from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
+from interp_tasks.cli import main
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import COLUMNS, influence
+from interp_tasks.experiments.influence.measure import AGREEMENT, CHANGE, PART
+
+
+@pytest.fixture(scope="module")
+def result(folders):
+    return influence(folders, samples=12)
+
+
+@pytest.fixture(scope="module")
+def by_hand(task, folders):
+    """(example, source, target) -> change of the output, one forward pass each."""
+    batch = task.sample(12)
+    found = task.influences(batch, 0.1, 0)
+    model = load_checkpoint(folders[0]).model
+    changes = {}
+    with torch.no_grad():
+        clean = model(batch.tokens)[..., 0]
+        for b, p in found.changed.nonzero().tolist():
+            edited = batch.tokens[b].clone()
+            edited[p] = found.tokens[b, p]
+            moved = model(edited[None])[0, :, 0] - clean[b]
+            changes |= {(b, p, q): moved[q].item() for q in range(9) if found.read[b, q]}
+    return found, changes
+
+
+def test_the_table(result, folders):
+    frame = result.frame
+    assert tuple(frame.columns) == COLUMNS
+    assert list(dict.fromkeys(frame["ref"])) == folders
+    assert set(frame["variant"]) == {"model", "rank-1 ratio"}
+    parts = frame[(frame["metric"] == PART) & (frame["ref"] == folders[0]) & (frame["variant"] == "model")]
+    places = parts.set_index("intervention")["value"]
+    assert places[["same row", "same column", "neither"]].sum() == pytest.approx(1)
+    assert parts["baseline"].between(0, 1).all()
+    assert (parts["ci_low"] <= parts["value"]).all()
+    assert (parts["value"] <= parts["ci_high"]).all()
+    assert "rows away" in result.page().html()
+
+
+@pytest.mark.parametrize(
+    "kind", ["same row", "same column", "neither", "on a shortest path", "to unrecoverable"]
+)
+def test_changes_are_those_of_one_forward_pass_each(kind, result, by_hand, folders):
+    found, changes = by_hand
+    inside = [abs(change) for pair, change in changes.items() if found.kinds[kind][pair]]
+    frame = result.frame
+    mine = frame[
+        (frame["ref"] == folders[0]) & (frame["variant"] == "model") & (frame["intervention"] == kind)
+    ].set_index("metric")
+    assert mine.loc[CHANGE, "value"] == pytest.approx(np.mean(inside), rel=1e-4)
+    whole = [abs(change) for change in changes.values()]
+    assert mine.loc[PART, "value"] == pytest.approx(sum(inside) / sum(whole), rel=1e-4)
+    assert mine.loc[PART, "baseline"] == pytest.approx(len(inside) / len(whole))
+
+
+def test_maps_are_means_by_offset(result, by_hand, folders):
+    _, changes = by_hand
+    drawn = result.maps[folders[0], "model"]
+    sums = {}
+    for (_, source, target), change in changes.items():
+        offset = (source // 3 - target // 3, source % 3 - target % 3)
+        sums.setdefault(offset, []).append(abs(change))
+    assert np.isnan(drawn[2, 2])
+    for (down, across), sizes in sums.items():
+        assert drawn[2 + down, 2 + across] == pytest.approx(np.mean(sizes), rel=1e-4)
+
+
+def test_agreement_is_the_rank_correlation_with_the_reference(result, by_hand, folders):
+    import pandas
+
+    found, changes = by_hand
+    reference = found.references["rank-1 ratio"]
+    pairs = [pair for pair in changes if not reference[pair].isnan()]
+    both = pandas.DataFrame(
+        {"mine": [changes[pair] for pair in pairs], "other": [reference[pair].item() for pair in pairs]}
+    )
+    frame = result.frame
+    row = frame[(frame["ref"] == folders[0]) & (frame["metric"] == AGREEMENT)]
+    expected = both.rank().corr().loc["mine", "other"]
+    assert row["value"].item() == pytest.approx(expected, abs=1e-3)
+
+
+def test_redrawn_values_move_more(folders, result):
+    redrawn = influence(folders[0], redraw=True, samples=12).frame
+    assert redrawn["value"].notna().any()
+    assert not redrawn["value"].equals(result.frame["value"])
+
+
+def test_the_command_refuses_what_cannot_be(folders, capsys, tmp_path):
+    task = tasks.get("modular-addition", p=13)
+    model = task.build_model(0, task.Model(n_heads=2, d_model=16))
+    modular = str(save_checkpoint(tmp_path / "c", model, task, step=0))
+    for arguments, says in (
+        (["--ckpt", folders[0], "--shift", "0"], "above 0"),
+        (["--ckpt", folders[0], "--tokens", __file__], "leave --tokens out"),
+        (["--ckpt", modular], "does not say what may be changed"),
+    ):
+        assert main(["influence", *arguments, "--quiet"]) == 2
+        assert says in capsys.readouterr().err
+    assert main(["influence", "--ckpt", folders[0], "--samples", "8", "--quiet"]) == 0
+    assert "on a shortest path" in capsys.readouterr().out
+
+
+def test_more_than_a_number_per_position_is_refused(folders, task, monkeypatch):
+    monkeypatch.setattr(type(task), "d_vocab_out", 2)
+    monkeypatch.setattr(type(task), "check_model", lambda self, model: None)
+    with pytest.raises(UserError, match="2 outputs per position"):
+        influence(folders[0], samples=4)

@@ -1,0 +1,177 @@
+"""``interp-run order``: its curves against the task's metrics and plain loops, on a run made by hand."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from circuits import ablate, heads
+from circuits import run as run_model
+from interp_tasks import load_checkpoint
+from interp_tasks.cli import main
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import COLUMNS, embeddings, order
+from interp_tasks.experiments.embeddings.measure import ALIGNMENT
+from interp_tasks.experiments.order.measure import STEP, VALUE
+from interp_tasks.experiments.order.quantities import pooled
+from tasks import pool
+
+STEPS = (0, 2, 4, 6, 8)
+NAME = "mse_masked"
+
+
+@pytest.fixture(scope="module")
+def run(task, tmp_path_factory):
+    from interp_tasks import train
+
+    config = {"steps": 8, "batch_size": 8, "checkpoint_every": 2, "eval_samples": 8, "learning_rate": 0.01}
+    config |= {"checkpoint_at": list(STEPS)}
+    settings = {"n_layers": 2, "n_heads": 2, "d_model": 8, "init_std": 0.4}
+    return str(train(task, out=tmp_path_factory.mktemp("runs") / "run", settings=settings, config=config))
+
+
+@pytest.fixture(scope="module")
+def refs(run):
+    return [f"{run}@{step}" for step in STEPS]
+
+
+@pytest.fixture(scope="module")
+def result(refs):
+    # The last one first: the order of the run is found, not taken over.
+    return order([refs[-1], *refs[:-1]], start="first", samples=24)
+
+
+def curve(frame, name):
+    return frame[(frame["variant"] == name) & (frame["metric"] == VALUE)].set_index("step")["value"]
+
+
+def test_the_table(result):
+    frame = result.frame
+    assert tuple(frame.columns) == COLUMNS
+    values = frame[frame["metric"] == VALUE]
+    assert set(values.groupby("variant")["step"].agg(tuple)) == {STEPS}
+    assert {"silhouette of positions by column", "embedding alignment", NAME} <= set(values["variant"])
+    steps = frame[frame["metric"].str.startswith(STEP)]
+    assert set(steps["step"]) == {8}
+    assert set(steps["metric"]) == {"step at 10%", "step at 50%", "step at 90%"}
+    assert steps.loc[steps["variant"] == NAME, "effect"].isna().all()
+    others = steps[steps["variant"] != NAME]
+    gap = others["value"] - others["baseline"]
+    assert np.allclose(gap, others["effect"], equal_nan=True)
+    assert "share of its way" in result.page().html()
+    (made,) = result.curves.values()
+    assert made[NAME].iloc[0] == 0
+    assert made[NAME].iloc[-1] == pytest.approx(1)
+
+
+def test_metrics_and_ablation_are_the_tasks(result, task, refs):
+    batch = task.sample(24)
+    for ref, step in zip(refs, STEPS, strict=True):
+        model = load_checkpoint(ref).model
+        clean = pool(task.metrics(run_model(model, batch.tokens), batch))[NAME]
+        edited = run_model(model, batch.tokens, ablate.uniform(heads("all", model)))
+        gap = pool(task.metrics(edited, batch))[NAME] - clean
+        assert curve(result.frame, NAME)[step] == pytest.approx(clean)
+        assert curve(result.frame, f"effect of ablation on {NAME}")[step] == pytest.approx(gap, abs=1e-7)
+
+
+def test_alignment_is_that_of_embeddings(result, refs):
+    beside = embeddings(refs, untrained=False).frame
+    expected = beside[beside["metric"] == ALIGNMENT].set_index("step")["value"]
+    assert curve(result.frame, "embedding alignment").to_numpy() == pytest.approx(expected.to_numpy())
+
+
+def test_attention_is_that_of_the_heads_that_end_in_a_class(task, refs, monkeypatch):
+    """Against loops over examples, heads and queries; the class is made up, so that it surely has heads."""
+    from circuits.model.heads import Head
+    from interp_tasks.experiments.order.measure import Followed
+
+    chosen = (Head(0, 1), Head(1, 0))
+    monkeypatch.setattr(Followed, "classes", lambda self, subject: {"row_observed": chosen})
+    found = order(refs, "attention", start="first", samples=6).frame
+    batch, model = task.sample(6), load_checkpoint(refs[2]).model
+    _, seen = model.run_with_cache(batch.tokens)
+    hidden, shares = batch.extras["hidden"], []
+    for b in range(6):
+        for head in chosen:
+            pattern = seen[f"blocks.{head.layer}.attn.hook_pattern"][b, head.head]
+            for q in range(9):
+                keys = [k for k in range(9) if k // 3 == q // 3 and k != q and not hidden[b, k]]
+                if keys:
+                    shares.append(sum(pattern[q, k].item() for k in keys))
+    assert curve(found, "attention of row_observed heads")[4] == pytest.approx(np.mean(shares), rel=1e-5)
+
+
+def test_classes_are_those_that_attention_finds(task, refs):
+    """A head on its own position everywhere also fits a template that is only there as another class's exception."""
+    from interp_tasks.experiments.order.measure import Followed
+    from interp_tasks.measurement.head_classes import roles
+    from interp_tasks.measurement.subjects import Examples, subjects
+
+    (subject,) = subjects(refs[2], Examples(samples=64))
+    model, angle = subject.model, torch.arange(9) * 2 * torch.pi / 9
+    with torch.no_grad():
+        model.embed.W_E.zero_()
+        model.pos_embed.W_pos.zero_()
+        # Mean 0 and one length: LayerNorm leaves the circle a circle.
+        model.pos_embed.W_pos[:9, :4] = torch.stack([angle.cos(), angle.sin(), -angle.cos(), -angle.sin()], 1)
+        for weight in (model.blocks[0].attn.W_Q, model.blocks[0].attn.W_K):
+            weight[0].zero_()
+            weight[0, :2, :2] = 20 * torch.eye(2)
+    found = Followed((), "cpu", _end=subject.checkpoint).classes(subject)
+    assert [(head.layer, head.head) for head in found.get("identity", ())] == [(0, 0)]
+    assert set(found) <= set(roles(subject, where=None).possible)
+
+
+def test_the_way_from_the_plateau_is_shorter(run, refs, monkeypatch):
+    from interp_tasks.checkpoints import marks
+
+    monkeypatch.setattr(marks, "find_marks", lambda folder, name: {"pre": 3})
+    found = order(refs, "metrics", samples=24)
+    (made,) = found.curves.values()
+    # Of two stored steps as near to 3 the earlier one.
+    assert made[NAME].tolist()[1] == 0
+    steps = found.frame[found.frame["metric"].str.startswith(STEP)]["value"].dropna()
+    assert (steps >= 2).all()
+
+
+def test_resamples_are_the_same_at_every_checkpoint():
+    one = pooled(np.arange(5.0), np.ones(5), 3)
+    assert np.allclose(pooled(np.arange(5.0) + 1, np.ones(5), 3), one + 1)
+    assert one[0] == 2
+
+
+def test_what_has_no_order_is_refused(refs, folders, capsys):
+    for arguments, says in (
+        (["--ckpt", refs[0], "--ckpt", refs[1]], "at least 4"),
+        (["--ckpt", folders[0]], "is in no run"),
+        (["--ckpt", refs[0], "--kind", "loss"], "--kind 'loss'"),
+        (["--ckpt", refs[0], "--start", "end"], "--start 'end'"),
+        (["--ckpt", refs[0], "--tokens", __file__], "leave --tokens out"),
+        ([part for ref in refs for part in ("--ckpt", ref)], "no drop"),
+    ):
+        assert main(["order", *arguments, "--quiet"]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_the_command_prints_steps(refs, capsys):
+    given = [part for ref in refs for part in ("--ckpt", ref)]
+    assert (
+        main(["order", *given, "--kind", "embeddings", "--start", "first", "--samples", "8", "--quiet"]) == 0
+    )
+    printed = capsys.readouterr().out
+    assert "embedding alignment" in printed
+    assert (
+        main(["order", *given, "--kind", "embeddings", "--start", "first", "--format", "json", "--quiet"])
+        == 0
+    )
+    assert {row["variant"] for row in json.loads(capsys.readouterr().out)} == {NAME, "embedding alignment"}
+
+
+def test_the_drop_metric_is_measured_whatever_is_asked(refs):
+    found = order(refs, "positions", start="first", samples=8).frame
+    assert NAME in set(found["variant"])
+    assert "mse_observed" not in set(found["variant"])
+    with pytest.raises(UserError, match="leave --tokens out"):
+        order(refs, tokens=torch.zeros(1, 9, dtype=torch.long))

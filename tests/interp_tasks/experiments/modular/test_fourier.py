@@ -1,0 +1,335 @@
+"""Spectra of checkpoints against numpy's FFT, over grids of inputs and of positions, and what is refused."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import tasks
+from circuits import cache, fourier
+from interp_tasks import experiments
+from interp_tasks.checkpoints import save_checkpoint
+from interp_tasks.cli import main
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import COLUMNS
+from interp_tasks.experiments.fourier.measure import RULES, THRESHOLD
+from tasks import GridAxis
+
+P = 11
+#: Neurons that follow frequency 2, and 4; the others follow 2 and 4 alike.
+FOLLOW_2, FOLLOW_4 = range(8), range(8, 12)
+
+
+@pytest.fixture(scope="module")
+def addition():
+    return tasks.get("modular-addition", p=P)
+
+
+@pytest.fixture(scope="module")
+def periodic(addition, tmp_path_factory):
+    """A checkpoint whose embeddings hold frequencies 2 and 4, and whose neurons follow one of them, or both."""
+    model = addition.build_model(0, addition.Model(d_model=16, n_heads=1, d_mlp=20))
+    x = torch.arange(P)[:, None] * 2 * math.pi / P
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+        # 2 with twice the amplitude of 4; and a constant, which is no frequency.
+        model.W_E[:P, :4] = torch.cat([2 * (2 * x).cos(), 2 * (2 * x).sin(), (4 * x).cos(), (4 * x).sin()], 1)
+        model.W_E[:P, 4] = 7
+        # Uniform attention brings the operands' embeddings to "=".
+        weights = {name.split(".")[-1]: weight for name, weight in model.named_parameters()}
+        weights["W_V"][0, :4, :4] = weights["W_O"][0, :4, :4] = torch.eye(4)
+        for neurons, rows in ((FOLLOW_2, [0, 1]), (FOLLOW_4, [2, 3]), (range(12, 20), [0, 2])):
+            drawn = torch.randn(2, len(neurons), generator=torch.Generator().manual_seed(len(neurons)))
+            for row, values in zip(rows, drawn, strict=True):
+                weights["W_in"][row, list(neurons)] = values.abs() + 0.5
+        weights["b_in"][:] = 0.2
+    return model, str(save_checkpoint(tmp_path_factory.mktemp("periodic") / "c", model, addition, step=3))
+
+
+def shares_by_fft(values):
+    """Of [p, p, neuron], the share of the variance in each block {0, ±k}², and of each neuron; k = 1, 2, ..."""
+    power = np.abs(np.fft.fft2(values, axes=(0, 1))) ** 2
+    power[0, 0] = 0
+    blocks = []
+    for k in range(1, len(values) // 2 + 1):
+        at = np.ix_([0, k, -k], [0, k, -k])
+        blocks.append(power[at].sum((0, 1)))
+    blocks = np.array(blocks)
+    return blocks.sum(1) / power.sum(), blocks / power.sum((0, 1))
+
+
+def value(frame, variant, metric, site):
+    (found,) = frame.loc[
+        (frame["variant"] == variant) & (frame["metric"] == metric) & (frame["site"] == site), "value"
+    ]
+    return found
+
+
+def test_a_grid_of_inputs_against_numpy(addition, periodic):
+    model, folder = periodic
+    result = experiments.fourier(folder, every=True)
+    frame = result.frame
+    assert tuple(frame.columns) == COLUMNS
+    grid = addition.input_grid()
+    post = cache(model, grid.tokens, "mlp_post.0")["mlp_post.0"][:, -1].reshape(P, P, -1).double().numpy()
+    whole, each = shares_by_fft(post)
+    followers = each.argmax(0)[each.max(0) > THRESHOLD] + 1
+    for k in range(1, 6):
+        name = f"frequency {k}"
+        assert value(frame, name, "share of variance", "embed") == pytest.approx(
+            {2: 0.8, 4: 0.2}.get(k, 0), abs=1e-6
+        )
+        assert value(frame, name, "share of variance", "mlp_post") == pytest.approx(whole[k - 1], abs=1e-9)
+        assert value(frame, name, "neurons", "mlp_post") == (followers == k).sum()
+    rest = value(frame, "other frequencies", "share of variance", "mlp_post")
+    assert rest == pytest.approx(1 - whole.sum(), abs=1e-9)
+    assert rest > 0.01, "neurons that mix frequencies"
+    assert value(frame, "no frequency", "neurons", "mlp_post") == post.shape[2] - len(followers)
+    assert (followers == 2).sum() >= len(FOLLOW_2) - 2
+    # Over one coordinate all frequencies are listed: nothing is left.
+    assert "other frequencies" not in set(frame.loc[frame["site"] == "embed", "variant"])
+    assert set(frame["n"]) == {P * P}
+    assert set(frame["split"]) == {"grid"}
+    assert set(frame.loc[frame["site"] == "mlp_post", "position"]) == {2}
+    assert not frame.duplicated(["variant", "metric", "site", "layer"]).any()
+
+
+def test_samples_and_split_do_not_change_a_complete_grid(periodic):
+    _, folder = periodic
+    one, other = (
+        experiments.fourier(folder, **given).frame for given in ({}, {"samples": 5, "split": "train"})
+    )
+    assert one.equals(other)
+
+
+def test_rows_are_key_frequencies_and_those_with_neurons_unless_there_are_few(periodic, addition, tmp_path):
+    _, folder = periodic
+    result = experiments.fourier(folder, rule="of-largest")
+    (done,) = result.config["done"]
+    assert done["interventions"]["W_E"]["key frequencies"] == [2, 4]
+    assert done["interventions"]["mlp_post.0"]["grid"] == {"a": P, "b": P}
+    frame = result.frame
+    kinds = dict(zip(frame["variant"] + frame["site"], frame["intervention"], strict=True))
+    assert kinds["frequency 2embed"] == "key frequency of W_E"
+    assert kinds["frequency 3embed"] == "frequency of W_E"
+    assert value(frame, "all frequencies", "key frequencies", "embed") == 2
+    assert result.spectra[folder, "W_E"].keys == (2, 4)
+    # p = 37 has 18 frequencies, more than are all listed.
+    task = tasks.get("modular-addition", p=37)
+    model = task.build_model(0, task.Model(d_model=16, n_heads=1, d_mlp=20))
+    other = str(save_checkpoint(tmp_path / "c", model, task))
+    listed = experiments.fourier(other, rule="of-largest=0.999").frame
+    variants = set(listed.loc[listed["site"] == "embed", "variant"])
+    assert len(variants) == 3
+    (left,) = listed.loc[(listed["site"] == "embed") & (listed["variant"] == "other frequencies"), "value"]
+    shares = fourier.spectrum(model.W_E[:37]).bands().total().share
+    assert left == pytest.approx(1 - float(shares.max()), abs=1e-9)
+    assert len(experiments.fourier(other, every=True).frame) > len(listed)
+
+
+def test_a_grid_of_positions_against_numpy(folders, models, task, batch_of):
+    """The mean over examples of each neuron, over rows and columns."""
+    result = experiments.fourier(folders[0], samples=20, seed=4)
+    frame = result.frame
+    tokens = batch_of(20, 4).tokens
+    for site, layer, values in [
+        ("pos_embed", None, models[0].W_pos[:9].detach()),
+        ("mlp_post", 0, cache(models[0], tokens, "mlp_post.0")["mlp_post.0"].mean(0)),
+        ("mlp_post", 1, cache(models[0], tokens, "mlp_post.1")["mlp_post.1"].mean(0)),
+    ]:
+        power = np.abs(np.fft.fft2(values.double().reshape(3, 3, -1).numpy(), axes=(0, 1))) ** 2
+        power[0, 0] = 0
+        part = frame[(frame["site"] == site) & (frame["metric"] == "share of variance")]
+        part = part if layer is None else part[part["layer"] == layer]
+        assert part["variant"].tolist() == [f"frequency {at}" for at in ((0, 1), (1, 0), (1, 1))]
+        expected = [
+            sum(power[i, j].sum() for i, j in bins) / power.sum()
+            for bins in (
+                [(0, 1), (0, 2)],
+                [(1, 0), (2, 0)],
+                [(1, 1), (1, 2), (2, 1), (2, 2)],
+            )
+        ]
+        np.testing.assert_allclose(part["value"], expected, rtol=1e-5)
+    assert set(frame["n"]) == {20}
+    assert set(frame["split"]) == {"test"}
+    assert result.spectra[folders[0], "W_pos"].spectrum.grid.axes == {"row": 3, "column": 3}
+
+
+@pytest.fixture(scope="module")
+def batch_of(task):
+    return lambda n, seed: task.sample(n, seed=seed, split="test")
+
+
+def test_in_several_passes_as_in_one(folders, periodic, monkeypatch):
+    one = [experiments.fourier(folder, samples=20, every=True).frame for folder in (folders[0], periodic[1])]
+    monkeypatch.setattr("interp_tasks.experiments.fourier.measure.TOKENS_PER_PASS", 50)
+    other = [
+        experiments.fourier(folder, samples=20, every=True).frame for folder in (folders[0], periodic[1])
+    ]
+    for left, right in zip(one, other, strict=True):
+        np.testing.assert_allclose(left["value"], right["value"], rtol=1e-5, atol=1e-9)
+
+
+def test_multiplication_is_a_sum_of_exponents(tmp_path):
+    """A neuron that is a function of the product has only products of one frequency with itself."""
+    task = tasks.get("modular-multiplication", p=7)
+    axes = task.grid_axes()
+    grid = fourier.Grid.of_inputs(
+        task.input_grid().tokens, {axis.name: axis.position for axis in axes}, [axis.values for axis in axes]
+    )
+    assert grid.sizes == (6, 6)
+    tokens = task.input_grid().tokens
+    outputs = torch.eye(7, dtype=torch.float64)[tokens[:, 0] * tokens[:, 1] % 7]
+    found = fourier.spectrum(outputs, grid)
+    assert float(found.bands().total().share.sum()) == pytest.approx(1)
+    assert float(found.power[1, 2].sum()) == pytest.approx(0, abs=1e-20)
+    model = task.build_model(0, task.Model(d_model=16, n_heads=1, d_mlp=20))
+    frame = experiments.fourier(str(save_checkpoint(tmp_path / "c", model, task))).frame
+    assert frame.loc[(frame["site"] == "embed"), "variant"].tolist()[1:] == [
+        f"frequency {k}" for k in (1, 2, 3)
+    ]
+
+
+def test_one_table_of_both_grids(folders, periodic):
+    frame = experiments.fourier([folders[0], periodic[1]], samples=5).frame
+    assert dict(zip(frame["ref"], frame["split"], strict=True)) == {folders[0]: "test", periodic[1]: "grid"}
+
+
+def test_figure(folders, periodic):
+    result = experiments.fourier([periodic[1], folders[0]], samples=5, rule="of-largest=0.9")
+    figure = result.plot()
+    # W_E: bars, key and other, and white noise; neurons with a map as well.
+    kinds = [trace.type for trace in figure.data]
+    assert kinds == ["bar", "bar", "scatter"] + ["bar", "bar", "scatter", "heatmap"] * 4
+    other, key, flat = figure.data[:3]
+    assert (list(key.x), list(other.x)) == (["2"], ["1", "3", "4", "5"])
+    assert key.y[0] == pytest.approx(80, abs=1e-4)
+    assert list(flat.y) == pytest.approx([20.0] * 5)
+    neurons = result.spectra[periodic[1], "mlp_post.0"].spectrum
+    np.testing.assert_allclose(np.array(figure.data[6].z, dtype=float), 100 * neurons.share)
+    assert (key.name, other.name) == ("key frequency", "not key")
+    titles = [note.text for note in figure.layout.annotations]
+    assert titles[0] == f"W_E<br>{periodic[1]}"
+    # Each map has a title of its own, which begins where the map does.
+    placed = {note.text: note.x for note in figure.layout.annotations}
+    starts = [placed[title] for title in titles if "pairs of frequencies" in title]
+    assert starts == [figure.layout.xaxis2.domain[0]] * 4
+    assert placed[titles[0]] == 0
+    assert f"mlp_post.0: pairs of frequencies<br>{periodic[1]}" in titles
+    assert result.heading() == "Share of variance by frequency"
+    assert "W_pos" in " ".join(titles)
+    assert figure.layout.xaxis.title.text == "frequency"
+    assert figure.layout.xaxis5.title.text == "frequencies (row, column)"
+
+
+def test_the_legend_of_a_figure_without_key_frequencies_says_so(folders):
+    figure = experiments.fourier(folders[0], samples=5, rule="of-largest=0.9").plot()
+    with_keys = {trace.name for trace in figure.data if trace.showlegend}
+    assert with_keys == {"key frequency", "not key", "white noise"}
+    result = experiments.fourier(folders[0], samples=5, rule="noise=1e-9")
+    assert not any(one.keys for one in result.spectra.values())
+    assert [trace.name for trace in result.plot().data if trace.showlegend] == [
+        "share (no frequency is key)",
+        "white noise",
+    ]
+
+
+def test_rules_are_those_of_the_library():
+    from circuits.fourier._clusters import THRESHOLD as THEIRS
+    from circuits.fourier._key_frequencies import RULES as LIBRARY
+
+    assert {name: next(iter(vars(rule()).values())) for name, rule in LIBRARY.items()} == RULES
+    assert THRESHOLD == THEIRS
+
+
+def command(capsys, *arguments):
+    code = main(["fourier", *arguments, "--quiet"])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_the_command(periodic, folders, capsys, monkeypatch, tmp_path, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    options = ["--ckpt", folders[0], "--ckpt", periodic[1], "--samples", "12", "--rule", "above-mean=0.5"]
+    code, out, err = command(capsys, *options, "--plot", "--out", str(tmp_path))
+    assert (code, err) == (0, "")
+    for word in ("0.5 standard deviations", "(1, 1)", "W_pos", "neurons", "121 grid examples"):
+        assert word in " ".join(out.split())
+    assert "baseline" not in out
+    assert max(map(len, out.splitlines())) <= int(columns) or len(folders[0]) > 60
+    stamp = json.loads((tmp_path / "fourier.config.json").read_text())
+    assert stamp["config"]["rule"] == "above-mean=0.5"
+    assert (tmp_path / "fourier.html").stat().st_size > 10_000
+    code, out, _ = command(capsys, *options, "--format", "json", "--every", "--threshold", "1")
+    rows = json.loads(out)
+    assert {
+        row["value"] for row in rows if row["metric"] == "neurons" and row["variant"] != "no frequency"
+    } == {0}
+
+
+class Half(tasks.get("modular-addition", p=P).__class__):
+    """Declares a grid that cannot be."""
+
+    def grid_axes(self):
+        first, _ = super().grid_axes()
+        return first, GridAxis("row", (0, 1))
+
+
+class Long(Half):
+    def grid_axes(self):
+        return GridAxis("row", (0, 1)), GridAxis("column", (0, 1))
+
+
+class None_(Half):
+    def grid_axes(self):
+        return ()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rule": "largest"}, "--rule 'largest'"),
+        ({"rule": "noise=much"}, "after = comes a number from 0, such as noise=0.05"),
+        ({"rule": "noise=-1"}, "a number from 0"),
+        ({"threshold": 85.0}, "--threshold 85: give a share"),
+        ({"tokens": np.zeros((2, 3), dtype=int)}, "needs a task that declares a grid"),
+        ({"task": None_(p=P)}, "declares no grid of inputs or positions"),
+        ({"task": Half(p=P)}, "of the inputs or of the positions, not both"),
+        ({"task": Long(p=P)}, "its grid is 2 × 2, its sequence 3 positions long"),
+    ],
+)
+def test_faults_are_one_line(periodic, given, message):
+    with pytest.raises(UserError) as caught:
+        experiments.fourier(periodic[1], **given)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_faults_of_the_command(periodic, task, models, capsys, tmp_path):
+    bare = str(save_checkpoint(tmp_path / "bare", models[0]))
+    tokens = tmp_path / "tokens.npy"
+    np.save(tokens, np.zeros((2, 9), dtype=int))
+    for arguments, message in (
+        (["--ckpt", bare], "names no task"),
+        (["--ckpt", bare, "--tokens", str(tokens)], "needs a task that declares a grid"),
+        (["--ckpt", periodic[1], "--rule", "strongest"], "--rule 'strongest'"),
+        (["--ckpt", periodic[1], "--threshold", "2"], "--threshold 2"),
+    ):
+        code, out, err = command(capsys, *arguments)
+        assert (code, out) == (2, "")
+        assert message in err
+        assert err.count("\n") == 1
+
+
+def test_shipped_addition():
+    """At the neurons the frequencies above a quarter of the largest norm are the four whose removal costs accuracy."""
+    found = experiments.fourier("zoo:modular-addition-113@post", rule="of-largest")
+    neurons = found.spectra["zoo:modular-addition-113@post", "mlp_post.0"]
+    assert neurons.keys == (3, 24, 32, 41)
+    sizes = found.frame[(found.frame["metric"] == "neurons") & (found.frame["variant"] != "no frequency")]
+    assert sizes["value"].sum() > 0.8 * 512

@@ -1,0 +1,393 @@
+"""``generalisation`` on made-up logs whose crossings are known, censored runs and pairs included."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from interp_tasks import UserError
+from interp_tasks.cli import main
+from interp_tasks.experiments import COLUMNS, generalisation
+from interp_tasks.experiments.generalisation.table import view_rows
+from interp_tasks.measurement.reaching import in_order, median, over_seeds, ratio_of_steps, reached
+from interp_tasks.published import Claim
+from interp_tasks.reproduction.verdicts import judge
+
+STEPS = range(0, 1001, 100)
+
+
+def ramp(at, until=1000):
+    """0, then exactly 0.95 at a step, 1 afterwards: linear between, so that the crossing is that step."""
+    return {step: 0.0 if step < at else 0.95 if step == at else 1.0 for step in range(0, until + 1, 100)}
+
+
+def write(path, validation, train=None, seed=0):
+    """A run whose log says what it is given: metric -> step -> value."""
+    steps = sorted({step for values in validation.values() for step in values})
+    last = path / "checkpoints" / f"{steps[-1]:08d}"
+    last.mkdir(parents=True)
+    (last / "meta.json").write_text("{}")
+    config = {"task": {"name": "miiii"}, "train": {"seed": seed, "eval_samples": 512, "steps": steps[-1]}}
+    described = {"format": 1, "config": config, "drop_metric": {"name": "loss", "direction": "down"}}
+    (path / "run.json").write_text(json.dumps(described))
+    lines = [
+        {
+            "step": step,
+            "validation": {name: values[step] for name, values in validation.items()},
+            **({"train": {name: values[step] for name, values in train.items()}} if train else {}),
+        }
+        for step in steps
+    ]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def row(result, run, variant, metric, split="validation"):
+    frame = result.frame
+    found = frame[
+        (frame["run"] == run)
+        & (frame["variant"] == variant)
+        & (frame["metric"] == metric)
+        & (frame["split"] == split)
+    ]
+    (only,) = found.to_dict("records")
+    return only
+
+
+def test_first_and_for_good_by_hand():
+    """0.9 at 0, 1.0 at 10, 0.9 at 20, 1.0 at 30: level 0.95 at 5, and for good at 25."""
+    assert reached([0, 10, 20, 30], [0.9, 1.0, 0.9, 1.0], 0.95) == pytest.approx((5, 25))
+    assert reached([0, 10, 20], [0.9, 1.0, 0.9], 0.95) == pytest.approx((5, math.inf))
+    assert reached([0, 10], [0.1, 0.2], 0.95) == (math.inf, math.inf)
+    assert reached([3, 10], [1.0, 1.0], 0.95) == (3, 3)
+    assert reached([], [], 0.95) == (math.inf, math.inf)
+
+
+def test_the_table_of_one_run(tmp_path):
+    validation = {
+        "accuracy": ramp(800),
+        **{f"accuracy_{q}": ramp(step) for q, step in ((2, 200), (3, 400), (11, 800))},
+        "loss_11": {step: 1 - value for step, value in ramp(800).items()},
+    }
+    train = {name: ramp(300) for name in ("accuracy", "accuracy_2", "accuracy_3", "accuracy_11")}
+    run = write(tmp_path / "run", validation, train)
+    found = generalisation(run)
+    assert tuple(found.frame.columns) == COLUMNS
+    for q, step in ((2, 200), (3, 400), (11, 800)):
+        one = row(found, run, f"accuracy_{q}", "step at 95%")
+        assert one["value"] == pytest.approx(step)
+        assert one["baseline"] == pytest.approx(300)
+        assert one["effect"] == pytest.approx(step - 300)
+        assert row(found, run, f"accuracy_{q}", "reached 95%")["value"] == 1
+    then = {
+        q: row(found, run, f"accuracy_{q}", "validation when train is at 95%")["value"] for q in (2, 3, 11)
+    }
+    assert then == {2: 1, 3: 0, 11: 0}
+    assert row(found, run, "accuracy_11", "rank correlation with its loss")["value"] == pytest.approx(-1)
+    assert math.isnan(row(found, run, "accuracy_2", "rank correlation with its loss")["value"])
+    assert [row(found, run, f"accuracy_{q}", "place in order")["value"] for q in (2, 3, 11)] == [1, 2, 3]
+    assert row(found, run, "order of all answers", "last step / first step")["value"] == pytest.approx(4)
+    page = found.page().html()
+    assert "Loss of every answer" in page
+    assert "accuracy_11" in page
+
+
+def test_the_level_is_asked_for(tmp_path):
+    run = write(tmp_path / "run", {"accuracy": {0: 0.0, 100: 0.5, 200: 0.5, 300: 0.9}})
+    found = generalisation(run, level=0.5)
+    assert row(found, run, "accuracy", "step at 50%")["value"] == 100
+    assert math.isnan(row(generalisation(run), run, "accuracy", "step at 95%")["value"])
+
+
+def test_a_censored_run_is_no_number(tmp_path):
+    run = write(tmp_path / "run", {"accuracy_2": ramp(300, 700), "accuracy_3": ramp(900, 700)})
+    found = generalisation(run)
+    for metric in ("step at 95%", "step at 95% for good", "place in order"):
+        assert math.isnan(row(found, run, "accuracy_3", metric)["value"])
+    assert row(found, run, "accuracy_3", "reached 95%")["value"] == 0
+    assert math.isnan(row(found, run, "order of all answers", "last step / first step")["value"])
+    assert row(found, run, "order of all answers", "pairs in order")["value"] == 1
+    shown = view_rows(found.frame).set_index("variant")
+    assert shown.loc["accuracy_3", "validation"] == "not by 700"
+    assert shown.loc["accuracy_2", "validation"] == "300"
+
+
+def test_of_answers_none_of_which_gets_there_there_is_no_spread(tmp_path):
+    run = write(tmp_path / "run", {"accuracy_2": ramp(900, 700), "accuracy_3": ramp(900, 700)})
+    found = generalisation(run)
+    assert math.isnan(row(found, run, "order of all answers", "last step / first step")["value"])
+    assert math.isnan(row(found, run, "order of all answers", "pairs in order")["value"])
+
+
+def judged(result, where, holds, **more):
+    """Over examples, so that one run decides: what is asked here is what is known of it."""
+    entry = {"id": "c", "row": 1, "study": "s", "source": "1", "says": "It.", "where": where, "holds": holds}
+    return judge(Claim(**entry, **{"over": "examples", **more}), result.frame, "run")
+
+
+def test_a_run_that_ends_too_soon_decides_what_its_last_step_decides(tmp_path):
+    """Never there by 1000: the step lies beyond, so it is no sooner than 900, and whether before 2000 is open."""
+    train = {"accuracy": ramp(200)}
+    never = write(tmp_path / "never", {"accuracy": ramp(5000)}, train)
+    found = generalisation(never)
+    where = {"split": "validation", "metric": "step at 95%"}
+    undecided = "undecided"
+    for bounds, verdict in (
+        ({"below": 2000}, undecided),
+        ({"below": 900}, "failed"),
+        ({"above": 900}, "held"),
+        ({"above": 1200}, undecided),
+        ({"above": 900, "below": 2000}, undecided),
+    ):
+        outcome = judged(found, where, bounds)
+        assert (outcome.verdict, outcome.value) == (verdict, None), bounds
+        assert "known to lie above 1000" in outcome.reason
+    # Of the 200 steps of training it is more than five times as many.
+    assert judged(found, where, {"above": 4}, per="baseline").verdict == "held"
+    assert judged(found, where, {"above": 6}, per="baseline").verdict == undecided
+    assert judged(found, where, {"below": 5}, per="baseline").verdict == "failed"
+    # What is known is judged as ever.
+    known = generalisation(write(tmp_path / "known", {"accuracy": ramp(400)}, train))
+    assert judged(known, where, {"below": 900}, over="runs").reason.endswith("this one lies within the rule")
+    assert judged(known, where, {"above": 900}, over="runs").reason.endswith("this one does not")
+    # Where training does not get there either, nothing is known of their ratio.
+    neither = generalisation(write(tmp_path / "neither", {"accuracy": ramp(5000)}, {"accuracy": ramp(5000)}))
+    assert judged(neither, where, {"above": 0.1}, per="baseline").verdict == undecided
+
+
+def test_of_several_answers_the_last_and_the_first_step_are_bounded(tmp_path):
+    """2 is there at 300 and 3 not by 1000: the last of them comes after 1000, the first at 300."""
+    run = write(tmp_path / "run", {"accuracy_2": ramp(300), "accuracy_3": ramp(5000)})
+    found = generalisation(run)
+    where = {"split": "validation", "metric": "step at 95%", "variant": ["accuracy_2", "accuracy_3"]}
+    undecided = "undecided"
+    for reduce, bounds, verdict in (
+        ("max", {"below": 900}, "failed"),
+        ("max", {"above": 900}, "held"),
+        ("max", {"below": 2000}, undecided),
+    ):
+        assert judged(found, where, bounds, reduce=reduce).verdict == verdict, (reduce, bounds)
+    # The first of them is known.
+    assert judged(found, where, {"below": 400}, reduce="min").value == 300
+    # A mean has no bound, and is no number.
+    assert "no such number" in judged(found, where, {"above": 1}, reduce="mean").reason
+    assert judged(found, {**where, "variant": "accuracy_2"}, {"below": 400}, reduce="max").value == 300
+
+
+def test_a_ratio_with_a_bound_alone_is_decided_by_the_bound(tmp_path):
+    run = write(tmp_path / "run", {"accuracy": ramp(200)})
+    never = write(tmp_path / "never", {"accuracy": ramp(5000)})
+    other = write(tmp_path / "other", {"accuracy": ramp(4000)})
+    undecided = "undecided"
+
+    def verdict(result, metric, **bounds):
+        return judged(result, {"metric": metric}, bounds).verdict
+
+    less = generalisation([run, never], against="never")  # below 200 / 1000
+    more = generalisation([run, never], against="run")  # above 1000 / 200
+    for metric in ("ratio of steps", "ratio of steps, at most", "ratio of steps, at least"):
+        assert verdict(less, metric, below=1) == "held"
+        assert verdict(less, metric, above=0.5) == "failed"
+        assert verdict(less, metric, below=0.1) == undecided
+        assert verdict(more, metric, below=1) == "failed"
+        assert verdict(more, metric, above=2) == "held"
+        assert verdict(more, metric, above=9) == undecided
+        assert verdict(generalisation([never, other], against="other"), metric, below=1) == undecided
+
+
+def test_of_several_seeds_the_first_that_ends_bounds_the_median(tmp_path):
+    """Six seeds that end without it: the interval of their median begins where the first of them ends."""
+    for seed, until in enumerate((600, 1000, 1000, 1000, 1000, 1000)):
+        write(tmp_path / "run" / f"seed-{seed}", {"accuracy": ramp(5000, until)}, seed=seed)
+    where = {"run": "/seed-*", "split": "validation", "metric": "step at 95%"}
+    found = generalisation(f"{tmp_path}/run/seed-*")
+    outcome = judged(found, where, {"above": 500}, over="runs")
+    assert (outcome.verdict, outcome.n_runs, outcome.low) == ("held", 6, 600)
+    assert "6 of 6 runs end too soon: their numbers are known to lie above 600" in outcome.reason
+    assert judged(found, where, {"above": 700}, over="runs").verdict == "undecided"
+    five = judged(generalisation(f"{tmp_path}/run/seed-[0-4]"), where, {"above": 500}, over="runs")
+    assert (five.verdict, five.interval) == ("undecided", "")
+    assert "takes six; 5 of them within the rule" in five.reason
+
+
+def test_ratios_of_steps_are_bounded_seed_by_seed(tmp_path):
+    """Three runs that are there at 100, beside three that end at 1000, 1000 and 400: at most 0.1, 0.1 and 0.25."""
+    for seed, until in enumerate((1000, 1000, 400)):
+        write(tmp_path / "soon" / f"seed-{seed}", {"accuracy": ramp(100)}, seed=seed)
+        write(tmp_path / "late" / f"seed-{seed}", {"accuracy": ramp(5000, until)}, seed=seed)
+    step = {"split": "validation", "metric": "step at 95%"}
+    where, per = ({**step, "run": f"{name}/seed-*"} for name in ("soon", "late"))
+    found = generalisation([f"{tmp_path}/soon/seed-*", f"{tmp_path}/late/seed-*"])
+    outcome = judged(found, where, {"below": 1}, per=per, over="runs")
+    assert (outcome.verdict, outcome.n_runs) == ("held", 3)
+    # The widest of all intervals that the bounds allow: 0.25 beside two that may be 0.
+    assert outcome.high == pytest.approx(0.25 / 3 + 4.3027 * 0.25 / 3, rel=1e-4)
+    assert judged(found, where, {"below": 0.4}, per=per, over="runs").verdict == "undecided"
+
+
+def test_later_ties_do_not_lower_the_correlation_with_the_loss(tmp_path):
+    """Accuracy rises to its ceiling as the loss falls, which then goes up again: -1 up to there."""
+    accuracy = {step: min(1.0, step / 400) for step in range(0, 2001, 100)}
+    loss = {step: 1 - step / 1000 if step <= 400 else step / 100 for step in accuracy}
+    run = write(tmp_path / "run", {"accuracy": accuracy, "loss": loss})
+    found = row(generalisation(run), run, "accuracy", "rank correlation with its loss")
+    assert found["value"] == pytest.approx(-1)
+
+
+def test_seconds_are_those_of_the_clock_at_that_step(tmp_path, capsys):
+    run = write(tmp_path / "run", {"accuracy": ramp(250)}, {"accuracy": ramp(100)})
+    assert not (generalisation(run).frame["metric"] == "seconds at 95%").any()
+    times = {0: 0.0, 200: 10.0, 300: 30.0}
+    lines = [json.dumps({"step": step, "seconds": seconds}) for step, seconds in times.items()]
+    (tmp_path / "run" / "clock.jsonl").write_text("\n".join([*lines, "torn"]))
+    metric, found = "seconds at 95%", generalisation(run)
+    step = row(found, run, "accuracy", "step at 95%")["value"]
+    assert row(found, run, "accuracy", metric)["value"] == pytest.approx(10 + 20 * (step - 200) / 100)
+    assert main(["generalisation", run, "--quiet"]) == 0
+    assert "seconds to 95%" in capsys.readouterr().out
+    # A clock that stops before says nothing.
+    (tmp_path / "run" / "clock.jsonl").write_text("\n".join(lines[:2]) + "\n")
+    assert math.isnan(row(generalisation(run), run, "accuracy", metric)["value"])
+
+
+def test_what_is_no_number_is_left_out_and_said(tmp_path):
+    values = {**ramp(500), 300: None, 400: "good"}
+    found = generalisation(run := write(tmp_path / "run", {"accuracy": values}))
+    assert row(found, run, "accuracy", "step at 95%")["value"] == pytest.approx(500)
+    assert found.notes[-1] == (
+        f"{run}: validation accuracy is no number at 2 logged steps, the first of them 300: left out."
+    )
+
+
+def test_pairs_in_order_by_hand():
+    assert in_order(np.array([1.0, 2.0, 3.0])) == 1
+    assert in_order(np.array([3.0, 2.0, 1.0])) == 0
+    assert in_order(np.array([2.0, 2.0])) == 0.5
+    assert in_order(np.array([1.0, np.inf, np.inf])) == 1
+    assert math.isnan(in_order(np.array([np.inf, np.inf])))
+
+
+def test_seeds_have_a_median_in_which_censored_runs_are_late(tmp_path):
+    for seed, step in enumerate((200, 400, 2000)):
+        write(tmp_path / "run" / f"seed-{seed}", {"accuracy": ramp(step)}, seed=seed)
+    group = f"{tmp_path}/run/seed-*"
+    found = generalisation(group)
+    middle = row(found, group, "accuracy", "step at 95%")
+    assert (middle["value"], middle["n_runs"]) == (pytest.approx(400), 3)
+    # Of three seeds drawn with repetition the smallest median is the smallest of them; the largest is censored.
+    assert middle["ci_low"] == pytest.approx(200)
+    assert math.isnan(middle["ci_high"])
+    assert row(found, group, "accuracy", "step at 95%, smallest")["value"] == pytest.approx(200)
+    assert math.isnan(row(found, group, "accuracy", "step at 95%, largest")["value"])
+    assert row(found, group, "accuracy", "reached 95%")["value"] == pytest.approx(2 / 3)
+    shown = view_rows(found.frame)
+    assert shown[shown["n_runs"] == 3]["validation"].tolist() == ["400 (200 to ?; 2 of 3)"]
+
+
+def test_medians_with_infinite_numbers():
+    assert median(np.array([1.0, np.inf, 3.0])) == 3
+    assert median(np.array([1.0, np.inf])) == np.inf
+    assert median(np.array([[2.0, 4.0], [np.inf, np.inf]])).tolist() == [3, np.inf]
+    values = np.random.default_rng(0).normal(size=(5, 8))
+    assert median(values) == pytest.approx(np.median(values, -1))
+    assert all(math.isnan(end) for end in over_seeds(np.array([1.0, 2.0]), median, 0))
+
+
+def test_ratios_and_their_bounds():
+    assert ratio_of_steps(200.0, 900.0, 400.0, 800.0) == (0.5, 0.5, 0.5)
+    # It is not there by 900, the other was at 400: more than 900 / 400.
+    assert ratio_of_steps(math.inf, 900.0, 400.0, 800.0) == (math.inf, 2.25, math.inf)
+    assert ratio_of_steps(200.0, 900.0, math.inf, 800.0) == (0, 0, 0.25)
+    assert math.isnan(ratio_of_steps(math.inf, 900.0, math.inf, 800.0)[0])
+
+
+def test_against_is_paired_by_seed(tmp_path):
+    mine, others = {0: 200, 1: 900, 2: 300}, {2: 600, 0: 800, 1: 300, 3: 100}
+    for folder, steps in (("mine", mine), ("other", others)):
+        for seed, step in steps.items():
+            write(tmp_path / folder / f"seed-{seed}", {"accuracy": ramp(step)}, seed=seed)
+    group = f"{tmp_path}/mine/seed-*"
+    found = generalisation(group, against=f"{tmp_path}/other/seed-*")
+    pooled = row(found, group, "accuracy", "ratio of steps")
+    assert pooled["value"] == pytest.approx(np.median([200 / 800, 900 / 300, 300 / 600]))
+    assert pooled["n_runs"] == 3
+    assert (pooled["ci_low"], pooled["ci_high"]) == (pytest.approx(0.25), pytest.approx(3))
+    # The end of a name that is among the runs does as well, and that run has no ratio to itself.
+    again = generalisation([group, f"{tmp_path}/other/seed-*"], against="other")
+    assert row(again, group, "accuracy", "ratio of steps")["value"] == pooled["value"]
+    ratios = again.frame[again.frame["metric"] == "ratio of steps"]
+    assert ratios["run"].tolist() == [group]
+
+
+def test_a_ratio_to_a_run_that_never_gets_there_is_a_bound(tmp_path, capsys):
+    run = write(tmp_path / "run", {"accuracy": ramp(200)})
+    never = write(tmp_path / "never", {"accuracy": ramp(5000)})
+    found = generalisation([run, never], against="never")
+    assert math.isnan(row(found, run, "accuracy", "ratio of steps")["value"])
+    assert row(found, run, "accuracy", "ratio of steps, at most")["value"] == pytest.approx(0.2)
+    assert row(found, run, "accuracy", "ratio of steps, at least")["value"] == 0
+    back = generalisation([run, never], against="run")
+    assert row(back, never, "accuracy", "ratio of steps, at least")["value"] == pytest.approx(5)
+    assert main(["generalisation", run, never, "--against", never, "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    assert "below 0.2" in printed
+    assert "not by 1000" in printed
+    assert main(["generalisation", run, never, "--against", "run", "--quiet"]) == 0
+    assert "above 5" in capsys.readouterr().out
+
+
+def test_the_order_against_the_moduli_is_spearmans(tmp_path):
+    steps = {2: 300, 3: 100, 5: 500, 11: 400, 13: 5000}
+    run = write(tmp_path / "run", {f"accuracy_{q}": ramp(step) for q, step in steps.items()})
+    found = generalisation(run)
+    expected = spearmanr(list(steps), list(steps.values())).statistic
+    value = row(found, run, "order of all answers", "rank correlation of step and modulus")["value"]
+    assert value == pytest.approx(expected)
+    assert row(found, run, "order of answers below 11", "pairs in order")["value"] == pytest.approx(2 / 3)
+    assert row(found, run, "order of answers from 11 on", "pairs in order")["value"] == 1
+
+
+def test_many_answers_are_maps_with_a_row_each(tmp_path):
+    primes = (2, 3, 5, 7, 11, 13, 17, 19)
+    run = write(tmp_path / "run", {f"accuracy_{q}": ramp(100 * (i + 1)) for i, q in enumerate(primes)})
+    figure = generalisation(run).plot()
+    maps = [trace for trace in figure.data if trace.type == "heatmap"]
+    assert list(maps[0].y) == [str(q) for q in primes]
+    # No place for step 0 on a logarithmic axis.
+    assert list(maps[0].x) == list(STEPS)[1:]
+    assert np.array(maps[0].z, dtype=float)[3].tolist() == list(ramp(400).values())[1:]
+
+
+def test_what_cannot_generalise_is_refused(tmp_path, capsys):
+    losses = write(tmp_path / "losses", {"loss": {0: 1.0, 100: 0.5}})
+    seeds = [write(tmp_path / f"s{seed}", {"accuracy": ramp(200)}, seed=seed) for seed in (0, 1)]
+    words = write(tmp_path / "words", {"accuracy": {0: "low", 100: None}})
+    for arguments, says in (
+        ([losses], "logs no accuracy: it has loss"),
+        ([words], "logs no accuracy that is a finite number"),
+        ([losses, "--level", "1.5"], "--level 1.5: an accuracy above 0, at most 1"),
+        ([seeds[0], "--against", seeds[1]], "pairs are runs with one train.seed"),
+        ([seeds[0], "--against", "nothing"], "nothing"),
+    ):
+        assert main(["generalisation", *arguments, "--quiet"]) == 2
+        err = capsys.readouterr().err
+        assert says in err
+        assert err.count("\n") == 1
+    with pytest.raises(UserError, match="--level 0"):
+        generalisation(losses, level=0.0)
+
+
+def test_a_shipped_run_against_its_log():
+    found = generalisation("zoo:miiii-113-small")
+    from interp_tasks.measurement.run_logs import read_runs
+
+    (run,) = read_runs("zoo:miiii-113-small")
+    for q in (2, 3, 5, 7, 11):
+        steps, values = run.points(f"accuracy_{q}")
+        index = next(i for i, value in enumerate(values) if value >= 0.95)
+        value = row(found, run.name, f"accuracy_{q}", "step at 95%")["value"]
+        assert steps[index - 1] < value <= steps[index]

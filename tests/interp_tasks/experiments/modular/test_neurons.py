@@ -1,0 +1,327 @@
+"""Neurons and attention over the inputs, against plain numpy; the published count of active frequencies; refusals."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import tasks
+from circuits import cache
+from interp_tasks import experiments
+from interp_tasks.checkpoints import save_checkpoint
+from interp_tasks.cli import main
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import COLUMNS
+from interp_tasks.experiments.neurons.active_counts import active_counts, amplitudes, of_equal_size
+from interp_tasks.experiments.neurons.features import pairs_for_half
+from interp_tasks.experiments.neurons.measure import Image, read_neurons
+from tasks import GridAxis
+
+P = 11
+
+
+@pytest.fixture(scope="module")
+def addition():
+    return tasks.get("modular-addition", p=P)
+
+
+@pytest.fixture(scope="module")
+def model(addition):
+    """Neurons 0 to 5 follow frequency 2, 6 to 9 frequency 4, 10 both, and 11 is always off."""
+    model = addition.build_model(0, addition.Model(d_model=16, n_heads=2, d_mlp=12, init_std=0.3))
+    x = torch.arange(P)[:, None] * 2 * math.pi / P
+    weights = {name.split(".")[-1]: weight for name, weight in model.named_parameters()}
+    stream = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name in ("W_V", "W_O", "W_in", "W_pos"):
+            weights[name].zero_()
+        model.W_E[:P, :4] = torch.cat([(2 * x).cos(), (2 * x).sin(), (4 * x).cos(), (4 * x).sin()], 1)
+        for head in range(2):
+            weights["W_V"][head, :4, :4] = weights["W_O"][head, :4, :4] = torch.eye(4)
+        for rows, neurons in (([0, 1], range(6)), ([2, 3], range(6, 10)), ([0, 2], [10])):
+            for row in rows:
+                weights["W_in"][row, list(neurons)] = torch.randn(len(neurons), generator=stream)
+        weights["b_in"][:] = 0.1
+        weights["b_in"][11] = -1
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(model, addition, tmp_path_factory):
+    return str(save_checkpoint(tmp_path_factory.mktemp("neurons") / "c", model, addition, step=3))
+
+
+@pytest.fixture(scope="module")
+def run(model, addition, tmp_path_factory):
+    """A run's checkpoints: the same neurons, three sizes; then without those of frequency 4."""
+    root = tmp_path_factory.mktemp("run") / "run"
+    kept = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    out = next(name for name in kept if name.endswith("W_in"))
+    for step, size in ((0, 0.1), (10, 1.0), (20, 2.0)):
+        with torch.no_grad():
+            dict(model.named_parameters())[out][:] = size * kept[out]
+        save_checkpoint(root / "checkpoints" / f"{step:08d}", model, addition, step=step)
+    with torch.no_grad():
+        dict(model.named_parameters())[out][:] = kept[out]
+    return str(root)
+
+
+def of(result, variant, metric, column="value", ref=None):
+    frame = result.frame
+    frame = frame if ref is None else frame[frame["ref"] == ref]
+    (found,) = frame.loc[(frame["variant"] == variant) & (frame["metric"] == metric), column]
+    return found
+
+
+def activations(model, task, site):
+    seen = cache(model, task.input_grid().tokens, site)[site]
+    return seen.double().numpy()
+
+
+def powers(image):
+    """Of [p, p]: |FFT|² without the constant."""
+    found = np.abs(np.fft.fft2(image)) ** 2
+    found[0, 0] = 0
+    return found
+
+
+def block(power, k):
+    degree_1 = power[[k, -k], 0].sum() + power[0, [k, -k]].sum()
+    return degree_1, degree_1 + power[np.ix_([k, -k], [k, -k])].sum()
+
+
+def test_a_neuron_against_numpy(folder, model, addition):
+    result = experiments.neurons(folder, neurons=[0, 7, 10])
+    assert tuple(result.frame.columns) == COLUMNS
+    post = activations(model, addition, "mlp_post.0")[:, -1].reshape(P, P, -1)
+    for neuron, k in ((0, 2), (7, 4)):
+        image, name = post[..., neuron], f"neuron {neuron}"
+        power = powers(image)
+        first, second = block(power, k)
+        assert of(result, name, "mean") == pytest.approx(image.mean(), rel=1e-6)
+        assert of(result, name, "frequency") == k
+        assert of(result, name, "variance explained, degree 1") == pytest.approx(first / power.sum())
+        assert of(result, name, "variance explained, degree 2") == pytest.approx(second / power.sum())
+        by_a = image.mean(1).var() / image.var()
+        by_b = image.mean(0).var() / image.var()
+        assert of(result, name, "variance by a alone") == pytest.approx(by_a)
+        assert of(result, name, "variance by b alone") == pytest.approx(by_b)
+        assert of(result, name, "variance by both jointly") == pytest.approx(1 - by_a - by_b)
+        assert of(result, name, "variance by one digit") == pytest.approx(max(by_a, by_b))
+    drawn = result.images[folder]["neuron 7 of mlp_post.0"]
+    np.testing.assert_allclose(drawn.values, post[..., 7], rtol=1e-6)
+    assert drawn.axes == ("a", "b")
+    assert drawn.share.sum() == pytest.approx(1)
+    assert set(result.frame["split"]) == {"grid"}
+    assert set(result.frame["n"]) == {P * P}
+
+
+def test_clusters_and_all_neurons_against_numpy(folder, model, addition):
+    result = experiments.neurons(folder)
+    post = activations(model, addition, "mlp_post.0")[:, -1].reshape(P, P, -1)
+    explained = np.zeros((5, 12))
+    variance = post.reshape(P * P, -1).var(0)
+    for neuron in range(12):
+        power = powers(post[..., neuron])
+        if power.sum() > 1e-12:
+            explained[:, neuron] = [block(power, k)[1] / power.sum() for k in range(1, 6)]
+    inside = explained.max(0) > 0.85
+    for k in (2, 4):
+        members = inside & (explained.argmax(0) == k - 1)
+        assert members.any()
+        assert of(result, f"cluster {k}", "neurons") == members.sum()
+        pooled = (explained.max(0) * variance)[members].sum() / variance[members].sum()
+        assert of(result, f"cluster {k}", "variance explained, degree 2") == pytest.approx(pooled)
+    assert of(result, "in clusters", "clusters") == len(set(explained.argmax(0)[inside]))
+    assert of(result, "in clusters", "share of neurons in clusters") == pytest.approx(inside.mean())
+    varying = variance > 1e-12
+    assert of(result, "all neurons", "neurons") == varying.sum() < 12
+    assert of(result, "all neurons", "constant neurons") == 12 - varying.sum()
+    pooled = (explained.max(0) * variance).sum() / variance.sum()
+    assert of(result, "all neurons", "variance explained, degree 2") == pytest.approx(pooled)
+
+
+def test_another_threshold_and_site(folder, model, addition):
+    low, high = (experiments.neurons(folder, threshold=level) for level in (0.1, 0.999))
+    counted = [of(one, "in clusters", "neurons") for one in (low, high)]
+    assert counted[0] > counted[1]
+    found = experiments.neurons(folder, [1], "mlp_pre.0")
+    pre = activations(model, addition, "mlp_pre.0")[:, -1]
+    assert of(found, "neuron 1", "mean") == pytest.approx(pre[:, 1].mean(), rel=1e-5)
+    assert of(found, "neuron 1", "variance explained, degree 2") > 0.9
+    assert set(found.frame["site"]) == {"mlp_pre"}
+
+
+def test_pairs_of_frequencies_for_half_of_the_variance():
+    share = torch.tensor([[0.0, 0.4], [0.3, 0.3]])
+    assert pairs_for_half(share[..., None]).tolist() == [2]
+    assert pairs_for_half(torch.tensor([[0.0, 0.6], [0.2, 0.2]])[..., None]).tolist() == [1]
+    assert pairs_for_half(torch.zeros(2, 2, 1)).isnan().all()
+
+
+def test_pairs_are_fewer_than_with_relabelled_digits(folder):
+    result = experiments.neurons(folder)
+    assert of(result, "all neurons", "pairs of frequencies for half of the variance") < of(
+        result, "all neurons", "pairs of frequencies for half of the variance", "baseline"
+    )
+
+
+def test_attention_against_numpy(folder, model, addition):
+    result = experiments.neurons(folder, site="pattern")
+    seen = activations(model, addition, "pattern.0")[:, :, 2]
+    assert set(result.frame["variant"]) == {"0.0", "0.1", *(f"0.{h} to {d}" for h in (0, 1) for d in "ab")}
+    for head in (0, 1):
+        means = seen[:, head, :2].mean(0)
+        assert of(result, f"0.{head}", "share of attention to one digit") == pytest.approx(
+            means.max() / means.sum(), rel=1e-6
+        )
+        for key, name in enumerate("ab"):
+            image = seen[:, head, key].reshape(P, P)
+            by_a = image.mean(1).var() / image.var()
+            assert of(result, f"0.{head} to {name}", "mean") == pytest.approx(image.mean(), rel=1e-6)
+            assert of(result, f"0.{head} to {name}", "variance by a alone") == pytest.approx(by_a, rel=1e-4)
+            assert of(result, f"0.{head} to {name}", "variance by one digit", "head") == head
+    assert set(result.images[folder]) == {f"0.{h} to {d} of pattern.0" for h in (0, 1) for d in "ab"}
+
+
+def test_digits_as_they_stand_in_the_tokens(tmp_path):
+    """The name of a digit goes with its position, whichever comes first."""
+    for digits, first in (("low-first", "x0"), ("high-first", "x1")):
+        task = tasks.get("miiii", p=5, digits=digits)
+        found = task.build_model(0, task.Model(d_model=8, n_heads=1, d_mlp=4))
+        where = str(save_checkpoint(tmp_path / digits, found, task))
+        result = experiments.neurons(where, site="pattern")
+        image = activations(found, task, "pattern.0")[:, 0, 2, 0]
+        assert of(result, f"0.0 to {first}", "mean") == pytest.approx(image.mean(), rel=1e-5)
+
+
+def test_amplitudes_are_of_the_grid_without_its_first_row_and_column():
+    values = torch.randn(7, 7, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    whole = np.abs(np.fft.fft2(values.numpy()[1:, 1:], axes=(0, 1)))
+    np.testing.assert_allclose(amplitudes(values), whole[:, :4].mean(0), rtol=1e-12)
+
+
+def test_the_published_count_by_hand():
+    over_time = np.array([[1.0, 2, 1], [1, 2, 1], [6, 2, 1]])[..., None]
+    # Each frequency over its sum: the first 1/8, 1/8, 6/8, the others 1/3.
+    flat = np.array([1 / 8, 1 / 8, 6 / 8] + 6 * [1 / 3])
+    assert flat.mean() + flat.std() < 6 / 8 < flat.mean() + 3 * flat.std()
+    assert active_counts(over_time, 1)[:, 0].tolist() == [0, 0, 1]
+    assert active_counts(over_time, 3)[:, 0].tolist() == [0, 0, 0]
+    assert active_counts(np.zeros((3, 3, 1)), 1).sum() == 0
+
+
+def test_the_published_count_follows_the_size_of_a_neuron_and_the_control_does_not():
+    shape = np.array([5.0, 1, 2, 3])
+    grown = (np.array([0, 1, 9, 1.0])[:, None] * shape)[..., None]
+    assert active_counts(grown, 1)[:, 0].tolist() == [0, 0, 4, 0]
+    assert active_counts(of_equal_size(grown)[1:], 1).sum() == 0
+
+
+def test_over_the_checkpoints_of_a_run(run, model, addition):
+    result = experiments.neurons(f"{run}@all", [7])
+    refs = list(dict.fromkeys(result.frame["ref"]))
+    assert len(refs) == 3
+    name = "active frequencies, mean + 1 sd"
+    counts = [of(result, "neuron 7", name, ref=ref) for ref in refs]
+    assert counts[0] == 0 < counts[2], "it grows"
+    assert of(result, "neuron 7", f"{name}, peak") == max(counts)
+    assert of(result, "neuron 7", f"{name}, peak", "baseline") == counts[2]
+    assert of(result, "neuron 7", f"{name}, step of the peak") == 10 * np.argmax(counts)
+    assert of(result, "neuron 7", f"{name}, end / peak") == counts[2] / max(counts)
+    every = [of(result, "all neurons", name, ref=ref) for ref in refs]
+    assert every[0] == 0 < every[2] < 6
+    # Two checkpoints are no training.
+    two = experiments.neurons([f"{run}@0", f"{run}@10"], [7])
+    assert not two.frame["metric"].str.contains("mean [+]").any()
+
+
+def test_a_neuron_that_is_off_has_a_mean_and_nothing_else(folder):
+    found = experiments.neurons(folder, [11]).frame
+    assert found.loc[found["variant"] == "neuron 11", "metric"].tolist() == ["mean"]
+
+
+def test_a_model_of_which_nothing_varies(addition, tmp_path):
+    model = addition.build_model(0, addition.Model(d_model=8, n_heads=1, d_mlp=4))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    result = experiments.neurons(str(save_checkpoint(tmp_path / "c", model, addition)))
+    assert of(result, "all neurons", "constant neurons") == 4
+    assert of(result, "in clusters", "clusters") == 0
+    assert result.page().html()
+
+
+def test_tables_and_pages(folder, run, capsys, tmp_path):
+    assert main(["neurons", "--ckpt", folder, "--neurons", "0,7"]) == 0
+    shown = capsys.readouterr().out
+    assert "neuron 7" in shown
+    assert "cluster 2" in shown
+    assert main(["neurons", "--ckpt", folder, "--site", "pattern"]) == 0
+    assert "0.1 to b" in capsys.readouterr().out
+    assert main(["neurons", "--ckpt", f"{run}@all", "--plot", "--out", str(tmp_path), "--quiet"]) == 0
+    shown = capsys.readouterr().out
+    assert "3 checkpoints" in shown
+    assert "without" in shown
+    page = (tmp_path / "neurons.html").read_text()
+    assert "Over training" in page
+    assert page.count("neuron 0 of mlp_post.0") >= 2
+    assert json.loads((tmp_path / "neurons.json").read_text())
+
+
+def test_figures_show_values_and_shares_in_percent(folder):
+    result = experiments.neurons(folder, [7])
+    drawn: Image = result.images[folder]["neuron 7 of mlp_post.0"]
+    values, share = result.plot().data
+    np.testing.assert_allclose(np.array(values.z), drawn.values)
+    np.testing.assert_allclose(np.array(share.z), 100 * drawn.share)
+    assert (share.zmin, share.zmax) == (0, pytest.approx(100 * drawn.share.max()))
+    off = experiments.neurons(folder, [11]).plot().data[1]
+    assert (off.zmin, off.zmax) == (0, 100)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"site": "z"}, "choose mlp_pre, mlp_post, mlp_out or pattern"),
+        ({"site": "mlp_post.3"}, "the model has layers 0 to 0"),
+        ({"neurons": [12]}, "mlp_post.0 has neurons 0 to 11"),
+        ({"draws": 0}, "--draws 0"),
+        ({"threshold": 2.0}, "--threshold 2"),
+    ],
+)
+def test_refusals(folder, given, told):
+    with pytest.raises(UserError, match=r"^[^\n]*$") as caught:
+        experiments.neurons(folder, **given)
+    assert told in str(caught.value)
+
+
+def test_neurons_as_they_are_typed(folder, capsys):
+    assert read_neurons("3, 1,3") == (3, 1)
+    assert main(["neurons", "--ckpt", folder, "--neurons", "0,x"]) == 2
+    assert "write neurons counted from 0" in capsys.readouterr().err
+
+
+def test_a_grid_of_positions_is_refused(folders, capsys):
+    with pytest.raises(UserError, match="no grid of two input digits") as caught:
+        experiments.neurons(folders[0])
+    assert "\n" not in str(caught.value)
+    assert main(["neurons", "--ckpt", folders[0]]) == 2
+    assert "interp-run fourier also takes grids of positions" in capsys.readouterr().err
+
+
+def test_a_grid_of_another_dimension_is_refused(folder, addition, monkeypatch):
+    monkeypatch.setattr(
+        type(addition), "grid_axes", lambda self: (GridAxis("a", tuple(range(self.p)), 0),), raising=True
+    )
+    with pytest.raises(UserError, match="no grid of two input digits"):
+        experiments.neurons(folder)
+
+
+def test_a_shipped_model():
+    result = experiments.neurons("zoo:modular-addition-113@post", site="pattern", draws=1)
+    drawn = result.images["zoo:modular-addition-113@post"]["0.3 to b of pattern.0"]
+    assert drawn.values.shape == (113, 113)
+    assert drawn.share.shape == (57, 57)

@@ -1,0 +1,301 @@
+"""What belongs to each prime, on a model built with a circuit for each prime, or with one for both."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import tasks
+from circuits import cache
+from interp_tasks import experiments
+from interp_tasks.checkpoints import save_checkpoint
+from interp_tasks.cli import main
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import COLUMNS
+from interp_tasks.experiments.prime_order.measure import ranked, stratified
+from interp_tasks.experiments.primes.removal import Damage, principal
+from interp_tasks.experiments.primes.shares import spread_of
+
+P, NEURONS = 31, 120
+#: Of the model with two circuits, the neurons of 3; those of 5 are the rest.
+OF_3 = range(40)
+
+
+@pytest.fixture(scope="module")
+def task():
+    return tasks.get("miiii", p=P, primes=(3, 5), train_fraction=0.5)
+
+
+def waves(x, q):
+    """cos, sin(2πjx/q) of the digits, [digit wave]."""
+    angles = 2 * math.pi / q * x[:, None] * torch.arange(1, q // 2 + 1)
+    return torch.cat([angles.cos(), angles.sin()], 1)
+
+
+def built(task, shared):
+    """Heads bring each digit's waves to "=", random neurons mix those of a prime (``shared``: of both), the read-out is
+    fitted.
+    """
+    model = task.build_model(0, task.Model(d_model=29, n_heads=2, d_head=6, d_mlp=NEURONS, biases="trained"))
+    weights = {name.split(".")[-1]: weight for name, weight in model.named_parameters()}
+    x = torch.arange(P)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+        model.W_E[:P, :6] = torch.cat([waves(x, 3), waves(x, 5)], 1)
+        weights["W_pos"][:, 6:9] = torch.eye(3)
+        for head in (0, 1):
+            weights["W_Q"][head, 8, 0] = 100
+            weights["W_K"][head, 6 + head, 0] = 1
+            weights["W_V"][head, :6] = torch.eye(6)
+            weights["W_O"][head, :, 9 + 6 * head : 15 + 6 * head] = torch.eye(6)
+        drawn = torch.randn(12, NEURONS, generator=generator)
+        if not shared:
+            rows_of_3 = torch.tensor([0, 1, 6, 7])
+            mine = torch.zeros(12, NEURONS)
+            mine[rows_of_3, : len(OF_3)] = 1
+            rows_of_5 = torch.tensor([at for at in range(12) if at not in rows_of_3])
+            mine[rows_of_5[:, None], torch.arange(len(OF_3), NEURONS)] = 1
+            drawn = drawn * mine
+        weights["W_in"][9:21] = drawn
+        weights["b_in"][:] = 0.3 * torch.randn(NEURONS, generator=generator)
+        grid = task.input_grid()
+        post = cache(model, grid.tokens, "mlp_post")["mlp_post.0"][:, -1].double()
+        target = torch.cat(
+            [torch.nn.functional.one_hot(grid.targets[:, at], q) for at, q in enumerate(task.moduli)], 1
+        )
+        fitted = torch.linalg.lstsq(post, 10 * target.double(), driver="gelsd", rcond=1e-6).solution
+        weights["W_out"][:, 21:] = fitted.float()
+        weights["W_U"][21:] = torch.eye(8)
+    return model
+
+
+@pytest.fixture(scope="module")
+def found(task, tmp_path_factory):
+    """Results of the model with two circuits, and of the model with one."""
+    results = {}
+    for name, shared in (("apart", False), ("shared", True)):
+        model = built(task, shared)
+        folder = tmp_path_factory.mktemp(name) / "c"
+        ref = str(save_checkpoint(folder, model, task, step=1))
+        results[name] = ref, model, experiments.primes(ref, draws=4)
+    return results
+
+
+def value(frame, variant, metric, intervention, column="value"):
+    chosen = (
+        (frame["variant"] == variant) & (frame["metric"] == metric) & (frame["intervention"] == intervention)
+    )
+    (one,) = frame.loc[chosen, column]
+    return one
+
+
+def r_squared(columns, values):
+    """Of least squares with an intercept, all features together."""
+    values = values - values.mean(0)
+    columns = np.concatenate([np.ones((len(columns), 1)), columns], 1)
+    rest = values - columns @ np.linalg.lstsq(columns, values, rcond=1e-10)[0]
+    return 1 - (rest**2).sum() / (values**2).sum()
+
+
+def test_shares_are_those_of_least_squares_on_waves(task, found):
+    _, model, result = found["shared"]
+    frame = result.frame
+    assert list(frame.columns) == list(COLUMNS)
+    grid = task.input_grid().tokens
+    post = cache(model, grid, "mlp_post")["mlp_post.0"][:, -1].double().numpy()
+    x0, x1 = grid[:, 0], grid[:, 1]
+    columns = {}
+    for q in (3, 5):
+        columns[q] = waves(x0 + P * x1, q).numpy()
+        share = value(frame, f"mod_{q}", "share of variance", "answer: mlp_post.0")
+        assert share == pytest.approx(r_squared(columns[q], post), abs=1e-6)
+        of_digits = np.concatenate([waves(x0, q).numpy(), waves(x1, q).numpy()], 1)
+        share = value(frame, f"mod_{q}", "share of variance", "digits: mlp_post.0")
+        assert share == pytest.approx(r_squared(of_digits, post), abs=1e-6)
+        others = [c for c in range(1, q) if c != P % q]
+        each = [r_squared(waves(x0 + c * x1, q).numpy(), post) for c in others]
+        share = value(frame, f"mod_{q}", "share of variance", "other forms: mlp_post.0")
+        assert share == pytest.approx(np.mean(each), abs=1e-6)
+        embedding = model.W_E[:P].detach().double().numpy()
+        share = value(frame, f"mod_{q}", "share of variance", "digit: W_E")
+        assert share == pytest.approx(r_squared(waves(torch.arange(P), q).numpy(), embedding), abs=1e-6)
+    both = r_squared(np.concatenate(list(columns.values()), 1), post)
+    assert value(frame, "all answers", "share of variance", "answer: mlp_post.0") == pytest.approx(
+        both, abs=1e-6
+    )
+    beyond = value(frame, "mod_3", "share beyond the other answers", "answer: mlp_post.0")
+    assert beyond == pytest.approx(both - r_squared(columns[5], post), abs=1e-6)
+
+
+def test_shuffled_digits_explain_what_chance_does(found):
+    frame = found["apart"][2].frame
+    cells = P * P
+    for q in (3, 5):
+        control = value(frame, f"mod_{q}", "share of variance", "answer: mlp_post.0", "baseline")
+        assert control == pytest.approx((q - 1) / (cells - 1), abs=0.005)
+        real = value(frame, f"mod_{q}", "share of variance", "answer: mlp_post.0")
+        assert real > 10 * control
+        less = value(frame, f"mod_{q}", "share less chance", "answer: mlp_post.0")
+        assert less == pytest.approx(1 - (1 - real) * (cells - 1) / (cells - q), abs=1e-9)
+    assert set(frame.loc[frame["intervention"] == "answer: mlp_post.0", "split"]) == {"grid"}
+
+
+def test_neurons_of_separate_circuits_serve_one_prime_each(found):
+    frame = found["apart"][2].frame
+    assert value(frame, "all answers", "neurons serving several", "neurons: mlp_post.0") == 0
+    assert value(frame, "all answers", "answers per neuron", "neurons: mlp_post.0") < 1.2
+    most = {q: value(frame, f"mod_{q}", "neurons serving it most", "neurons: mlp_post.0") for q in (3, 5)}
+    assert 10 < most[3] <= len(OF_3)
+    assert 20 < most[5] <= NEURONS - len(OF_3)
+    mixed = found["shared"][2].frame
+    several = value(mixed, "all answers", "neurons serving several", "neurons: mlp_post.0")
+    assert several > 0
+    assert value(mixed, "all answers", "answers per neuron", "neurons: mlp_post.0") > 1.2
+
+
+@pytest.mark.parametrize(
+    "kind", ["waves of the digits at embed", "neurons at mlp_post.0", "directions at mlp_post.0"]
+)
+def test_without_a_circuit_of_its_own_only_its_prime_is_lost(found, kind):
+    frame = found["apart"][2].frame
+    own = value(frame, "all answers", "damage to itself", kind)
+    others = value(frame, "all answers", "damage to the others", kind)
+    assert own > 0.5
+    assert others < 0.05
+    assert value(frame, "all answers", "damage to itself minus the others", kind) == pytest.approx(
+        own - others
+    )
+    assert value(frame, "without mod_3", "accuracy of mod_5", kind) > 0.95
+    assert value(frame, "without mod_3", "accuracy of mod_3", kind) < 0.75
+    assert value(frame, "without mod_3", "accuracy of mod_3", kind, "baseline") > 0.95
+
+
+def test_without_shared_neurons_the_other_prime_is_hurt_too(found):
+    apart, shared = (found[name][2].frame for name in ("apart", "shared"))
+    kind = "neurons at mlp_post.0"
+    hurt = [value(one, "all answers", "damage to the others", kind) for one in (apart, shared)]
+    assert hurt[1] > hurt[0] + 0.1
+
+
+def test_functions_of_the_answer_at_the_neurons_hurt_no_other_by_construction(found):
+    frame = found["shared"][2].frame
+    kind = "waves of the answer at mlp_post.0"
+    assert value(frame, "all answers", "damage to itself", kind) > 0.5
+    assert abs(value(frame, "all answers", "damage to the others", kind)) < 0.05
+
+
+def test_damage_is_the_share_of_what_is_above_chance():
+    names, chance = ("a", "b", "c"), np.array([0.5, 0.2, 0.1])
+    accuracy = np.array([1.0, 0.9, 0.12])
+    without = np.array([[0.5, 0.9, 0.1], [1.0, 0.55, 0.1], [0.75, 0.9, 0.1]])
+    one = Damage("k", "p", names, accuracy, without, np.tile(accuracy, (3, 1)), chance)
+    # c is at chance before: nothing can be lost.
+    np.testing.assert_allclose(one.lost(without)[:, :2], [[1, 0], [0, 0.5], [0.5, 0]])
+    assert np.isnan(one.lost(without)[:, 2]).all()
+    own, others = one.own_and_others(without)
+    np.testing.assert_allclose(own, [1, 0.5, np.nan])
+    np.testing.assert_allclose(others, [0, 0, 0.25])
+    assert np.nanmax(np.abs(one.lost(one.control))) == 0
+
+
+def test_principal_directions_are_the_fewest_that_carry_nine_tenths():
+    classes = torch.arange(60) % 3
+    means = torch.tensor([[3.0, 0, 0], [-3, 0, 0], [0, 0.1, 0]])
+    found = principal(means[classes].double() - means.double().mean(0), classes)
+    assert found.shape == (3, 1)
+    assert abs(float(found[0, 0])) > 0.99
+
+
+def test_answers_per_neuron_count_equal_parts():
+    strength = np.array([[1.0, 2, 0], [1, 0, 0], [1, 0, 0]])
+    served = np.array([[True, True, False], [False, False, False], [False, False, False]])
+    assert spread_of(strength, served) == pytest.approx((3 + 1) / 2)
+    assert math.isnan(spread_of(strength, served & False))
+
+
+def test_a_single_answer_has_no_others(tmp_path):
+    addition = tasks.get("modular-addition", p=7)
+    model = addition.build_model(0, addition.Model(d_model=8, n_heads=1, d_mlp=12))
+    ref = str(save_checkpoint(tmp_path / "c", model, addition, step=0))
+    frame = experiments.primes(ref, draws=2).frame
+    assert not frame["intervention"].str.startswith("digit: ").any()
+    assert np.isnan(value(frame, "all answers", "damage to the others", "waves of the answer at mlp_post.0"))
+
+
+def test_the_command_prints_and_draws(found, capsys, tmp_path):
+    ref = found["apart"][0]
+    assert (
+        main(["primes", "--ckpt", ref, "--draws", "2", "--samples", "40", "--out", str(tmp_path), "--plot"])
+        == 0
+    )
+    printed = capsys.readouterr().out
+    assert "the others" in printed
+    assert "accuracy of" not in printed
+    page = (tmp_path / "primes.html").read_text()
+    assert "share of accuracy" in page
+    assert main(["primes", "--ckpt", ref, "--draws", "2", "--no-ablate", "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert not any("damage" in row["metric"] for row in rows)
+
+
+def test_refusals(found, tmp_path):
+    with pytest.raises(UserError, match="at least one draw"):
+        experiments.primes(found["apart"][0], draws=0)
+    with pytest.raises(UserError, match="needs a task"):
+        experiments.primes(found["apart"][0], tokens=torch.zeros(2, 3, dtype=torch.long))
+    completion = tasks.get("matrix-completion", n=3)
+    model = completion.build_model(0, completion.Model(d_model=8, n_heads=1, n_layers=1, d_mlp=8))
+    ref = str(save_checkpoint(tmp_path / "c", model, completion, step=0))
+    with pytest.raises(UserError, match="declares no modular answers, which primes is about"):
+        experiments.primes(ref)
+
+
+# --- prime-order
+
+
+def write_run(folder, p, steps_of, until=100):
+    """A run that logs accuracies which reach 1 at given steps (None: never)."""
+    folder.mkdir(parents=True)
+    config = {"task": {"name": "miiii", "p": p}, "train": {"seed": 0, "eval_samples": 50}, "model": {}}
+    drop = {"name": "loss", "direction": "down"}
+    (folder / "run.json").write_text(json.dumps({"config": config, "drop_metric": drop}))
+    lines = []
+    for step in range(0, until + 1, 10):
+        seen = {f"accuracy_{q}": float(at is not None and step >= at) for q, at in steps_of.items()}
+        lines.append(json.dumps({"step": step, "validation": {"loss": 1.0, "accuracy": 0.5, **seen}}))
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "checkpoints").mkdir()
+    return folder
+
+
+def test_ranks_are_within_strata_and_ties_share_them():
+    strata = np.array([0, 0, 0, 1, 1])
+    np.testing.assert_allclose(
+        ranked(np.array([5.0, math.inf, math.inf, 9, 1]), strata), [-1, 0.5, 0.5, 0.5, -0.5]
+    )
+
+
+def test_a_strict_order_is_found_and_its_p_value_counts_permutations():
+    x, y = np.arange(4.0), np.arange(4.0) * 3
+    value_, p_value = stratified(x, y, np.zeros(4), 0)
+    assert value_ == pytest.approx(1)
+    # Two of 24 orders are as extreme.
+    assert p_value == pytest.approx(2 / 24, abs=0.01)
+    assert all(math.isnan(one) for one in stratified(x, np.ones(4), np.zeros(4), 0))
+    # Between strata nothing is compared.
+    assert all(math.isnan(one) for one in stratified(x, y, np.arange(4), 0))
+
+
+def test_a_model_that_computes_nothing_is_refused_in_one_line(tmp_path):
+    addition = tasks.get("modular-addition", p=5)
+    model = addition.build_model(0, addition.Model(d_model=8))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    save_checkpoint(tmp_path / "nothing", model, addition)
+    with pytest.raises(UserError, match="the same for every input: no variance to share out"):
+        experiments.primes(str(tmp_path / "nothing"))

@@ -1,0 +1,618 @@
+"""``interp-run progress``: against numpy, hand-written forwards and the library's interventions, on small models."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import tasks
+from circuits import ablate, fourier
+from circuits import run as run_model
+from interp_tasks import experiments, load_checkpoint
+from interp_tasks.checkpoints import save_checkpoint
+from interp_tasks.cli import main
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import COLUMNS
+from interp_tasks.experiments.progress import phases as phases
+from interp_tasks.experiments.progress.attention import (
+    mean_streams,
+    output_with,
+    outputs_without,
+    rows_of_attention,
+    rows_of_waves,
+)
+from interp_tasks.experiments.progress.inputs import read_inputs
+from interp_tasks.experiments.progress.measure import KINDS
+from interp_tasks.experiments.progress.neurons import Neurons
+
+P = 7
+STEPS = (0, 2, 4, 6)
+
+
+@pytest.fixture(scope="module")
+def addition():
+    return tasks.get("modular-addition", p=P, train_fraction=0.5, validation_size=5)
+
+
+@pytest.fixture(scope="module")
+def primes():
+    return tasks.get("miiii", p=P, primes=[2, 3, 5], train_fraction=0.5, validation_size=5)
+
+
+def scaled(task, **settings):
+    """A random model whose every part moves the output."""
+    model = task.build_model(0, task.Model(d_model=8, n_heads=2, d_mlp=12, **settings))
+    stream = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=stream) * 0.5)
+    return model
+
+
+@pytest.fixture(scope="module")
+def models(addition, primes):
+    return {task.name: scaled(task) for task in (addition, primes)}
+
+
+@pytest.fixture(scope="module")
+def folders(addition, primes, models, tmp_path_factory):
+    root = tmp_path_factory.mktemp("checkpoints")
+    return {
+        task.name: str(save_checkpoint(root / task.name, models[task.name], task, step=3))
+        for task in (addition, primes)
+    }
+
+
+@pytest.fixture(scope="module")
+def results(folders):
+    found = experiments.progress(folders["modular-addition"], keys=[1, 3])
+    return {"modular-addition": found, "miiii": experiments.progress(folders["miiii"])}
+
+
+@pytest.fixture(scope="module")
+def run(addition, tmp_path_factory):
+    from interp_tasks import train
+
+    config = {"steps": 6, "checkpoint_every": 2, "learning_rate": 0.05, "eval_samples": 8}
+    config |= {"checkpoint_at": list(STEPS)}
+    settings = {"d_model": 8, "n_heads": 2, "d_mlp": 12}
+    return str(train(addition, out=tmp_path_factory.mktemp("runs") / "run", settings=settings, config=config))
+
+
+def value(frame, variant, metric, intervention="none", split="grid", column="value", **where):
+    chosen = (frame["variant"] == variant) & (frame["metric"] == metric) & (frame["split"] == split)
+    chosen &= frame["intervention"] == intervention
+    for name, wanted in where.items():
+        chosen &= (frame[name] == wanted).fillna(False).astype(bool)
+    (found,) = frame.loc[chosen, column]
+    return found
+
+
+def cross_entropy(logits, answers):
+    logits = np.asarray(logits, dtype=float)
+    return np.log(np.exp(logits).sum(1)) - logits[np.arange(len(logits)), answers]
+
+
+def without(logits, r, q, keys):
+    """Logits less their regression on the waves; the means stay."""
+    waves = [f(2 * np.pi * k * r / q) for k in keys for f in (np.cos, np.sin)]
+    waves = np.stack([w - w.mean() for w in waves], 1)
+    return logits - waves @ np.linalg.lstsq(waves, logits - logits.mean(0), rcond=None)[0]
+
+
+def grid_of(task, model, name):
+    """Tokens, logits of one answer, answers, by hand."""
+    tokens = torch.cartesian_prod(torch.arange(P), torch.arange(P))
+    tokens = torch.cat([tokens, torch.full((P * P, 1), P)], 1)
+    logits = run_model(model, tokens)[:, -1].double().numpy()
+    if task.name == "modular-addition":
+        return tokens, logits, (tokens[:, 0] + tokens[:, 1]).numpy() % P, P
+    q = int(name.removeprefix("mod_"))
+    first = {2: 0, 3: 2, 5: 5}[q]
+    return tokens, logits[:, first : first + q], (tokens[:, 0] + P * tokens[:, 1]).numpy() % q, q
+
+
+@pytest.mark.parametrize(("task", "name", "keys"), [("addition", "sum", [1, 3]), ("primes", "mod_5", [1, 2])])
+def test_losses_against_numpy(task, name, keys, request, models, results):
+    task = request.getfixturevalue(task)
+    frame = results[task.name].frame
+    assert tuple(frame.columns) == COLUMNS
+    tokens, logits, r, q = grid_of(task, models[task.name], name)
+    if task.name == "miiii":
+        (listed,) = results[task.name].keys.values()
+        keys = listed[name]
+    left = without(logits, r, q, keys)
+    fitted = logits - left + logits.mean(0)
+    place = {tuple(row): index for index, row in enumerate(tokens.tolist())}
+    for split in ("grid", "train", "test"):
+        rows = range(P * P)
+        if split != "grid":
+            rows = [place[tuple(row)] for row in task.sample(None, split=split).tokens.tolist()]
+        rows = list(rows)
+        clean = cross_entropy(logits[rows], r[rows]).mean()
+        assert value(frame, name, "loss", split=split) == pytest.approx(clean, rel=1e-5)
+        for said, edited in (("restricted to key frequencies", fitted), ("key frequencies excluded", left)):
+            expected = cross_entropy(edited[rows], r[rows]).mean()
+            assert value(frame, name, "loss", said, split) == pytest.approx(expected, rel=1e-5)
+            assert value(frame, name, "loss", said, split, "baseline") == pytest.approx(clean, rel=1e-5)
+            right = (edited[rows].argmax(1) == r[rows]).mean()
+            assert value(frame, name, "accuracy", said, split) == pytest.approx(right)
+        for key in keys:
+            alone = cross_entropy(without(logits, r, q, [key])[rows], r[rows]).mean()
+            found = value(frame, f"{name}, frequency {key}", "loss", "one key frequency excluded", split)
+            assert found == pytest.approx(alone, rel=1e-5)
+    train = [place[tuple(row)] for row in task.sample(None, split="train").tokens.tolist()]
+    singles = [
+        cross_entropy(without(logits, r, q, [k])[train], r[train]).mean() for k in range(1, q // 2 + 1)
+    ]
+    worst = value(frame, name, "loss", "worst single frequency excluded", "train")
+    assert worst == pytest.approx(max(singles), rel=1e-5)
+    assert set(frame.loc[frame["split"] == "train", "n"]) == {len(train)}
+    by_answer = np.stack([logits[r == answer].mean(0) for answer in range(q)])[r]
+    share = ((by_answer - logits.mean()) ** 2).sum() / ((logits - logits.mean()) ** 2).sum()
+    assert value(frame, name, "variance of logits that follows the answer") == pytest.approx(share, rel=1e-5)
+
+
+def test_losses_are_the_tasks_own(addition, primes, models, results):
+    for task in (addition, primes):
+        batch = task.sample(None, split="test")
+        found = task.metrics(run_model(models[task.name], batch.tokens), batch)
+        frame = results[task.name].frame
+        if task is addition:
+            expected = {"sum": found["loss"].mean()}
+        else:
+            # The task divides by ln q; here the cross-entropy stays in nats.
+            expected = {f"mod_{q}": found[f"loss_{q}"].mean() * np.log(q) for q in (2, 3, 5)}
+        for name, loss in expected.items():
+            assert value(frame, name, "loss", split="test") == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_neurons_as_ablate_frequencies_has_it(addition, models, results):
+    """Frequencies of the neurons removed and kept, against the library's own intervention in the whole model."""
+    model, frame = models["modular-addition"], results["modular-addition"].frame
+    tokens, _, r, _ = grid_of(addition, model, "sum")
+
+    def loss(keys, **how):
+        edit = ablate.frequencies("mlp_post.0", keys, (0, 1), P, grid=tokens, positions=[-1], **how)
+        return cross_entropy(run_model(model, tokens, edit)[:, -1].numpy(), r).mean()
+
+    for said, keys, how in (
+        ("neurons: key frequencies alone", [1, 3], {"keep": True}),
+        ("neurons: waves of the answer alone", [1, 3], {"keep": True, "directions": "sum"}),
+        ("neurons: without key frequencies", [1, 3], {}),
+    ):
+        assert value(frame, "sum", "loss", said) == pytest.approx(loss(keys, **how), rel=1e-5)
+    for key in (1, 3):
+        found = value(frame, f"sum, frequency {key}", "loss", "neurons: without one key frequency")
+        assert found == pytest.approx(loss([key]), rel=1e-5)
+    assert set(frame.loc[frame["intervention"].str.startswith("neurons"), "engine"]) == {"linear"}
+
+
+def test_neurons_by_way_of_the_whole_model(folders, results, monkeypatch):
+    """Without the linear short way, which changes nothing."""
+    made = Neurons.of.__func__
+
+    def naive(cls, *arguments):
+        from dataclasses import replace
+
+        return replace(made(cls, *arguments), linear=False)
+
+    monkeypatch.setattr(Neurons, "of", classmethod(naive))
+    for name, given in (("modular-addition", {"keys": [1, 3]}), ("miiii", {})):
+        slow = experiments.progress(folders[name], kinds=["neurons"], **given).frame
+        slow = slow[slow["intervention"].str.startswith("neurons")]
+        fast = results[name].frame
+        fast = fast[fast["intervention"].str.startswith("neurons")].reset_index(drop=True)
+        assert set(slow["engine"]) == {"naive"}
+        np.testing.assert_allclose(slow["value"], fast["value"], rtol=1e-4, atol=1e-6)
+
+
+def test_a_norm_before_the_read_out_takes_the_long_way(addition, tmp_path):
+    model = scaled(addition, normalization="LN")
+    folder = str(save_checkpoint(tmp_path / "c", model, addition))
+    frame = experiments.progress(folder, keys=[2], kinds=["neurons"]).frame
+    assert set(frame.loc[frame["intervention"].str.startswith("neurons"), "engine"]) == {"naive"}
+    tokens, _, r, _ = grid_of(addition, model, "sum")
+    edit = ablate.frequencies("mlp_post.0", [2], (0, 1), P, grid=tokens, positions=[-1])
+    expected = cross_entropy(run_model(model, tokens, edit)[:, -1].numpy(), r).mean()
+    assert value(frame, "sum", "loss", "neurons: without key frequencies") == pytest.approx(
+        expected, rel=1e-5
+    )
+
+
+def test_the_map_against_numpy(addition, models, results):
+    """W_L by a plain DFT; projections on and off its directions by hand."""
+    model, frame = models["modular-addition"], results["modular-addition"].frame
+    tokens, logits, r, _ = grid_of(addition, model, "sum")
+    weights = (model.W_out[0] @ model.W_U).detach().double().numpy()  # [neuron, class]
+    spectrum = np.fft.fft(weights, axis=1) / np.sqrt(P)
+    power = (np.abs(spectrum) ** 2).sum(0)
+    residual = np.sqrt((power[0] + power[2] + power[5]) / power.sum())
+    assert value(frame, "sum", "residual of W_L") == pytest.approx(residual)
+    for key in (1, 3):
+        norm = np.sqrt(power[key] + power[P - key])
+        assert value(frame, f"sum, frequency {key}", "norm in W_L") == pytest.approx(norm)
+    embedding = np.fft.fft(model.W_E[:P].detach().double().numpy(), axis=0) / np.sqrt(P)
+    norm = np.sqrt((np.abs(embedding[[1, P - 1]]) ** 2).sum())
+    assert value(frame, "sum, frequency 1", "norm in W_E") == pytest.approx(norm)
+    _, seen = run_model(model, tokens, cache=["mlp_post.0"])
+    neurons = seen["mlp_post.0"][:, -1].double().numpy()
+    c = 2 * np.pi * np.arange(P) / P
+    rows = np.stack([f(k * c) * np.sqrt(2 / P) @ weights.T for k in (1, 3) for f in (np.cos, np.sin)])
+    projected, along = neurons @ rows[1], np.sin(2 * np.pi * r / P)
+    slope, intercept = np.polyfit(along, projected, 1)
+    explained = 1 - np.var(projected - slope * along - intercept) / np.var(projected)
+    wave = "sin of sum, frequency 1"
+    assert value(frame, wave, "variance explained by the wave") == pytest.approx(explained)
+    assert value(frame, wave, "amplitude") == pytest.approx(slope)
+    on = neurons @ np.linalg.pinv(rows) @ rows
+    for said, kept in (("on the directions of W_L alone", on), ("off the directions of W_L", neurons - on)):
+        expected = cross_entropy(logits + (kept - neurons) @ weights, r).mean()
+        assert value(frame, "sum", "loss", f"neurons: {said}") == pytest.approx(expected, rel=1e-5)
+
+
+def test_neurons_by_their_own_frequency(addition, models, results):
+    """A neuron of a cluster keeps its mean and the block of its frequency, the others all they have."""
+    model, frame = models["modular-addition"], results["modular-addition"].frame
+    tokens, logits, r, _ = grid_of(addition, model, "sum")
+    _, seen = run_model(model, tokens, cache=["mlp_post.0"])
+    neurons = seen["mlp_post.0"][:, -1].double()
+    found = fourier.clusters(fourier.spectrum(neurons, {"a": P, "b": P}))
+    kept = neurons.clone()
+    for neuron, at in enumerate(found.assigned.tolist()):
+        if at >= 0:
+            block = fourier.components(fourier.Grid({"a": P, "b": P}), [found.labels[at]])
+            kept[:, neuron] = neurons[:, neuron].mean() + block @ (block.T @ neurons[:, neuron])
+    assert found.sizes, "no neuron is in a cluster"
+    weights = (model.W_out[0] @ model.W_U).detach().double()
+    expected = cross_entropy(logits + ((kept - neurons) @ weights).numpy(), r).mean()
+    assert value(frame, "sum", "loss", "neurons: own frequency of each alone") == pytest.approx(
+        expected, rel=1e-5
+    )
+
+
+def test_frequencies_of_the_logits_by_a_transform_over_both_digits(addition, models, results):
+    """On the complete grid the block of k is what numpy's FFT has at (±k or 0, ±k or 0), the constant apart."""
+    frame = results["modular-addition"].frame
+    _, logits, r, _ = grid_of(addition, models["modular-addition"], "sum")
+    spectrum = np.fft.fft2(logits.reshape(P, P, P), axes=(0, 1))
+    places = np.arange(P)
+
+    def without_blocks(keys):
+        gone = np.zeros((P, P), dtype=bool)
+        for key in keys:
+            here = np.isin(places, [0, key, P - key])
+            gone |= here[:, None] & here
+        gone[0, 0] = False
+        return np.fft.ifft2(spectrum * ~gone[:, :, None], axes=(0, 1)).real.reshape(P * P, P)
+
+    for said, edited in (
+        ("logits: without key frequencies", without_blocks([1, 3])),
+        ("logits: key frequencies alone", logits - without_blocks([1, 3]) + logits.mean(0)),
+    ):
+        expected = cross_entropy(edited, r).mean()
+        assert value(frame, "sum", "loss", said) == pytest.approx(expected, rel=1e-5), said
+    for key in (1, 3):
+        expected = cross_entropy(without_blocks([key]), r).mean()
+        found = value(frame, f"sum, frequency {key}", "loss", "logits: without one key frequency")
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_a_cluster_writes(addition, models, results):
+    """The power of its neurons' columns of W_L in its own frequency, by numpy's FFT over the classes."""
+    model, frame = models["modular-addition"], results["modular-addition"].frame
+    tokens, _, _, _ = grid_of(addition, model, "sum")
+    _, seen = run_model(model, tokens, cache=["mlp_post.0"])
+    found = fourier.clusters(fourier.spectrum(seen["mlp_post.0"][:, -1].double(), {"a": P, "b": P}))
+    power = np.abs(np.fft.fft((model.W_out[0] @ model.W_U).detach().double().numpy(), axis=1)) ** 2
+    metric = "power of W_L in the frequency of its neurons"
+    assert (frame["metric"] == metric).sum() == len(found.sizes) > 0
+    for key in found.sizes:
+        mine = power[found.neurons(key).numpy()]
+        share = mine[:, [key, P - key]].sum() / mine.sum()
+        assert value(frame, f"sum, frequency {key}", metric) == pytest.approx(share)
+
+
+def test_keys_by_the_neurons(folders, models, addition, primes):
+    """The union of the clusters' frequencies: of addition by the transform, of a prime by numpy's least squares."""
+    model = models["modular-addition"]
+    tokens, _, _, _ = grid_of(addition, model, "sum")
+    _, seen = run_model(model, tokens, cache=["mlp_post.0"])
+    spectrum = fourier.spectrum(seen["mlp_post.0"][:, -1], {"a": P, "b": P})
+    for rule, threshold in (("clusters", 0.85), ("clusters=0.9", 0.9)):
+        result = experiments.progress(folders["modular-addition"], rule=rule, kinds=["gini"])
+        assert list(result.keys.values()) == [{"sum": tuple(fourier.clusters(spectrum, threshold).sizes)}]
+        assert any(
+            f"more than {threshold:g} of the variance of at least one" in note for note in result.notes
+        )
+    assert len(fourier.clusters(spectrum, 0.85).sizes) > len(fourier.clusters(spectrum, 0.9).sizes)
+    model = models["miiii"]
+    tokens, _, _, _ = grid_of(primes, model, "mod_5")
+    _, seen = run_model(model, tokens, cache=["mlp_post.0"])
+    neurons = seen["mlp_post.0"][:, -1].double().numpy()
+    neurons = neurons - neurons.mean(0)
+    turns = 2 * np.pi / 5 * np.stack([tokens[:, 0].numpy(), P * tokens[:, 1].numpy()])
+    shares = []
+    for k in (1, 2):
+        one, other = ([np.ones(P * P), np.cos(k * turn), np.sin(k * turn)] for turn in turns)
+        block = np.stack([f * g for f in one for g in other], 1)
+        left = neurons - block @ np.linalg.lstsq(block, neurons, rcond=None)[0]
+        shares.append(1 - (left**2).sum(0) / np.maximum((neurons**2).sum(0), 1e-9))
+    shares = np.where((neurons**2).sum(0) > 1e-9, np.stack(shares), 0)
+    middle = float(np.median(shares.max(0)))
+    expected = sorted({k + 1 for k in shares.argmax(0)[shares.max(0) > middle]})
+    result = experiments.progress(
+        folders["miiii"], rule=f"clusters={middle!r}", answers="mod_5", kinds=["gini"]
+    )
+    assert list(result.keys.values()) == [{"mod_5": tuple(expected)}]
+
+
+def test_waves_in_the_place_of_attention(addition, models, results):
+    """By hand: every head's attention regressed on its best wave, z and all after it made anew from v."""
+    model, frame = models["modular-addition"], results["modular-addition"].frame
+    tokens, _, r, _ = grid_of(addition, model, "sum")
+    _, seen = run_model(model, tokens, cache=["pattern.0", "v.0", "resid_pre.0"])
+    pattern = seen["pattern.0"][:, :, -1].double().numpy()
+    a, b = tokens[:, 0].numpy(), tokens[:, 1].numpy()
+    mixed = np.zeros((P * P, 8))
+    for head in range(2):
+        attention, best = pattern[:, head, 0], None
+        for k in (1, 2, 3):
+            turn = 2 * np.pi * k / P
+            design = np.stack(
+                [np.ones(P * P), np.cos(turn * a) - np.cos(turn * b), np.sin(turn * a) - np.sin(turn * b)], 1
+            )
+            made = design @ np.linalg.lstsq(design, attention, rcond=None)[0]
+            if best is None or ((made - attention) ** 2).sum() < ((best - attention) ** 2).sum():
+                best = made
+        itself = pattern[:, head, 2].mean()
+        weights = np.stack([best, 1 - itself - best, np.full(P * P, itself)], 1)
+        z = np.einsum("ik,ikd->id", weights, seen["v.0"][:, :, head].double().numpy())
+        mixed += z @ model.W_O[0, head].detach().double().numpy()
+    stream = torch.tensor(seen["resid_pre.0"][:, -1].double().numpy() + mixed).float() + model.b_O[0].detach()
+    w_in, w_out, w_u = (weight.detach() for weight in (model.W_in[0], model.W_out[0], model.W_U))
+    stream = stream + torch.relu(stream @ w_in + model.b_in[0].detach()) @ w_out + model.b_out[0].detach()
+    expected = cross_entropy((stream @ w_u + model.b_U.detach()).numpy(), r).mean()
+    found = value(frame, "sum", "loss", "attention: waves of the digits alone")
+    assert found == pytest.approx(expected, rel=1e-4)
+    clean = value(frame, "sum", "loss")
+    assert abs(found - clean) > 0.005 * clean
+
+
+def test_attention_that_is_waves_already_is_left_as_it_is(addition, models):
+    model = models["modular-addition"]
+    inputs = read_inputs(addition)
+    a, b = inputs.tokens[:, 0].double(), inputs.tokens[:, 1].double()
+    turn = 2 * np.pi * 2 / P
+    first = 0.45 + 0.1 * ((turn * a).cos() - (turn * b).cos())
+    pattern = torch.stack([first, 0.9 - first, torch.full_like(first, 0.1)], 1)[:, None].repeat(1, 2, 1)
+    logits = output_with(model, inputs, inputs.tokens, {0: pattern})
+    (row, *_) = rows_of_waves(model, inputs, {0: pattern}, logits)
+    assert row["value"] == pytest.approx(row["baseline"], rel=1e-5)
+    plain = run_model(model, inputs.tokens)[:, -1].double()
+    assert (plain - logits).abs().max() > 0.1
+
+
+def test_skips_against_a_forward_by_hand(addition, models, results):
+    model, frame = models["modular-addition"], results["modular-addition"].frame
+    tokens, _, r, _ = grid_of(addition, model, "sum")
+    sites = ["resid_pre.0", "attn_out.0", "mlp_post.0"]
+    _, seen = run_model(model, tokens, cache=sites)
+    before, attention = (seen[site][:, -1].detach() for site in sites[:2])
+    w_in, w_out, w_u = (weight.detach() for weight in (model.W_in[0], model.W_out[0], model.W_U))
+    b_in, b_out, b_u = (weight.detach() for weight in (model.b_in[0], model.b_out[0], model.b_U))
+
+    def mlp(stream):
+        return torch.relu(stream @ w_in + b_in) @ w_out + b_out
+
+    b_o = model.b_O[0].detach()
+    added = mlp(before + attention)
+    streams = {
+        # Heads are zeroed at z: the output's bias stays.
+        "attention zeroed": before + b_o + mlp(before + b_o),
+        "way around attention zeroed": attention + mlp(attention),
+        "MLP zeroed": before + attention,
+        "MLP at its mean": before + attention + added.mean(0),
+        "way around MLP zeroed": added,
+        "way around MLP at its mean": added + (before + attention).mean(0),
+    }
+    for said, stream in streams.items():
+        expected = cross_entropy((stream @ w_u + b_u).numpy(), r).mean()
+        assert value(frame, "sum", "loss", said) == pytest.approx(expected, rel=1e-4), said
+
+
+def test_skips_of_a_post_norm_model_against_a_forward_by_hand(addition):
+    """What passes the MLP by is the normalised sum before it."""
+    model = scaled(addition, normalization="LN", norm="post")
+    inputs = read_inputs(addition)
+    sites = ["resid_pre.0", "attn_out.0"]
+    _, seen = run_model(model, inputs.tokens, cache=sites)
+    before, attention = (seen[site].detach() for site in sites)
+    block = model.blocks[0]
+
+    def normed(x, norm):
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], norm.w, norm.b, 1e-12)
+
+    def mlp(stream):
+        return torch.relu(stream @ model.W_in[0] + model.b_in[0]) @ model.W_out[0] + model.b_out[0]
+
+    way = normed(before + attention, block.ln1)
+    without = normed(attention, block.ln1)
+    sums = {
+        "way around attention zeroed": without + mlp(without),
+        "MLP zeroed": way,
+        "MLP at its mean": way + mlp(way).mean(0),
+        "way around MLP zeroed": mlp(way),
+        "way around MLP at its mean": mlp(way) + way.mean(0),
+    }
+    streams = ["resid_pre.0", "mlp_out.0", "resid_post.0"]
+    means = mean_streams(model, inputs, streams)
+    found = {
+        name: output for (_, name), output in outputs_without(model, inputs, inputs.tokens, streams, means)
+    }
+    for said, stream in sums.items():
+        expected = (normed(stream, block.ln2) @ model.W_U + model.b_U)[:, inputs.position].detach().double()
+        torch.testing.assert_close(found[said], expected, rtol=1e-4, atol=1e-5, msg=said)
+
+
+def test_attention_that_is_a_wave_of_the_digits(addition, primes):
+    """Planted patterns: waves of a less those of b; waves of one digit alone; of a prime, with its own coefficients."""
+    x = torch.cartesian_prod(torch.arange(P), torch.arange(P)).double()
+    w = 2 * np.pi / P
+    both = (
+        0.5
+        + 0.1 * ((2 * w * x[:, 0]).cos() - (2 * w * x[:, 1]).cos())
+        + 0.2 * ((2 * w * x[:, 0]).sin() - (2 * w * x[:, 1]).sin())
+    )
+    one = 0.5 + 0.3 * (3 * w * x[:, 1]).sin()
+    prime = 0.5 + 0.1 * ((2 * np.pi / 5 * x[:, 0]).cos() - (2 * np.pi / 5 * (P % 5) * x[:, 1]).cos())
+    pattern = torch.zeros(P * P, 3, 3, dtype=torch.float64)
+    pattern[:, :, 0] = torch.stack([both, one, prime], 1)
+    pattern[:, :, 2] = 0.125
+    for task, answer, heads in ((addition, "sum", {0: 2, 1: 3}), (primes, "mod_5", {2: 1})):
+        rows = list(rows_of_attention(read_inputs(task), {0: pattern}))
+        for head, frequency in heads.items():
+            mine = {
+                row["metric"]: row["value"] for row in rows if (row["variant"], row["head"]) == (answer, head)
+            }
+            assert mine["attention explained, digits free"] == pytest.approx(1)
+            assert mine["frequency of attention"] == frequency
+            if head == 1:
+                # Half of a fit with opposite signs is not there.
+                assert mine["attention explained"] == pytest.approx(0.5)
+            else:
+                assert mine["attention explained"] == pytest.approx(1)
+        assert {row["value"] for row in rows if row["metric"] == "attention to itself"} == {0.125}
+
+
+def test_phases_of_curves_made_by_hand():
+    steps = [0, 100, 200, 300, 400, 500]
+    train = [10.0, 5.0, 0.0, 0.0, 0.0, 0.0]
+    test = [10.0, 20.0, 20.0, 20.0, 10.0, 0.0]
+    found = phases.find_phases(steps, train, test)
+    assert (found.memorised, found.cleanup, found.end) == pytest.approx((180, 320, 480))
+    curve = [0.0, 0.0, 2.0, 4.0, 4.0, 14.0]
+    changed = phases.changes(steps, curve, found)
+    assert changed["circuit formation"] == pytest.approx((1.6, 4.0))
+    assert changed["cleanup"] == pytest.approx((4.0, 12.0))
+    # Generalised before it is memorised: there is no circuit formation between.
+    early = phases.find_phases(steps, test, train)
+    assert np.isnan(early.parts["circuit formation"]).all()
+    # An excluded loss sinks before it rises: its way begins where it is least.
+    sunk = [5.0, 1.0, 0.0, 4.0, 8.0, 8.0]
+    assert phases.made(steps, sunk, 0.5, phases.begins("excluded loss")) == pytest.approx(300)
+    assert phases.made(
+        steps, [1.0, 3.0, 2.0, 1.0, 0.0, 0.0], 0.5, phases.begins("test loss")
+    ) == pytest.approx(250)
+
+
+def test_keys_are_those_of_the_last_checkpoint_stored(run):
+    """Also where only earlier ones are looked at; curves of four and more have phases."""
+    last = experiments.progress(f"{run}@last", rule="of-largest=0.43", kinds=["losses"])
+    first = experiments.progress(f"{run}@0", rule="of-largest=0.43", kinds=["losses"])
+    assert first.keys == last.keys
+    model = load_checkpoint(f"{run}@last").model
+    weights = model.W_out[0] @ model.W_U
+    own = fourier.key_frequencies(fourier.spectrum(weights, axis=1), fourier.OfLargest(0.43)).keys
+    assert list(last.keys.values()) == [{"sum": own}]
+    start = load_checkpoint(f"{run}@0").model
+    other = fourier.key_frequencies(
+        fourier.spectrum(start.W_out[0] @ start.W_U, axis=1), fourier.OfLargest(0.43)
+    ).keys
+    assert other != own, "the test needs keys that change"
+    assert "boundary of phases" not in set(first.frame["intervention"])
+
+
+def test_curves_over_a_run(run):
+    result = experiments.progress([f"{run}@{step}" for step in STEPS])
+    frame = result.frame
+    assert list(frame["step"].unique()) == list(STEPS)
+    assert set(frame.loc[frame["intervention"] == "boundary of phases", "step"]) == {STEPS[-1]}
+    assert set(frame.loc[frame["intervention"] == "attention zeroed", "step"]) == {STEPS[-1]}
+    (curves,) = result.curves.values()
+    excluded = frame[(frame["intervention"] == "key frequencies excluded") & (frame["metric"] == "loss")]
+    excluded = excluded[excluded["split"] == "train"].set_index("step")["value"].to_dict()
+    assert curves["sum"]["excluded loss"] == excluded
+    squares = sum(
+        float((w.detach().double() ** 2).sum()) for w in load_checkpoint(f"{run}@4").model.parameters()
+    )
+    assert curves[""]["sum of squared weights"][4] == pytest.approx(squares)
+    (norms,) = (
+        np.linalg.norm(np.asarray(fourier.transform(model.W_E[:P].detach())), axis=1)
+        for model in [load_checkpoint(f"{run}@4").model]
+    )
+    assert curves[""]["gini of W_E"][4] == pytest.approx(fourier.gini(norms))
+    figure = result.plot()
+    titles = [note.text for note in figure.layout.annotations]
+    assert titles[:3] == ["run: sum", "run: Gini coefficients", "run: weights"]
+    drawn = {trace.name: trace for trace in figure.data}
+    assert list(drawn["excluded loss"].y) == pytest.approx(list(excluded.values()))
+    assert {"key frequency", "taken out of the neurons"} <= set(drawn)
+    assert result.page().html()
+
+
+def command(capsys, *arguments):
+    code = main(["progress", *arguments, "--quiet"])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_command(folders, capsys, tmp_path):
+    options = ["--ckpt", folders["miiii"], "--answer", "mod_5", "--keys", "2"]
+    code, out, err = command(capsys, *options, "--plot", "--out", str(tmp_path))
+    assert (code, err) == (0, "")
+    for word in (
+        "mod_5, frequency 2",
+        "49 grid examples",
+        "keys 2",
+        "answers mod_5",
+        "way around MLP zeroed",
+    ):
+        assert word in " ".join(out.split())
+    assert "mod_3" not in out
+    assert json.loads((tmp_path / "progress.config.json").read_text())["config"]["keys"] == [2]
+    code, out, _ = command(capsys, *options, "--kind", "gini", "--format", "json")
+    assert {row["metric"] for row in json.loads(out)} == {"gini", "key frequencies"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rule": "largest"}, "--rule 'largest'"),
+        ({"rule": "clusters=2"}, "a share of a neuron's variance, from 0 to 1"),
+        ({"rule": "noise", "keys": [1], "answers": "mod_5"}, "leave one of the two out"),
+        ({"kinds": ["loss"]}, "--kind 'loss': choose losses"),
+        ({"tokens": np.zeros((2, 3), dtype=int)}, "progress needs a task"),
+        ({"answers": "mod_7"}, "--answer 'mod_7': task 'miiii' has mod_2, mod_3, mod_5"),
+        ({"keys": [1]}, "choose one by --answer, such as mod_2"),
+        ({"task": "matrix-completion", "task_config": {"n": 3, "rank": 1}}, "does not fit"),
+    ],
+)
+def test_faults_are_one_line(folders, given, message):
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
+        experiments.progress(folders["miiii"], **given)
+    assert message in str(caught.value)
+
+
+def test_a_task_without_modular_answers(addition, folders):
+    class Bare(addition.__class__):
+        def modular_answers(self):
+            return {}
+
+    with pytest.raises(UserError, match="declares no modular answers"):
+        experiments.progress(folders["modular-addition"], task=Bare(p=P))
+
+
+def test_faults_of_the_command(folders, capsys):
+    for arguments, message in (
+        (["--keys", "0"], "--keys '0'"),
+        (["--keys", "1;2"], "write frequencies from 1, such as 3,24"),
+        (["--kind", "curves"], f"choose {KINDS[0]}"),
+        (["--rule", "noise=x"], "after = comes a number"),
+        (["--keys", "4", "--answer", "mod_5"], "frequencies from 1 to 2"),
+    ):
+        code, out, err = command(capsys, "--ckpt", folders["miiii"], *arguments)
+        assert (code, out) == (2, ""), err
+        assert message in err
+        assert len(err.splitlines()) == 1

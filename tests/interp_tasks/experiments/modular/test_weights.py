@@ -1,0 +1,357 @@
+"""``interp-run weights``: against numpy's SVD, FFT and correlations, on tables made by hand; what is refused."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import tasks
+from interp_tasks import experiments
+from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
+from interp_tasks.cli import main
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import COLUMNS, weights
+from interp_tasks.experiments.weights.figure import STEPS
+from interp_tasks.experiments.weights.measure import MODELS
+from interp_tasks.experiments.weights.position_similarity import PUBLISHED_DIMENSIONS
+from interp_tasks.experiments.weights.shuffled_rows import relabelled
+from interp_tasks.experiments.weights.singular_vectors import Singular, periodic_above, periodicity
+from interp_tasks.experiments.weights.tensors import spectral_numbers
+from interp_tasks.measurement.subjects import Examples, subjects
+from interp_tasks.measurement.untrained import untrained
+
+RNG = np.random.default_rng(0)
+P, D = 23, 48
+
+
+# ---- numbers
+
+
+@pytest.mark.parametrize(
+    ("power", "expected"), [(1, {0.5: 2, 0.7: 2, 0.9: 3, 1.0: 4}), (2, {0.5: 1, 0.9: 2})]
+)
+def test_vectors_for_a_share_by_hand(power, expected):
+    """S = 4, 3, 2, 1: cumulated 0.4, 0.7, 0.9, 1; squared 16, 9, 4, 1 of 30: 0.533, 0.833, 0.967, 1."""
+    turn = np.linalg.qr(RNG.normal(size=(6, 6)))[0]
+    found = Singular.of(turn[:, :4] * [4, 3, 2, 1])
+    assert found.values == pytest.approx([4, 3, 2, 1])
+    if power == 2:
+        expected = {0.5: 1, 0.8: 2, 0.9: 3, 0.98: 4}
+    assert {share: found.needed(share, power) for share in expected} == expected
+
+
+def test_vectors_for_a_share_as_the_published_marks_count_them():
+    """The mark is the last index, from 0, whose cumulated share is below: two fewer than are needed."""
+    table = RNG.normal(size=(P, D)) * np.linspace(0.1, 3, D)
+    sizes = np.linalg.svd(table)[1]
+    below = np.flatnonzero(np.cumsum(sizes) / sizes.sum() < 0.5)[-1]
+    assert Singular.of(table).needed(0.5) == below + 2
+
+
+def test_effective_rank_is_the_number_of_equal_values():
+    turn = np.linalg.qr(RNG.normal(size=(9, 9)))[0]
+    assert Singular.of(7 * turn[:, :5]).effective_rank == pytest.approx(5)
+    sizes = np.array([3.0, 1.0])
+    shares = sizes / sizes.sum()
+    assert Singular.of(turn[:, :2] * sizes).effective_rank == pytest.approx(
+        math.exp(-(shares @ np.log(shares)))
+    )
+    nothing = Singular.of(np.zeros((4, 3)))
+    assert (nothing.effective_rank, nothing.needed(0.5)) == (0, 0)
+
+
+@pytest.mark.parametrize("rows", [P, 22])
+def test_periodicity_is_the_largest_share_of_the_fft(rows):
+    functions = RNG.normal(size=(rows, 6)) + 5
+    functions[:, 0] = 3 * np.cos(2 * np.pi * 4 * np.arange(rows) / rows) + 1
+    found = periodicity(functions)
+    power = np.abs(np.fft.fft(functions, axis=0)) ** 2
+    power[0] = 0
+    each = np.array([power[list({k, rows - k})].sum(0) for k in range(1, rows // 2 + 1)])
+    shares = each / power.sum(0)
+    assert found.share == pytest.approx(shares.max(0))
+    assert found.frequency.tolist() == (shares.argmax(0) + 1).tolist()
+    assert found.share[0] == pytest.approx(1)
+    assert found.frequency[0] == 4
+    assert found.periodic.tolist() == (shares.max(0) > periodic_above(rows)).tolist()
+
+
+def test_white_noise_is_called_periodic_about_as_often_as_said():
+    """Bonferroni errs on the side of too few; for one best frequency of white noise by little."""
+    functions = np.random.default_rng(1).normal(size=(P, 4000))
+    assert 0.03 < periodicity(functions).periodic.mean() < 0.06
+
+
+def test_norms_beside_relabelled_digits_are_those_of_the_fft():
+    table = RNG.normal(size=(P, D))
+    table += 2 * np.cos(2 * np.pi * 3 * np.arange(P) / P)[:, None] * RNG.normal(size=D)
+    found = relabelled(table, 99, 0)
+    whole = np.abs(np.fft.fft(table, axis=0)) ** 2
+    expected = np.sqrt([2 * whole[k].sum() / P for k in range(1, P // 2 + 1)])
+    assert found.norms == pytest.approx(expected)
+    assert (found.significant.nonzero()[0] + 1).tolist() == [3]
+    assert found.significant.tolist() == (found.norms > found.threshold).tolist()
+    # No order of the rows has more power than there is.
+    assert found.strongest.max() < np.linalg.norm(table - table.mean(0))
+    assert len(set(found.strongest.tolist())) == 99
+    again = relabelled(table, 99, 0)
+    assert np.array_equal(found.strongest, again.strongest)
+
+
+def test_even_periods_have_a_highest_frequency_of_one_function():
+    table = np.cos(np.pi * np.arange(8))[:, None] * np.ones((1, 3))
+    found = relabelled(table, 19, 0)
+    assert found.norms == pytest.approx([0, 0, 0, math.sqrt(24)], abs=1e-6)
+
+
+def test_rows_in_no_order_have_a_significant_frequency_as_often_as_said():
+    """Of strongly correlated dimensions, where a rule of independent ones would fail."""
+    rng = np.random.default_rng(2)
+    found = [
+        relabelled(rng.normal(size=(11, 1)) @ np.ones((1, 5)), 19, seed).significant.any()
+        for seed in range(300)
+    ]
+    assert 0.01 < np.mean(found) < 0.1
+
+
+def test_a_table_that_does_not_change_has_no_frequency():
+    for table in (np.zeros((P, 3)), np.full((P, 3), 1e6)):
+        assert not relabelled(table, 99, 0).significant.any()
+
+
+def test_few_orders_make_nothing_significant():
+    waves = np.cos(2 * np.pi * np.arange(P) / P)[:, None]
+    assert not relabelled(waves, 18, 0).significant.any()
+    assert relabelled(waves, 18, 0).threshold == math.inf
+    assert relabelled(waves, 19, 0).significant[0]
+
+
+def test_numbers_of_a_spectrum_by_hand():
+    """Power 4 : 2 : 1 : ... at frequencies 2, 5, 7."""
+    x = 2 * np.pi * np.arange(P)[:, None] / P
+    table = np.hstack([2 * np.cos(2 * x), math.sqrt(2) * np.sin(5 * x), np.cos(7 * x), 1 + 0 * x])
+    found, bound, published = spectral_numbers(table)
+    norms = np.zeros(P // 2 + 1)
+    norms[[0, 2, 5, 7]] = np.sqrt([P, 2 * P, P, P / 2])
+    sizes = np.abs(np.fft.rfft(table, axis=0)) * np.sqrt(2 / P)
+    sizes = np.sqrt((sizes**2).sum(1))
+    np.testing.assert_allclose(sizes[1:], norms[1:], atol=1e-12)
+    assert bound == pytest.approx(sizes.mean() + sizes.std())
+    assert published == {k for k in (2, 5, 7) if norms[k] > bound}
+    assert found["frequencies for 90% of the variance"] == 3
+    assert found["frequencies above mean + 1 sd"] == len(published)
+    assert spectral_numbers(table[:, :2])[0]["frequencies for 90% of the variance"] == 2
+
+
+# ---- the experiment
+
+
+@pytest.fixture(scope="module")
+def addition():
+    return tasks.get("modular-addition", p=P)
+
+
+@pytest.fixture(scope="module")
+def made(addition, tmp_path_factory):
+    """Embeddings of frequencies 2 and 5, position 1 that is position 0 turned round, all else small."""
+    model = addition.build_model(3, addition.Model(d_model=D, n_heads=2))
+    x = 2 * torch.pi * torch.arange(P)[:, None] / P
+    with torch.no_grad():
+        model.W_E.mul_(0.01)
+        # '=' is no digit.
+        model.W_E[P] = 100
+        model.W_E[:P, :4] += torch.cat(
+            [3 * (2 * x).cos(), 3 * (2 * x).sin(), 2.5 * (5 * x).cos(), 2.5 * (5 * x).sin()], 1
+        )
+        model.pos_embed.W_pos[1] = -model.pos_embed.W_pos[0] + 0.5
+    return str(save_checkpoint(tmp_path_factory.mktemp("made") / "c", model, addition, step=3))
+
+
+@pytest.fixture(scope="module")
+def result(made):
+    return weights(made)
+
+
+def row_of(frame, **wanted):
+    chosen = frame
+    for column, value in wanted.items():
+        chosen = chosen[chosen[column] == value]
+    (row,) = chosen.to_dict("records")
+    return row
+
+
+def test_positions_against_numpy(made, result):
+    frame = result.frame
+    assert tuple(frame.columns) == COLUMNS
+    assert set(frame["split"]) == {"weights"}
+    table = load_checkpoint(made).model.W_pos.detach().double().numpy()
+    for dimensions, about in ((D, "all dimensions"), (PUBLISHED_DIMENSIONS, "first 37 dimensions")):
+        one, other = table[0, :dimensions], table[1, :dimensions]
+        pearson = row_of(frame, intervention=about, metric="Pearson correlation")
+        assert pearson["value"] == pytest.approx(np.corrcoef(one, other)[0, 1]) == pytest.approx(-1)
+        cosine = row_of(frame, intervention=about, metric="cosine similarity")
+        expected = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+        assert cosine["value"] == pytest.approx(expected)
+        assert cosine["ci_low"] < expected < cosine["ci_high"]
+        assert cosine["n"] == dimensions
+
+
+def test_singular_values_are_of_the_digits_alone(made, result):
+    table = load_checkpoint(made).model.W_E.detach().double().numpy()[:P]
+    sizes = np.linalg.svd(table)[1]
+    found = result.frame
+    for name, power in (("S", 1), ("S²", 2)):
+        grown = np.cumsum(sizes**power) / (sizes**power).sum()
+        for share in (0.5, 0.9):
+            metric = f"vectors for {share:.0%} of {name}"
+            row = row_of(found, intervention="singular values", metric=metric)
+            assert row["value"] == np.argmax(grown >= share) + 1
+    assert row_of(found, intervention="leading singular vectors", metric="periodic share")["value"] == 1
+    assert set(found.loc[found["variant"].str.startswith("vector"), "intervention"]) <= {
+        "W_E, frequency 2",
+        "W_E, frequency 5",
+    }
+
+
+def test_the_planted_frequencies_are_found(result):
+    norms = result.frame[result.frame["metric"] == "norm"]
+    assert set(norms["variant"]) == {"frequency 2", "frequency 5"}
+    # cos and sin of amplitude 3 have the norm 3 √P.
+    assert row_of(norms, variant="frequency 2")["value"] == pytest.approx(3 * math.sqrt(P), rel=0.01)
+    for row in norms.to_dict("records"):
+        assert "relabelled digits" in row["intervention"]
+        assert row["p_adjusted"] < 0.05
+
+
+def test_a_weak_frequency_hides_behind_a_strong_one():
+    """The rule asks for more than the same rows give in any order, and those hold the strong one too."""
+    x = 2 * np.pi * np.arange(P)[:, None] / P
+    weak = np.hstack([np.cos(5 * x), np.sin(5 * x)])
+    assert relabelled(weak, 99, 0).significant[4]
+    both = np.hstack([3 * np.cos(2 * x), 3 * np.sin(2 * x), weak])
+    assert (relabelled(both, 99, 0).significant.nonzero()[0] + 1).tolist() == [2]
+
+
+def test_untrained_models_stand_beside(made, result):
+    """Mean and range of the same number of each of them."""
+    (subject,) = subjects(made, Examples())
+    models = [untrained(subject, draw) for draw in range(MODELS)]
+    found = [Singular.of(model.W_E.detach().double().numpy()[:P]).needed(0.9) for model in models]
+    assert len({model.W_E[0, 0].item() for model in models}) == MODELS
+    metric = "vectors for 90% of S"
+    row = row_of(result.frame, intervention="singular values", metric=metric)
+    assert row["baseline"] == pytest.approx(np.mean(found))
+    assert row["effect"] == pytest.approx(row["value"] - np.mean(found))
+    beside = row_of(result.frame, intervention="untrained: singular values", metric=metric)
+    assert (beside["ci_low"], beside["ci_high"]) == pytest.approx(np.quantile(found, [0.025, 0.975]))
+    assert (beside["value"], beside["n"], beside["n_runs"]) == (row["baseline"], MODELS, 0)
+
+
+def test_every_frequency_and_no_untrained_models(made):
+    frame = weights(made, untrained=False, every=True).frame
+    assert (frame["metric"] == "norm").sum() == P // 2
+    assert frame["baseline"].isna().all()
+    assert not frame["intervention"].str.startswith("untrained").any()
+    assert row_of(frame, variant="frequency 7")["intervention"] == "W_E, above neither"
+
+
+def test_exponents_put_the_digits_of_multiplication_in_order(tmp_path):
+    """A table that is periodic in the exponent, not in the digit; 0 and '=' have none."""
+    task = tasks.get("modular-multiplication", p=P)
+    model = task.build_model(0, task.Model(d_model=D, n_heads=2))
+    digits = list(task.grid_axes()[0].values)
+    exponents = 2 * torch.pi * 3 * torch.arange(P - 1)[:, None] / (P - 1)
+    with torch.no_grad():
+        model.W_E.mul_(0.01)
+        model.W_E[digits, :2] += torch.cat([exponents.cos(), exponents.sin()], 1)
+    frame = weights(str(save_checkpoint(tmp_path / "c", model, task, step=0)), untrained=False).frame
+    norms = frame[frame["metric"] == "norm"]
+    assert list(norms["variant"]) == ["frequency 3"]
+    assert set(norms["n"]) == {P - 1}
+
+
+def test_a_control_has_rows_of_its_own(made, addition, tmp_path):
+    other = str(save_checkpoint(tmp_path / "c", addition.build_model(9), addition, step=0))
+    frame = weights(made, other, untrained=False).frame
+    spectrum = frame[frame["metric"] == "frequencies above relabelled digits"]
+    assert list(spectrum["ref"]) == [made, other]
+    assert spectrum["value"].iloc[0] >= 1
+    with pytest.raises(UserError, match="is a checkpoint of --ckpt too"):
+        weights(made, [other, made])
+
+
+def test_a_task_without_a_grid_of_inputs_has_no_spectrum(folders, task):
+    result = weights(folders[0])
+    assert set(result.frame["site"]) == {"embed", "pos_embed"}
+    assert not {"spectrum", "leading singular vectors"} & set(result.frame["intervention"])
+    assert set(result.frame.loc[result.frame["site"] == "embed", "n"]) == {len(task.token_values()), MODELS}
+    assert any(note.startswith("No spectrum") for note in result.notes)
+    assert len(result.page().sections) == 3
+
+
+def test_maps_hold_every_weight(made, result):
+    held = result.shown[made].weights
+    model = load_checkpoint(made).model
+    assert set(held) == {name for name, weight in model.named_parameters() if weight.any()}
+    query = held["blocks.0.attn.W_Q"]
+    assert np.array_equal(query[:, D // 2 :], model.W_Q[0, 1].detach().numpy())
+    out = held["blocks.0.attn.W_O"]
+    assert np.array_equal(out[D // 2 :], model.W_O[0, 1].detach().numpy())
+    drawn = dict(zip(held, result.maps().data, strict=True))["blocks.0.attn.W_Q"].z
+    largest = np.abs(query).max()
+    assert np.abs(drawn * largest / STEPS - query).max() <= 0.51 * largest / STEPS
+
+
+def test_the_command(made, capsys, tmp_path):
+    assert main(["weights", "--ckpt", made, "--out", str(tmp_path), "--plot", "--quiet"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    for word in (
+        "weights alone",
+        "[95% range]",
+        "vectors for 90% of S²",
+        "frequency 2",
+        "relabelled",
+    ):
+        assert word in out
+    stamp = json.loads((tmp_path / "weights.config.json").read_text())
+    assert stamp["config"]["control"] == []
+    assert "singular values of W_E" in (tmp_path / "weights.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--tokens", __file__], "leave --tokens out"),
+        (["--control", "nowhere@last"], "nowhere"),
+        (["--control", "MADE"], "is a checkpoint of --ckpt too"),
+    ],
+)
+def test_faults_are_one_line(made, capsys, arguments, says):
+    arguments = [made if one == "MADE" else one for one in arguments]
+    assert main(["weights", "--ckpt", made, *arguments, "--quiet"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert says in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_shipped_addition_is_made_of_few_frequencies():
+    frame = experiments.weights("zoo:modular-addition-113@post", untrained=False).frame
+    strong = frame[(frame["metric"] == "norm") & frame["intervention"].str.contains("relabelled")]
+    assert {"frequency 3", "frequency 24", "frequency 32", "frequency 41"} <= set(strong["variant"])
+
+
+def test_weights_that_are_all_0_have_a_page_and_no_map(tmp_path):
+    addition = tasks.get("modular-addition", p=5)
+    model = addition.build_model(0, addition.Model(d_model=8))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    save_checkpoint(tmp_path / "nothing", model, addition)
+    found = weights(str(tmp_path / "nothing"))
+    assert found.page().sections[0].title == f"Embeddings, {tmp_path}/nothing"
+    assert not any(str(section.title).startswith("Weights") for section in found.page().sections)
+    with pytest.raises(UserError, match="every weight is 0, there is no map to draw"):
+        found.maps()

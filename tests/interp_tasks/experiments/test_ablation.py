@@ -1,0 +1,302 @@
+"""The ablation experiment: its numbers against a computation by hand, its table, its files."""
+
+import json
+
+import numpy
+import pandas
+import pyarrow.parquet
+import pytest
+import torch
+
+import tasks
+from circuits import CircuitsError
+from circuits import heads as circuits_heads
+from circuits.interventions.replacements import derangement
+from interp_tasks.checkpoints import save_checkpoint
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import COLUMNS, Result, ablation
+from interp_tasks.measurement.options import MODES, called, check_heads, check_keys, check_positions
+
+N, SEED = 24, 3
+
+
+@pytest.fixture
+def by_hand(pooled):
+    """Pooled metrics of a model whose hooks ``names`` are edited; plain hooks, plain numpy."""
+
+    def measure(model, task, edit, names):
+        batch = task.sample(N, seed=SEED, split="test")
+        with torch.no_grad():
+            output = model.run_with_hooks(batch.tokens, fwd_hooks=[(name, edit) for name in names])
+        return pooled(output, batch)
+
+    return measure
+
+
+PATTERNS = [f"blocks.{layer}.attn.hook_pattern" for layer in (0, 1)]
+
+
+def measured(frame, column="value"):
+    return dict(zip(frame["metric"], frame[column], strict=True))
+
+
+def test_uniform_ablation_is_what_plain_hooks_compute(task, models, folders, by_hand):
+    result = ablation(folders, mode="uniform", samples=N, seed=SEED)
+    for index, model in enumerate(models):
+        rows = result.frame[result.frame["step"] == index]
+        expected = by_hand(model, task, lambda pattern, hook: torch.full_like(pattern, 1 / 9), PATTERNS)
+        clean = by_hand(model, task, lambda pattern, hook: pattern, PATTERNS)
+        assert measured(rows) == pytest.approx(expected, rel=1e-6)
+        assert measured(rows, "baseline") == pytest.approx(clean, rel=1e-6)
+        assert abs(expected["mse_all"] / clean["mse_all"] - 1) > 0.01, "too small an effect to test anything"
+
+
+def test_one_head_and_some_queries_only(task, models, folders, by_hand):
+    hidden = task.sample(N, seed=SEED, split="test").extras["hidden"]
+
+    def edit(pattern, hook):
+        pattern = pattern.clone()
+        pattern[:, 1] = torch.where(hidden[:, :, None], torch.tensor(1 / 9), pattern[:, 1])
+        return pattern
+
+    result = ablation(folders[0], heads="1.1", queries="hidden", samples=N, seed=SEED)
+    assert measured(result.frame) == pytest.approx(by_hand(models[0], task, edit, PATTERNS[1:]), rel=1e-6)
+    assert set(result.frame["intervention"]) == {"uniform(queries=hidden)"}
+    assert set(result.frame["layer"]) == {1}
+    assert set(result.frame["head"]) == {1}
+
+
+def test_each_is_a_row_for_every_head_alone(folders):
+    each = ablation(folders[0], "each", samples=N, seed=SEED).frame
+    for head in ("0.0", "0.1", "1.0", "1.1"):
+        alone = ablation(folders[0], head, samples=N, seed=SEED).frame
+        assert measured(each[each["variant"] == head]) == measured(alone)
+
+
+def test_observed_is_where_nothing_is_hidden(task, models, folders, by_hand):
+    observed = ~task.sample(N, seed=SEED, split="test").extras["hidden"]
+
+    def edit(pattern, hook):
+        return torch.where(observed[:, None, :, None], torch.tensor(1 / 9), pattern)
+
+    frame = ablation(folders[0], queries="observed", samples=N, seed=SEED).frame
+    assert measured(frame) == pytest.approx(by_hand(models[0], task, edit, PATTERNS), rel=1e-6)
+
+
+def test_the_split_is_the_one_asked_for(task, models, folders, pooled):
+    for split in ("train", "validation", "test"):
+        batch = task.sample(N, seed=SEED, split=split)
+        frame = ablation(folders[0], samples=N, seed=SEED, split=split).frame
+        expected = pooled(models[0](batch.tokens), batch)
+        assert measured(frame, "baseline") == pytest.approx(expected, rel=1e-6)
+        assert set(frame["split"]) == {split}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_edits_at_the_queries_and_nowhere_else(task, models, folders, by_hand, mode):
+    new = {
+        "uniform": lambda pattern: torch.full_like(pattern, 1 / 9),
+        "mean_pattern": lambda pattern: pattern.mean(0, keepdim=True).expand_as(pattern),
+        "edited_mean_pattern": lambda pattern: pattern.mean(0, keepdim=True).expand_as(pattern),
+        "zero": torch.zeros_like,
+        "mean": lambda z: z.mean(0, keepdim=True).expand_as(z),
+        "resample": lambda z: z[derangement(N, SEED)],
+    }[mode]
+
+    def edit(activation, hook):
+        edited = activation.clone()
+        at = (slice(None), slice(None), 4) if "pattern" in hook.name else (slice(None), 4)
+        edited[at] = new(activation)[at]
+        return edited
+
+    site = "pattern" if mode == "uniform" or "pattern" in mode else "z"
+    found = ablation(folders[0], heads="1.0-1", mode=mode, queries="4", samples=N, seed=SEED)
+    expected = by_hand(models[0], task, edit, [f"blocks.1.attn.hook_{site}"])
+    assert measured(found.frame) == pytest.approx(expected, rel=1e-5)
+    everywhere = ablation(folders[0], heads="1.0-1", mode=mode, samples=N, seed=SEED)
+    assert measured(everywhere.frame) != pytest.approx(expected, rel=1e-3)
+
+
+def test_mean_pattern_and_mean_take_the_evaluated_examples(task, models, folders, by_hand):
+    def average(activation, hook):
+        return activation.double().mean(0, keepdim=True).to(activation.dtype).expand_as(activation)
+
+    # The second layer's mean must come from the unedited model, so only that layer is edited.
+    found = ablation(folders[0], heads="1.0+1.1", mode="mean_pattern", samples=N, seed=SEED)
+    assert measured(found.frame) == pytest.approx(by_hand(models[0], task, average, PATTERNS[1:]), rel=1e-5)
+    # Within the edited pass it comes from a model whose first layer is edited already.
+    found = ablation(folders[0], mode="edited_mean_pattern", samples=N, seed=SEED)
+    assert measured(found.frame) == pytest.approx(by_hand(models[0], task, average, PATTERNS), rel=1e-5)
+    assert any("in the edited pass itself" in note for note in found.notes)
+    unedited = ablation(folders[0], mode="mean_pattern", samples=N, seed=SEED)
+    assert measured(unedited.frame) != pytest.approx(measured(found.frame), rel=1e-5)
+    found = ablation(folders[0], heads="1.0+1.1", mode="mean", samples=N, seed=SEED)
+    expected = by_hand(models[0], task, average, ["blocks.1.attn.hook_z"])
+    assert measured(found.frame) == pytest.approx(expected, rel=1e-5)
+    assert any("over the examples evaluated" in note for note in found.notes)
+
+
+def test_zero_keys_and_resample(task, models, folders, by_hand):
+    found = ablation(folders[0], mode="zero", samples=N, seed=SEED)
+    sites = [f"blocks.{layer}.attn.hook_z" for layer in (0, 1)]
+    assert measured(found.frame) == pytest.approx(
+        by_hand(models[0], task, lambda z, hook: z * 0, sites), rel=1e-6
+    )
+
+    def two_keys(pattern, hook):
+        return torch.zeros_like(pattern).index_fill(-1, torch.tensor([0, 4]), 0.5)
+
+    found = ablation(folders[0], keys="0,4", samples=N, seed=SEED)
+    assert measured(found.frame) == pytest.approx(by_hand(models[0], task, two_keys, PATTERNS), rel=1e-6)
+    first, again, other = (
+        ablation(folders[0], mode="resample", samples=N, seed=seed).frame for seed in (SEED, SEED, SEED + 1)
+    )
+    pandas.testing.assert_frame_equal(first, again)
+    assert list(first["value"]) != list(other["value"])
+
+
+def test_the_table_has_exactly_the_agreed_columns(folders):
+    frame = ablation(folders, heads=["each", "0.0+1.1"], samples=N).frame
+    assert tuple(frame.columns) == COLUMNS
+    assert len(frame) == 2 * 5 * 3
+    assert list(dict.fromkeys(frame["variant"])) == ["0.0", "0.1", "1.0", "1.1", "0.0+1.1"]
+    assert set(frame["experiment"]) == {"ablation"}
+    assert set(frame["n"]) == {N}
+    assert set(frame["n_runs"]) == {1}
+    assert frame["ref"].tolist() == [ref for ref in folders for _ in range(15)]
+    assert (frame["ci_low"] <= frame["value"]).all()
+    assert (frame["effect"] - (frame["value"] - frame["baseline"])).abs().max() < 1e-12
+    assert (frame["p_adjusted"] >= frame["p_value"]).all()
+
+
+def test_all_checkpoints_see_the_same_examples(task, models, folders, tmp_path):
+    twin = save_checkpoint(tmp_path / "twin", models[0], task)
+    frame = ablation([folders[0], str(twin)], samples=N, seed=SEED).frame
+    first, second = (frame[frame["ref"] == ref].reset_index(drop=True) for ref in (folders[0], str(twin)))
+    assert first["value"].tolist() == second["value"].tolist()
+    other = ablation(folders[0], samples=N, seed=SEED + 1).frame
+    assert other["baseline"].tolist() != first["baseline"].tolist()
+
+
+def test_records_are_json_without_nan(folders):
+    result = ablation(folders[0], samples=N)
+    records = json.loads(result.to_json(), parse_constant=lambda text: pytest.fail(f"{text} in JSON"))
+    assert records == result.records()
+    assert [tuple(record) for record in records] == [COLUMNS] * 3
+    assert records[0]["draw"] is None
+    assert records[0]["head"] is None
+    assert type(records[0]["step"]) is int
+    assert type(records[0]["null_effect"]) is bool
+    gaps = result.frame.assign(value=float("nan"), ci_high=float("inf"))
+    assert Result("x", gaps).records()[0]["value"] is None
+    assert Result("x", gaps).records()[0]["ci_high"] is None
+
+
+def test_files_hold_the_table_and_are_stamped(folders, tmp_path):
+    result = ablation(folders[0], samples=N)
+    written = result.write(tmp_path / "out")
+    assert sorted(path.name for path in written) == [
+        "ablation.config.json",
+        "ablation.csv",
+        "ablation.json",
+        "ablation.parquet",
+    ]
+    pandas.testing.assert_frame_equal(pandas.read_parquet(tmp_path / "out/ablation.parquet"), result.frame)
+    csv = pandas.read_csv(tmp_path / "out/ablation.csv")
+    assert csv["value"].tolist() == result.frame["value"].tolist()
+    stamp = json.loads((tmp_path / "out/ablation.config.json").read_text())
+    metadata = pyarrow.parquet.read_schema(tmp_path / "out/ablation.parquet").metadata
+    assert json.loads(metadata[b"interp-tasks"]) == stamp
+    assert stamp["config"]["samples"] == N
+    assert stamp["config"]["heads"] == ["all"]
+    assert stamp["versions"]["torch"] == torch.__version__
+
+
+def test_plot_shows_every_row_with_its_baseline(folders):
+    figure = ablation(folders, heads=["all", "0.0"], samples=N).plot()
+    assert len(figure.data) == 2 * 3 * 2  # checkpoints × metrics × (edited, unedited)
+    assert all(len(trace.x) == 2 for trace in figure.data)
+
+
+def test_own_tokens_give_the_distance_from_the_unedited_output(models, folders, tmp_path):
+    tokens = numpy.random.default_rng(0).integers(0, 20, (6, 9))
+    numpy.save(tmp_path / "tokens.npy", tokens)
+    frame = ablation(folders[0], tokens=tmp_path / "tokens.npy").frame
+    assert measured(frame, "baseline") == {"mse": 0}
+    with torch.no_grad():
+        clean = models[0](torch.from_numpy(tokens))
+        edited = models[0].run_with_hooks(
+            torch.from_numpy(tokens),
+            fwd_hooks=[(name, lambda pattern, hook: torch.full_like(pattern, 1 / 9)) for name in PATTERNS],
+        )
+    assert measured(frame)["mse"] == pytest.approx((clean - edited).square().mean().item(), rel=1e-5)
+    assert set(frame["n"]) == {6}
+    assert set(ablation(folders[0], tokens=tokens, samples=2).frame["n"]) == {2}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "complaint"),
+    [
+        (numpy.zeros((2, 9)), "whole numbers"),
+        (numpy.zeros(9, dtype=int), "whole numbers"),
+        (numpy.zeros((0, 9), dtype=int), "whole numbers"),
+        (numpy.zeros((2, 10), dtype=int), "at most 9"),
+        (numpy.full((2, 9), 26), "knows 0 to 25"),
+        (numpy.full((2, 9), -1), "knows 0 to 25"),
+    ],
+)
+def test_tokens_that_do_not_fit_are_refused(folders, tokens, complaint):
+    with pytest.raises(UserError, match=complaint):
+        ablation(folders[0], tokens=tokens)
+
+
+def test_a_pickle_is_never_loaded(folders, tmp_path):
+    numpy.save(tmp_path / "objects.npy", numpy.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(UserError, match=r"not an \.npy file of plain numbers"):
+        ablation(folders[0], tokens=tmp_path / "objects.npy")
+
+
+def test_bad_requests_are_refused_in_one_line(folders):
+    for arguments, complaint in [
+        ({"heads": "9.0"}, "layers 0-1"),
+        ({"heads": []}, "no heads given"),
+        ({"mode": "unifrom"}, "choose uniform"),
+        ({"mode": "zero", "keys": "0"}, "--keys goes with --mode uniform"),
+        ({"queries": "shown"}, "hidden, observed"),
+        ({"samples": 0}, "at least one"),
+        ({"split": "tets"}, "choose train"),
+        ({"device": "cuda:99"}, "this machine has cpu"),
+        ({"task": "modular-addition"}, "does not fit this model"),
+    ]:
+        with pytest.raises((UserError, CircuitsError, tasks.TaskError), match=complaint) as refused:
+            ablation(folders[0], **{"samples": N, **arguments})
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "spec", ["all", "0.1", "0.0-1", "L1H0", "0.1,1.0", "0.1 + 1.0-1", "0", "0.", "x", "", "0.1+", "1-2"]
+)
+def test_head_specs_are_read_as_circuits_reads_them(spec, models):
+    """The check before torch is imported must accept and refuse exactly what circuits does afterwards."""
+    try:
+        expected = circuits_heads(spec, models[0])
+    except CircuitsError:
+        with pytest.raises(UserError, match="--heads"):
+            check_heads(spec)
+    else:
+        assert circuits_heads(check_heads(spec), models[0]) == expected
+
+
+def test_specifications():
+    assert check_positions("--keys", "0, 3,-1") == (0, 3, -1)
+    assert check_keys(None, "zero") is None
+    with pytest.raises(UserError, match="counted from 0"):
+        check_positions("--keys", "1;2")
+    assert called("uniform", {"keys": (0, 1), "queries": "hidden"}) == "uniform(keys=0,1; queries=hidden)"
+    assert called("zero", {"keys": None, "queries": (2,)}) == "zero(queries=2)"
+    assert called("positions", {"draws": 20}) == "positions(draws=20)"
+
+
+def test_pairs_are_one_choice_of_heads(folders):
+    frame = ablation(folders[0], heads=[(0, 1), (1, 0)], samples=N).frame
+    assert set(frame["variant"]) == {"0.1+1.0"}

@@ -1,0 +1,366 @@
+"""``interp-run attention``: its numbers against plain hooks, its table, its page, and the shipped models."""
+
+import json
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+import tasks
+from circuits import CircuitsError, Head, ablate, intervene, patterns
+from circuits.interventions.replacements import derangement
+from interp_tasks import load_checkpoint
+from interp_tasks.checkpoints import save_checkpoint
+from interp_tasks.cli import main
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import COLUMNS, AttentionResult, attention
+from interp_tasks.experiments.attention.measure import FOLLOWS, MOVED
+from tasks import Batch
+
+N, SEED = 24, 3
+TEMPLATES = [
+    *(
+        "identity",
+        "row",
+        "column",
+        "mask_ignore",
+        "hidden",
+        "row_observed",
+        "column_observed",
+        "longest_column",
+    ),
+    *("masked_row", "row_observed_elsewhere", "observed_copy", "identity_in_hidden_rows"),
+]
+#: Those that a loop over their definition does not decide here; tests of the task do.
+OF_THE_TASK = {"longest_column", *TEMPLATES[8:]}
+MOVES = [f"{MOVED}mask", f"{MOVED}values", f"{FOLLOWS}longest_column"]
+#: Rows about all heads: those in each class that there may be, and those that follow.
+COUNTS = [
+    *(f"heads: {name}" for name in [*TEMPLATES[:9], "observed_copy", "unclear", "other"]),
+    "heads that follow longest_column",
+]
+PATTERNS = [f"blocks.{layer}.attn.hook_pattern" for layer in (0, 1)]
+#: What is said of all heads without a threshold.
+DISTRIBUTION = ("best score: ", "largest score: ")
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def bare(models, tmp_path):
+    """A checkpoint that names no task, and tokens for it."""
+    np.save(tmp_path / "tokens.npy", np.arange(36).reshape(4, 9) % 20)
+    return str(save_checkpoint(tmp_path / "bare", models[0])), str(tmp_path / "tokens.npy")
+
+
+def cached(model, tokens):
+    """Patterns [layer] -> [batch head query key] in float64, by TransformerLens."""
+    _, found = model.run_with_cache(tokens, names_filter=PATTERNS)
+    return {layer: found[name].double().numpy() for layer, name in enumerate(PATTERNS)}
+
+
+def in_template(name, hidden, query, key):
+    """Whether a template of a 3×3 matrix has a key, by its definition."""
+    same_row, same_column = query // 3 == key // 3, query % 3 == key % 3
+    return {
+        "identity": query == key,
+        "row": same_row and query != key,
+        "column": same_column and query != key,
+        "mask_ignore": not hidden[key],
+        "hidden": hidden[key],
+        "row_observed": same_row and query != key and not hidden[key],
+        "column_observed": same_column and query != key and not hidden[key],
+    }[name]
+
+
+@pytest.mark.parametrize("queries", ["read", "hidden"])
+def test_scores_are_what_loops_over_the_cache_give(task, models, folders, queries):
+    result = attention(folders, queries=queries, samples=N, seed=SEED)
+    hidden = task.sample(N, seed=SEED).extras["hidden"].numpy()
+    for step, model in enumerate(models):
+        found = cached(model, task.sample(N, seed=SEED).tokens)
+        frame = result.frame[result.frame["step"] == step]
+        metrics = [metric for metric in dict.fromkeys(frame["metric"]) if not metric.startswith(DISTRIBUTION)]
+        assert metrics == [*TEMPLATES, *MOVES, *COUNTS]
+        for row in frame.itertuples():
+            if row.metric not in TEMPLATES or row.metric in OF_THE_TASK:
+                continue
+            mass, chance, count = 0.0, 0.0, 0
+            for example in range(N):
+                for query in range(9):
+                    keys = [key for key in range(9) if in_template(row.metric, hidden[example], query, key)]
+                    if keys and (queries == "read" or hidden[example, query]):
+                        mass += found[row.layer][example, row.head, query, keys].sum()
+                        chance += len(keys) / 9
+                        count += 1
+            assert row.value == pytest.approx(mass / count, abs=1e-6)
+            assert row.baseline == pytest.approx(chance / count, abs=1e-12)
+            assert row.effect == pytest.approx(row.value - row.baseline)
+            assert row.ci_low < row.value < row.ci_high
+            assert (row.variant, row.site) == (f"{row.layer}.{row.head}", "pattern")
+
+
+def test_movement_is_between_the_pairs_of_the_task(task, models, folders):
+    result = attention(folders[1], samples=N, seed=SEED)
+    batch = task.sample(N, seed=SEED)
+    before = cached(models[1], batch.tokens)
+    order = derangement(N, SEED).numpy()
+    for change, other in task.attention_moves(batch, SEED).items():
+        after = cached(models[1], other.tokens)
+        rows = result.frame[result.frame["metric"] == f"{MOVED}{change}"]
+        assert len(rows) == 4
+        for row in rows.itertuples():
+            mine, theirs = before[row.layer][:, row.head], after[row.layer][:, row.head]
+            assert row.value == pytest.approx(np.abs(mine - theirs).sum(-1).mean() / 2, abs=1e-6)
+            assert row.baseline == pytest.approx(np.abs(mine - theirs[order]).sum(-1).mean() / 2, abs=1e-6)
+            assert row.ci_low < row.value < row.ci_high
+
+
+def test_the_class_of_a_head_is_that_of_its_scores(task, models, folders):
+    result = attention(folders[0], samples=N, seed=SEED, threshold=0.02)
+    batch = task.sample(N, seed=SEED)
+    scores = patterns.scores(
+        models[0], batch.tokens, task.attention_templates(), batch=batch, seed=SEED, queries=range(9)
+    )
+    unless = {"masked_row": "row_observed_elsewhere", "observed_copy": "identity_in_hidden_rows"}
+    classes = patterns.classify(scores, 0.02, unless=unless)
+    assert len(classes.groups) > 1, "all heads in one class test little"
+    for row in result.frame[result.frame["variant"] != "all heads"].itertuples():
+        assert row.intervention == classes[row.layer, row.head]
+    of_all = result.frame[result.frame["variant"] == "all heads"].set_index("metric")
+    best = of_all[of_all.index.str.startswith(DISTRIBUTION[0])]["value"].to_numpy()
+    assert len(best) == 7
+    assert (best[1:] >= best[:-1]).all()
+    of_all = of_all[~of_all.index.str.startswith(DISTRIBUTION)]
+    assert set(of_all["baseline"]) == {4}
+    assert of_all["value"].sum() == 4
+    for name, group in classes.groups.items():
+        assert of_all.loc[f"heads: {name}", "value"] == len(group)
+    of_templates = result.frame[result.frame["metric"].isin(TEMPLATES)]
+    np.testing.assert_allclose(
+        of_templates["effect_ci_high"], scores.frame["effect_ci_high"], rtol=0, atol=1e-12
+    )
+    assert any("at least 0.02" in note for note in result.notes)
+    assert result.config["threshold"] == 0.02
+
+
+def test_json_has_the_agreed_columns_and_every_template(call, folders):
+    code, out, err = call("attention", "--ckpt", folders[0], "--samples", "8", "--quiet", "--format", "json")
+    assert (code, err) == (0, "")
+    rows = [row for row in json.loads(out) if not row["metric"].startswith(DISTRIBUTION)]
+    assert {tuple(row) for row in rows} == {COLUMNS}
+    assert len(rows) == 4 * (len(TEMPLATES) + len(MOVES)) + len(COUNTS)
+    assert {row["p_value"] for row in rows} == {None}
+    assert {row["experiment"] for row in rows} == {"attention"}
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_table_has_a_line_per_head(call, folders, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, err = call(
+        "attention", "--ckpt", folders[0], "--ckpt", folders[1], "--samples", "8", "--quiet"
+    )
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= columns
+    lines = out.splitlines()
+    for head in ("0.0", "0.1", "1.0", "1.1"):
+        assert sum(line.startswith(f"{head} ") for line in lines) == 2
+    for word in ("class", "chance", "moved by", "Class: of the templates", "Intervals: 95%"):
+        assert word in out
+
+
+def test_the_line_of_a_head_is_about_its_own_template(folders):
+    from interp_tasks.experiments.attention.table import view_columns, view_rows
+
+    result = attention(folders, samples=N, seed=SEED, threshold=0.02)
+    rows = view_rows(result.frame)
+    assert list(rows["variant"]) == ["0.0", "0.1", "1.0", "1.1"] * 2
+    for row in rows.to_dict("records"):
+        mine = result.frame[(result.frame["ref"] == row["ref"]) & (result.frame["variant"] == row["variant"])]
+        of_templates = mine[mine["metric"].isin([*TEMPLATES[:9], "observed_copy"])]
+        if row["intervention"] in TEMPLATES:
+            assert row["metric"] == row["intervention"]
+        else:
+            corrected = of_templates["effect"] / (1 - of_templates["baseline"])
+            assert row["metric"] == of_templates["metric"][corrected.idxmax()]
+        moved = mine[mine["metric"] == f"{MOVED}mask"].iloc[0]
+        assert row[f"{MOVED}mask"] == (moved["value"], moved["ci_low"], moved["ci_high"])
+    headers = [column.header for column in view_columns(rows)]
+    assert headers == [
+        "head",
+        "class",
+        "template",
+        "chance",
+        "score [95% CI]",
+        "moved by\nmask",
+        "moved by\nvalues",
+        "follows\nlongest\ncolumn",
+    ]
+
+
+def test_chosen_templates_in_their_order(folders):
+    result = attention(folders[0], templates=["previous", "row", "previous"], samples=8)
+    metrics = [name for name in dict.fromkeys(result.frame["metric"]) if not name.startswith(DISTRIBUTION)]
+    counts = [f"heads: {name}" for name in ("previous", "row", "unclear", "other")]
+    assert metrics == ["previous", "row", *MOVES, *counts, COUNTS[-1]]
+    assert result.config["templates"] == ["previous", "row", "previous"]
+
+
+def test_a_checkpoint_without_a_task(call, models, bare):
+    folder, tokens = bare
+    options = ["--ckpt", folder, "--tokens", tokens, "--quiet"]
+    code, out, _ = call("attention", *options, "--format", "json", "--queries", "8")
+    assert code == 0
+    rows = [row for row in json.loads(out) if not row["metric"].startswith(DISTRIBUTION)]
+    counted = [row for row in rows if row["variant"] == "all heads"]
+    rows = [row for row in rows if row["variant"] != "all heads"]
+    assert len(counted) == 5
+    assert list(dict.fromkeys(row["metric"] for row in rows)) == ["identity", "previous", "first"]
+    found = cached(models[0], torch.arange(36).reshape(4, 9) % 20)
+    for row in rows:
+        key = {"identity": 8, "previous": 7, "first": 0}[row["metric"]]
+        assert row["value"] == pytest.approx(found[row["layer"]][:, row["head"], 8, key].mean(), abs=1e-6)
+        assert (row["position"], row["split"]) == (8, None)
+    code, out, _ = call("attention", *options)
+    assert code == 0
+    assert "moved by" not in out.lower()
+
+
+def test_page_has_the_maps_of_every_checkpoint(call, task, models, folders, tmp_path):
+    arguments = ["--samples", "8", "--out", tmp_path / "out", "--plot"]
+    code, _, _ = call("attention", "--ckpt", folders[0], "--ckpt", folders[1], *arguments)
+    assert code == 0
+    page = (tmp_path / "out" / "attention.html").read_text()
+    assert page.count("Mean attention, ") >= 2
+    result = attention(folders, samples=8)
+    assert isinstance(result, AttentionResult)
+    refs = list(dict.fromkeys(result.frame["ref"]))
+    assert list(result.maps) == refs
+    expected = cached(models[0], task.sample(8).tokens)
+    for layer in (0, 1):
+        np.testing.assert_allclose(result.maps[refs[0]].mean[layer], expected[layer].mean(0), atol=1e-6)
+    figure = result.plot(refs[0])
+    assert len(figure.data) == 4
+    own = result.classes[refs[0]][1, 0]
+    assert figure.layout.annotations[2].text == f"1.0 {own}"
+    assert len(result.plot().data) == 4
+
+
+REFUSED = {
+    "template": (["--template", "diagonal"], ["'diagonal'", "identity", "longest_column"]),
+    "queries": (["--queries", "visible"], ["'visible'", "hidden, observed"]),
+    "threshold": (["--threshold", "0"], ["--threshold 0", "above 0 and at most 1"]),
+    "threshold above": (["--threshold", "1.5"], ["--threshold 1.5"]),
+    "position": (["--queries", "9"], ["no position 9", "0-8"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_one_line(call, folders, name):
+    options, words = REFUSED[name]
+    code, out, err = call("attention", "--ckpt", folders[0], "--samples", "8", "--quiet", *options)
+    assert (code, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    for word in words:
+        assert word in err
+    argument = {"--template": "templates", "--queries": "queries", "--threshold": "threshold"}[options[0]]
+    value = float(options[1]) if argument == "threshold" else options[1]
+    with pytest.raises((UserError, CircuitsError)):
+        attention(folders[0], samples=8, **{argument: value})
+
+
+# --- the shipped models
+
+
+@pytest.fixture(scope="module")
+def completion():
+    return attention(["zoo:matrix-completion-4x4@pre", "zoo:matrix-completion-4x4@post"])
+
+
+def test_heads_of_the_shipped_model_get_their_classes_with_the_drop(completion):
+    before, after = completion.classes.values()
+    assert set(before.groups) == {"other"}
+    assert Head(0, 0) in after.groups["row"]
+    assert len(after.groups["mask_ignore"]) >= 4
+    frame = completion.frame[completion.frame["step"] == completion.frame["step"].max()]
+    row = frame[(frame["variant"] == "0.0") & (frame["metric"] == f"{MOVED}mask")].iloc[0]
+    assert row["ci_high"] < 0.1, "the row head of layer 0 does not look at the mask"
+    moved = frame[(frame["layer"] > 0) & (frame["metric"] == f"{MOVED}mask")]
+    assert (moved["ci_low"] > 0.3).all(), "all later heads do"
+
+
+def test_groups_of_a_result_can_be_ablated(completion):
+    checkpoint = load_checkpoint("zoo:matrix-completion-4x4@post")
+    groups = completion.classes["zoo:matrix-completion-4x4@post"].groups
+    batch = checkpoint.task.sample(64)
+    with torch.no_grad():
+        clean = checkpoint.model(batch.tokens)
+        with intervene(checkpoint.model, ablate.uniform(groups["row"])):
+            edited = checkpoint.model(batch.tokens)
+    hidden = batch.extras["hidden"]
+    errors = [(out[..., 0] - batch.targets)[hidden].square().mean() for out in (clean, edited)]
+    assert errors[1] > 2 * errors[0]
+
+
+def test_the_shipped_addition_model_looks_at_both_operands():
+    result = attention("zoo:modular-addition-113@post", samples=64)
+    frame = result.frame[result.frame["variant"] != "all heads"]
+    assert set(frame["metric"]) == {"operand_1", "operand_2", "operands", "equals"}
+    assert set(result.classes["zoo:modular-addition-113@post"].groups) == {"operands"}
+    of = frame.set_index(["variant", "metric"])["value"].unstack()
+    np.testing.assert_allclose(of["operands"], of["operand_1"] + of["operand_2"], atol=1e-9)
+    np.testing.assert_allclose(of["operands"] + of["equals"], 1, atol=1e-6)
+    # One query, which sees three keys.
+    assert set(frame["position"]) == {2}
+    chance = frame.set_index("metric")["baseline"].groupby("metric").first()
+    np.testing.assert_allclose(chance[["operand_1", "operands", "equals"]], [1 / 3, 2 / 3, 1 / 3])
+
+
+def test_digits_of_the_shipped_remainders_model(call):
+    code, out, _ = call("attention", "--ckpt", "zoo:miiii-113-small@post", "--samples", "64", "--quiet")
+    assert code == 0
+    assert "oper" in out
+
+
+def test_templates_of_a_task_of_ones_own(call, models, folders, tmp_path):
+    """A tensor or a function of the batch; without the methods a task has the three that need none."""
+    task = tasks.get("matrix-completion", n=3, rank=1, grid_max=1.2, grid_step=0.1)
+
+    class Own(type(task)):
+        name = "own"
+
+        def attention_templates(self):
+            def corner(batch: Batch):
+                return torch.zeros(len(batch), 9, 9, dtype=torch.bool).index_fill(2, torch.tensor([8]), True)
+
+            return {"corner": corner, "first": torch.arange(9).expand(9, -1) == 0}
+
+        attention_moves: ClassVar = None
+
+    own = Own(**task.model_dump())
+    result = attention(folders[0], task=own, samples=8)
+    metrics = list(dict.fromkeys(result.frame["metric"]))
+    assert metrics[:3] == ["corner", "first", MOVES[-1]]
+    found = cached(models[0], own.sample(8).tokens)
+    corner = result.frame[result.frame["metric"] == "corner"]
+    for row in corner.itertuples():
+        assert row.value == pytest.approx(found[row.layer][:, row.head, :, 8].mean(), abs=1e-6)
+    Own.attention_templates = Own.attention_relocations = None
+    result = attention(folders[0], task=own, samples=8)
+    assert list(dict.fromkeys(result.frame["metric"]))[:4] == [
+        "identity",
+        "previous",
+        "first",
+        "heads: identity",
+    ]

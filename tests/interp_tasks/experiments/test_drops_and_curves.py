@@ -1,0 +1,325 @@
+"""``drops`` and ``curve`` on made-up logs whose numbers are known, and on a tiny run."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+import tasks
+from interp_tasks import UserError, load_checkpoint, train
+from interp_tasks.checkpoints import detect_drop
+from interp_tasks.cli import main
+from interp_tasks.experiments import COLUMNS, curve, drops
+from interp_tasks.experiments.curve.measure import between_points
+from interp_tasks.experiments.drops.measure import plateau_until, spearman
+from interp_tasks.experiments.drops.table import view_rows
+from interp_tasks.measurement.run_logs import read_runs
+
+STEPS = range(0, 4001, 50)
+TASK = {"name": "matrix-completion", "n": 4, "rank": 1, "grid_max": 1.2, "grid_step": 0.05}
+
+
+def sigmoid(at, power=12, high=1 / 9, low=0.01):
+    """Falls from high to low, half way at a step, as sharp as its power."""
+    return [low + (high - low) / (1 + (step / at) ** power) for step in STEPS]
+
+
+def write(path, metrics, train=None, **settings):
+    """A run folder whose log says what it is given: metric -> values; ``train``: of the batch trained on."""
+    (path / "checkpoints" / "00004000").mkdir(parents=True)
+    (path / "checkpoints" / "00004000" / "meta.json").write_text("{}")
+    config = {
+        "task": TASK,
+        "model": {"d_model": 64},
+        "train": {"seed": 0, "eval_samples": 512, "steps": 4000},
+    }
+    for key, value in settings.items():
+        section, name = key.split("__")
+        config[section] = {**config[section], name: value}
+    described = {"format": 1, "config": config, "drop_metric": {"name": "mse_masked", "direction": "down"}}
+    (path / "run.json").write_text(json.dumps(described))
+    lines = [
+        {
+            "step": step,
+            "validation": {name: values[index] for name, values in metrics.items()},
+            **({"train": {name: values[index] for name, values in train.items()}} if train else {}),
+        }
+        for index, step in enumerate(STEPS)
+    ]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def values(result, run, variant="mse_masked"):
+    rows = result.frame[(result.frame["run"] == run) & (result.frame["variant"] == variant)]
+    return dict(zip(rows["metric"], rows["value"], strict=True))
+
+
+def test_a_row_for_each_thing_said_of_a_curve(tmp_path):
+    logged = sigmoid(1500)
+    run = write(tmp_path / "run", {"mse_masked": logged})
+    found = drops(run)
+    expected = detect_drop(STEPS, logged, "down")
+    assert expected is not None
+    said = values(found, run)
+    assert said == pytest.approx(
+        {
+            "drop": 1,
+            "onset": expected.onset,
+            "crossing": expected.crossing,
+            "end": expected.end,
+            "length": expected.end - expected.onset,
+            "sharpness": expected.sharpness,
+            "plateau": expected.plateau,
+            "final": expected.final,
+            # 0.9 / 9 of the way: 1 / (1 + x) = (0.1 - 0.01) / (1/9 - 0.01), to the next logged step.
+            "plateau until": 50 * math.ceil(1500 * ((1 / 9 - 0.01) / 0.09 - 1) ** (1 / 12) / 50),
+        }
+    )
+    assert said["crossing"] == pytest.approx(1500, abs=50)
+    assert list(found.frame.columns) == list(COLUMNS)
+    levels = found.frame[found.frame["metric"].isin(["plateau", "final"])]
+    assert levels["baseline"].tolist() == pytest.approx([1 / 9, 1 / 9])
+    assert levels["effect"].tolist() == pytest.approx([said["plateau"] - 1 / 9, said["final"] - 1 / 9])
+
+
+def test_a_run_without_a_drop_is_a_row_that_says_so(tmp_path, capsys):
+    run = write(tmp_path / "flat", {"mse_masked": [0.11] * len(STEPS)})
+    said = values(drops(run), run)
+    assert said["drop"] == 0
+    assert said["final"] == 0.11
+    assert said["plateau until"] == 4000
+    assert all(
+        math.isnan(said[name]) for name in ("onset", "crossing", "end", "length", "sharpness", "plateau")
+    )
+    assert main(["drops", run, "--quiet"]) == 0
+    # However many lines the path of the run takes above it.
+    [row] = [line.split() for line in capsys.readouterr().out.splitlines() if " no " in line]
+    assert row[1:] == ["no", *["–"] * 5, "0.11"]
+
+
+def test_seeds_are_pooled_into_medians_and_ranges(tmp_path):
+    crossings = [1000, 1200, 1500, 2400]
+    for seed, at in enumerate(crossings):
+        write(tmp_path / f"seed-{seed}", {"mse_masked": sigmoid(at)}, train__seed=seed)
+    write(tmp_path / "seed-9", {"mse_masked": [0.11] * len(STEPS)}, train__seed=9)
+    found = drops(str(tmp_path / "seed-*"))
+    pooled = found.frame[found.frame["run"] == f"{tmp_path}/seed-*"].set_index("metric")
+    each = [values(found, f"{tmp_path}/seed-{seed}")["crossing"] for seed in range(4)]
+    assert pooled.loc["drop", "value"] == 0.8
+    assert pooled.loc["drop", "n_runs"] == 5
+    row = pooled.loc["crossing"]
+    assert row["value"] == np.median(each)
+    assert row["n_runs"] == 4
+    assert min(each) <= row["ci_low"] < row["value"] < row["ci_high"] <= max(each)
+    assert pooled.loc["crossing, smallest", "value"] == min(each)
+    assert pooled.loc["crossing, largest", "value"] == max(each)
+    rows = view_rows(found.frame)
+    assert rows["run"].tolist() == [*(f"seed-{seed}" for seed in (0, 1, 2, 3, 9)), "seed-*"]
+    assert set(rows["ref"]) == {f"5 runs of {tmp_path}"}
+    assert rows["drop"].tolist() == ["yes"] * 4 + ["no", "80% of runs"]
+    alone = drops([str(tmp_path / "seed-0"), write(tmp_path / "other", {"mse_masked": sigmoid(900)})])
+    assert not alone.frame["run"].str.contains("*", regex=False).any()
+
+
+def test_rank_correlations_are_over_runs_that_differ_in_one_setting_alone(tmp_path):
+    runs = [
+        write(
+            tmp_path / f"w{width}-{seed}", {"mse_masked": sigmoid(at)}, model__d_model=width, train__seed=seed
+        )
+        for width, seed, at in ((16, 0, 2500), (32, 0, 2000), (32, 1, 2100), (64, 0, 1000))
+    ]
+    odd = write(tmp_path / "odd", {"mse_masked": sigmoid(3000)}, model__d_model=128, task__n=5)
+    found = drops([*runs, odd], against="model.d_model").frame
+    row = found[
+        (found["run"] == "against model.d_model") & found["metric"].eq("rank correlation of crossing")
+    ]
+    assert row["n_runs"].tolist() == [4]
+    assert row["value"].item() == pytest.approx(
+        spearmanr([16, 32, 32, 64], [2500, 2000, 2100, 1000]).statistic
+    )
+    assert row["ci_low"].item() <= row["value"].item() <= row["ci_high"].item()
+    for key, runs_given in (("model.d_model", runs[:2]), ("task.distribution", runs)):
+        with pytest.raises(
+            UserError, match=f"^--against {key}: no three of the runs have different numbers there"
+        ):
+            drops(runs_given, against=key)
+
+
+def test_spearman_is_scipys():
+    stream = np.random.default_rng(0)
+    pairs = stream.integers(0, 5, (50, 7, 2)).astype(float)
+    expected = [spearmanr(each[:, 0], each[:, 1]).statistic for each in pairs]
+    np.testing.assert_allclose(spearman(pairs), expected, atol=1e-12)
+    assert np.isnan(spearman(np.array([[[1.0, 2], [1, 3], [1, 4]]]))).all()
+
+
+def test_the_plateau_ends_where_the_metric_stays_below():
+    dip = [0.5, 0.11, 0.09, 0.11, 0.11, 0.11, 0.09, 0.08, 0.08, 0.08]
+    assert plateau_until(range(0, 100, 10), dip, 1 / 9) == 60
+    assert plateau_until(range(0, 100, 10), [0.11] * 10, 1 / 9) == 90
+
+
+def test_every_part_of_a_mixture_and_any_other_metric(tmp_path):
+    logged = {
+        "mse_masked": sigmoid(1500),
+        "mse_masked (n=3)": sigmoid(1000),
+        "accuracy": sigmoid(800, 12, 0, 1),
+    }
+    run = write(tmp_path / "run", logged)
+    found = drops(run)
+    assert found.frame["variant"].unique().tolist() == ["mse_masked", "mse_masked (n=3)"]
+    assert values(found, run, "mse_masked (n=3)")["crossing"] < values(found, run)["crossing"]
+    up = values(drops(run, metric="accuracy"), run, "accuracy")
+    assert up["drop"] == 1
+    assert up["final"] == pytest.approx(1, abs=0.01)
+    with pytest.raises(
+        UserError, match=r"logs no validation 'acuracy': it has mse_masked, mse_masked \(n=3\), acc"
+    ):
+        drops(run, metric="acuracy")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["RUN@pre"], "name the run alone, "),
+        (["nowhere"], "no run or checkpoint folder 'nowhere'"),
+        (["RUN", "--against", "d_model"], "--against 'd_model': a setting such as model.d_model"),
+        (["RUN", "--format", "xml"], "--format"),
+        (["zoo:matrix-completion-4x4", "--import", "nowhere.py"], "--import nowhere.py: no such file"),
+    ],
+)
+def test_refusals_are_one_line_without_torch(tmp_path, capsys, arguments, message):
+    run = write(tmp_path / "run", {"mse_masked": sigmoid(900)})
+    given = [argument.replace("RUN", run) for argument in arguments]
+    assert main(["drops", *given]) == 2
+    err = capsys.readouterr().err
+    assert message.replace("RUN", run) in err
+    assert err.count("\n") == 1
+
+
+def test_what_falls_in_the_drop_and_what_the_loss_is_above_fresh_examples(tmp_path):
+    masked, observed = sigmoid(1500), sigmoid(1500, 12, 0.002, 0.001)
+    both = {"mse_masked": masked, "mse_observed": observed}
+    gap = {
+        "mse_masked": [value - 0.001 for value in masked],
+        "mse_observed": [value - 0.0002 for value in observed],
+    }
+    run = write(tmp_path / "run", both, train=gap)
+    with pytest.raises(UserError, match="meta"):
+        curve(run)  # its checkpoint is no checkpoint
+    rows = by_rows(run)
+    fell = {name: rows["plateau", name] - rows["final", name] for name in both}
+    assert rows["drop", "share of the fall: mse_masked"] == pytest.approx(
+        0.3 * fell["mse_masked"] / (0.3 * fell["mse_masked"] + 0.7 * fell["mse_observed"])
+    )
+    assert rows["plateau", "mse_masked"] == pytest.approx(1 / 9, rel=1e-3)
+    for variant in ("plateau", "final"):
+        assert rows[variant, "loss, train minus fresh"] == pytest.approx(-0.3 * 0.001 - 0.7 * 0.0002)
+
+
+def by_rows(run):
+    """What a log alone says, by variant and metric."""
+    from interp_tasks.experiments.curve.measure import fall, levels
+
+    [read] = read_runs(run)
+    own = read.curve("mse_masked")
+    found = [*levels(read, own, {name: read.curve(name) for name in read.logged()}), *fall(read, own)]
+    return {(row["variant"], row["metric"]): row["value"] for row in found}
+
+
+def test_sharpness_between_stored_steps_by_hand():
+    """From 1 at step 1000 straight to 0 at 2000: 0.7 at 1300, 0.3 at 1700, half at 1500."""
+    points = [(0, 3.0), (1000, 1.0), (2000, 0.0), (3000, 0.0)]
+    assert between_points(points, onset=1100) == pytest.approx(0.4 * 1500 / 400)
+    assert between_points([(step, 1 - value) for step, value in points], 1100) == pytest.approx(
+        0.4 * 1500 / 400
+    )
+    assert math.isnan(between_points(points[1:], onset=500))
+    assert math.isnan(between_points(points, onset=3000))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    task = tasks.get("matrix-completion-sizes", sizes=(2, 3), grid_max=1, grid_step=0.1)
+    config = {"steps": 6, "batch_size": 8, "eval_samples": 8, "log_every": 1, "checkpoint_every": 4}
+    out = tmp_path_factory.mktemp("tiny") / "run"
+    return task, train(task, out=out, settings={"d_model": 8, "n_heads": 2}, config=config)
+
+
+def test_stored_steps_are_measured_on_the_same_examples(tiny):
+    task, run = tiny
+    found = curve(str(run), samples=16, seed=3)
+    rows = found.frame[found.frame["variant"] == "stored step"]
+    assert rows["step"].unique().tolist() == [0, 1, 2, 4, 6]
+    for name, part in task.parts().items():
+        batch = part.sample(16, seed=3)
+        for step in (0, 6):
+            with torch.no_grad():
+                output = load_checkpoint(f"{run}@{step}").model(batch.tokens)
+            expected = tasks.pool(part.metrics(output, batch) | part.accuracies(output, batch))
+            for metric, value in expected.items():
+                row = rows[(rows["step"] == step) & (rows["metric"] == f"{metric} ({name})")]
+                assert row["value"].item() == pytest.approx(value, rel=1e-5)
+                assert row["ci_low"].item() <= value + 1e-9
+                assert row["ci_high"].item() >= value - 1e-9
+    # Without a drop there is no plateau, and that is no error.
+    assert found.frame[found.frame["variant"] == "plateau"]["value"].isna().all()
+
+
+def test_curve_command_prints_writes_and_draws(tiny, tmp_path, capsys):
+    _, run = tiny
+    assert (
+        main(["curve", str(run), "--samples", "8", "--out", str(tmp_path / "out"), "--plot", "--quiet"]) == 0
+    )
+    printed = capsys.readouterr().out
+    assert "share of the fall: mse_masked" in printed
+    assert "accuracy_masked (n=2)" in printed
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        f"curve{suffix}" for suffix in (".parquet", ".csv", ".json", ".config.json", ".html")
+    }
+
+
+def test_figures_draw_the_drop_bold_and_the_plateau_of_theory(tmp_path):
+    run = write(tmp_path / "run", {"mse_masked": sigmoid(1500)})
+    found = drops(run)
+    drop = found.curves[run, "mse_masked"].drop
+    whole, bold = found.plot().data
+    assert list(whole.x) == list(STEPS)
+    assert (bold.x[0], bold.x[-1]) == (drop.onset, drop.end)
+    assert bold.line.width > whole.line.width
+    assert found.page().html()
+    shipped = curve("zoo:matrix-completion-4x4-small-init", samples=8)
+    dotted = {trace.name: trace.y[0] for trace in shipped.plot().data if "theory" in trace.name}
+    assert dotted == pytest.approx(
+        {"mse_all, plateau by theory": 0.3 / 9, "mse_masked, plateau by theory": 1 / 9}
+    )
+
+
+def test_a_task_without_theory_has_a_curve_too():
+    """Modular addition memorises: on the plateau its training loss lies far below that of the validation split."""
+    run = "zoo:modular-addition-113"
+    found = curve(run, samples=16)
+    rows = {
+        (row["variant"], row["metric"]): row
+        for row in found.frame.to_dict("records")
+        if row["variant"] != "stored step"
+    }
+    [read] = read_runs(run)
+    plateau = [
+        line for line in read.lines if 122.5 <= line["step"] <= 612.5
+    ]  # a tenth to a half of the crossing, 1225
+    gap = np.mean([line["train"]["loss"] - line["validation"]["loss"] for line in plateau])
+    assert rows["drop", "crossing"]["value"] == 1225
+    assert rows["plateau", "loss, train minus fresh"]["value"] == pytest.approx(gap)
+    assert gap < -1
+    assert rows["plateau", "accuracy"]["value"] == pytest.approx(
+        np.median([line["validation"]["accuracy"] for line in plateau])
+    )
+    assert math.isnan(rows["plateau", "accuracy"]["baseline"])
+    assert not any("share of the fall" in metric for _, metric in rows)

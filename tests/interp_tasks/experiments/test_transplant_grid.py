@@ -1,0 +1,125 @@
+"""``interp-run transplant`` with several sources, and ``each``: tables against single calls, maps, refusals."""
+
+import math
+
+import pytest
+
+from interp_tasks.checkpoints import save_checkpoint
+from interp_tasks.cli import main
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import ablation, patch, transplant
+from interp_tasks.experiments.transplant.figure import Colours, figure
+
+N, SEED = 16, 3
+SHARED = {"samples": N, "seed": SEED}
+
+
+@pytest.fixture(scope="module")
+def grid(folders):
+    return transplant(folders, folders, ["qkv", "mlp+o"], **SHARED)
+
+
+def test_every_cell_is_the_transplant_of_one_source(grid, folders):
+    assert len(grid.frame) == 2 * 2 * 2 * 3
+    assert list(dict.fromkeys(grid.frame["variant"])) == ["qkv", "mlp+o"]
+    for source in folders:
+        alone = transplant(folders, source, ["qkv", "mlp+o"], **SHARED).frame
+        mine = grid.frame[grid.frame["intervention"].str.endswith(f"source={source})")]
+        for column in ("ref", "variant", "metric", "intervention"):
+            assert mine[column].tolist() == alone[column].tolist()
+        for column in ("value", "baseline", "effect", "ci_low", "effect_ci_high"):
+            assert mine[column].tolist() == pytest.approx(alone[column].tolist(), rel=1e-6, abs=1e-9)
+        own = mine["ref"] == source
+        assert mine.loc[own, "null_effect"].all()
+        assert not mine.loc[~own, "null_effect"].any()
+    assert grid.config["source"] == folders
+
+
+def test_each_component_is_every_one_there_is(folders):
+    frame = transplant(folders[0], folders[1], "each", samples=4).frame
+    whole = ["q", "k", "v", "qkv", "o", "attn", "mlp", "embed", "pos_embed", "unembed"]
+    assert list(dict.fromkeys(frame["variant"])) == [*whole, "ln1", "ln2", "ln_final", "ln"]
+    frame = transplant(folders[0], folders[1], ["mlp", "each"], layers="1", samples=4).frame
+    in_layers = ["mlp", "q", "k", "v", "qkv", "o", "attn", "ln1", "ln2", "ln"]
+    assert list(dict.fromkeys(frame["variant"])) == in_layers
+
+
+def test_the_maps_hold_the_table(grid):
+    found = figure(grid.frame)
+    assert len(found.data) == 2 * 3
+    titles = [note.text for note in found.layout.annotations]
+    assert titles == [
+        f"{row}: {metric}" for row in ("qkv", "mlp+o") for metric in grid.frame["metric"].unique()
+    ]
+    of = dict(zip(titles, sorted_traces(found), strict=True))
+    for title, trace in of.items():
+        component, metric = title.split(": ")
+        rows = grid.frame[(grid.frame["variant"] == component) & (grid.frame["metric"] == metric)]
+        assert list(trace.y) == ["0", "1"]
+        for down, ref in enumerate(rows["ref"].unique()):
+            for across, source in enumerate(grid.config["source"]):
+                row = rows[(rows["ref"] == ref) & rows["intervention"].str.endswith(f"{source})")]
+                assert trace.customdata[down][across] == pytest.approx(row["value"].item())
+                assert trace.z[down][across] == pytest.approx(trace.customdata[down][across])
+
+
+def sorted_traces(found):
+    """Component by component, as titles are."""
+    axes = [trace.xaxis or "x" for trace in found.data]
+    order = sorted(range(len(axes)), key=lambda index: int(axes[index][1:] or 1))
+    return [found.data[index] for index in order]
+
+
+def test_colours_are_by_the_logarithm_where_values_span_two_powers_of_ten():
+    narrow, wide = Colours(0.01, 0.9), Colours(0.001, 0.2)
+    assert (narrow.low, narrow.high, narrow(0.5)) == (0.01, 0.9, 0.5)
+    assert (wide.low, wide.high) == (math.log10(0.001), math.log10(0.2))
+    assert not Colours(0.0, 1.0).logarithmic
+
+
+def test_a_ref_that_names_several_is_several_sources(models, task, tmp_path, capsys):
+    for step, model in enumerate(models):
+        save_checkpoint(tmp_path / f"c{step}", model, task, step=step)
+    arguments = ["--ckpt", tmp_path / "c0", "--source", tmp_path / "c0", "--source", tmp_path / "c1"]
+    arguments += ["--samples", 4, "--quiet", "--plot", "--out", tmp_path / "out"]
+    assert main(["transplant", *map(str, arguments)]) == 0
+    assert "source=" in capsys.readouterr().out
+    assert "Across: the one whose weights it gets" in (tmp_path / "out" / "transplant.html").read_text()
+    result = transplant("zoo:matrix-completion-5x5@pre", "zoo:matrix-completion-5x5@all", samples=2)
+    assert len(result.config["source"]) == 5
+    assert result.frame["intervention"].str.startswith("qkv(source=zoo:matrix-completion-5x5@").all()
+    trace = figure(result.frame).data[0]
+    assert list(trace.x) == ["500", "2500", "3500", "7000", "10000"]
+
+
+def test_one_source_keeps_the_usual_figure(folders):
+    result = transplant(folders[0], folders[1], samples=4)
+    assert result.config["source"] == folders[1]
+    assert {trace.type for trace in result.plot().data} == {"scatter"}
+    assert "Filled" in result.caption()
+
+
+def test_a_patch_names_exactly_one_source(folders):
+    with pytest.raises(UserError, match="names 5 checkpoints"):
+        patch("zoo:matrix-completion-5x5@pre", "zoo:matrix-completion-5x5@all", samples=2)
+    with pytest.raises(UserError, match="no source: give --source"):
+        transplant(folders[0], [], samples=2)
+    with pytest.raises(UserError, match=r"of another architecture than .*: its"):
+        transplant(folders[0], [folders[1], "zoo:matrix-completion-5x5@pre"], samples=2)
+
+
+@pytest.mark.parametrize("experiment", ["ablation", "patch"])
+def test_each_layer_is_a_row_for_all_heads_of_each(folders, experiment):
+    def frame(specs):
+        if experiment == "patch":
+            return patch(folders[0], "negated", heads=specs, **SHARED).frame
+        return ablation(folders[0], specs, **SHARED).frame
+
+    mine, same = frame("each-layer"), frame(["0.0-1", "1.0-1"])
+    assert list(dict.fromkeys(mine["variant"])) == ["layer 0", "layer 1"]
+    assert mine["value"].tolist() == same["value"].tolist()
+
+
+def test_each_layer_at_the_site_of_one_layer(folders):
+    frame = patch(folders[0], "negated", "z.1", "each-layer", **SHARED).frame
+    assert set(frame["variant"]) == {"layer 1"}

@@ -1,0 +1,725 @@
+"""Grids: what a file asks for, that it is done once, and that what fails stops nothing else."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
+from datetime import date
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import tasks
+from interp_tasks import train
+from interp_tasks.checkpoints import stored_steps
+from interp_tasks.checkpoints.lock import RunLock
+from interp_tasks.cli import main
+from interp_tasks.errors import UserError
+from interp_tasks.grids import grid, spec_of
+from interp_tasks.grids import run as running_module
+from interp_tasks.grids.executors import Workplace, check_executor
+from interp_tasks.grids.page import Findings, page
+from interp_tasks.grids.table import pooled, table
+from interp_tasks.grids.unit import Record, read_record, record_file, relative, result_file
+from interp_tasks.grids.units import check, plan
+from interp_tasks.pages import Table
+
+TINY = {
+    "task.p": 11,
+    "train.steps": 4,
+    "train.eval_samples": 8,
+    "model.d_model": 8,
+    "model.n_heads": 2,
+}
+ABLATION = {"name": "ablation", "at": "last", "settings": {"samples": 8, "heads": "0.0"}}
+
+
+def small(seeds="0:2", experiment=(ABLATION,), **settings):
+    train = {"task": "modular-addition", "seeds": seeds, "set": {**TINY, **settings}}
+    return {"train": train, "experiment": list(experiment)}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A grid of two widths and two seeds, in order in this process."""
+    out = tmp_path_factory.mktemp("grids") / "first"
+    drops = {"name": "drops", "over": "all"}
+    return grid(small(experiment=(ABLATION, drops), **{"model.d_model": [8, 16]}), out, executor="serial")
+
+
+# ---- What is asked for
+
+
+def test_lists_are_axes_and_every_combination_has_every_seed():
+    whole = plan(spec_of(small(seeds="0:3", **{"model.d_model": [8, 16], "train.weight_decay": [0, 1]})))
+    assert len(whole.train) == 2 * 2 * 3
+    assert len(whole.measure) == 12
+    assert len({unit.folder for unit in whole.train}) == 12
+    assert {tuple(unit.varied.items()) for unit in whole.train} == {
+        (("model.d_model", width), ("train.weight_decay", decay)) for width in (8, 16) for decay in (0, 1)
+    }
+    assert {unit.resolved.train.seed for unit in whole.train} == {0, 1, 2}
+
+
+def test_a_list_of_a_list_setting_is_one_value_and_lists_of_them_are_several():
+    def primes(given):
+        block = {"task": "miiii", "set": {"task.primes": given, "train.steps": 1}}
+        return [unit.resolved.task["primes"] for unit in plan(spec_of({"train": block})).train]
+
+    assert primes([2, 3]) == [[2, 3]]
+    assert primes([[2], [2, 3]]) == [[2], [2, 3]]
+
+
+def test_keys_follow_the_configuration_and_nothing_else():
+    def keys(**changes):
+        spec = {**small(seeds="0"), **changes.pop("top", {})}
+        spec["train"]["set"] |= changes
+        whole = plan(spec_of(spec))
+        return whole.train[0].key, whole.measure[0].key, whole.train[0].folder
+
+    same = keys()
+    assert keys() == same
+    assert keys(**{"train.eps": 1e-8, "task.split_seed": 0}) == same  # the defaults, said in words
+    for change in (
+        {"model.d_model": 16},
+        {"train.learning_rate": 0.5},
+        {"task.train_fraction": 0.5},
+        {"top": {"threads": 2}},
+    ):
+        other = keys(**change)
+        assert all(a != b for a, b in zip(other, same, strict=True)), change
+    fall = {"train.schedule": "linear", "train.schedule_start": 4, "train.schedule_end": 6}
+    for change in ({"train.steps": 5}, fall):
+        longer = keys(**change)
+        assert longer[:2] != same[:2]
+        assert longer[2] == same[2]  # goes on in the same run
+
+
+def test_runs_that_differ_in_steps_or_schedule_have_folders_of_their_own():
+    """Within a block as axes, between blocks by their order: the first keeps the name that it has alone."""
+
+    def folders(*blocks):
+        trained = [small(seeds="0:2", **each)["train"] for each in blocks]
+        return [unit.folder for unit in plan(spec_of({"train": trained})).train]
+
+    fall = {"train.schedule": "linear", "train.schedule_end": 4}
+    alone = folders({})
+    found = folders({}, fall, {"train.steps": 6}, fall | {"train.schedule_end": 3})
+    assert found[:2] == alone
+    assert len(set(found)) == 8
+    assert {Path(folder).name for folder in found} == {"seed-0", "seed-1"}
+    assert len({Path(folder).parent for folder in found}) == 4
+    assert folders(fall) == alone
+    assert folders({}, {}) == alone
+    axis = folders(fall | {"train.schedule": ["linear", "cosine"]})
+    assert len(set(axis)) == 4
+    assert set(alone).isdisjoint(axis)
+
+
+def test_the_same_run_asked_for_twice_is_one_unit():
+    spec = small(seeds="0")
+    spec["train"] = [spec["train"], {**spec["train"], "seeds": "0:2"}]
+    assert len(plan(spec_of(spec)).train) == 2
+
+
+def test_experiments_over_runs_seeds_or_all():
+    def calls(over):
+        asked = {"name": "drops", "over": over}
+        spec = small(experiment=(asked,), **{"model.d_model": [8, 16]})
+        return [unit.runs for unit in plan(spec_of({**spec, "runs": ["zoo:modular-addition-113"]})).measure]
+
+    assert [len(runs) for runs in calls("run")] == [1] * 5
+    assert [len(runs) for runs in calls("seeds")] == [2, 2, 1]
+    assert [len(runs) for runs in calls("all")] == [5]
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({}, "no runs: write"),
+        ({"trane": {}}, "no setting grid.trane: did you mean grid.train?"),
+        (small(**{"model.d_modle": 8}), "did you mean model.d_model?"),
+        (small(**{"train.seed": 3}), "set train.seed: write seeds"),
+        (small(**{"train.threads": 2}), "write threads, at the top"),
+        (small(seeds=[0, 0]), "name different seeds"),
+        (small(seeds="many"), "--seeds 'many'"),
+        (small(experiment=[{"name": "ablations"}]), "no experiment 'ablations': experiments are ablation,"),
+        (small(experiment=[{"name": "demo"}]), "no experiment 'demo'"),
+        (
+            small(experiment=[{"name": "ablation", "settings": {"head": 1}}]),
+            "has no setting 'head': it has heads",
+        ),
+        (small(experiment=[{"name": "ablation", "settings": {"progress": 1}}]), "has no setting 'progress'"),
+        ({"train": {"task": "modular-addition", "preset": "gpu"}}, "no preset 'gpu'"),
+        (
+            small(seeds=f"0:{10_000}", **{"train.eps": [i / 1e9 + 1e-9 for i in range(11)]}),
+            "more than 100,000 runs",
+        ),
+        (
+            small(**{f"train.{key}": list(range(1, 51)) for key in ("steps", "log_every", "observe_every")}),
+            "more than",
+        ),
+        (small(**{"model.d_model": []}), "set model.d_model: a list of no values"),
+        (small(**{"task.p": date(2026, 1, 1)}), "date is not JSON serializable"),
+        (small(seeds=3), 'write seeds as "0:4"'),
+        (small(seeds=[True]), 'write seeds as "0:4"'),
+        (
+            {"train": {"task": "modular-addition", "threads": 2}},
+            "no setting grid.train.0.threads: grid.train.0 has task",
+        ),
+        (small(experiment=[{**ABLATION, "at": ["lest"]}]), "no step 'lest': did you mean @last?"),
+        (small(experiment=[{**ABLATION, "at": [True]}]), "valid string"),
+        (
+            small(experiment=[{**ABLATION, "settings": {"samples": "many"}}]),
+            "experiment ablation: samples is of type int | None, not 'many'",
+        ),
+        (small(experiment=[{**ABLATION, "settings": {"samples": 0}}]), "at least one example"),
+        (small(experiment=[{**ABLATION, "settings": {"mode": "zeros"}}]), "ablation: --mode 'zeros': choose"),
+        (
+            small(experiment=[{"name": "transplant", "settings": {"source": "nowhere-else"}}]),
+            "experiment transplant: no run or checkpoint folder 'nowhere-else'",
+        ),
+        (
+            small(experiment=[{**ABLATION, "settings": {"task": "modular-additon"}}]),
+            "experiment ablation: no task 'modular-additon': did you mean 'modular-addition'?",
+        ),
+        (
+            small(experiment=[{**ABLATION, "settings": {"device": "gpu"}}]),
+            "experiment ablation: --device 'gpu': write cpu, cuda, cuda:1 or mps",
+        ),
+        (small(experiment=[{"name": "patch"}]), "missing a required argument: 'source'"),
+        (small(experiment=[{"name": "drops", "at": 4}]), "experiment drops takes whole runs: leave out at"),
+        (small(experiment=[{**ABLATION, "settings": {"samples": math.nan}}]), "finite numbers"),
+        ({"runs": ["nowhere"], "experiment": [ABLATION]}, "no run or checkpoint folder 'nowhere'"),
+        (
+            {"runs": ["zoo:modular-addition-113"], "experiment": [{**ABLATION, "at": 7}]},
+            "zoo:modular-addition-113 has no checkpoint at step 7",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(spec, said):
+    with pytest.raises(UserError) as error:
+        check(spec_of(spec))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("entry", "kind"), [("run.json", "run"), ("search.json", "search")])
+def test_the_folder_of_something_else_is_none_of_a_grid(tmp_path, entry, kind):
+    (tmp_path / entry).write_text("{}")
+    with pytest.raises(UserError, match=f"is the folder of a {kind}: choose another --out"):
+        grid(small(), tmp_path, executor="serial")
+    assert [file.name for file in tmp_path.iterdir()] == [entry]
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_trained(tmp_path):
+    there = {**ABLATION, "settings": {**ABLATION["settings"], "device": "cuda:99"}}
+    with pytest.raises(UserError, match=r"^experiment ablation: device 'cuda:99' is not there: this machine"):
+        grid(small(experiment=[there]), tmp_path, executor="serial")
+    with pytest.raises(UserError, match=r"^device 'cuda:99' is not there: this machine has cpu"):
+        grid(small(), tmp_path, executor="serial", device="cuda:99")
+    assert not (tmp_path / "runs").exists()
+    found = grid(small(seeds="0", experiment=()), tmp_path, executor="serial")
+    again = grid(small(seeds="0", experiment=()), tmp_path, executor="serial", device="cuda:99")
+    assert again.done_before == len(found.plan)  # done elsewhere: there is nothing to do here
+    # Workers elsewhere may have it.
+    with ThreadPoolExecutor(1) as pool:
+        tried = grid(small(seeds="0", experiment=[there]), tmp_path, executor=pool)
+    assert ["cuda:99" in record.error for record in tried.failed] == [True]
+
+
+def test_toml_keys_without_quotes_and_one_experiment():
+    quoted = spec_of(small())
+    tables = {"task": {"p": 11}, **{key: value for key, value in TINY.items() if key != "task.p"}}
+    train = {"task": "modular-addition", "seeds": "0:2", "set": tables}
+    bare = spec_of({"train": train, "experiment": ABLATION})
+    assert [unit.key for unit in plan(bare).units] == [unit.key for unit in plan(quoted).units]
+
+
+# ---- Doing it
+
+
+def test_a_grid_without_a_row_has_an_empty_table(tmp_path):
+    """Runs alone, or experiments of which none succeeded."""
+    found = grid(small(seeds="0", experiment=()), tmp_path, executor="serial")
+    assert len(table(found)) == 0
+    assert (tmp_path / "index.html") in Findings.of(found).write()
+
+
+def test_no_table_of_the_page_has_two_columns_of_one_name(done):
+    tables = [section for section in page(Findings.of(done)).sections if isinstance(section, Table)]
+    assert {"drops", "ablation"} <= {one.name for one in tables}
+    for one in tables:
+        titles = [column.header for column in one.columns]
+        assert len(set(titles)) == len(titles), one.name
+
+
+def test_rows_are_those_of_the_experiment_called_by_itself(done):
+    from interp_tasks.experiments import ablation
+
+    found = table(done)
+    unit = done.plan.train[0]
+    alone = ablation(f"{done.folder / unit.folder}@last", heads="0.0", samples=8).frame
+    mine = found[(found["run"] == unit.folder) & (found["experiment"] == "ablation")]
+    for column in ("metric", "value", "ci_low", "ci_high", "effect", "p_value"):
+        assert list(mine[column]) == list(alone[column])
+    assert set(mine["model.d_model"]) == {unit.varied["model.d_model"]}
+
+
+def test_rows_of_several_seeds_are_means_over_them(done):
+    found = table(done)
+    mine = found[(found["experiment"] == "ablation") & (found["metric"] == "loss")]
+    for width in (8, 16):
+        of_width = mine[mine["model.d_model"] == width]
+        together = of_width[of_width["run"].str.endswith("seed-*")]
+        alone = of_width[~of_width["run"].str.endswith("seed-*")]
+        assert list(together["n_runs"]) == [2]
+        assert together["value"].item() == pytest.approx(alone["value"].mean())
+        assert together["effect"].item() == pytest.approx(alone["effect"].mean())
+        # Of two runs, resamples are one of them, the other, or their mean.
+        assert (together["ci_low"].item(), together["ci_high"].item()) == pytest.approx(
+            (alone["value"].min(), alone["value"].max())
+        )
+
+
+def test_what_an_experiment_pooled_itself_is_not_pooled_again(done):
+    drops = table(done).query("experiment == 'drops'")
+    several = drops[drops["run"].str.endswith("seed-*") & (drops["metric"] == "drop")]
+    assert len(several) == 2
+    assert set(several["n_runs"]) == {2}
+
+
+def test_marks_of_seeds_are_pooled_though_their_steps_differ():
+    rows = pd.DataFrame(
+        {"run": ["a/seed-0", "a/seed-1"], "ref": ["a/seed-0@pre", "a/seed-1@pre"], "step": [3, 5]}
+    )
+    from interp_tasks.measurement.table import tidy
+
+    frame = tidy(rows.assign(experiment="ablation", metric="loss", value=[1.0, 2.0], n=4))
+    [row] = pooled(frame, seed=0).to_dict("records")
+    assert (row["run"], row["ref"], row["value"], row["n"]) == ("a/seed-*", "a/seed-*@pre", 1.5, 4)
+    assert pd.isna(row["step"])
+    other = frame.assign(ref=["a/seed-0", "a/seed-1"])
+    assert pooled(other, seed=0).empty  # rows of different steps of two curves
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """What was tried from here on, of a grid on one process."""
+    names = []
+    perform = running_module.perform
+    monkeypatch.setattr(
+        running_module, "perform", lambda unit, *rest: names.append(unit.what) or perform(unit, *rest)
+    )
+    return names
+
+
+def test_a_grid_that_is_done_does_nothing(done, tried):
+    again = grid(done.spec, done.folder, executor="serial")
+    assert tried == []
+    assert again.done_before == len(again.plan)
+    pd.testing.assert_frame_equal(table(again), table(done))
+
+
+def test_the_table_does_not_say_where_the_grid_lies(done):
+    text = table(done).to_csv()
+    assert str(done.folder.parent) not in text
+    rows = pd.DataFrame({"run": ["/x/runs/a", None], "ref": ["/x/runs/a@last", "b"]})
+    assert list(relative(rows, "/x/").fillna("")["run"]) == ["runs/a", ""]
+    assert list(relative(rows, "/x/")["ref"]) == ["runs/a@last", "b"]
+
+
+def test_a_grid_that_was_moved_has_the_same_table(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    first = table(grid(small(seeds="0"), here, executor="serial"))
+    assert str(here) not in first.to_csv()
+    here.rename(there)
+    moved = grid(small(seeds="0"), there, executor="serial")
+    assert moved.done_before == 2
+    pd.testing.assert_frame_equal(table(moved), first)
+
+
+def test_more_seeds_are_added_and_the_others_left_alone(tmp_path, tried):
+    first = grid(small(seeds="0"), tmp_path / "g", executor="serial")
+    assert len(tried) == 2
+    tried.clear()
+    second = grid(small(seeds="0:2"), tmp_path / "g", executor="serial")
+    assert all("seed-1" in what for what in tried)
+    assert len(tried) == 2
+    assert second.done_before == 2
+    assert first.plan.train[0].folder == second.plan.train[0].folder
+
+
+def test_more_steps_go_on_from_where_the_run_was(tmp_path):
+    grid(small(seeds="0", experiment=()), tmp_path / "g", executor="serial")
+    longer = grid(small(seeds="0", experiment=(), **{"train.steps": 6}), tmp_path / "g", executor="serial")
+    whole = grid(small(seeds="0", experiment=(), **{"train.steps": 6}), tmp_path / "h", executor="serial")
+
+    def weights(each):
+        folder = each.folder / each.plan.train[0].folder
+        return (folder / "checkpoints" / "00000006" / "model.safetensors").read_bytes()
+
+    assert (longer.folder / longer.plan.train[0].folder / "checkpoints" / "00000004").is_dir()
+    assert weights(longer) == weights(whole)
+
+
+def test_a_schedule_added_later_goes_on_from_where_the_run_was(tmp_path):
+    def steps(**settings):
+        return small(seeds="0", experiment=(), **settings)
+
+    grid(steps(), tmp_path / "g", executor="serial")
+    fall = {"train.steps": 8, "train.schedule": "linear", "train.schedule_start": 4, "train.schedule_end": 8}
+    falling = grid(steps(**fall), tmp_path / "g", executor="serial")
+    whole = grid(steps(**fall), tmp_path / "h", executor="serial")
+    runs = [each.folder / each.plan.train[0].folder for each in (falling, whole)]
+    assert stored_steps(runs[0])[-3:] == [2, 4, 8]
+    one, other = ((run / "checkpoints" / "00000008" / "model.safetensors").read_bytes() for run in runs)
+    assert one == other
+    refused = grid(steps(**fall | {"train.schedule_start": 3}), tmp_path / "g", executor="serial")
+    assert [record.error.partition("): ")[2] for record in refused.failed] == [
+        "of the 8 steps taken, step 5 had a learning rate of 0.001 and would have 0.0008; choose another --out"
+    ]
+
+
+def test_a_failing_unit_stops_only_what_needs_it_and_is_tried_again_on_request(tmp_path):
+    spec = small(seeds="0", **{"train.learning_rate": [1e-3, 1e30]})
+    found = grid(spec, tmp_path / "g", executor="serial")
+    [failed] = found.failed
+    assert "diverged" in failed.error
+    assert "Traceback" in failed.trace
+    assert [unit.runs for unit in found.waiting] == [(found.plan.train[1].folder,)]
+    assert sum(record.status == "done" for record in found.records.values()) == 2
+    stamp = record_file(tmp_path / "g", failed.key).stat().st_mtime_ns
+    again = grid(spec, tmp_path / "g", executor="serial")
+    assert record_file(tmp_path / "g", failed.key).stat().st_mtime_ns == stamp
+    assert [record.error for record in again.failed] == [failed.error]
+    grid(spec, tmp_path / "g", executor="serial", retry=True)
+    assert record_file(tmp_path / "g", failed.key).stat().st_mtime_ns > stamp
+    assert (tmp_path / "g" / "index.html") in Findings.of(again).write()
+    assert "diverged" in (tmp_path / "g" / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "mangle",
+    [
+        *("record", "record that is an endless device", "record without end", "result", "altered result"),
+        *("checkpoints", "another's record"),
+    ],
+)
+def test_what_is_mangled_or_gone_is_done_again(tmp_path, mangle):
+    import shutil
+
+    spec = small(seeds="0")
+    found = grid(spec, tmp_path / "g", executor="serial")
+    train, measure = found.plan.train[0], found.plan.measure[0]
+    if mangle == "record":
+        record_file(tmp_path / "g", measure.key).write_text('{"key": ')
+    elif mangle == "record that is an endless device":
+        record_file(tmp_path / "g", measure.key).unlink()
+        record_file(tmp_path / "g", measure.key).symlink_to("/dev/zero")
+    elif mangle == "record without end":
+        record_file(tmp_path / "g", measure.key).write_text("[" * 100_000)
+    elif mangle == "altered result":
+        # It reads as before, with another number in it.
+        rows = pd.read_parquet(result_file(tmp_path / "g", measure.key))
+        rows.assign(value=rows["value"] + 1).to_parquet(result_file(tmp_path / "g", measure.key))
+    elif mangle == "result":
+        result_file(tmp_path / "g", measure.key).write_bytes(b"PAR1 and nothing")
+    elif mangle == "checkpoints":
+        shutil.rmtree(tmp_path / "g" / train.folder)
+    else:
+        shutil.copy(record_file(tmp_path / "g", train.key), record_file(tmp_path / "g", measure.key))
+    unit = train if mangle == "checkpoints" else measure
+    assert read_record(tmp_path / "g", unit) is None
+    again = grid(spec, tmp_path / "g", executor="serial")
+    assert again.done_before == 1
+    assert not again.failed
+    pd.testing.assert_frame_equal(table(again), table(found))
+
+
+def test_a_record_that_cannot_be_removed_is_said(tmp_path):
+    spec = small(seeds="0")
+    found = grid(spec, tmp_path / "g", executor="serial")
+    file = record_file(tmp_path / "g", found.plan.measure[0].key)
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(UserError, match=f"cannot write {file}"):
+        grid(spec, tmp_path / "g", executor="serial")
+
+
+def test_one_grid_at_a_time_in_a_folder(tmp_path):
+    (tmp_path / "g").mkdir()
+    lock = RunLock(tmp_path / "g")
+    with pytest.raises(UserError, match="is being written by another process"):
+        grid(small(), tmp_path / "g", executor="serial")
+    lock.release()
+
+
+def test_runs_that_are_there_are_measured_and_not_trained(tmp_path):
+    spec = {"runs": ["zoo:modular-addition-113"], "experiment": [ABLATION]}
+    found = grid(spec, tmp_path / "g", executor="serial")
+    assert not found.plan.train
+    assert set(table(found)["ref"]) == {"zoo:modular-addition-113@last"}
+
+
+def test_a_run_that_is_only_named_and_trained_further_is_measured_again(tmp_path):
+    values = {key.partition(".")[2]: value for key, value in TINY.items() if key.startswith("train.")}
+    model = {"d_model": 8, "n_heads": 2}
+    run = tmp_path / "run"
+
+    def last_steps():
+        found = grid({"runs": [str(run)], "experiment": [ABLATION]}, tmp_path / "g", executor="serial")
+        return set(table(found)["step"]), found.done_before
+
+    task = tasks.get("modular-addition", p=11)
+    train(task, out=run, settings=model, config=values)
+    assert last_steps() == ({4}, 0)
+    assert last_steps() == ({4}, 1)
+    train(task, out=run, settings=model, config={**values, "steps": 6})
+    assert last_steps() == ({6}, 0)
+
+
+# ---- Executors
+
+
+def test_an_executor_of_ones_own(done, tmp_path):
+    with ThreadPoolExecutor(1) as pool:
+        found = grid(done.spec, tmp_path / "g", executor=pool)
+    pd.testing.assert_frame_equal(table(found), table(done))
+
+
+def test_processes_give_the_table_of_one_process(done, tmp_path):
+    found = grid(done.spec, tmp_path / "g", executor="processes", jobs=1)
+    assert not found.failed
+    pd.testing.assert_frame_equal(table(found), table(done))
+
+
+def test_dask_gives_the_table_of_one_process(done, tmp_path):
+    pytest.importorskip("distributed", reason="Dask is not installed: pip install 'interp-tasks[cluster]'")
+    found = grid(done.spec, tmp_path / "g", executor="dask", jobs=1)
+    assert not found.failed
+    pd.testing.assert_frame_equal(table(found), table(done))
+
+
+class Deadly(Executor):
+    """An executor that breaks, with all it works on, when a certain unit comes; what else it has, :meth:`work` ends."""
+
+    def __init__(self, deadly):
+        self.deadly, self.alive, self.running = deadly, True, {}
+
+    def submit(self, call, unit, /, *rest):
+        if not self.alive:
+            raise BrokenExecutor
+        future = Future()
+        self.running[future] = unit
+        if unit.key in self.deadly:
+            self.alive = False
+            for each in self.running:
+                each.set_exception(BrokenExecutor())
+        return future
+
+    def work(self):
+        if self.alive:
+            for future, unit in self.running.items():
+                future.set_result(Record(unit.key, unit.what, "done", 0.0))
+            self.running = {}
+
+    def shutdown(self, **options):
+        pass
+
+
+def run_on(make, whole, tmp_path, monkeypatch, *, renewable=True):
+    """The records of a grid on executors from ``make``, three units at a time."""
+    run = running_module._Run(whole, tmp_path, "cpu", [], {}, None)
+    place = Workplace(make(), 3, make if renewable else None)
+
+    def work_and_wait(futures, **options):
+        place.executor.work()
+        return wait(futures, **options)
+
+    monkeypatch.setattr(running_module, "wait", work_and_wait)
+    run.all(place)
+    return run.records
+
+
+def test_a_unit_that_kills_its_process_twice_has_failed_and_the_others_have_not(tmp_path, monkeypatch):
+    whole = plan(spec_of(small(seeds="0:5", experiment=())))
+    deadly = whole.train[2].key
+    records = run_on(lambda: Deadly({deadly}), whole, tmp_path, monkeypatch)
+    assert {key for key, record in records.items() if record.status == "failed"} == {deadly}
+    assert "its process died twice" in records[deadly].error
+    assert len(records) == 5
+
+
+PARENT = """
+import os, time
+from interp_tasks.grids.executors import processes
+
+with processes(1) as place:
+    print(place.submit(os.getpid).result(), flush=True)
+    place.submit(time.sleep, 60)
+    time.sleep(60)
+"""
+
+
+def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(f"if __name__ == '__main__':\n{textwrap.indent(PARENT, '    ')}")
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 30
+    while is_running(worker):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_running(pid):
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat")
+        return not (state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z")
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+class Forgetful(Executor):
+    """A scheduler that goes with all it was given, once; the next one does its work."""
+
+    def __init__(self, goes):
+        self.goes, self.running = goes, {}
+
+    def submit(self, call, unit, /, *rest):
+        future = Future()
+        self.running[future] = unit
+        return future
+
+    def work(self):
+        for future, unit in self.running.items():
+            if self.goes:
+                future.cancel()
+                future.set_running_or_notify_cancel()
+            else:
+                future.set_result(Record(unit.key, unit.what, "done", 0.0))
+        self.running = {}
+
+    def shutdown(self, **options):
+        pass
+
+
+def test_units_of_a_scheduler_that_went_are_done_by_the_next_and_none_is_suspect(tmp_path, monkeypatch):
+    whole = plan(spec_of(small(seeds="0:3", experiment=())))
+    schedulers = [Forgetful(goes) for goes in (True, True, True, False)]
+    records = run_on(lambda: schedulers.pop(0), whole, tmp_path, monkeypatch)
+    assert [record.status for record in records.values()] == ["done"] * 3
+
+
+def test_a_run_that_is_still_written_is_waited_for(tmp_path, monkeypatch):
+    whole = plan(spec_of(small(seeds="0", experiment=())))
+    run = running_module._Run(whole, tmp_path, "cpu", [], {}, None)
+    folder = tmp_path / whole.train[0].folder
+    folder.mkdir(parents=True)
+    lock = RunLock(folder)
+    naps = []
+    monkeypatch.setattr(running_module.time, "sleep", lambda seconds: naps.append(lock.release()))
+    waiting = []
+    run.take_back(list(whole.train), waiting)
+    assert waiting == list(whole.train)
+    assert len(naps) == 1
+
+
+def test_a_broken_executor_of_ones_own_is_an_error_that_loses_nothing(tmp_path, monkeypatch):
+    whole = plan(spec_of(small(seeds="0:3", experiment=())))
+    deadly = {whole.train[1].key}
+    with pytest.raises(UserError, match="goes on from there"):
+        run_on(lambda: Deadly(deadly), whole, tmp_path, monkeypatch, renewable=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "jobs", "threads", "said"),
+    [
+        ("thread", None, 1, "--executor 'thread': write serial, processes, dask"),
+        ("dask://host", None, 1, "write serial"),
+        ("serial", 2, 1, "--jobs is for executors on this machine"),
+        ("dask://host:1", 2, 1, "--jobs is for executors on this machine"),
+        ("processes", 0, 1, "--jobs 0"),
+        ("processes", 100_000, 1, "fit on"),
+    ],
+)
+def test_executors_are_checked(name, jobs, threads, said):
+    with pytest.raises(UserError, match=said):
+        check_executor(name, jobs, threads)
+
+
+# ---- The command
+
+FILE = """
+[train]
+task = "modular-addition"
+seeds = "0:2"
+[train.set]
+"task.p" = 11
+"train.steps" = 4
+"train.eval_samples" = 8
+"model.d_model" = 8
+"model.n_heads" = 2
+
+[[experiment]]
+name = "ablation"
+at = "last"
+settings = { samples = 8 }
+"""
+
+
+def test_the_command_shows_what_it_would_do_then_does_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "seeds.toml").write_text(FILE)
+    assert not main(["grid", "seeds.toml", "--dry-run", "--rate", "10", "--format", "json"])
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["status"] for row in rows] == ["to do"] * 4
+    assert rows[0]["flop"] == rows[1]["flop"] > 0
+    assert rows[0]["seconds"] == pytest.approx(rows[0]["flop"] / 10e9)
+    assert not (tmp_path / "grids").exists()
+    assert not main(["grid", "seeds.toml", "--executor", "serial", "--quiet"])
+    said = capsys.readouterr().out
+    assert "4 units: 2 runs to train, 2 experiments" in said
+    assert (tmp_path / "grids/seeds/grid.csv").is_file()
+    assert not main(["grid", "seeds.toml", "--dry-run"])
+    assert "0 of 4 units to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "said"),
+    [
+        ("", ["--rate", "3"], "--rate is for --dry-run"),
+        ("", ["--executor", "mpi"], "--executor 'mpi'"),
+        ("x = [", [], "is not TOML"),
+        ('[[experiment]]\nname = "ablation"\nsettings = { sample = 3 }', [], "did you mean"),
+        ("", ["--out", "seeds.toml"], "is a file, not a folder"),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_is_made(change, options, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "seeds.toml").write_text(FILE + change)
+    assert main(["grid", "seeds.toml", *options]) == 2
+    error = capsys.readouterr().err
+    assert said.replace("did you mean", "has no setting 'sample'") in error
+    assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["seeds.toml"]
+
+
+def test_a_grid_that_is_no_file(capsys, tmp_path):
+    assert main(["grid", str(tmp_path / "none.toml")]) == 2
+    assert "none.toml is missing: it would hold a grid, see docs/grids.md" in capsys.readouterr().err
+
+
+def test_weights_to_start_from_that_are_not_there_are_refused_before_any_run(tmp_path):
+    with pytest.raises(UserError, match="no run or checkpoint folder 'nowhere'"):
+        grid(small(**{"train.start_from": "nowhere@last"}), tmp_path / "out", executor="serial")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,322 @@
+"""Classes of heads: masks for a whole batch, heads that follow, counts over steps, and the table of groups."""
+
+import numpy as np
+import pytest
+import torch
+
+from circuits import edit, intervene, patterns
+from circuits.model.heads import Head
+from circuits.patch import activations
+from interp_tasks.checkpoints import save_checkpoint
+from interp_tasks.cli import main
+from interp_tasks.errors import UserError
+from interp_tasks.experiments import ablation, attention, heads, patch
+from interp_tasks.experiments.attention.figure import over_steps
+from interp_tasks.experiments.attention.table import view_columns, view_rows
+from interp_tasks.measurement.head_classes import UNINTERPRETABLE, roles, roles_elsewhere
+from interp_tasks.measurement.subjects import Examples, subjects
+from tasks import TaskError
+
+N, SEED = 24, 3
+POST = "zoo:matrix-completion-4x4@post"
+
+
+def scored(result):
+    return result.frame[result.frame["variant"] != "all heads"]
+
+
+@pytest.mark.parametrize("mask", ["rows", "columns", "..#,#..,.#."])
+def test_one_mask_for_all_examples(task, models, folders, mask):
+    result = attention(folders[0], mask=mask, samples=N, seed=SEED)
+    batch = task.with_mask(task.sample(N, seed=SEED), mask)
+    templates = task.attention_templates()
+    expected = patterns.scores(models[0], batch.tokens, templates, batch=batch, seed=SEED).frame
+    found = scored(result)
+    found = found[found["metric"].isin(templates)]
+    np.testing.assert_allclose(found["value"], expected["score"], atol=1e-9)
+    (maps,) = result.maps.values()
+    np.testing.assert_allclose(maps.mean, patterns.attention(models[0], batch.tokens).mean, atol=1e-9)
+    free = attention(folders[0], samples=N, seed=SEED)
+    assert (abs(found["value"] - scored(free)["value"][found.index]) > 1e-3).any()
+    assert result.config["mask"] == mask
+
+
+def test_masks_that_there_are_not(folders, capsys):
+    with pytest.raises(TaskError, match=r"mask 'diagonal': write rows, columns, or 3 rows of 3"):
+        attention(folders[0], mask="diagonal", samples=4)
+    with pytest.raises(UserError, match="are not hidden by a mask"):
+        attention("zoo:modular-addition-113@post", mask="rows", samples=4)
+    assert main(["attention", "--ckpt", folders[0], "--mask", "...,...", "--samples", "4", "--quiet"]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert main(["attention", "--ckpt", folders[0], "--mask", "rows", "--samples", "4", "--quiet"]) == 0
+    assert "mask rows" in capsys.readouterr().out
+
+
+def test_what_follows_is_what_circuits_says(task, models, folders):
+    result = attention(folders[1], samples=N, seed=SEED)
+    pairs = task.attention_relocations(task.sample(N, seed=SEED), SEED)["longest_column"]
+    moved = pairs.before.tokens, pairs.after.tokens, pairs.groups, pairs.source, pairs.target
+    expected = patterns.follow(models[1], *moved, seed=SEED)
+    rows = scored(result)
+    rows = rows[rows["metric"] == "follows longest_column"]
+    for ours, theirs in (("value", "share"), ("baseline", "unpaired"), ("ci_high", "ci_high"), ("n", "n")):
+        np.testing.assert_allclose(rows[ours].astype(float), expected.frame[theirs])
+    (count,) = result.frame.loc[result.frame["metric"] == "heads that follow longest_column", "value"]
+    assert count == len(expected.heads())
+
+
+def test_a_static_head_on_the_middle_row_processes_the_input():
+    """At 5×5 the task declares it; here attention is set so that one head is static and another one is not."""
+    examples = Examples(samples=8, seed=1)
+    (subject,) = subjects("zoo:matrix-completion-5x5@pre", examples)
+    middle = subject.task.attention_templates()["input_processing"].double() / 5
+
+    def still(pattern):
+        return middle.to(pattern).expand_as(pattern).clone()
+
+    def noisy(pattern):
+        """On the middle row too, but on one of its entries, which depends on what is attended to."""
+        keys = pattern.sum(2, keepdim=True)[..., 10:15]
+        found = pattern.new_zeros(pattern.shape)
+        found[..., 10:15] = (keys == keys.amax(-1, keepdim=True)).to(pattern)
+        return found
+
+    with intervene(subject.model, edit("pattern", still, "0.0"), edit("pattern", noisy, "0.1-2")):
+        found = roles(subject)
+    assert found.classes[0, 0] == "input_processing"
+    moved = found.moves["mask"].frame.set_index(["layer", "head"])["ci_high"]
+    for head in (Head(0, 1), Head(0, 2)):
+        assert moved[head] > 0.05, "it does not move, and tests nothing"
+        assert found.classes[head] != "input_processing"
+
+
+def test_many_checkpoints_are_counted_by_class(models, task, tmp_path, capsys):
+    refs = [
+        str(save_checkpoint(tmp_path / f"c{step}", models[step % 2], task, step=step)) for step in range(3)
+    ]
+    result = attention(refs, samples=8, threshold=0.02)
+    rows = view_rows(result.frame)
+    assert rows["checkpoint"].tolist() == refs
+    for row in rows.to_dict("records"):
+        groups = result.classes[row["checkpoint"]].groups
+        counted = {name: row[name] for name in rows.columns if str(name).startswith("heads: ")}
+        assert sum(counted.values()) == 4
+        for name, count in counted.items():
+            assert count == len(groups.get(name.removeprefix("heads: "), ()))
+    headers = [column.header for column in view_columns(rows)]
+    assert headers[0] == "checkpoint"
+    assert len(headers) > 1
+    options = [part for ref in refs for part in ("--ckpt", ref)]
+    out = ["--out", str(tmp_path / "out"), "--plot", "--samples", "8", "--quiet"]
+    assert main(["attention", *options, *out]) == 0
+    assert "3 checkpoints · step 0 to 2" in capsys.readouterr().out
+    page = (tmp_path / "out" / "attention.html").read_text()
+    assert "Scores over steps" in page
+    assert [f"Mean attention, {ref}" in page for ref in refs] == [True, False, True]
+
+
+def test_scores_over_steps_are_the_tables(models, task, tmp_path):
+    refs = [
+        str(save_checkpoint(tmp_path / f"c{step}", models[step % 2], task, step=step)) for step in range(3)
+    ]
+    frame = attention(refs, samples=8).frame
+    figure = over_steps(frame.assign(run="run"))
+    titles = [note.text for note in figure.layout.annotations if note.text]
+    assert len(figure.data) == 4 * len(titles)
+    for place, metric in enumerate(titles):
+        lines = figure.data[4 * place : 4 * place + 4]
+        for line, variant in zip(lines, ["0.0", "0.1", "1.0", "1.1"], strict=True):
+            rows = frame[(frame["metric"] == metric) & (frame["variant"] == variant)]
+            assert list(line.x) == [0, 1, 2]
+            shares = rows["effect"] / (1 - rows["baseline"])
+            own = metric.startswith(("moved by", "follows"))
+            np.testing.assert_allclose(list(line.y), rows["value"] if own else shares)
+
+
+@pytest.fixture(scope="module")
+def by_class():
+    return heads(POST, by_class=True, samples=64)
+
+
+def test_groups_are_classes_found_on_other_examples(by_class):
+    (subject,) = subjects(POST, Examples(samples=64))
+    groups = roles_elsewhere(subject).groups()
+    assert list(dict.fromkeys(by_class.frame["variant"])) == [*groups, "all"]
+    assert len(groups) > 2
+    assert UNINTERPRETABLE in groups
+    assert sorted(head for heads_of in groups.values() for head in heads_of) == sorted(
+        Head(layer, head) for layer in range(3) for head in range(4)
+    )
+    specs = ["+".join(f"{head.layer}.{head.head}" for head in heads_of) for heads_of in groups.values()]
+    same = ablation(POST, specs, samples=64).frame
+    mine = by_class.frame[
+        ~by_class.frame["metric"].str.endswith(" ratio") & (by_class.frame["variant"] != "all")
+    ]
+    np.testing.assert_allclose(mine["value"], same["value"], rtol=1e-5)
+    assert any(f"row {specs[0]}" in note for note in by_class.notes)
+
+
+def test_other_examples_are_none_of_those_measured(monkeypatch):
+    seen = []
+    from interp_tasks.measurement import head_classes as head_classes
+
+    def looked(subject, **settings):
+        seen.append(subject)
+        return roles(subject, **settings)
+
+    monkeypatch.setattr(head_classes, "roles", looked)
+    for split in (
+        "test",
+        "validation",
+    ):  # as many as classes are found on: the same sample, but for the split
+        (subject,) = subjects(POST, Examples(samples=256, split=split))
+        roles_elsewhere(subject)
+        mine = {tuple(row) for row in subject.tokens.tolist()}
+        assert not mine & {tuple(row) for row in seen[-1].tokens.tolist()}
+        assert len(seen[-1].tokens) == 256
+
+
+def test_ratios_are_rows_of_their_own(by_class):
+    frame = by_class.frame
+    metrics = list(dict.fromkeys(frame["metric"]))
+    assert metrics == [f"mse_{part}{end}" for part in ("all", "masked", "observed") for end in ("", " ratio")]
+    for variant in frame["variant"].unique():
+        of = frame[frame["variant"] == variant].set_index("metric")
+        for part in ("all", "masked", "observed"):
+            row, ratio = of.loc[f"mse_{part}"], of.loc[f"mse_{part} ratio"]
+            assert ratio["value"] == pytest.approx(row["value"] / row["baseline"])
+            assert ratio["effect"] == pytest.approx(ratio["value"] - 1)
+            assert ratio["baseline"] == 1
+            assert ratio["ci_low"] < ratio["value"] < ratio["ci_high"]
+            assert np.isnan(ratio["p_value"])
+    assert frame["p_value"].notna().sum() == len(frame) / 2
+
+
+def test_a_group_of_ones_own_beside_the_classes(capsys):
+    result = heads(
+        POST, by_class=True, groups={"mine": "0.0+2.1"}, mode="mean_pattern", queries="hidden", samples=8
+    )
+    assert list(dict.fromkeys(result.frame["variant"]))[-2:] == ["all", "mine"]
+    with pytest.raises(UserError, match="--group row: there is a class of that name"):
+        heads(POST, by_class=True, groups={"row": "0.0"}, samples=8)
+
+
+def test_the_least_patterned_heads_and_as_many_at_random():
+    result = heads(POST, by_class=True, least=5, random=3, samples=16, seed=SEED)
+    frame = result.frame
+    (subject,) = subjects(POST, Examples(samples=16, seed=SEED))
+    found = roles_elsewhere(subject)
+    groups = found.groups()
+    # By hand: of every head the best corrected score over templates that may be classes.
+    scores = found.scores.frame[found.scores.frame["template"].isin(found.possible)]
+    best = {
+        Head(layer, head): ((rows["score"] - rows["chance"]) / (1 - rows["chance"])).max()
+        for (layer, head), rows in scores.groupby(["layer", "head"])
+    }
+    least = sorted(sorted(best, key=best.__getitem__)[:5])
+    spec = "+".join(f"{head.layer}.{head.head}" for head in least)
+    metric = "mse_masked"
+
+    def of(variant):
+        rows = frame[(frame["variant"] == variant) & (frame["metric"] == metric)]
+        return rows[rows["draw"].isna()]["value"].item(), rows[rows["draw"].notna()]["value"].tolist()
+
+    def by_hand(heads_of):
+        rows = ablation(POST, [[tuple(head) for head in heads_of]], samples=16, seed=SEED).frame
+        return rows.loc[rows["metric"] == metric, "value"].item()
+
+    assert of("least patterned 5") == (pytest.approx(by_hand(least), rel=1e-5), [])
+    assert any(f"least patterned 5 {spec}" in note for note in result.notes)
+    sizes = {len(group) for group in groups.values()} | {5}
+    every = [Head(layer, head) for layer in range(3) for head in range(4)]
+    assert {f"random {size}" for size in sizes} == {v for v in frame["variant"] if v.startswith("random")}
+    seeds = np.random.SeedSequence(SEED).generate_state(3, np.uint64) >> 1
+    for size in (5, min(sizes)):
+        pooled, single = of(f"random {size}")
+        picked = [np.random.default_rng(int(s)).choice(12, size, replace=False) for s in seeds]
+        assert all(len(set(chosen)) == size for chosen in picked)
+        expected = [by_hand(sorted(every[at] for at in chosen)) for chosen in picked]
+        assert single == pytest.approx(expected, rel=1e-5)
+        assert pooled == pytest.approx(np.mean(expected), rel=1e-5)
+    # The whole model at random is the whole model.
+    assert "random 12" not in set(frame["variant"])
+
+
+def test_random_heads_beside_groups_of_ones_own():
+    frame = heads(POST, groups={"mine": "0.0+2.1"}, random=2, samples=8).frame
+    rows = frame[frame["variant"].str.startswith("random")]
+    assert set(rows["variant"]) == {"random 2"}
+    assert sorted(rows["draw"].dropna().unique()) == [0, 1]
+
+
+def test_a_patch_of_each_class_of_heads(tmp_path, capsys):
+    frame = patch(POST, "negated", heads="each-layer", by_class=True, samples=32, seed=SEED).frame
+    (subject,) = subjects(POST, Examples(samples=32, seed=SEED))
+    groups = roles_elsewhere(subject).groups()
+    assert list(dict.fromkeys(frame["variant"])) == ["layer 0", "layer 1", "layer 2", *groups]
+    batch = subject.batch
+    negated = subject.task.patch_sources(batch)["negated"]
+    with intervene(subject.model, activations("z", negated.tokens, groups["row"])), torch.no_grad():
+        output = subject.model(batch.tokens)
+    sums, counts = subject.task.metrics(output, negated)["mse_masked"]
+    rows = frame[(frame["variant"] == "row") & (frame["metric"] == "mse_masked (source)")]
+    assert rows["value"].item() == pytest.approx(float(sums.sum() / counts.sum()), rel=1e-5)
+    np.save(tmp_path / "tokens.npy", np.ones((2, 16), dtype=int))
+    options = ["--ckpt", POST, "--source", "resample", "--tokens", str(tmp_path / "tokens.npy"), "--quiet"]
+    assert main(["patch", *options, "--by-class"]) == 2
+    assert "give a task" in capsys.readouterr().err
+
+
+def test_numbers_of_heads_and_draws_that_mean_nothing(folders, capsys):
+    for arguments, said in (
+        (["--least", "5"], "--least 5 goes with --by-class"),
+        (["--by-class", "--least", "-1"], "--least -1: a number of heads"),
+        (["--by-class", "--random", "-2"], "--random -2: at least one draw"),
+        (["--by-class", "--least", "4"], "has 4 heads; fewer than that"),
+    ):
+        assert main(["heads", "--ckpt", folders[0], "--samples", "8", "--quiet", *arguments]) == 2
+        error = capsys.readouterr().err.strip()
+        assert said in error
+        assert "\n" not in error
+
+
+def test_how_scores_are_distributed_over_heads():
+    frame = attention(POST, samples=N, seed=SEED).frame
+    heads_of, counted = (
+        frame[frame["variant"] != "all heads"],
+        frame[frame["variant"] == "all heads"].set_index("metric"),
+    )
+    possible = [m.removeprefix("largest score: ") for m in counted.index if m.startswith("largest score: ")]
+    assert {"row", "column", "identity"} <= set(possible)
+    rows = heads_of[heads_of["metric"].isin(possible)]
+    corrected = rows.assign(corrected=rows["effect"] / (1 - rows["baseline"])).pivot(
+        index="variant", columns="metric", values="corrected"
+    )
+    for name in possible:
+        row = counted.loc[f"largest score: {name}"]
+        assert row["value"] == pytest.approx(corrected[name].max())
+        assert row["ci_low"] <= row["ci_high"]
+    best = corrected.max(axis=1)
+    assert counted.loc["best score: median", "value"] == pytest.approx(best.median())
+    assert counted.loc["best score: 25%", "value"] == pytest.approx(best.quantile(0.25))
+    for name, value in (("smallest", best.min()), ("largest", best.max())):
+        assert counted.loc[f"best score: {name}", "value"] == pytest.approx(value)
+    one = attention(POST, samples=1, seed=SEED).frame.set_index("metric")
+    assert np.isnan(one.loc["best score: median", "ci_low"])
+
+
+def test_classes_need_a_task(folders, capsys, tmp_path):
+    np.save(tmp_path / "tokens.npy", np.ones((2, 9), dtype=int))
+    arguments = ["--tokens", str(tmp_path / "tokens.npy"), "--by-class", "--quiet"]
+    assert main(["heads", "--ckpt", folders[0], *arguments]) == 2
+    assert "--by-class finds classes on other examples" in capsys.readouterr().err
+    with pytest.raises(UserError, match="--by-class finds classes on other examples"):
+        heads(folders[0], by_class=True, tokens=np.ones((2, 9), dtype=int))
+
+
+def test_a_command_by_class(folders, capsys):
+    assert main(["heads", "--by-class", "--ckpt", folders[0], "--samples", "8", "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert "by-class" in out
+    assert "mse_masked ratio" in out
+    assert "found on other examples" in out

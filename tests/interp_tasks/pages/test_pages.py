@@ -1,0 +1,214 @@
+"""Pages: self-contained, escaped, sortable, in colours that can be told apart."""
+
+import base64
+import json
+import re
+import zlib
+from html.parser import HTMLParser
+
+import pandas
+import plotly.graph_objects
+import pytest
+from plotly.offline import get_plotlyjs
+
+from interp_tasks.errors import UserError
+from interp_tasks.pages import (
+    Column,
+    Figure,
+    Page,
+    Table,
+    Text,
+    check_writable_file,
+    check_writable_folder,
+    number,
+    p_value,
+    signed,
+    with_interval,
+    write_atomically,
+)
+from interp_tasks.pages.palette import COLOURS, GROUND
+
+HOSTILE = "</script><img src=x onerror=alert(1)>&\u2028"
+VOID = {"meta", "img", "br", "link", "input", "hr"}
+
+
+def inflated(text):
+    return zlib.decompress(base64.b64decode(text)).decode()
+
+
+class Reader(HTMLParser):
+    """Collects elements with their attributes, the text of scripts, and whether every tag is closed."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.elements, self.open, self.scripts, self.text = [], [], {}, ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        opened, _ = self.open.pop()
+        assert opened == tag, f"<{opened}> closed by </{tag}>"
+
+    def handle_data(self, data):
+        tag, attributes = self.open[-1] if self.open else ("", {})
+        if tag == "script":
+            self.scripts[attributes.get("id")] = self.scripts.get(attributes.get("id"), "") + data
+        elif tag != "style":
+            self.text += data
+
+
+@pytest.fixture
+def frame():
+    return pandas.DataFrame(
+        {"name": ["a", HOSTILE, "c"], "value": [0.123456789, float("nan"), -3.0], "step": [4000, 200, 10]}
+    )
+
+
+def page(frame, with_figure=True):
+    sections = [
+        Text(f"First {HOSTILE}\n\n- one\n- two", "Words"),
+        Table(frame, "Numbers", columns=[Column("who", "name"), Column("value", "value")], name="numbers"),
+    ]
+    if with_figure:
+        figure = plotly.graph_objects.Figure()
+        figure.add_scatter(x=[1, 2], y=[3, 4], name=HOSTILE)
+        sections.append(Figure(figure, "Drawing", HOSTILE))
+    return Page(f"Title {HOSTILE}", sections, {"seed": 0, "text": HOSTILE}, {"torch": "1.2.3"})
+
+
+def test_page_is_well_formed_and_shows_everything_as_text(frame):
+    reader = Reader(page(frame).html())
+    assert reader.open == []
+    assert not [tag for tag, _ in reader.elements if tag == "img"], "hostile text became markup"
+    assert reader.text.count("<img src=x onerror=alert(1)>") >= 4  # title, heading, paragraph, cell, config
+    for title in ("Words", "Numbers", "Drawing", "torch 1.2.3"):
+        assert title in reader.text
+    identifiers = [attributes["id"] for _, attributes in reader.elements if "id" in attributes]
+    assert len(identifiers) == len(set(identifiers))
+
+
+def test_page_asks_for_nothing_from_outside(frame):
+    reader = Reader(page(frame).html())
+    policy = next(a["content"] for t, a in reader.elements if t == "meta" and "http-equiv" in a)
+    assert "default-src 'none'" in policy
+    assert "http" not in policy
+    for tag, attributes in reader.elements:
+        assert tag not in {"link", "iframe", "object", "embed"}
+        assert not {"src", "href", "srcset", "data"} & attributes.keys(), (tag, attributes)
+
+
+def test_plotly_is_embedded_once_and_only_where_it_is_needed(frame):
+    html = page(frame).html()
+    assert html.count("<!-- plotly.js v") == 1
+    assert "Licensed under the MIT license -->" in html
+    assert inflated(Reader(html).scripts["plotly"]) == get_plotlyjs()
+    without = page(frame, with_figure=False).html()
+    assert "plotly.js v" not in without
+    assert len(without) < 30_000
+
+
+def test_embedded_data_survives_the_round_trip(frame):
+    scripts = Reader(page(frame).html()).scripts
+    table = json.loads(scripts["s1-x-data"])
+    assert table["name"] == "numbers"
+    assert table["csv"] == frame.to_csv(index=False)  # every column and digit, shown or not
+    figure = json.loads(scripts["s2-x-data"])
+    assert figure["data"][0]["name"] == HOSTILE
+    assert "template" not in figure["layout"]
+
+
+def test_table_cells_sort_by_full_precision_and_blanks_are_blank(frame):
+    cells = [a for t, a in Reader(page(frame).html()).elements if t == "td"]
+    assert [c["data-value"] for c in cells if c.get("class") == "number"] == ["0.123456789", "", "-3.0"]
+
+
+def test_accessible_names(frame):
+    elements = Reader(page(frame).html()).elements
+    assert ("html", {"lang": "en"}) in elements
+    assert all(a.get("scope") == "col" for t, a in elements if t == "th")
+    plots = [a for _, a in elements if "plot" in a.get("class", "").split()]
+    assert plots
+    assert all(a["role"] == "img" and a["aria-label"] for a in plots)
+    labelled = [a["aria-labelledby"] for _, a in elements if "aria-labelledby" in a]
+    assert set(labelled) <= {a.get("id") for _, a in elements}
+
+
+def luminance(colour):
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_colour_stands_out_from_its_ground(scheme):
+    ground = luminance(GROUND[scheme])
+    for colour in COLOURS[scheme]:
+        high, low = sorted((luminance(colour), ground), reverse=True)
+        assert (high + 0.05) / (low + 0.05) >= 3, colour
+
+
+def test_colours_of_the_two_schemes_match_up():
+    assert len(COLOURS["light"]) == len(COLOURS["dark"])
+    assert not set(COLOURS["light"]) & set(COLOURS["dark"]), "one replacement would undo another"
+
+
+def test_write_replaces_whole_files_and_leaves_nothing_behind(tmp_path, frame):
+    target = tmp_path / "new" / "page.html"
+    assert page(frame).write(target) == target
+    page(frame, with_figure=False).write(target)
+    assert "plotly.js v" not in target.read_text(encoding="utf-8")
+    assert [path.name for path in target.parent.iterdir()] == ["page.html"]
+    assert target.stat().st_mode & 0o400
+
+
+def test_failed_write_is_one_line_and_keeps_the_old_file(tmp_path):
+    target = tmp_path / "folder"
+    target.mkdir()
+    with pytest.raises(UserError, match="cannot write") as refused:
+        write_atomically(target, "text")
+    assert "\n" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_cannot_be_written_is_refused_beforehand(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("x")
+    check_writable_folder(tmp_path / "not" / "yet")
+    assert not (tmp_path / "not").exists()
+    with pytest.raises(UserError, match="is a file, not a folder"):
+        check_writable_folder(file / "below")
+    with pytest.raises(UserError, match="is a file, not a folder"):
+        check_writable_file(file / "page.html")
+    with pytest.raises(UserError, match="it is a folder"):
+        check_writable_file(tmp_path)
+
+
+def test_folder_without_permission_is_refused(tmp_path, monkeypatch):
+    # Root may write anywhere, so the answer of the system is replaced.
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(UserError, match="no permission"):
+        check_writable_folder(tmp_path / "out")
+
+
+def test_numbers_as_people_read_them():
+    assert number(0.123456) == "0.1235"
+    assert [number(value) for value in (1162.4, 123456.0, 2e6, -0.0)] == ["1162", "123456", "2e+06", "0"]
+    assert with_interval("1", 928.4, 1311.2) == "1 [928, 1311]"
+    assert number(None) == number(float("nan")) == "–"
+    assert signed(0.5) == "+0.5"
+    assert signed(0.0) == "0"
+    assert with_interval("1", 0.5, 1.5) == "1 [0.5, 1.5]"
+    assert with_interval("1", float("nan"), 2.0) == "1"
+    assert p_value(0.00001) == "<0.001"
+    assert p_value(0.25) == "0.250"
+
+
+def test_text_becomes_paragraphs_and_lists():
+    html = Text("one\n\n- a\n- b\n\ntwo").html("x")
+    assert re.sub(r"\s+", "", html) == "<p>one</p><ul><li>a</li><li>b</li></ul><p>two</p>"

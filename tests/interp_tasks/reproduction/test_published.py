@@ -1,0 +1,221 @@
+"""Papers as files: what they must hold, and what is refused in them."""
+
+import re
+import sys
+
+import pytest
+
+from interp_tasks import experiments
+from interp_tasks.checkpoints.refs import zoo_folder
+from interp_tasks.errors import UserError
+from interp_tasks.published import papers, read_paper
+from interp_tasks.published.papers import parse_paper
+from interp_tasks.reproduction.runs import as_text
+from interp_tasks.training.config import resolve_config
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+#: Experiments of the two papers on matrix completion, as our fact sheet counts them.
+MATRIX_ROWS = 31
+
+
+def paper(**changes):
+    """A small paper's content, with entries replaced."""
+    return {
+        "paper": {"name": "small", "title": "Small", "citation": "Nobody 2020"},
+        "row": [{"number": 1, "title": "First"}],
+        "run": [{"name": "a", "role": "core", "preset": "cpu", "task": "modular-addition", "hours": 0.1}],
+        "study": [{"id": "s", "rows": [1], "experiment": "ablation", "at": ["post"]}],
+        "claim": [
+            {
+                "id": "c",
+                "row": 1,
+                "study": "s",
+                "source": "section 1",
+                "says": "It falls.",
+                "where": {"metric": "accuracy"},
+                "holds": {"below": 0.5},
+            }
+        ],
+    } | changes
+
+
+def entry(kind, **changes):
+    return {kind: [paper()[kind][0] | changes]}
+
+
+@pytest.mark.parametrize("name", papers())
+def test_every_paper_reads_and_names_what_there_is(name):
+    found = read_paper(name)
+    for study in found.study:
+        assert callable(getattr(experiments, study.experiment)), study.id
+    for run in found.run:
+        settings = {key: as_text(value) for key, value in run.settings.items()}
+        resolve_config(run.task, run.train_preset, settings)
+    for claim in found.claim:
+        assert claim.says.endswith("."), claim.id
+        assert set(claim.where) <= set(experiments.COLUMNS), claim.id
+        if isinstance(claim.per, dict):
+            column, where = claim.divisor()
+            assert {column, *where} <= set(experiments.COLUMNS), claim.id
+
+
+@pytest.mark.parametrize("name", papers())
+def test_runs_of_one_name_are_one_run(name):
+    """They lie in one folder, whatever scale or role they are for."""
+    described = {}
+    for run in read_paper(name).run:
+        what = (run.task, run.train_preset, run.settings, run.seeds)
+        assert described.setdefault(run.name, what) == what, run.name
+
+
+def test_no_experiment_of_the_matrix_completion_papers_is_left_out():
+    found = read_paper("matrix-completion")
+    assert [row.number for row in found.row] == list(range(1, MATRIX_ROWS + 1))
+    decided = {claim.row for claim in found.claim} | {row.number for row in found.row if row.note}
+    assert decided == set(range(1, MATRIX_ROWS + 1))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "names"),
+    [
+        ("matrix-completion-7x7", ["matrix-completion-7x7", "matrix-completion-7x7-seeds/seed-4"]),
+        ("matrix-completion-4x4-12-layers", ["matrix-completion-4x4-12-layers"]),
+    ],
+)
+def test_runs_that_are_made_by_a_recipe_have_its_settings(recipe, names):
+    """Or a run that the recipe made would be refused as another one."""
+    text = (zoo_folder() / "recipes" / f"{recipe}.toml").read_text(encoding="utf-8")
+    (made,) = tomllib.loads(text)["train"]
+    flat = {
+        f"{section}.{key}": value for section, given in made["set"].items() for key, value in given.items()
+    }
+    wanted = resolve_config(
+        made["task"], made["preset"], {key: as_text(value) for key, value in flat.items()}
+    )
+    for run in read_paper("matrix-completion").run:
+        if run.name in names and run.preset == "cpu":
+            settings = {key: as_text(value) for key, value in run.settings.items() if key != "train.seed"}
+            assert resolve_config(run.task, run.train_preset, settings) == wanted, (run.name, run.role)
+            names = [name for name in names if name != run.name] + [run.name]
+    assert {run.name for run in read_paper("matrix-completion").run} >= set(names)
+
+
+def test_the_flagship_has_five_seeds_and_its_own_settings():
+    """Small models are conditions of their own, no seeds of it."""
+    found = read_paper("matrix-completion")
+    core = [run for run in found.run if (run.role, run.preset) == ("core", "cpu")]
+    seeds = {run.settings.get("train.seed", 0) for run in core}
+    assert seeds == {0, 1, 2, 3, 4}
+    rest = [{key: value for key, value in run.settings.items() if key != "train.seed"} for run in core]
+    assert rest == rest[:1] * 5
+
+
+def test_headlines_are_what_the_paper_on_matrix_completion_stands_on():
+    found = read_paper("matrix-completion")
+    assert {claim.row for claim in found.claim if claim.headline} == {1, 2, 3, 5, 6, 7, 8, 9}
+    studies = {study.id: study for study in found.study}
+    for claim in found.claim:
+        if claim.headline:
+            assert studies[claim.study].role == "core", claim.id
+            assert claim.over == "runs", claim.id
+            assert not claim.scale, claim.id
+
+
+@pytest.mark.parametrize("name", ["matrix-completion"])
+def test_published_numbers_lie_where_their_rule_says(name):
+    """A paper that did not keep a rule could not be said to claim it; and a share of the variance is one."""
+    checked = 0
+    for claim in read_paper(name).claim:
+        if claim.number is None:
+            continue
+        assert claim.holds.hold(claim.number), claim.id
+        shares = re.findall(r"([\d.e-]+), (?:by )?([\d.]+) of the variance", claim.published)
+        for absolute, share in shares:
+            if claim.column == "value":
+                assert float(share) == pytest.approx(float(absolute) / (2 / 9), rel=0.06), claim.id
+                checked += 1
+    assert checked >= 10
+
+
+def test_every_study_has_a_claim():
+    for name in ("matrix-completion",):
+        found = read_paper(name)
+        judged = {claim.study for claim in found.claim}
+        assert judged == {study.id for study in found.study}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (entry("claim", row=2), "is of row 2"),
+        (entry("claim", study="t"), "no study 't'"),
+        (entry("study", rows=[3]), "row 3, which is not in the paper"),
+        (entry("study", role="other"), "no run plays 'other'"),
+        (entry("claim", holds={}), "a rule needs above, below, or both"),
+        (entry("claim", holds={"above": 1, "below": 0}), "nothing lies above 1 and below 0"),
+        (entry("claim", verdict="held"), "claim.0.verdict"),
+        ({"claim": paper()["claim"] * 2}, "two entries of claim are called c"),
+    ],
+)
+def test_a_paper_that_contradicts_itself_is_refused_in_one_line(changes, said):
+    with pytest.raises(UserError, match=r"small\.toml") as raised:
+        parse_paper(paper(**changes), "small.toml")
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unknown_paper_is_refused():
+    with pytest.raises(UserError, match="no paper 'other': choose"):
+        read_paper("other")
+
+
+def test_a_reason_alone_is_of_every_scale_but_the_papers():
+    (claim,) = parse_paper(paper(**entry("claim", scale="too shallow")), "x").claim
+    assert claim.scale == {"cpu": "too shallow", "reference": "too shallow"}
+    (claim,) = parse_paper(paper(**entry("claim", scale={"cpu": "too shallow"})), "x").claim
+    assert claim.scale == {"cpu": "too shallow"}
+
+
+def test_the_command_of_a_run_gives_its_settings(tmp_path):
+    settings = {"train.steps": 10, "train.betas": [0.9, 0.99], "model.normalization": None, "task.p": 7}
+    (run,) = parse_paper(paper(**entry("run", settings=settings, seeds="0:2")), "x").run
+    command = run.command("runs")
+    assert command == (
+        "interp-run train modular-addition --preset cpu --set train.steps=10 --set train.betas=0.9,0.99 "
+        "--set model.normalization=none --set task.p=7 --seeds 0:2 --out runs/a"
+    )
+    given = dict(part.strip().split("=", 1) for part in command.partition(" --seeds")[0].split("--set ")[1:])
+    assert resolve_config("modular-addition", "cpu", given).model["normalization"] is None
+
+
+def test_a_rule_says_what_it_is_about():
+    where = {"ref": "pre", "metric": "mse_masked", "head": 1}
+    changes = entry(
+        "claim", where=where, column="effect", per="baseline", holds={"above": -0.05, "below": 0.05}
+    )
+    (claim,) = parse_paper(paper(**changes), "x").claim
+    assert claim.rule == "effect / baseline of @pre, mse_masked, head 1 is above -0.05 and below 0.05"
+    several = {"where": {"variant": ["a", "b"], "metric": "loss"}, "reduce": "max", "holds": {"below": 1}}
+    (claim,) = parse_paper(paper(**entry("claim", **several)), "x").claim
+    assert claim.rule == "max of value of variant a or b, loss is below 1"
+
+
+@pytest.mark.parametrize("name", papers())
+def test_what_claims_call_a_run_is_there_at_every_scale_that_decides_them(name):
+    found = read_paper(name)
+    roles = {study.id: study.role for study in found.study}
+    for claim in found.claim:
+        ends = claim.where.get("run", "")
+        ends = tuple(ends) if isinstance(ends, list) else (ends,)
+        if ends[0].startswith("against "):  # a row about several runs
+            continue
+        for preset in {run.preset for run in found.run if run.role == roles[claim.study]} - set(claim.scale):
+            names = [run.name for run in found.runs(roles[claim.study], preset)]
+            assert any(f"{each}/seed-*".endswith(ends) or each.endswith(ends) for each in names), (
+                claim.id,
+                preset,
+            )

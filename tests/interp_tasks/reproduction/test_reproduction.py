@@ -1,0 +1,628 @@
+"""A paper of our own on tiny runs: every verdict against the table of the experiment called directly."""
+
+import json
+import os
+import shutil
+
+import pandas
+import pytest
+
+import tasks
+from interp_tasks import experiments, reproduction, train
+from interp_tasks.cli import main
+from interp_tasks.errors import UserError
+from interp_tasks.published import Claim
+from interp_tasks.published.papers import parse_paper
+from interp_tasks.reproduction import reproduce, train_missing
+from interp_tasks.reproduction.reproduce import about, corrected
+from interp_tasks.reproduction.runs import Located, as_text, locate_all
+from interp_tasks.reproduction.studies import Job, jobs_of, perform_all
+from interp_tasks.reproduction.verdicts import Outcome, Seed, Unmeasured, judge, measured, picked
+
+SETTINGS = {
+    "train.steps": 4,
+    "train.batch_size": 8,
+    "train.eval_samples": 8,
+    "task.n": 3,
+    "model.d_model": 8,
+    "model.n_heads": 2,
+    "model.n_layers": 1,
+}
+VALUE = {"id": "value", "row": 1, "study": "s", "source": "1", "says": "It stays.", "where": {"ref": "4"}}
+
+
+def claim(**changes):
+    entry = VALUE | {"where": {"ref": "4", "metric": "mse_masked"}, "holds": {"below": 1e9}} | changes
+    return Claim(**entry)
+
+
+def content(*claims, **changes):
+    """Two runs of one role, a study of each and one of both together."""
+    run = {"role": "core", "preset": "cpu", "task": "matrix-completion", "settings": SETTINGS, "hours": 0.5}
+    return {
+        "paper": {"name": "small", "title": "Small", "citation": "Nobody 2020", "departures": ["Smaller."]},
+        "row": [{"number": 1, "title": "First"}, {"number": 2, "title": "Second"}],
+        "run": [{**run, "name": "a"}, {**run, "name": "b", "settings": SETTINGS | {"train.seed": 1}}],
+        "study": [
+            {"id": "s", "rows": [1], "experiment": "ablation", "at": ["0", "4"], "settings": {"samples": 8}},
+            {
+                "id": "t",
+                "rows": [2],
+                "experiment": "ablation",
+                "at": ["4"],
+                "together": True,
+                "settings": {"samples": 8},
+            },
+        ],
+        "claim": list(claims),
+    } | changes
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The folder of runs, with the first of the two in it."""
+    folder = tmp_path_factory.mktemp("runs")
+    paper = parse_paper(content(), "small.toml")
+    (first, _) = paper.run
+    settings = {key: as_text(value) for key, value in first.settings.items()}
+    from interp_tasks.training.config import resolve_config
+
+    resolved = resolve_config(first.task, "cpu", settings)
+    train(
+        tasks.get(first.task, **resolved.task),
+        out=folder / "a",
+        preset="cpu",
+        settings=resolved.model,
+        config=resolved.train,
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def table(runs):
+    return experiments.ablation([f"{runs}/a@0", f"{runs}/a@4"], samples=8).frame
+
+
+def row_of(table, ref="4", metric="mse_masked"):
+    return table[table["ref"].str.endswith(f"@{ref}") & (table["metric"] == metric)].iloc[0]
+
+
+def number(table, **changes):
+    """The number of the one run, and its interval over examples."""
+    (found,) = measured(claim(**changes), table).numbers
+    return found.value, found.over_examples
+
+
+def test_a_number_is_the_tables_with_its_interval(table):
+    row = row_of(table)
+    value, ends = number(table)
+    assert (value, *ends) == pytest.approx((row["value"], row["ci_low"], row["ci_high"]))
+    other = row_of(table, "0")
+    named = {"ref": "0", "metric": "mse_masked", "column": "baseline"}
+    assert number(table, per=named)[0] == pytest.approx(row["value"] / other["baseline"])
+    # The unedited number is no better known than both of those that it is the difference of.
+    middle, (low, high) = number(table, column="baseline")
+    wide = [row["ci_high"] - row["ci_low"], row["effect_ci_high"] - row["effect_ci_low"]]
+    assert (middle, high - low) == pytest.approx((row["baseline"], sum(wide)))
+    assert (low + high) / 2 == pytest.approx(middle)
+
+
+def test_a_ratio_has_the_spread_of_its_divisor(table):
+    """Numerator and divisor each with an interval that holds together with the other's: 97.5%, not 95%."""
+    row, other = row_of(table), row_of(table, "0")
+    value, (low, high) = number(table, per={"ref": "0", "metric": "mse_masked"})
+    assert value == pytest.approx(row["value"] / other["value"])
+    factor = 2.2414027 / 1.9599640
+    ends = [
+        [one["value"] + factor * (one[end] - one["value"]) for end in ("ci_low", "ci_high")]
+        for one in (row, other)
+    ]
+    assert (low, high) == pytest.approx((ends[0][0] / ends[1][1], ends[0][1] / ends[1][0]))
+    assert low < row["ci_low"] / other["value"] < row["ci_high"] / other["value"] < high
+    # A variance is known, and its ratio as well as the number.
+    value, (low, high) = number(table, per="variance")
+    assert (high - low) / value == pytest.approx((row["ci_high"] - row["ci_low"]) / row["value"])
+
+
+def test_several_rows_are_reduced_and_counted(table):
+    both = {"metric": "mse_masked"}
+    rows = [row_of(table, ref) for ref in ("0", "4")]
+    values = [row["value"] for row in rows]
+    mean, ends = number(table, where=both, reduce="mean")
+    assert mean == pytest.approx(sum(values) / 2)
+    # As if both went up and down as one.
+    assert ends == pytest.approx([sum(row[end] for row in rows) / 2 for end in ("ci_low", "ci_high")])
+    largest, (low, high) = number(table, where=both, reduce="max")
+    assert largest == max(values)
+    factor = 2.2414027 / 1.9599640  # two cells, which are to hold together
+    for index, end in enumerate(("ci_low", "ci_high")):
+        wide = max(row["value"] + factor * (row[end] - row["value"]) for row in rows)
+        assert (low, high)[index] == pytest.approx(wide)
+    assert number(table, where=both, reduce="count") == (2, None)
+    assert number(table, where={"metric": ["none"]}, reduce="count") == (0, None)
+    per_baseline = number(table, where=both, reduce="min", column="effect", per="baseline")[0]
+    assert per_baseline == pytest.approx(min(row["effect"] / row["baseline"] for row in rows))
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ({"metric": "mse_masked"}, "2 rows have"),
+        ({"metric": "accuracy"}, "no row has"),
+        ({"colour": "red"}, "no column 'colour'"),
+    ],
+)
+def test_a_number_that_is_not_one_is_an_error_and_no_verdict(table, where, said):
+    with pytest.raises(Unmeasured, match=said):
+        measured(claim(where=where), table)
+    outcome = judge(claim(where=where), table, "a")
+    assert (outcome.verdict, outcome.value) == ("error", None)
+
+
+def test_a_row_that_may_be_absent_is_not_run_and_other_mistakes_are_errors(table):
+    why = "no head is of this class"
+    absent = judge(claim(where={"metric": "accuracy"}, absent=why), table, "a")
+    assert (absent.verdict, absent.reason) == ("not run", why)
+    assert judge(claim(where={"colour": "red"}, absent=why), table, "a").verdict == "error"
+
+
+def test_what_no_model_was_trained_for_rests_on_no_run_and_is_judged_over_examples(table):
+    assert measured(claim(), table).n_runs == 1
+    method = table.assign(n_runs=0)
+    assert measured(claim(), method).n_runs == 0
+    outcome = judge(claim(), method, "a")
+    assert (outcome.verdict, outcome.interval, outcome.n_runs) == ("held", "over examples", 0)
+    # A row of several runs has the interval that its study made of them.
+    pooled = judge(claim(), table.assign(n_runs=7), "a")
+    assert (pooled.verdict, pooled.interval, pooled.n_runs) == ("held", "the study's, over 7 runs", 7)
+    assert judge(claim(), table.assign(n_runs=2), "a").verdict == "undecided"
+    without = table.assign(n_runs=7, ci_low=float("nan"))
+    assert judge(claim(), without, "a").reason == "no interval: the study has none of this number"
+
+
+def test_a_run_is_named_by_its_end_or_by_one_of_several(table):
+    (run,) = table["run"].unique()
+    for ends in (run[-1:], [run[-1:]], ["at no scale", run], run[-4:-1] + "*"):
+        assert len(picked(table, {"run": ends})) == len(picked(table, {}))
+    assert picked(table, {"run": ["at no scale"]}).empty
+
+
+def test_draws_are_left_out_unless_asked_for(table):
+    drawn = pandas.concat([table, table.assign(draw=0)], ignore_index=True).astype({"draw": "Int64"})
+    assert measured(claim(), drawn) == measured(claim(), table)
+    everything = claim(where={"metric": "mse_masked", "ref": "4", "draw": 0})
+    assert measured(everything, drawn) == measured(claim(), table)
+
+
+def seeds_of(table, *values):
+    """The table as several seeds have it, each with its own number."""
+    frames = [
+        table.assign(run=f"x/seed-{seed}", value=value, effect=value / 10, baseline=2.0)
+        for seed, value in enumerate(values)
+    ]
+    return pandas.concat(frames, ignore_index=True)
+
+
+def test_a_verdict_is_of_the_whole_interval_over_runs(table):
+    """1, 2, 3: 2 ± 4.303 · 1/√3, which is -0.484 to 4.484."""
+    three = seeds_of(table, 1.0, 2.0, 3.0)
+    cases = {
+        (("below", 4.5),): "held",
+        (("below", 4.4),): "undecided",
+        (("above", 4.4),): "undecided",
+        (("above", 4.5),): "failed",
+        (("above", -0.5), ("below", 4.5)): "held",
+        (("above", -0.4), ("below", 4.5)): "undecided",
+        (("above", 5.0), ("below", 6.0)): "failed",
+    }
+    for bounds, verdict in cases.items():
+        outcome = judge(claim(holds=dict(bounds)), three, "x")
+        assert outcome.verdict == verdict, bounds
+        assert (outcome.value, outcome.n_runs, outcome.interval) == (2.0, 3, "t, over 3 runs")
+        assert (outcome.low, outcome.high) == pytest.approx((-0.4841, 4.4841), abs=1e-4)
+        assert outcome.runs == (("x/seed-0", 1.0), ("x/seed-1", 2.0), ("x/seed-2", 3.0))
+        assert (outcome.p < 0.05) == (verdict != "undecided")
+        assert ("reaches across" in outcome.reason) == (verdict == "undecided")
+
+
+def test_orders_of_magnitude_are_judged_on_their_logarithms(table):
+    three = seeds_of(table, 10.0, 100.0, 1000.0)
+    plain, logged = (judge(claim(holds={"above": 0.1}, log=log), three, "x") for log in (False, True))
+    assert plain.verdict == "undecided"
+    assert (logged.verdict, logged.value) == ("held", pytest.approx(100))
+    # 2 ± 4.303/√3 powers of ten
+    assert (logged.low, logged.high) == pytest.approx((10**-0.4841, 10**4.4841), rel=1e-3)
+    none = judge(claim(holds={"above": 0.1}, log=True), seeds_of(table, 1.0, 0.0, 2.0), "x")
+    assert (none.verdict, none.value) == ("undecided", None)
+    assert "no logarithm" in none.reason
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ((1.0,), "one training run, of three at least; this one lies within the rule"),
+        ((9.0,), "one training run, of three at least; this one does not"),
+        ((1.0, 9.0), "2 training runs, of three at least; 1 of them within the rule"),
+    ],
+)
+def test_fewer_than_three_runs_decide_nothing(table, values, said):
+    outcome = judge(claim(holds={"below": 5.0}), seeds_of(table, *values), "x")
+    assert (outcome.verdict, outcome.reason) == ("undecided", said)
+    assert (outcome.n_runs, outcome.value) == (len(values), sum(values) / len(values))
+
+
+def test_a_claim_about_a_method_is_judged_over_examples_on_one_run(table):
+    row = row_of(table)
+    low, high = row["ci_low"], row["ci_high"]
+    for bound, verdict in ((high * 1.01, "held"), ((low + high) / 2, "undecided"), (low * 0.99, "failed")):
+        outcome = judge(claim(over="examples", holds={"below": bound}), table, "a")
+        assert outcome.verdict == verdict
+        assert (outcome.low, outcome.high) == pytest.approx((low, high))
+    unknown = judge(claim(over="examples"), table.assign(ci_low=float("nan")), "a")
+    assert (unknown.verdict, unknown.reason) == ("undecided", "the study has no interval of this number")
+
+
+def test_runs_are_divided_by_those_of_the_same_seed(table):
+    """2/1, 2/4, 9/3: not the ratio of the means, and not in another order."""
+    mine, other = seeds_of(table, 2.0, 2.0, 9.0), seeds_of(table, 1.0, 4.0, 3.0)
+    other = other.assign(run=other["run"].str.replace("x/", "y/")).iloc[::-1]
+    both = pandas.concat([mine, other], ignore_index=True)
+    metric = {"ref": "4", "metric": "mse_masked"}
+    ratio = claim(where={**metric, "run": "x/seed-*"}, per={**metric, "run": "y/seed-*"})
+    assert [each.value for each in measured(ratio, both).numbers] == [2.0, 0.5, 3.0]
+    # Without one of the seeds they cannot be paired: Fieller's interval, over the smaller group.
+    fewer = both[both["run"] != "y/seed-1"]
+    found = measured(ratio, fewer)
+    assert (len(found.numbers), found.against, found.n_runs) == (3, (3.0, 1.0), 2)
+    assert judge(ratio, fewer, "x").verdict == "undecided"
+    four = pandas.concat([both, mine[mine["run"] == "x/seed-0"].assign(run="x/seed-3")], ignore_index=True)
+    outcome = judge(ratio, four, "x")
+    assert (outcome.n_runs, outcome.value) == (3, pytest.approx((2 + 2 + 9 + 2) / 4 / (8 / 3)))
+    # One of the other condition is one training run.
+    single = both[~both["run"].isin(["y/seed-1", "y/seed-2"])]
+    assert measured(ratio, single).n_runs == 1
+
+
+def test_what_is_said_of_several_conditions_is_measured_again_with_each_seed(table):
+    """The largest over two conditions, seed by seed: 4, 5, 6; the fourth seed is of one condition alone."""
+    mine, other = seeds_of(table, 4.0, 1.0, 6.0, 99.0), seeds_of(table, 3.0, 5.0, 2.0)
+    both = pandas.concat([mine, other.assign(run=other["run"].str.replace("x/", "y/"))], ignore_index=True)
+    found = measured(claim(reduce="max"), both)
+    assert [each.value for each in found.numbers] == [4.0, 5.0, 6.0]
+    with pytest.raises(Unmeasured, match="of 2 conditions"):
+        measured(claim(), both)
+    # Without seeds they are one measurement.
+    named = both.assign(run=both["run"].str.replace("/seed-", "-"))
+    assert [each.value for each in measured(claim(reduce="max"), named).numbers] == [99.0]
+    # What the paper's file says of runs counts more than their names.
+    same = {run: Seed("one", index) for index, run in enumerate(both["run"].unique())}
+    assert measured(claim(), both, same).n_runs == 7
+
+
+def test_a_claim_that_a_control_passes_is_not_held(table):
+    three = seeds_of(table, 1.0, 1.1, 1.2)
+    good, bad = table.assign(value=1.0), table.assign(value=9.0)
+    below = claim(holds={"below": 5.0})
+    passed = judge(below, three, "x", controls={"untrained": good, "shuffled": bad})
+    assert (passed.verdict, passed.reason) == ("not testable", "an untrained model passes too")
+    assert passed.controls == (("untrained", 1.0), ("shuffled", 9.0))
+    assert passed.value == pytest.approx(1.1)
+    held = judge(below, three, "x", controls={"untrained": bad})
+    assert (held.verdict, held.controls) == ("held", (("untrained", 9.0),))
+    # What fails stays failed, and what has no number on a control does not pass there.
+    assert judge(claim(holds={"above": 5.0}), three, "x", controls={"untrained": bad}).verdict == "failed"
+    empty = judge(below, three, "x", controls={"untrained": table.assign(value=float("nan"))})
+    assert (empty.verdict, empty.controls) == ("held", (("untrained", None),))
+
+
+def test_holms_correction_is_over_the_headlines_of_a_paper():
+    def outcome(p, headline=True, verdict="held"):
+        return Outcome(claim(headline=headline), "a", 3, verdict, p=p)
+
+    given = [outcome(0.01), outcome(0.03), outcome(0.03, headline=False), outcome(None), outcome(0.02)]
+    found = corrected(given)
+    assert [each.p_holm for each in found] == [pytest.approx(0.03), pytest.approx(0.04), None, None, 0.04]
+    assert {each.verdict for each in found} == {"held"}
+    found = corrected([outcome(0.03), outcome(0.04), outcome(0.5, verdict="undecided")])
+    assert [each.verdict for each in found] == ["undecided"] * 3
+    assert found[0].reason == "not after Holm's correction over 3 headline verdicts: held alone"
+
+
+def test_a_row_without_its_number_shows_none_and_decides_nothing(table):
+    outcome = judge(claim(), table.assign(value=float("nan")), "a")
+    assert (outcome.verdict, outcome.value) == ("undecided", None)
+
+
+def test_a_share_of_nothing_shows_none_and_decides_nothing(table):
+    outcome = judge(claim(column="effect", per="baseline"), table.assign(baseline=0.0), "a")
+    assert (outcome.verdict, outcome.value, outcome.low) == ("undecided", None, None)
+    assert "a share of 0" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("seeds", "named"), [(None, "sweeps/b"), ("0:3", "sweeps/b/seed-*"), ("0:3", ["a", "b/seed-*"])]
+)
+def test_a_claim_is_about_a_missing_run_by_the_name_that_its_table_has(seeds, named):
+    (_, run) = parse_paper(content(), "small.toml").run
+    missing = Located(run.model_copy(update={"name": "sweeps/b", "seeds": seeds}), None)
+    assert about(claim(where={"run": named}), [missing])
+    assert not about(claim(where={"run": "c"}), [missing])
+
+
+def test_a_paper_on_one_run_of_two(runs):
+    scale = claim(id="scale", scale={"cpu": "too small"}).model_dump()
+    together = claim(id="together", row=2, study="t").model_dump()
+    of_b = claim(id="of b", row=2, study="t", where={"run": "b", "metric": "mse_masked"}).model_dump()
+    crash = {"id": "x", "rows": [1], "experiment": "ablation", "at": ["4"], "settings": {"colour": "red"}}
+    of_crash = claim(id="crash", study="x").model_dump()
+    given = content(claim().model_dump(), scale, together, of_b, of_crash)
+    paper = parse_paper(given | {"study": [*given["study"], crash]}, "small.toml")
+    seen = []
+    found = reproduce(paper, runs=runs, progress=lambda *state: seen.append(state))
+    # Each study on the run that is there, and on its untrained model.
+    assert [state[:2] for state in seen] == [(done, 6) for done in range(1, 7)]
+    verdicts = {(each.claim.id, each.run): each for each in found.outcomes}
+    alone = verdicts["value", "a"]
+    assert (alone.verdict, alone.n_runs) == ("undecided", 1)
+    assert alone.reason.endswith("within the rule; without runs that are not trained: b")
+    assert verdicts["scale", "a"].verdict == "not testable"
+    assert verdicts["scale", "a"].reason == "too small"
+    assert verdicts["crash", "a"].verdict == "error"
+    assert "colour" in found.crashed[0]
+    assert len(found.crashed) == 2
+    # Together: what is there, and how many runs that is.
+    assert (verdicts["together", "core"].verdict, verdicts["together", "core"].n_runs) == ("undecided", 1)
+    assert verdicts["together", "core"].reason.endswith("; without runs that are not trained: b")
+    # What is said of a run that is not there is not decided on those that are.
+    missing = verdicts["of b", "core"]
+    assert (missing.verdict, missing.value, missing.hours) == ("not run", None, 0.5)
+    assert missing.command == paper.run[1].command(str(runs))
+    assert [each.run.name for each in found.missing] == ["b"]
+    only = reproduce(paper, runs=runs, rows=[2])
+    assert [each.claim.id for each in only.outcomes] == ["together", "of b"]
+
+
+def test_fresh_processes_give_the_same(runs):
+    paper = parse_paper(content(claim().model_dump(), claim(id="u", row=2, study="t").model_dump()), "x")
+    alone, beside = (reproduce(paper, runs=runs, processes=processes) for processes in (1, 2))
+    pandas.testing.assert_frame_equal(alone.frame(), beside.frame())
+
+
+def test_runs_of_other_settings_are_other_conditions(runs):
+    """Seeds of one setting are decided together; another setting, here the width, by itself."""
+    given = content(claim().model_dump())
+    wide = {**given["run"][1], "name": "wide", "settings": SETTINGS | {"model.d_model": 16}}
+    longer = {**given["run"][1], "name": "longer", "settings": SETTINGS | {"train.steps": 9, "train.seed": 2}}
+    paper = parse_paper(given | {"run": [*given["run"], wide, longer]}, "x")
+    found = reproduce(paper, runs=runs)
+    assert [(each.run, each.verdict) for each in found.outcomes] == [("a", "undecided"), ("wide", "not run")]
+    assert found.outcomes[0].reason.endswith("not trained: b, longer")
+
+
+def test_a_run_that_nothing_can_be_tested_on_is_not_measured(runs):
+    given = content(claim().model_dump())
+    given["run"] = [given["run"][0] | {"untestable": "it has stalled"}]
+    given["study"] = given["study"][:1]
+    seen = []
+    found = reproduce(parse_paper(given, "x"), runs=runs, progress=lambda *state: seen.append(state))
+    (outcome,) = found.outcomes
+    assert (outcome.verdict, outcome.reason, outcome.n_runs, seen) == (
+        "not testable",
+        "it has stalled",
+        0,
+        [],
+    )
+
+
+def test_the_untrained_model_is_that_before_the_first_step(runs, table):
+    """Its number is that of step 0, whatever mark the claim is about."""
+    paper = parse_paper(content(claim(holds={"above": 0.0}).model_dump()), "x")
+    found = reproduce(paper, runs=runs, rows=[1])
+    (outcome,) = found.outcomes
+    ((control, value),) = outcome.controls
+    assert (control, value) == ("untrained", pytest.approx(row_of(table, "0")["value"]))
+    assert outcome.reason.startswith("an untrained model passes too; one training run")
+    none = claim(holds={"above": 0.0}, uncontrolled="it is so by definition").model_dump()
+    (outcome,) = reproduce(parse_paper(content(none), "x"), runs=runs, rows=[1]).outcomes
+    assert outcome.controls == ()
+
+
+def test_a_shuffled_run_stands_for_the_run_that_is_claimed_about(runs, table):
+    """Here the same run plays the shuffled one, so that its number is its own."""
+    given = content(
+        claim(controls=["shuffled"], where={"ref": "4", "metric": "mse_masked", "run": "a"}).model_dump()
+    )
+    given["run"].append(given["run"][0] | {"role": "mixed"})
+    given["study"][0] |= {"shuffled": "mixed"}
+    (outcome,) = reproduce(parse_paper(given, "x"), runs=runs, rows=[1]).outcomes
+    assert outcome.controls == (("shuffled", pytest.approx(row_of(table)["value"])),)
+
+
+def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
+    given = content(
+        claim(
+            says="It <b>stays</b>.", published="r/9 | 0.1", unit="of the norm", over="examples", headline=True
+        ).model_dump(),
+        claim(
+            id="a-name-that-is-longer-than-its-column", row=2, study="t", holds={"above": 1e9}
+        ).model_dump(),
+    )
+    paper = parse_paper(given, "small.toml")
+    found = reproduce(paper, runs=runs)
+    found.write(tmp_path / "out")
+    rows = json.loads((tmp_path / "out/claims.json").read_text())
+    # An untrained model has an error below a billion, too.
+    assert [row["verdict"] for row in rows] == ["not testable", "undecided"]
+    assert [row["what"] for row in rows] == ["of the norm", ""]
+    assert rows[0]["runs"] == [{"run": f"{runs}/a", "value": rows[0]["value"]}]
+    assert rows[0]["untrained"] > 0
+    assert pandas.read_csv(tmp_path / "out/claims.csv")["rule"].notna().all()
+    assert (tmp_path / "out/studies/s/a/ablation.parquet").is_file()
+    assert (tmp_path / "out/studies/s/a/untrained/ablation.parquet").is_file()
+    text = (tmp_path / "out/claims.md").read_text(encoding="utf-8")
+    assert "| a | r/9 \\| 0.1 | " in text
+    assert "A headline." in text
+    page = (tmp_path / "out/index.html").read_text(encoding="utf-8")
+    assert page.count('class="plot"') == 2
+    assert "It &lt;b&gt;stays" in page
+    assert paper.run[1].command(str(runs)) in page.replace("&#x27;", "'")
+    monkeypatch.setattr(reproduction.reproduction, "read_paper", lambda name: paper)
+    monkeypatch.setenv("COLUMNS", "80")
+    arguments = ["reproduce", "small", "--runs", str(runs), "--out", str(tmp_path / "cli"), "--jobs", "1"]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert max(map(len, lines[:8])) <= 80
+    (value,) = [each for each in lines if " value * " in each]
+    assert value.split()[:2] == ["not", "testable"]
+    assert " r/9 | 0.1 " in value
+    assert "of the norm" in value
+    assert " a-name-that-…an-its-column " in shown
+    assert "Not trained: 1 run(s), 0.5 h in all; --train trains them.\n0.5 h: interp-run train" in shown
+    assert "It <b>stays</b>." not in shown
+    assert "1 held" not in shown  # no score
+    assert main([*arguments, "--verbose"]) == 0
+    verbose = " ".join(capsys.readouterr().out.split())
+    for said in ("It <b>stays</b>.", "Rule: value of @4, mse_masked", "interval over examples", "untrained."):
+        assert said in verbose
+
+
+class Deadly(Job):
+    """A job in which a process dies: it ends whoever unpickles it."""
+
+    def __reduce__(self):
+        return os._exit, (1,)
+
+
+def test_a_process_that_dies_costs_its_own_job_alone(runs):
+    paper = parse_paper(content(claim().model_dump()), "small.toml")
+    jobs = [job for job in jobs_of(paper, locate_all(paper, "cpu", runs)) if job.refs()]
+    assert len(jobs) == 2
+    done = list(perform_all([jobs[0], Deadly(jobs[0].study, jobs[0].on), jobs[1]], processes=2))
+    deadly = [one for one in done if isinstance(one.job, Deadly)]
+    assert [(one.crashed, "its process died twice" in one.reason) for one in deadly] == [(True, True)]
+    assert sorted(one.job.study.id for one in done if one.result is not None) == ["s", "t"]
+
+
+def test_a_crash_is_told_after_everything_else_is_written(runs, tmp_path, monkeypatch, capsys):
+    paper = parse_paper(
+        content(claim(where={"metric": "none"}).model_dump(), claim(id="u").model_dump()), "x"
+    )
+    monkeypatch.setattr(reproduction.reproduction, "read_paper", lambda name: paper)
+    assert main(["reproduce", "small", "--runs", str(runs), "--out", str(tmp_path), "--jobs", "1"]) == 2
+    captured = capsys.readouterr()
+    assert "claim value on a: no row has" in captured.err
+    assert (tmp_path / "index.html").is_file()
+    assert "undecided" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model.d_model": 16}, "its model.d_model is 8, not 16"),
+        ({"train.weight_decay": 0.5}, "its train.weight_decay is 0.0, not 0.5"),
+        ({"train.seed": 3}, "its train.seed is 0, not 3"),
+        ({"train.train_parts": ["attn"]}, "its train.train_parts is [], not ['attn']"),
+    ],
+)
+def test_a_folder_with_another_run_is_refused(runs, changes, said):
+    given = content(claim().model_dump())
+    given["run"][0]["settings"] = SETTINGS | changes
+    with pytest.raises(UserError, match="is not the run 'a' of the paper") as raised:
+        reproduce(parse_paper(given, "x"), runs=runs)
+    assert said in str(raised.value)
+
+
+def altered(runs, place, alter):
+    """A copy of the run with another ``run.json``, as the paper's run of that name."""
+    shutil.copytree(runs / "a", place / "a")
+    whole = json.loads((place / "a/run.json").read_text())
+    alter(whole)
+    (place / "a/run.json").write_text(json.dumps(whole))
+    return parse_paper(content(claim().model_dump()), "x")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (
+            "task.name",
+            "matrix-completion-sizes",
+            "its task.name is matrix-completion-sizes, not matrix-completion",
+        ),
+        ("task.p_mask", 0.75, "its task.p_mask is 0.75, not "),
+        ("model.act_fn", "relu", "its model.act_fn is relu, not gelu"),
+        ("model", {"own": {}}, "its model.n_layers is None, not 1"),
+    ],
+)
+def test_what_the_paper_leaves_at_its_default_tells_runs_apart(runs, tmp_path, key, value, said):
+    def alter(whole):
+        section, _, name = key.partition(".")
+        whole["config"] |= {section: whole["config"][section] | {name: value} if name else value}
+
+    paper = altered(runs, tmp_path, alter)
+    with pytest.raises(UserError, match="is not the run 'a' of the paper") as raised:
+        locate_all(paper, "cpu", tmp_path)
+    assert said in str(raised.value)
+
+
+def test_a_setting_that_is_newer_than_the_run_has_its_default(runs, tmp_path):
+    paper = altered(runs, tmp_path, lambda whole: whole["config"]["task"].pop("p_mask"))
+    assert locate_all(paper, "cpu", tmp_path)[0].base == f"{tmp_path}/a"
+
+
+@pytest.mark.parametrize("config", [None, [], {}, {"task": {"name": "miiii"}, "model": {}, "train": [1]}])
+def test_a_run_without_a_config_is_refused_in_one_line(runs, tmp_path, config):
+    paper = altered(runs, tmp_path, lambda whole: whole.update(config=config))
+    with pytest.raises(UserError, match=r"a/run\.json is mangled: it has no config of task, model, train"):
+        locate_all(paper, "cpu", tmp_path)
+
+
+def test_what_only_recorded_a_run_may_differ(runs):
+    given = content(claim().model_dump())
+    given["run"][0]["settings"] = SETTINGS | {"train.log_every": 2, "train.checkpoint_every": 2}
+    assert reproduce(parse_paper(given, "x"), runs=runs).outcomes[0].n_runs == 1
+
+
+def test_training_what_is_missing_gives_what_the_command_gives(runs, tmp_path):
+    given = content(claim().model_dump())
+    given["run"] = [{**given["run"][0], "seeds": "0:2"}]
+    paper = parse_paper(given, "x")
+    folders = train_missing(paper, runs=tmp_path)
+    assert folders == [tmp_path / "a/seed-0", tmp_path / "a/seed-1"]
+    # Seed 0 is the run that was trained for the other tests.
+    weights = "checkpoints/00000004/model.safetensors"
+    assert (folders[0] / weights).read_bytes() == (runs / "a" / weights).read_bytes()
+    assert (folders[1] / weights).read_bytes() != (folders[0] / weights).read_bytes()
+    assert train_missing(paper, runs=tmp_path) == []
+    # Interrupted: nothing is decided on it, and it goes on where it stopped.
+    trained = (folders[1] / weights).read_bytes()
+    shutil.rmtree((folders[1] / weights).parent)
+    assert {each.verdict for each in reproduce(paper, runs=tmp_path).outcomes} == {"not run"}
+    assert train_missing(paper, runs=tmp_path) == folders
+    assert (folders[1] / weights).read_bytes() == trained
+    found = reproduce(
+        parse_paper(given | {"claim": [claim(id="u", row=2, study="t", reduce="mean").model_dump()]}, "x"),
+        runs=tmp_path,
+    )
+    (outcome,) = found.outcomes
+    assert (outcome.verdict, outcome.n_runs) == ("undecided", 2)
+    assert [run.rpartition("/")[2] for run, _ in outcome.runs] == ["seed-0", "seed-1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["other"], "no paper 'other'"),
+        (["matrix-completion", "--rows", "32"], "--rows 32: matrix-completion has rows 1 to 31"),
+        (["matrix-completion", "--rows", "five"], "--rows 'five'"),
+        (["matrix-completion", "--preset", "huge"], "--preset 'huge'"),
+        (["matrix-completion", "--jobs", "0"], "--jobs 0"),
+        (["matrix-completion", "--device", "tpu"], "--device 'tpu'"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(arguments, said, capsys):
+    assert main(["reproduce", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1

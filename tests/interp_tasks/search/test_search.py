@@ -1,0 +1,762 @@
+"""``interp-run search``: what is tried, that every trial counts once, and that nothing stops it for good."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import sqlalchemy
+
+import interp_tasks.search.trials as trials_module
+from interp_tasks.checkpoints import read_metrics, read_run
+from interp_tasks.cli import main
+from interp_tasks.errors import Diverged, UserError
+from interp_tasks.search import Choices, Plan, Range, make_plan, result, search
+from interp_tasks.search import search as conducting
+from interp_tasks.search.space import read_space, read_vary, shipped_spaces
+from interp_tasks.search.storage import check_storage, without_password
+from interp_tasks.search.trials import built, value_of
+from interp_tasks.training.provenance import command
+
+TINY = {"task.p": "5", "model.d_model": "8", "model.n_heads": "2", "train.threads": "1"}
+VARY = ("train.weight_decay=0.1,0.5,1,2", "train.learning_rate=1e-4:1e-2:log")
+
+
+@pytest.fixture(autouse=True)
+def fast_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test here cuts the power, and a busy disk takes seconds to sync."""
+
+    def without_sync(connection: Any, record: Any) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous=OFF")
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    sqlalchemy.event.listen(sqlalchemy.engine.Engine, "connect", without_sync)
+    yield
+    sqlalchemy.event.remove(sqlalchemy.engine.Engine, "connect", without_sync)
+
+
+def plan(*vary: str, **options: Any) -> Plan:
+    settings = {**TINY, **options.pop("settings", {})}
+    return make_plan("modular-addition", vary=vary or VARY, settings=settings, **options)
+
+
+def bowl(config: Any) -> float:
+    """A loss that is best at weight decay 1 and learning rate 1e-3."""
+    return abs(config.weight_decay - 1) + abs(config.learning_rate - 1e-3) * 100
+
+
+class FakeTrainer:
+    """In the place of the trainer: writes the log of a run whose metrics are functions of its settings.
+
+    Importances and files, which take longer than the rest, are left out unless ``results``.
+    """
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        loss: Callable[[Any], float] = bowl,
+        results: bool = False,
+    ) -> None:
+        self.loss, self.runs = loss, []
+        self.before: Callable[[Path], None] = lambda out: None
+        monkeypatch.setattr(trials_module, "train", self)
+        if not results:
+            monkeypatch.setattr(result, "importances", lambda study, seed: {})
+            monkeypatch.setattr(result.Found, "write", lambda self, folder: [])
+
+    def __call__(self, task: Any, *, out: Path, config: Any, progress: Any, **rest: Any) -> Path:
+        self.runs.append(out.name)
+        out.mkdir(exist_ok=True)
+        self.before(out)
+        with (out / "metrics.jsonl").open("w") as file:
+            for step in (0, *range(11, 21)):
+                loss = self.loss(config) if step else 50.0
+                line = {"step": step, "validation": {"loss": loss, "accuracy": 1 / (1 + loss)}}
+                file.write(json.dumps(line) + "\n")
+                if progress is not None:
+                    progress(step, 20, line)
+        return out
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTrainer:
+    return FakeTrainer(monkeypatch)
+
+
+def settled(found: Any) -> list[tuple[Any, ...]]:
+    return [(trial["state"], trial["value"], trial["params"]) for trial in found.trials]
+
+
+# ---- The space
+
+
+def test_what_a_user_can_vary() -> None:
+    found = read_vary(
+        [
+            "train.weight_decay=0.1, 0.5,1",
+            "train.optimizer=adam,adamw",
+            "train.clip_norm=none,1",
+            "task.primes=[2, 3],[5, 7]",
+            "train.learning_rate=1e-4:1e-2:log",
+            "model.d_model=32:128:32",
+            "train.weight_decay.2=0:1",
+            "task.p=5:11",
+            "train.dropout=0:1",
+        ]
+    )
+    assert found == (
+        Choices("train.weight_decay", (0.1, 0.5, 1)),
+        Choices("train.optimizer", ("adam", "adamw")),
+        Choices("train.clip_norm", (None, 1)),
+        Choices("task.primes", ("[2, 3]", "[5, 7]")),
+        Range("train.learning_rate", 1e-4, 1e-2, log=True),
+        Range("model.d_model", 32, 128, step=32, whole=True),
+        Range("train.weight_decay.2", 0, 1, whole=True),
+        Range("task.p", 5, 11, whole=True),
+        # Whole numbers are how it is written, not what it takes.
+        Range("train.dropout", 0, 1, whole=False),
+    )
+
+
+def test_values_reach_the_configuration() -> None:
+    found = make_plan("miiii", vary=["task.primes=[2,3],[5,7]", "train.clip_norm=none,1"])
+    resolved = found.resolved({"task.primes": "[5, 7]", "train.clip_norm": None})
+    assert resolved.task["primes"] == [5, 7]
+    assert resolved.train.clip_norm is None
+    assert found.resolved({"train.clip_norm": 1}).train.clip_norm == 1
+
+
+def test_the_folder_of_a_run_is_none_of_a_search(fake: FakeTrainer, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UserError, match="is the folder of a run: choose another --out"):
+        search(plan(), out=tmp_path, trials=1)
+    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_the_folder_of_a_grid_is_none_of_a_search(fake: FakeTrainer, tmp_path: Path) -> None:
+    (tmp_path / "units").mkdir()
+    with pytest.raises(UserError, match="is the folder of a grid: choose another --out"):
+        search(plan(), out=tmp_path, trials=1)
+    assert [file.name for file in tmp_path.iterdir()] == ["units"]
+
+
+def test_a_device_that_is_not_there_leaves_the_folder_free(tmp_path):
+    plan = make_plan("modular-addition", vary=["train.weight_decay=0.1,1"], settings={"task.p": "5"})
+    with pytest.raises(UserError, match="no device 'nowhere'"):
+        search(plan, out=tmp_path / "s", trials=1, device="nowhere")
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"vary": ["train.weight_decay"]}, "--vary 'train.weight_decay': write"),
+        ({"vary": ["train.weight_decay=1"]}, "train.weight_decay: a search varies it"),
+        ({"vary": ["train.weight_decay=1,2,1"]}, "a value is given twice"),
+        ({"vary": ["train.weight_decay=1,2", "train.weight_decay=1,3"]}, "is given twice"),
+        ({"vary": ["train.weight_decay=1,-2"]}, "train.weight_decay = -2"),
+        ({"vary": ["train.weight_decay=-1:2"]}, "train.weight_decay = -1"),
+        ({"vary": ["train.learning_rate=0:1:log"]}, "above 0"),
+        ({"vary": ["train.learning_rate=1:0.5"]}, "is no range"),
+        ({"vary": [f"train.batch_size=1:1{'0' * 400}"]}, "whole numbers lie below 2^63"),
+        ({"vary": [f"train.batch_size=1,{'9' * 5000}"]}, "whole numbers lie below 2^63"),
+        ({"vary": ["train.batch_size=" + "[" * 10_000]}, "nested too deeply"),
+        ({"vary": ["train.learning_rate=0.1:0.5:linear"]}, "after the range stands log, or a step"),
+        ({"vary": ["train.learning_rate=0.1:0.5:1"]}, "a step of 1 does not fit"),
+        ({"vary": ["model.d_model=8.5:16"]}, "takes whole numbers"),
+        ({"vary": ["train.weigth_decay=1,2"]}, "weight_decay"),
+        ({"vary": ["weight_decay=1,2"]}, "keys start with task."),
+        ({"vary": VARY, "settings": {"train.weight_decay": "1"}}, "vary it, or hold it"),
+        ({"vary": VARY, "objective": "loss:up"}, "--objective 'loss:up'"),
+        ({"vary": VARY, "preset": "large"}, "no preset 'large'"),
+        ({"vary": VARY, "seed": -1}, "--seed -1"),
+        ({"space": "printed"}, "shipped ones of modular-addition are recorded"),
+        ({"space": "no/such.toml"}, "--space no/such.toml is missing: it would hold a space"),
+        ({"space": "/dev/zero"}, "--space /dev/zero is no regular file"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UserError, match=r".") as caught:
+        make_plan("modular-addition", **options)
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_value_that_some_combination_allows_is_none_to_refuse() -> None:
+    """Momentum belongs to sgd alone, so 0.9 is invalid beside the first optimiser and valid beside the other."""
+    make_plan("modular-addition", vary=["train.momentum=0,0.9", "train.optimizer=adamw,sgd"])
+    with pytest.raises(UserError, match=r"train\.momentum = 0\.9: .*momentum belongs to optimizer sgd"):
+        make_plan("modular-addition", vary=["train.momentum=0,0.9"])
+
+
+def test_the_printed_space_of_miiii() -> None:
+    """Syrkis & Søgaard 2024, the search space: dropout, lambda, weight decay, width, learning rate, heads."""
+    found = make_plan("miiii", preset="paper")
+    assert {key: set(values) for key, values in found.space.describe().items()} == {
+        "train.dropout": {0, 1 / 10, 1 / 5, 1 / 2},
+        "train.grokfast_lambda": {0, 1 / 2, 2},
+        "train.weight_decay": {0, 1 / 10, 1 / 2, 1},
+        "train.learning_rate": {3e-4, 1e-4},
+        "model.d_model": {128, 256},
+        "model.n_heads": {4, 8},
+    }
+    # The filter is on also where the preset leaves it off: its strength would vary nothing.
+    assert make_plan("miiii", preset="cpu").resolved({}).train.grokfast == "ema"
+
+
+def test_every_shipped_space_can_be_built() -> None:
+    for task, spaces in shipped_spaces().items():
+        for name in spaces:
+            for preset in ("cpu", "paper"):
+                make_plan(task, preset=preset, space=name).check_values(built)
+
+
+def test_space_of_a_file_with_changes(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        "[fixed.train]\nsteps = 7\nwarmup_steps = 3\n[vary.train]\nweight_decay = [0, 1]\n"
+        "learning_rate = { low = 1e-4, high = 1e-2, log = true }\n"
+        "[vary.model]\nd_model = { low = 8, high = 32, step = 8 }\n"
+    )
+    found = make_plan(
+        "modular-addition",
+        space=str(file),
+        vary=["train.warmup_steps=0,5", "train.weight_decay=2,3"],
+        settings={"model.d_model": "16"},
+    )
+    assert found.space.describe() == {
+        "train.weight_decay": [2, 3],
+        "train.learning_rate": {"low": 1e-4, "high": 1e-2, "whole": False, "log": True},
+        "train.warmup_steps": [0, 5],
+    }
+    assert dict(found.space.fixed) == {"train.steps": "7", "model.d_model": "16"}
+    with pytest.raises(UserError, match="nothing is left to vary"):
+        make_plan("modular-addition", space=found.space, settings=dict.fromkeys(found.space.keys, "1"))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[vary.train]\nweight_decay = 1", "write a list of values"),
+        ("[vary.train]\nweight_decay = { low = 1 }", "write a list of values"),
+        ("[vary.train]\nweight_decay = { low = 1, high = '2' }", "write a list of values"),
+        ("[vary.train]\nsteps = [1, 2]\n[fixed.train]\nsteps = 1", "train.steps is both fixed and varied"),
+        ("[vary.learning]\nrate = [1, 2]", "sections are vary.task"),
+        ("[varied.train]\nrate = [1, 2]", "'varied' is not of a space"),
+        ("[vary.train", "is not TOML"),
+    ],
+)
+def test_a_space_file_that_is_wrong(tmp_path: Path, text: str, complaint: str) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=r".") as caught:
+        read_space("modular-addition", str(file))
+    assert complaint in str(caught.value)
+
+
+# ---- The objective
+
+
+def test_the_objective_is_the_mean_of_the_last_ten_evaluations() -> None:
+    lines: list[dict[str, Any]] = [{"step": i, "validation": {"loss": float(i)}} for i in range(30)]
+    lines.insert(25, {"step": 99, "gradient_norm": {}})
+    assert value_of(lines, "loss") == sum(range(20, 30)) / 10
+    assert value_of(lines[:3], "loss") == 1
+    for wrong in (None, float("nan"), float("inf")):
+        with pytest.raises(Diverged):
+            value_of([*lines, {"step": 100, "validation": {"loss": wrong}}], "loss")
+    with pytest.raises(Diverged):
+        value_of([], "loss")
+
+
+@pytest.mark.parametrize(
+    ("objective", "expected"),
+    [
+        (None, ("loss", "minimize")),
+        ("accuracy", ("accuracy", "maximize")),
+        ("accuracy:min", ("accuracy", "minimize")),
+    ],
+)
+def test_metric_and_direction(
+    fake: FakeTrainer, tmp_path: Path, objective: str | None, expected: tuple[str, str]
+) -> None:
+    found = search(plan(objective=objective), out=tmp_path, trials=3)
+    said = found.identity["objective"]
+    assert (said["metric"], said["direction"]) == expected
+    values = [trial["value"] for trial in found.ranked]
+    assert values == sorted(values, reverse=expected[1] == "maximize")
+    assert found.best is not None
+    assert found.best["value"] == values[0]
+
+
+def test_a_metric_that_is_not_logged_leaves_no_search_behind(fake: FakeTrainer, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no metric 'acc' is logged: --objective takes loss, accuracy"):
+        search(plan(objective="acc"), out=tmp_path / "s", trials=1)
+    assert not (tmp_path / "s").exists()
+
+
+def test_importances_are_shares_of_the_variance() -> None:
+    """f = 3x + y + nothing·z over a complete grid: the shares are 9 var(x) : var(y) : 0."""
+    study = optuna.create_study()
+    distributions = {key: optuna.distributions.IntDistribution(0, 3) for key in "xyz"}
+    for index in range(4**3 * 2):
+        point = {"x": index % 4, "y": index // 4 % 4, "z": index // 16 % 4}
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=point, distributions=dict(distributions), value=3.0 * point["x"] + point["y"]
+            )
+        )
+    found = result.importances(study, seed=0)
+    assert found["x"] == pytest.approx(0.9, abs=0.02)
+    assert found["y"] == pytest.approx(0.1, abs=0.02)
+    assert found["z"] < 0.01
+    assert list(found) == ["x", "y", "z"]
+
+
+def test_no_importance_where_nothing_differs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    FakeTrainer(monkeypatch, lambda config: 1.0, results=True)
+    assert search(plan(), out=tmp_path, trials=5).importances == {}
+
+
+# ---- Trials count once
+
+
+def test_trials_count_in_all(fake: FakeTrainer, tmp_path: Path) -> None:
+    first = search(plan(), out=tmp_path, trials=3)
+    assert fake.runs == ["trial-0000", "trial-0001", "trial-0002"]
+    again = search(plan(), out=tmp_path, trials=3)
+    fewer = search(plan(), out=tmp_path, trials=2)
+    assert len(fake.runs) == 3
+    assert settled(again) == settled(fewer) == settled(first)
+    more = search(plan(), out=tmp_path, trials=5)
+    assert fake.runs[3:] == ["trial-0003", "trial-0004"]
+    assert settled(more)[:3] == settled(first)
+    for trial in more.trials:
+        rate, decay = trial["params"]["train.learning_rate"], trial["params"]["train.weight_decay"]
+        assert trial["value"] == pytest.approx(abs(decay - 1) + abs(rate - 1e-3) * 100)
+
+
+def test_files_of_a_search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    FakeTrainer(monkeypatch, results=True)
+    found = search(plan(), out=tmp_path, trials=5)
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "trials.csv").read_text())))
+    assert [int(row["trial"]) for row in rows] == [trial["trial"] for trial in found.ranked]
+    assert float(rows[0]["train.weight_decay"]) == found.ranked[0]["params"]["train.weight_decay"]
+    whole = json.loads((tmp_path / "trials.json").read_text())
+    assert whole["best"]["trial"] == found.ranked[0]["trial"]
+    assert sum(whole["importances"].values()) == pytest.approx(1)
+    assert whole["versions"]["optuna"] == optuna.__version__
+    page = (tmp_path / "search.html").read_text()
+    for title in ("Importance", "Course of the search", "loss against every setting", "Trials as lines"):
+        assert f">{title}</h2>" in page
+
+
+def test_a_page_of_trials_without_a_value(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    FakeTrainer(monkeypatch, lambda config: float("nan"), results=True)
+    found = search(plan(), out=tmp_path, trials=2)
+    assert found.best is None
+    assert "Course of the search" not in (tmp_path / "search.html").read_text()
+
+
+def test_an_interrupted_search_comes_to_the_same_end(fake: FakeTrainer, tmp_path: Path) -> None:
+    """Also past the tenth trial, from where the sampler learns from those before."""
+    whole = search(plan(), out=tmp_path / "whole", trials=12)
+    fake.runs.clear()
+
+    def interrupt(out: Path) -> None:
+        if fake.runs in (["trial-0000"], [f"trial-{number:04d}" for number in (0, *range(12))]):
+            raise KeyboardInterrupt
+
+    fake.before = interrupt
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            search(plan(), out=tmp_path / "cut", trials=12)
+    cut = search(plan(), out=tmp_path / "cut", trials=12)
+    assert settled(cut) == settled(whole)
+    # What was interrupted is taken up, nothing is trained in vain.
+    assert fake.runs == [f"trial-{number:04d}" for number in (0, *range(12), 11)]
+
+
+def test_no_two_trials_draw_the_same_numbers(fake: FakeTrainer, tmp_path: Path) -> None:
+    for trials in (1, 2, 4):
+        found = search(plan(), out=tmp_path / "s", trials=trials)
+    rates = {trial["params"]["train.learning_rate"] for trial in found.trials}
+    assert len(rates) == 4
+    other = search(plan(seed=43), out=tmp_path / "other", trials=4)
+    assert rates.isdisjoint(trial["params"]["train.learning_rate"] for trial in other.trials)
+
+
+def test_a_combination_is_trained_once(fake: FakeTrainer, tmp_path: Path) -> None:
+    found = search(plan("train.weight_decay=1,2"), out=tmp_path, trials=8)
+    assert len(fake.runs) == 2
+    assert len(found.trials) == 8
+    for trial in found.trials:
+        assert trial["value"] == pytest.approx(trial["params"]["train.weight_decay"] - 1)
+        assert (tmp_path / Path(trial["run"]).name).is_dir()
+    assert sum(trial["same_as"] is not None for trial in found.trials) == 6
+
+
+# ---- What goes wrong
+
+
+def test_a_diverged_trial_is_told_and_the_search_goes_on(fake: FakeTrainer, tmp_path: Path) -> None:
+    def diverge(out: Path) -> None:
+        if out.name == "trial-0001":
+            raise Diverged("training diverged: weights are not finite at step 3")
+
+    fake.before = diverge
+    found = search(plan(), out=tmp_path, trials=3)
+    assert [trial["state"] for trial in found.trials] == ["complete", "pruned", "complete"]
+    assert found.trials[1]["reason"].startswith("diverged: training diverged")
+    assert found.trials[1]["value"] is None
+
+
+def test_what_stops_a_run_leaves_its_trial_to_the_next_call(fake: FakeTrainer, tmp_path: Path) -> None:
+    def fail(out: Path) -> None:
+        if fake.runs == ["trial-0000", "trial-0001"]:
+            raise UserError("cannot write: No space left on device")
+
+    fake.before = fail
+    with pytest.raises(UserError, match="No space left"):
+        search(plan(), out=tmp_path, trials=3)
+    found = search(plan(), out=tmp_path, trials=3)
+    assert fake.runs == ["trial-0000", "trial-0001", "trial-0001", "trial-0002"]
+    assert [trial["state"] for trial in found.trials] == ["complete"] * 3
+
+
+def test_a_combination_that_cannot_be_built_fails_alone(fake: FakeTrainer, tmp_path: Path) -> None:
+    odd = make_plan(
+        "modular-addition",
+        vary=["model.d_model=8,9,16", "model.n_heads=2,3"],
+        settings={"task.p": "5", "train.threads": "1"},
+    )
+    found = search(odd, out=tmp_path, trials=8)
+    for trial in found.trials:
+        fits = trial["params"]["model.d_model"] % trial["params"]["model.n_heads"] == 0
+        assert trial["state"] == ("complete" if fits else "failed")
+        assert fits or "does not divide into" in trial["reason"]
+    assert {trial["state"] for trial in found.trials} == {"complete", "failed"}
+
+
+def test_a_setting_that_no_trial_can_have_is_refused_at_once(fake: FakeTrainer, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"task\.p = 4: "):
+        search(make_plan("modular-addition", vary=["task.p=4,5"]), out=tmp_path / "s", trials=1)
+    assert not (tmp_path / "s").exists()
+
+
+def test_pruning_stops_what_is_behind_the_median(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The first five trials run whole; then one that is worse than the median of them at the same step stops."""
+    fake = FakeTrainer(monkeypatch)
+    fake.loss = lambda config: 1000.0 if len(fake.runs) in (7, 8) else float(len(fake.runs))
+    found = search(plan(prune=True, settings={"train.steps": "20"}), out=tmp_path, trials=9)
+    assert [trial["state"] for trial in found.trials[:6]] == ["complete"] * 5 + ["pruned"]
+    # Half of the steps are past.
+    assert found.trials[6]["state"] == "pruned"
+    assert found.trials[6]["reason"] == "at step 11, behind the median of other trials"
+    assert found.trials[6]["value"] is None
+
+
+# ---- Storage
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("search.db", "is no URL of a database"),
+        ("sqlite://", "would be forgotten"),
+        ("sqlite:///:memory:", "would be forgotten"),
+        ("sqlite://search.db", "would be forgotten"),
+        ("sqlite:////dev/null/search.db", "cannot write"),
+    ],
+)
+def test_a_storage_that_cannot_be(url: str, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        check_storage(url)
+
+
+def test_a_storage_that_cannot_be_opened(fake: FakeTrainer, tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("no database, but longer than the header of one: " + "x" * 100)
+    for url, complaint in (
+        (f"sqlite:///{file}", "file is not a database"),
+        ("nosuch://user:secret@host/name", r"nosuch://user:\*\*\*@host/name cannot be opened"),
+    ):
+        with pytest.raises(UserError, match=complaint) as caught:
+            search(plan(), out=tmp_path / "s", trials=1, storage=url)
+        assert "\n" not in str(caught.value)
+        assert "secret" not in str(caught.value)
+        assert not (tmp_path / "s").exists()
+    assert file.read_text().startswith("no database")
+    assert fake.runs == []
+
+
+def test_another_search_is_refused_and_nothing_lost(fake: FakeTrainer, tmp_path: Path) -> None:
+    out, url = tmp_path / "one", f"sqlite:///{tmp_path / 'shared.db'}"
+    first = search(plan(), out=out, trials=2, storage=url)
+    others = {
+        r"space\.train\.weight_decay: .* there": plan("train.weight_decay=1,2", VARY[1]),
+        r"objective\.metric: 'loss' there, 'accuracy' asked for": plan(objective="accuracy"),
+        r"settings\.task\.p: 5 there, 7 asked for": plan(settings={"task.p": "7"}),
+        r"sampler\.seed: 42 there, 1 asked for": plan(seed=1),
+        r"pruner: None there, 'median' asked for": plan(prune=True),
+        r"task: 'modular-addition' there, 'miiii' asked for": make_plan("miiii", vary=VARY),
+    }
+    for complaint, other in others.items():
+        with pytest.raises(UserError, match=rf"one holds another search \(.*{complaint}"):
+            search(other, out=out, trials=3, storage=url)
+        with pytest.raises(UserError, match=rf"shared\.db holds another search \(.*{complaint}"):
+            search(other, out=tmp_path / "two", trials=3, storage=url)
+    with pytest.raises(UserError, match="records the trials of another folder"):
+        search(plan(), out=tmp_path / "two", trials=3, storage=url)
+    with pytest.raises(UserError, match=r"holds trials that .*other\.db knows nothing of"):
+        search(plan(), out=out, trials=3, storage=f"sqlite:///{tmp_path / 'other.db'}")
+    (tmp_path / "foreign" / "trial-0000").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"holds trials but no search\.json"):
+        search(plan(), out=tmp_path / "foreign", trials=3)
+    assert fake.runs == ["trial-0000", "trial-0001"]
+    assert settled(search(plan(), out=out, trials=2, storage=url)) == settled(first)
+
+
+def test_a_search_may_move(fake: FakeTrainer, tmp_path: Path) -> None:
+    first = search(plan(), out=tmp_path / "here", trials=2)
+    (tmp_path / "here").rename(tmp_path / "there")
+    moved = search(plan(), out=tmp_path / "there", trials=3)
+    assert settled(moved)[:2] == settled(first)
+    assert moved.trials[0]["run"] == str(tmp_path / "there" / "trial-0000")
+
+
+def test_passwords_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "postgresql://me:pass@host/db"
+    assert without_password(url) == "postgresql://me:***@host/db"
+    monkeypatch.setattr(sys, "argv", ["interp-run", "search", "miiii", "--storage", url, "--set", "task.p=5"])
+    assert command() == "interp-run search miiii --storage postgresql://me:***@host/db --set task.p=5"
+
+
+# ---- Processes
+
+
+def forked(work: Callable[[], Any]) -> int:
+    """Run something in a process of its own; returns its id."""
+    with warnings.catch_warnings():
+        # Python 3.12 warns of forks beside threads; these children end without touching any.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child:
+        return child
+    try:
+        work()
+        os._exit(0)
+    except BaseException:
+        # What went wrong is all that the parent's report will have of it.
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+REAL = {"train.steps": "40", "train.checkpoint_every": "8", "train.log_every": "10", "train.dropout": "0.1"}
+
+
+def test_killed_with_9_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real runs: the one that was being trained goes on from its last checkpoint, to the same log."""
+    monkeypatch.setattr(result.Found, "write", lambda self, folder: [])
+    real = plan(settings=REAL)
+    child = forked(lambda: search(real, out=tmp_path / "cut", trials=3))
+    killed_at = tmp_path / "cut" / "trial-0001" / "checkpoints" / "00000016" / "meta.json"
+    until = time.monotonic() + 60
+    while not killed_at.exists() and time.monotonic() < until:
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert killed_at.exists()
+    cut = search(real, out=tmp_path / "cut", trials=3)
+    whole = search(real, out=tmp_path / "whole", trials=3)
+    assert [trial["state"] for trial in cut.trials] == ["complete"] * 3
+    assert settled(cut) == settled(whole)
+    resumed = [len(read_run(tmp_path / "cut" / f"trial-{number:04d}")["resumed"]) for number in range(3)]
+    assert resumed == [0, 1, 0]
+    for number in range(3):
+        one, other = (read_metrics(tmp_path / name / f"trial-{number:04d}") for name in ("cut", "whole"))
+        assert one == other
+
+
+def test_processes_share_a_search(fake: FakeTrainer, tmp_path: Path) -> None:
+    """Every trial is trained once, by whoever comes first, and there are as many as were asked for."""
+
+    def slow(out: Path) -> None:
+        (out / f"trained-by-{os.getpid()}").touch(exist_ok=False)
+        time.sleep(0.2)
+
+    fake.before = slow
+    children = [forked(lambda: search(plan(), out=tmp_path, trials=6)) for _ in range(2)]
+    for child in children:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    found = search(plan(), out=tmp_path, trials=6)
+    assert fake.runs == []
+    assert [trial["state"] for trial in found.trials] == ["complete"] * 6
+    workers = [[file.name for file in (tmp_path / f"trial-{n:04d}").glob("trained-by-*")] for n in range(6)]
+    assert [len(names) for names in workers] == [1] * 6
+    assert {name for (name,) in workers} == {f"trained-by-{child}" for child in children}
+
+
+def test_a_trial_that_ends_while_it_is_looked_at_is_not_begun_again(
+    fake: FakeTrainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another process tells the result and lets the trial go, between the look at its state and the claim."""
+    claim_if_free = conducting.claim_if_free
+
+    def ended_meanwhile(out: Path, name: str) -> Any:
+        held = claim_if_free(out, name)
+        study.tell(0, 1.0)
+        return held
+
+    monkeypatch.setattr(conducting, "claim_if_free", ended_meanwhile)
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path / 'a.db'}")
+    study.ask()
+    dealt = conducting.next_trial(study, plan(), tmp_path, 2)
+    assert dealt is not None
+    trial, held = dealt
+    with held:
+        assert trial.number == 1
+
+
+# ---- PostgreSQL
+
+
+@pytest.fixture
+def postgres(postgres_server: str, request: pytest.FixtureRequest) -> str:
+    """The URL of a database of the test's own."""
+    import psycopg
+
+    name = f"t{abs(hash(request.node.name))}"
+    with psycopg.connect(user="postgres", host=postgres_server, autocommit=True) as connection:
+        connection.execute(f"create database {name}")  # type: ignore[arg-type]  # the name is our own
+    return f"postgresql+psycopg://postgres@/{name}?host={postgres_server}"
+
+
+@pytest.fixture(scope="module")
+def postgres_server() -> Iterator[str]:
+    """The folder of the socket of a server that is started here, without a port, and ends with the tests."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    places = [shutil.which("initdb"), *map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb"))]
+    programs = next((Path(place).parent for place in places if place is not None), None)
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    # It refuses to run as root.
+    user = "postgres" if os.getuid() == 0 else None
+    # The path of a socket has at most 107 characters.
+    folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
+    if user is not None:
+        shutil.chown(folder, user)
+
+    def call(program: str, *arguments: str) -> None:
+        line = [str(programs / program), "-D", str(folder / "data"), *arguments]
+        # Output to a file: a server that keeps a pipe open is waited for.
+        with (folder.parent / f"{folder.name}.log").open("a") as log:
+            subprocess.run(line, check=True, stdout=log, stderr=log, user=user, cwd="/", timeout=120)
+
+    try:
+        call("initdb", "--no-sync", "--auth=trust", "--username=postgres")
+        options = f"-c listen_addresses= -c unix_socket_directories={folder} -c fsync=off"
+        call("pg_ctl", "-w", "-o", options, "start")
+        try:
+            yield str(folder)
+        finally:
+            call("pg_ctl", "-w", "-m", "immediate", "stop")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder.parent / f"{folder.name}.log").unlink(missing_ok=True)
+
+
+def test_workers_share_a_search_on_postgresql_and_one_is_killed(
+    postgres: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Three processes; one dies in its first trial. The others take that up, and all ends as on SQLite alone."""
+    fake = FakeTrainer(monkeypatch)
+    alone = search(plan(), out=tmp_path / "alone", trials=8)
+    first = tmp_path / "killed"
+
+    def work(out: Path) -> None:
+        with (out / "begun").open("a") as file:
+            file.write("x")
+        try:
+            first.touch(exist_ok=False)
+        except FileExistsError:
+            time.sleep(0.1)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    fake.before = work
+    out = tmp_path / "shared"
+    children = [forked(lambda: search(plan(), out=out, trials=8, storage=postgres)) for _ in range(3)]
+    codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+    assert codes == [-signal.SIGKILL, 0, 0]
+    fake.runs.clear()
+    found = search(plan(), out=out, trials=8, storage=postgres)
+    assert fake.runs == []
+    assert settled(found) == settled(alone)
+    begun = sorted(len((out / f"trial-{number:04d}" / "begun").read_text()) for number in range(8))
+    assert begun == [1] * 7 + [2]
+
+
+def test_another_search_on_postgresql_is_refused(postgres: str, fake: FakeTrainer, tmp_path: Path) -> None:
+    search(plan(), out=tmp_path / "one", trials=1, storage=postgres)
+    with pytest.raises(UserError, match=r"holds another search \(sampler\.seed: 42 there, 7 asked for\)"):
+        search(plan(seed=7), out=tmp_path / "two", trials=1, storage=postgres)
+    with pytest.raises(UserError, match=r"cannot be opened: .*does not exist") as caught:
+        search(plan(), out=tmp_path / "three", trials=1, storage=postgres.replace("?", "-nowhere?"))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "three").exists()
+    assert fake.runs == ["trial-0000"]
+
+
+# ---- The command
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = [f"--set={key}={value}" for key, value in (TINY | {"train.steps": "4"}).items()]
+    asked = ["search", "modular-addition", *settings, f"--vary={VARY[0]}", "--out", str(tmp_path), "--quiet"]
+    assert main([*asked, "--trials", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 trials: 2 complete; minimize loss"
+    assert lines[1].split() == ["trial", "loss", "weight_decay", "run"]
+    assert main([*asked, "--trials", "2", "--format", "json"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert len(whole["trials"]) == 2
+    run = Path(whole["best"]["run"])
+    assert whole["best"]["value"] == pytest.approx(value_of(read_metrics(run), "loss"))
+    decay = whole["best"]["params"]["train.weight_decay"]
+    assert read_run(run)["config"]["train"]["weight_decay"] == decay
+
+
+def test_refusals_come_before_torch(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom interp_tasks.cli import main\n"
+        "wrong = [['miii'], ['miiii', '--trials', '0'], ['miiii', '--vary', 'train.dropout=0.1,2'],"
+        " ['miiii', '--storage', 'search.db'], ['miiii', '--device', 'gpu'], ['miiii', '--space', 'x'],"
+        " ['matrix-completion-sizes'], ['miiii', '--set', 'train.step=3'], ['miiii', '--out', '/dev/null/x']]\n"
+        "codes = [main(['search', *each]) for each in wrong]\n"
+        "print(codes, sorted({'torch', 'optuna', 'pandas'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout == f"{[2] * 9} []\n"
+    assert done.stderr.count("\n") == 9
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,201 @@
+"""What training takes: against formulas, against a real step, and against the run folder that comes out."""
+
+import json
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import tasks
+from interp_tasks import train
+from interp_tasks.cli import main
+from interp_tasks.training.config import train_config
+from interp_tasks.training.cost import cost, counted, state_bytes
+from interp_tasks.training.forward import FusedForward
+from interp_tasks.training.optimizer import Updater
+from tasks import Batch
+
+RATE = 1.0
+
+
+@pytest.fixture(scope="module")
+def addition():
+    return tasks.get("modular-addition", p=11)
+
+
+def block(positions, read, d, d_mlp, vocabulary_out):
+    """Multiply-adds of an example: keys and values everywhere, the rest where the output is read."""
+    # What one query attends to is summed without a matrix product.
+    mixing = 2 * read * positions * d if read > 1 else 0
+    attention = 2 * positions * d * d + 2 * read * d * d + mixing
+    return attention + 2 * read * d * d_mlp + read * d * vocabulary_out
+
+
+def test_flop_of_a_step_follow_the_formula(addition):
+    # 22 examples, fewer than two per (position, token): no table of keys and values is looked up.
+    found = cost(
+        addition,
+        settings={"d_model": 16, "n_heads": 2},
+        config=train_config({"batch_size": 20, "steps": 7}),
+        gflop_per_second=RATE,
+    )
+    forward = 2 * 20 * block(positions=3, read=1, d=16, d_mlp=64, vocabulary_out=11)
+    assert found.step_flop == 3 * forward
+    assert found.examples == 20
+    assert found.forward == "fused"
+
+
+def test_flop_of_a_full_batch_look_keys_and_values_up(addition):
+    found = cost(addition, settings={"d_model": 16, "n_heads": 2}, gflop_per_second=RATE)
+    n, vocabulary = found.examples, addition.d_vocab
+    table = vocabulary * 16 * 16 * (2 * 3 + 1)  # K and V at three positions, Q at the last
+    rest = n * (16 * 16 + 2 * 16 * 64 + 16 * 11)
+    assert found.step_flop == 3 * 2 * (table + rest)
+
+
+def test_flop_are_those_of_a_real_step():
+    task = tasks.get("matrix-completion", n=3, rank=1)
+    model = task.build_model(0, task.Model(n_layers=2, n_heads=2, d_model=16))
+    batch = task.sample(8, seed=0, split="train")
+    forward = FusedForward(model, task.read_positions)
+    # The counter knows no FLOP of the fused kernel of attention on the CPU.
+    plain_attention = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+    with FlopCounterMode(display=False) as counter, plain_attention:
+        task.loss(forward(batch.tokens), batch).backward()
+    empty = Batch(
+        batch.tokens.to("meta"), batch.targets.to("meta"), {k: v.to("meta") for k, v in batch.extras.items()}
+    )
+    assert counted(model, task, empty).step == counter.get_total_flops()
+
+
+def test_a_run_is_its_steps_and_the_metrics_between_them(addition):
+    config = {"batch_size": 20, "steps": 10, "log_every": 5, "eval_samples": 4, "checkpoint_every": 10}
+    settings = {"d_model": 16, "n_heads": 2}
+    found = cost(addition, settings=settings, config=train_config(config), gflop_per_second=RATE)
+    # Logged at 0, 5, 10 and at the checkpoints 1, 2, 4, 8: the step's batch and 4 validation examples.
+    metrics = 7 * (20 + 4) * found.step_flop // 3 // 20
+    assert found.run_flop == 10 * found.step_flop + metrics
+    assert found.seconds == pytest.approx(found.run_flop / 1e9)
+    assert not found.measured
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": "sgd"},
+        {"optimizer": "sgd", "momentum": 0.9},
+        {"grokfast": "ema"},
+        {"grokfast": "ma", "grokfast_window": 3},
+        {"optimizer": "adam", "train_parts": ["mlp"]},
+    ],
+)
+def test_memory_of_the_state_is_what_an_updater_holds(addition, changes):
+    from interp_tasks.training.components import freeze_others
+
+    config = train_config({"weight_decay": 0.1, **changes})
+    model = addition.build_model(0, addition.Model(d_model=16, n_heads=2))
+    freeze_others(model, config)
+    updater = Updater(model, config)
+    batch = addition.sample(8, seed=0, split="train")
+    for step in range(4):
+        addition.loss(model(batch.tokens), batch).backward()
+        updater.update(step)
+    state = {key: value for key, value in updater.state().items() if not key.endswith(("/step", "/torch"))}
+    moments = sum(value.nbytes for key, value in state.items() if key.startswith("optimizer/"))
+    remembered = [value for key, value in state.items() if key.startswith("grokfast/") and value.ndim]
+    assert state_bytes(model, config) == (moments, sum(value.nbytes for value in remembered))
+
+
+def test_disk_is_about_what_the_run_folder_takes(addition, tmp_path):
+    settings = {"d_model": 64, "n_heads": 2}
+    config = train_config({"steps": 40, "checkpoint_every": 10, "log_every": 10, "grokfast": "ema"})
+    found = cost(addition, settings=settings, config=config, gflop_per_second=RATE)
+    run = train(addition, out=tmp_path / "run", settings=settings, config=config)
+    assert len(list((run / "checkpoints").iterdir())) == found.checkpoints
+    taken = sum(file.stat().st_size for file in run.rglob("*") if file.is_file())
+    assert found.disk_bytes == pytest.approx(taken, rel=0.05)
+
+
+def test_parts_that_do_not_train_cost_no_gradients(addition):
+    settings = {"d_model": 16, "n_heads": 2}
+    whole = cost(addition, settings=settings, gflop_per_second=RATE)
+    part = cost(
+        addition, settings=settings, config=train_config({"train_parts": ["unembed"]}), gflop_per_second=RATE
+    )
+    assert part.trained == 16 * 11
+    assert part.gradients_bytes == 4 * 16 * 11
+    assert part.step_flop < whole.step_flop
+
+
+def test_a_rate_can_be_measured_and_changes_nothing_else(addition):
+    settings = {"d_model": 16, "n_heads": 2}
+    measured, given = (cost(addition, settings=settings, gflop_per_second=rate) for rate in (None, 3.0))
+    assert measured.measured
+    assert measured.gflop_per_second > 0
+    changing = ("gflop_per_second", "measured", "seconds")
+    assert {k: v for k, v in measured.to_dict().items() if k not in changing} == {
+        k: v for k, v in given.to_dict().items() if k not in changing
+    }
+
+
+def test_activations_are_so_much_an_example(addition):
+    few, more, many = (
+        cost(
+            addition,
+            settings={"d_model": 16, "n_heads": 2},
+            config=train_config({"batch_size": n}),
+            gflop_per_second=RATE,
+        ).activations_bytes
+        for n in (5, 10, 20)
+    )
+    # Residual stream, keys, values, query, z, MLP before and after its activation, at least.
+    assert (more - few) / 5 > 4 * (3 * 16 + 2 * 3 * 16 + 2 * 16 + 2 * 64)
+    assert many - more == 2 * (more - few)
+
+
+def test_the_published_run_of_all_primes_is_what_the_fact_sheet_derives(capsys):
+    assert not main(["cost", "miiii", "--preset", "paper", "--rate", "100", "--format", "json"])
+    [found] = json.loads(capsys.readouterr().out)
+    # Derived independently: 1,195,264 parameters, 34.7 GFLOP a step, 2.3 PFLOP the run without its metrics.
+    assert found["trained"] == 1_195_264
+    assert found["step_flop"] == pytest.approx(34.7e9, rel=0.1)
+    assert found["steps"] * found["step_flop"] == pytest.approx(2.3e15, rel=0.1)
+
+
+def test_the_table_reads_in_units(capsys):
+    settings = ["--set", "task.p=11", "--set", "model.d_model=16"]
+    assert not main(["cost", "modular-addition", *settings, "--rate", "20"])
+    text = capsys.readouterr().out
+    assert "parameters" in text
+    assert "at 20 GFLOP/s, as given" in text
+    assert "KiB" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cost", "modular-addition", "--rate", "0"], "--rate 0: give GFLOP per second"),
+        (["cost", "modular-addition", "--rate", "nan"], "--rate nan: give GFLOP per second"),
+        (["cost", "modular-addition", "--format", "xml"], "--format"),
+        (["cost", "modular-addition", "--set", "train.steps=1e12"], "less than or equal to 1000000000"),
+        (["cost", "modular-addition", "--set", "train.batch_size=1e12"], "less than or equal to 1000000000"),
+        (
+            ["cost", "modular-addition", "--set", "train.steps=1e9", "--set", "train.checkpoint_every=1"],
+            "more than 1,000,000 checkpoints",
+        ),
+        (["cost", "nothing"], "no task 'nothing'"),
+        (["cost", "modular-addition", "--set", "train.stepz=3"], "stepz"),
+        (["cost", "modular-addition", "--device", "cuda:99"], "cuda:99"),
+        (
+            ["cost", "modular-addition", "--set", "train.start_from=zoo:nowhere"],
+            "no zoo:nowhere",
+        ),
+        (["cost", "modular-addition", "--set", "train.observe=z"], "no activation 'z' to observe: names are"),
+        (["cost", "modular-addition", "--rate", "1e12"], "more than 0 and below 1e+09"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, said, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1

@@ -1,0 +1,527 @@
+"""Whole runs: what they store, that they resume and extend exactly, and how they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jaxtyping
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tasks
+from interp_tasks import UserError, load_checkpoint, train, train_stacked
+from interp_tasks.checkpoints import read_metrics, read_run, stored_steps
+from interp_tasks.checkpoints.run_files import read_clock
+from interp_tasks.errors import Stopped
+from interp_tasks.grids import grid
+from interp_tasks.measurement.run_logs import read_runs
+from interp_tasks.training.config import SCHEDULE
+from interp_tasks.training.observers import Activations
+
+TINY = {"d_model": 8, "n_heads": 2}
+
+
+@pytest.fixture
+def addition():
+    return tasks.get("modular-addition", p=7)
+
+
+@pytest.fixture
+def matrices():
+    return tasks.get("matrix-completion", n=2, rank=1, grid_max=1, grid_step=0.1)
+
+
+def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(run / "checkpoints" / f"{step:08d}" / "model.safetensors")
+
+
+def assert_same_weights(one: Path, other: Path, step: int) -> None:
+    expected = weights(other, step)
+    for name, tensor in weights(one, step).items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+HARD = {
+    "batch_size": 6,
+    "grokfast": "ema",
+    "dropout": 0.2,
+    "clip_norm": 0.5,
+    "warmup_steps": 5,
+    "schedule": "cosine",
+    "schedule_end": 12,
+    "schedule_floor": 0.1,
+    "weight_decay": 0.1,
+    "checkpoint_every": 4,
+    "log_every": 3,
+    "threads": 1,
+}
+
+
+def test_an_extended_run_equals_one_that_was_long_from_the_start(addition, tmp_path):
+    train(addition, out=tmp_path / "long", settings=TINY, config={**HARD, "steps": 14})
+    train(addition, out=tmp_path / "short", settings=TINY, config={**HARD, "steps": 6})
+    torch.manual_seed(99)  # the state of the process that resumes is not the run's
+    train(addition, out=tmp_path / "short", settings=TINY, config={**HARD, "steps": 14})
+    assert_same_weights(tmp_path / "short", tmp_path / "long", 14)
+    assert stored_steps(tmp_path / "long") == [0, 1, 2, 4, 8, 12, 14]
+
+
+def constant(**changes):
+    return {**{key: value for key, value in HARD.items() if not key.startswith("schedule")}, **changes}
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("stops_at", [8, 10])
+def test_a_constant_run_takes_a_fall_of_the_steps_to_come(addition, tmp_path, stops_at, stacked):
+    """The run that had the schedule from the start, bit for bit, whether its end is a checkpoint's step or not."""
+
+    def run(folder, config):
+        if stacked:
+            return train_stacked(addition, out=folder, seeds=(0, 1), settings=TINY, config=config)[1]
+        return train(addition, out=folder, settings=TINY, config=config)
+
+    fall = {"schedule": "linear", "schedule_start": 10, "schedule_end": 14, "schedule_floor": 0.25}
+    whole = run(tmp_path / "whole", constant(steps=16, **fall))
+    run(tmp_path / "extended", constant(steps=stops_at))
+    torch.manual_seed(99)
+    extended = run(tmp_path / "extended", constant(steps=16, **fall))
+    assert_same_weights(extended, whole, 16)
+    logged = {line["step"]: line for line in read_metrics(extended)}
+    assert all(logged[line["step"]] == line for line in read_metrics(whole))
+    # Of the update before the step.
+    assert {step: logged[step]["learning_rate"] for step in (9, 12, 15, 16)} == pytest.approx(
+        {9: 1e-3, 12: 1e-3 * (1 - 0.75 / 4), 15: 0.25e-3, 16: 0.25e-3}
+    )
+    stored = read_run(extended)
+    assert stored["config"] == read_run(whole)["config"]
+    assert stored["resumed"][-1]["config"] == {
+        "train.steps": [stops_at, 16],
+        "train.schedule": ["constant", "linear"],
+        "train.schedule_start": [None, 10],
+        "train.schedule_end": [None, 14],
+        "train.schedule_floor": [0.0, 0.25],
+    }
+    run(tmp_path / "extended", constant(steps=16, **fall))
+    assert "config" not in read_run(extended)["resumed"][-1]
+
+
+def test_a_schedule_that_changes_a_step_taken_is_refused(addition, tmp_path):
+    """By the steps that are stored, not by those that were asked for."""
+    run = tmp_path / "run"
+    asked = iter([False] * 7 + [True])
+    with pytest.raises(Stopped, match="after step 8 of 20"):
+        train(addition, out=run, settings=TINY, config=constant(steps=20), stop=lambda: next(asked))
+
+    def given(**changes):
+        return train(addition, out=run, settings=TINY, config=constant(**{"steps": 20, **changes}))
+
+    def refusal(**changes):
+        before = (run / "run.json").read_bytes()
+        with pytest.raises(UserError) as caught:
+            given(**changes)
+        assert (run / "run.json").read_bytes() == before
+        return str(caught.value)
+
+    fall = {"schedule": "linear", "schedule_start": 7, "schedule_end": 17}
+    # The update after five others is the last at the full rate.
+    assert refusal(**fall | {"schedule_start": 5, "schedule_end": 15, "steps": 30}) == (
+        f"{run} was made by another schedule (train.schedule: 'constant' there, 'linear' asked for; "
+        "train.schedule_start: None there, 5 asked for; train.schedule_end: None there, 15 asked for): "
+        "of the 8 steps taken, step 7 had a learning rate of 0.001 and would have 0.0009; choose another --out"
+    )
+    assert "train.weight_decay: 0.1 there, 0.2 asked for)" in refusal(**fall, weight_decay=0.2)
+    assert "train.steps: 20 there, 18 asked for)" in refusal(**fall, steps=18)
+    # Nothing but steps to come, and no more of them than were asked for.
+    given(**fall)
+    assert stored_steps(run)[-1] == 20
+    assert "of the 20 steps taken, step 9 had a learning rate of 0.0009 and would have 0.001;" in refusal()
+    assert "step 9 had a learning rate of 0.0009 and would have" in refusal(
+        **fall | {"schedule": "cosine"}, steps=25
+    )
+    assert "step 9 had a learning rate of 0.0009 and would have 0.00091;" in refusal(
+        **fall, schedule_floor=0.1, steps=25
+    )
+    given(**fall, steps=24)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_run_older_than_schedules_takes_one(addition, tmp_path, known):
+    """Its run.json has none of the settings; it was trained at a constant rate."""
+    run = train(addition, out=tmp_path / "run", settings=TINY, config=constant(steps=8))
+    stored = json.loads((run / "run.json").read_text())
+    if not known:
+        for name in SCHEDULE:
+            del stored["config"]["train"][name]
+        (run / "run.json").write_text(json.dumps(stored))
+    assert "schedule" in stored["config"]["train"] or not known
+    fall = {"schedule": "linear", "schedule_end": 12}
+    with pytest.raises(UserError, match=r"of the 8 steps taken, step 8 had a learning rate of 0\.001"):
+        train(addition, out=run, settings=TINY, config=constant(steps=12, schedule_start=6, **fall))
+    train(addition, out=run, settings=TINY, config=constant(steps=12, schedule_start=8, **fall))
+    stored = read_run(run)
+    assert stored["config"]["train"] | fall == stored["config"]["train"]
+    assert stored["resumed"][-1]["config"]["train.schedule"] == ["constant", "linear"]
+    assert load_checkpoint(f"{run}@last").step == 12
+
+
+def test_the_clock_counts_updates_alone_and_goes_on(addition, tmp_path, monkeypatch):
+    """An update takes a second, an evaluation a hundred, a pause a million."""
+    from interp_tasks.training import clock, loop
+
+    now = [0.0]
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: now[0])
+    for name, seconds in (("update", 1.0), ("_evaluate", 100.0)):
+        plain = getattr(loop.Loop, name)
+
+        def slower(self, step, plain=plain, seconds=seconds):
+            now[0] += seconds
+            return plain(self, step)
+
+        monkeypatch.setattr(loop.Loop, name, slower)
+    config = {"checkpoint_every": 4, "log_every": 3}
+    run = train(addition, out=tmp_path / "run", settings=TINY, config={**config, "steps": 6})
+    peaks = read_run(run)["peak_memory"]
+    assert peaks["process"] > 10 * 2**20
+    now[0] += 1e6
+    train(addition, out=run, settings=TINY, config={**config, "steps": 14})
+    logged = [line["step"] for line in read_metrics(run)]
+    assert read_clock(run) == {step: float(step) for step in logged}
+    assert read_run(run)["peak_memory"]["process"] >= peaks["process"]
+    # What is not known of the beginning is not made up at the end.
+    (run / "clock.jsonl").unlink()
+    train(addition, out=run, settings=TINY, config={**config, "steps": 15})
+    assert read_clock(run) == {}
+
+
+def test_l1_pulls_every_weight_towards_zero_by_the_same(addition, tmp_path):
+    """One step of plain gradient descent: beside the run without it, w - rate · λ · sign w."""
+    config = {"steps": 1, "optimizer": "sgd", "learning_rate": 0.1}
+    for name, penalty in (("without", 0.0), ("with", 0.03)):
+        train(addition, out=tmp_path / name, settings=TINY, config={**config, "l1": penalty})
+    before, without, found = (
+        weights(tmp_path / name, step) for name, step in (("with", 0), ("without", 1), ("with", 1))
+    )
+    frozen = {name for name, weight in before.items() if not weight.any()}
+    for name, weight in before.items():
+        expected = without[name] - (0.0 if name in frozen else 0.003 * weight.sign())
+        torch.testing.assert_close(found[name], expected, rtol=0, atol=1e-6)
+    assert len(frozen) < len(before)
+    # What is logged is the task's loss.
+    lines = [read_metrics(tmp_path / name)[0] for name in ("without", "with")]
+    assert lines[0]["train_loss"] == lines[1]["train_loss"]
+
+
+def test_the_seed_makes_the_run(addition, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(addition, out=tmp_path / name, settings=TINY, config={**HARD, "steps": 5, "seed": seed})
+    assert_same_weights(tmp_path / "a", tmp_path / "b", 5)
+    assert not torch.equal(weights(tmp_path / "a", 5)["embed.W_E"], weights(tmp_path / "c", 5)["embed.W_E"])
+
+
+def test_a_run_leaves_global_state_as_it_was(addition, tmp_path):
+    torch.manual_seed(5)
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    train(addition, out=tmp_path / "run", settings=TINY, config={"steps": 2, "threads": threads + 1})
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.skipif(
+    not torch.set_flush_denormal(False), reason="this CPU keeps denormals or flushes them for good"
+)
+def test_a_run_on_one_thread_takes_denormals_for_zero_and_gives_them_back(addition, tmp_path):
+    """They cost a hundredfold of other numbers: an addition without weight decay a third of its speed."""
+
+    class Product:
+        every = 1
+
+        def __call__(self, step, model, run):
+            return {"product": float(torch.tensor([1e-30]) * torch.tensor([1e-10]))}
+
+    def products(threads):
+        config = {"steps": 1, "threads": threads}
+        run = train(
+            addition, out=tmp_path / f"{threads}", settings=TINY, config=config, observers=[Product()]
+        )
+        return [line["product"] for line in read_metrics(run)]
+
+    assert products(1) == [0, 0]
+    assert float(torch.tensor([1e-30]) * torch.tensor([1e-10])) > 0
+    # Of several threads some would, and some that are older would not.
+    assert all(product > 0 for product in products(2))
+    torch.set_flush_denormal(True)
+    try:
+        assert products(3) == [0, 0]
+        assert float(torch.tensor([1e-30]) * torch.tensor([1e-10])) == 0
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_the_update_is_the_one_torch_would_make(addition, tmp_path):
+    """Three full-batch AdamW steps written out by hand on the hooked model."""
+    config = {"steps": 3, "learning_rate": 0.01, "weight_decay": 0.5, "betas": (0.8, 0.9), "warmup_steps": 2}
+    run = train(addition, out=tmp_path / "run", settings=TINY, config=config)
+    model = addition.build_model(0, addition.Model(**TINY))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.5, betas=(0.8, 0.9))
+    batch = addition.sample(None, split="train")
+    for rate in (0.005, 0.01, 0.01):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        logits = model(batch.tokens)[:, -1].double()
+        torch.nn.functional.cross_entropy(logits, batch.targets).backward()
+        optimizer.step()
+    stored = weights(run, 3)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(stored[name], parameter.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_online_batches_are_fresh_and_a_function_of_the_step(matrices, tmp_path):
+    seen = []
+    real = type(matrices).sample
+
+    def watched(self, n, seed=0, split="test"):
+        batch = real(self, n, seed, split)
+        if split == "train":
+            seen.append(batch.targets)
+        return batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(matrices), "sample", watched)
+        config = {"steps": 3, "batch_size": 4, "log_every": 100, "checkpoint_every": 100}
+        train(matrices, out=tmp_path / "run", settings=TINY, config=config)
+    distinct = {tuple(targets.flatten().tolist()) for targets in seen}
+    assert len(distinct) == 3
+
+
+def test_log_lines_hold_the_metrics_of_the_stored_weights(addition, tmp_path):
+    run = train(addition, out=tmp_path / "run", settings=TINY, config={"steps": 4, "eval_samples": None})
+    line = read_metrics(run)[-1]
+    checkpoint = load_checkpoint(f"{run}@last")
+    assert checkpoint.task == addition
+    for split in ("train", "validation"):
+        batch = addition.sample(None, split=split)
+        with torch.no_grad():
+            expected = tasks.pool(addition.metrics(checkpoint.model(batch.tokens), batch))
+        assert line[split] == pytest.approx(expected, rel=1e-5)
+    assert checkpoint.meta["metrics"] == pytest.approx(line["validation"])
+    assert line["train_loss"] == pytest.approx(line["train"]["loss"], rel=1e-6)
+
+
+def test_run_json_holds_the_resolved_config_and_where_it_ran(addition, tmp_path):
+    run = train(addition, out=tmp_path / "run", preset="cpu", settings=TINY, config={"steps": 1})
+    stored = read_run(run)
+    assert stored["config"]["train"]["weight_decay"] == 3.0
+    assert stored["config"]["train"]["threads"] == torch.get_num_threads()
+    assert stored["config"]["task"] == {"name": "modular-addition", **addition.model_dump(mode="json")}
+    assert stored["preset"] == "cpu"
+    assert stored["forward"] == {"kind": "fused", "reason": None}
+    # 49 inputs, 14 to train on: half of the others validate, though 512 are asked for.
+    assert stored["validation_examples"] == {"": 17}
+    (found,) = read_runs(str(run))
+    assert found.labels()["n"] == 17
+    assert stored["drop_metric"] == {"name": "accuracy", "direction": "up", "plateau": None}
+    assert {"python", "torch", "transformer-lens", "interp-tasks"} <= set(stored["versions"])
+
+
+def test_published_steps_mark_a_run_of_the_papers_data_only(tmp_path):
+    tiny = {"n_layers": 1, "d_model": 8, "n_heads": 2, "n_ctx": 49}
+    config = {"steps": 0, "batch_size": 2, "eval_samples": 2}
+    run = train("matrix-completion", preset="paper", settings=tiny, config=config, out=tmp_path / "paper")
+    assert read_run(run)["published_drop"] == {"pre": 4000}
+    smaller = tasks.get("matrix-completion", n=3, rank=1)
+    run = train(smaller, preset="paper", settings=tiny, config=config, out=tmp_path / "other")
+    assert "published_drop" not in read_run(run)
+
+
+def test_gradient_norms_and_activations_at_their_own_cadence(addition, tmp_path):
+    config = {
+        "steps": 6,
+        "log_every": 100,
+        "checkpoint_every": 100,
+        "gradient_norms_every": 3,
+        "grokfast": "ema",
+        "observe": ["blocks.0.mlp.hook_post"],
+        "observe_every": 2,
+        "observe_samples": 5,
+    }
+    run = train(addition, out=tmp_path / "run", settings=TINY, config=config)
+    norms = {line["step"]: line["gradient_norm"] for line in read_metrics(run) if "gradient_norm" in line}
+    assert sorted(norms) == [3, 6]
+    assert set(norms[3]) == {"raw", "filtered"}
+    assert norms[3]["filtered"]["embed.W_E"] > norms[3]["raw"]["embed.W_E"] > 0
+    files = sorted(path.name for path in (run / "activations").iterdir())
+    assert files == [f"{step:08d}.safetensors" for step in (0, 2, 4, 6)]
+    stored = load_file(run / "activations" / files[-1])
+    assert stored["blocks.0.mlp.hook_post"].shape == (5, 3, 32)
+    _, cache = load_checkpoint(f"{run}@6").model.run_with_cache(stored["tokens"])
+    torch.testing.assert_close(stored["blocks.0.mlp.hook_post"], cache["blocks.0.mlp.hook_post"])
+
+
+def test_an_unknown_activation_is_refused_before_training(addition, tmp_path):
+    with pytest.raises(UserError, match=r"no activation 'hook_pots' to observe"):
+        train(addition, out=tmp_path / "run", settings=TINY, config={"steps": 1, "observe": ["hook_pots"]})
+
+
+def test_observers_of_ones_own_add_to_the_log(addition, tmp_path):
+    class WeightNorm:
+        every = 2
+
+        def __call__(self, step, model, run):
+            return {"weight_norm": model.embed.W_E.norm().item()}
+
+    run = train(addition, out=tmp_path / "run", settings=TINY, config={"steps": 5}, observers=[WeightNorm()])
+    assert [line["step"] for line in read_metrics(run) if "weight_norm" in line] == [0, 2, 4, 5]
+
+
+def test_a_model_of_ones_own_trains_in_place_and_resumes(addition, tmp_path):
+    def own_model():
+        return addition.build_model(3, addition.Model(**TINY, n_layers=2, normalization="LN", init="normal"))
+
+    model = own_model()
+    before = model.embed.W_E.detach().clone()
+    run = train(addition, out=tmp_path / "run", model=model, config={**HARD, "steps": 4})
+    assert not torch.equal(model.embed.W_E, before)
+    assert torch.equal(weights(run, 4)["embed.W_E"], model.embed.W_E)
+    train(addition, out=run, model=own_model(), config={**HARD, "steps": 8})
+    straight = train(addition, out=tmp_path / "straight", model=own_model(), config={**HARD, "steps": 8})
+    assert_same_weights(run, straight, 8)
+
+
+def test_bf16_keeps_float32_weights_and_stays_close(matrices, tmp_path):
+    """Twenty steps in bfloat16: 8 bits of mantissa, so the loss agrees to a few per cent, not more."""
+    losses = {}
+    for precision in ("float32", "bf16"):
+        config = {"steps": 20, "batch_size": 32, "precision": precision, "betas": (0.9, 0.999)}
+        run = train(matrices, out=tmp_path / precision, settings=TINY, config=config)
+        assert all(tensor.dtype == torch.float32 for tensor in weights(run, 20).values())
+        losses[precision] = read_metrics(run)[-1]["train_loss"]
+    assert losses["bf16"] == pytest.approx(losses["float32"], rel=0.05)
+    assert losses["bf16"] != losses["float32"]
+
+
+def test_masked_row_stays_zero_through_training_and_resuming(matrices, tmp_path):
+    config = {"batch_size": 8, "weight_decay": 0.1, "checkpoint_every": 3, "threads": 1}
+    train(matrices, out=tmp_path / "run", settings=TINY, config={**config, "steps": 3})
+    run = train(matrices, out=tmp_path / "run", settings=TINY, config={**config, "steps": 6})
+    table = weights(run, 6)["embed.W_E"]
+    assert not table[0].any()
+    assert table[1:].any()
+
+
+def test_an_evaluation_that_hides_nothing_logs_null(tmp_path):
+    task = tasks.get("matrix-completion", n=2, rank=1, grid_max=1, grid_step=0.1, p_mask=0.0)
+    run = train(task, out=tmp_path / "run", settings=TINY, config={"steps": 1, "batch_size": 4})
+    assert read_metrics(run)[-1]["validation"]["mse_masked"] is None
+
+
+def test_divergence_is_one_line(matrices, tmp_path):
+    config = {"steps": 200, "batch_size": 4, "learning_rate": 1e30, "log_every": 1}
+    with pytest.raises(UserError, match=r"^training diverged.*lower train.learning_rate.*$"):
+        train(matrices, out=tmp_path / "run", settings=TINY, config=config)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"preset": "gpu"}, "no preset 'gpu': presets are cpu, reference, paper"),
+        ({"config": {"step": 1}}, "did you mean train.steps"),
+        ({"settings": {"d_modle": 8}}, "no setting model.d_modle"),
+        ({"settings": {"d_model": 10, "n_heads": 4}}, "does not divide into 4 heads"),
+        ({"device": "cuda"}, "torch sees no CUDA GPU"),
+        ({"device": "gpu"}, "no device 'gpu': devices are cpu, cuda"),
+        ({"device": "mps:7"}, "device 'mps:7' is not there: "),
+    ],
+)
+def test_refusals_are_one_line_and_leave_nothing(addition, tmp_path, arguments, message):
+    if arguments.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UserError) as caught:
+        train(addition, out=tmp_path / "run", **arguments)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (5, "out is the path of a folder, text or Path, not of type int"),
+        ("a" * 300, r"out cannot be 'a{60}'...: File name too long"),
+    ],
+)
+def test_an_out_that_is_no_path_is_refused_in_one_line(addition, monkeypatch, out, message):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    config = {"steps": 1}
+    for call in (
+        lambda: train(addition, out=out, settings=TINY, config=config),
+        lambda: train_stacked(addition, out=out, seeds=(0, 1), settings=TINY, config=config),
+        lambda: grid({"runs": ["zoo:modular-addition-113"]}, out),
+    ):
+        with pytest.raises(UserError, match=f"^{message}$"):
+            call()
+
+
+def test_a_run_in_a_run_is_refused_before_a_model_is_built(addition, tmp_path, monkeypatch):
+    single = train(addition, out=tmp_path / "single", settings=TINY, config={"steps": 1})
+    monkeypatch.setattr(type(addition), "build_model", None)
+    monkeypatch.chdir(single)
+    for call in (
+        lambda: train(addition, out=single / "seed-0", settings=TINY, config={"steps": 1}),
+        lambda: train(addition, out="seed-0", settings=TINY, config={"steps": 1}),
+        lambda: train_stacked(addition, out=single, seeds=(0, 1), settings=TINY, config={"steps": 1}),
+    ):
+        with pytest.raises(UserError, match=r"single is the folder of a run: choose another --out$"):
+            call()
+    assert not (single / "seed-0").exists()
+
+
+def test_a_run_goes_on_from_within_its_folder(addition, tmp_path, monkeypatch):
+    single = train(addition, out=tmp_path / "single", settings=TINY, config={"steps": 1})
+    monkeypatch.chdir(single)
+    train(addition, out=".", settings=TINY, config={"steps": 2})
+    assert stored_steps(single)[-1] == 2
+
+
+def test_a_single_run_among_seeds_is_refused(addition, tmp_path):
+    train(addition, out=tmp_path / "seeds" / "seed-0", settings=TINY, config={"steps": 1})
+    with pytest.raises(UserError, match=r"seeds is not a run folder and holds 'seed-0'"):
+        train(addition, out=tmp_path / "seeds", settings=TINY, config={"steps": 1})
+
+
+def test_a_finite_split_is_needed_for_full_batches(matrices, tmp_path):
+    with pytest.raises(tasks.TaskError, match="say how many"):
+        train(matrices, out=tmp_path / "run", settings=TINY, config={"steps": 1})
+    assert not (tmp_path / "run").exists()
+
+
+def test_activations_observer_is_part_of_the_api(addition):
+    model = addition.build_model(0, addition.Model(**TINY))
+    observer = Activations(("hook_embed",), 1, addition.sample(2), model)
+    assert observer.every == 1
+
+
+def test_a_post_norm_run_is_fused_stored_and_goes_on(tmp_path):
+    """As one of four steps, to the last bit; a run without the setting is pre-norm, and stays it."""
+    task = tasks.get("matrix-completion", n=2, rank=1, grid_max=1, grid_step=0.1)
+    config = {"batch_size": 8, "eval_samples": 8, "threads": 1}
+
+    def go_on(out, steps, **settings):
+        settings = {**TINY, "n_layers": 2, **settings}
+        return train(task, out=tmp_path / out, settings=settings, config={**config, "steps": steps})
+
+    whole, run = go_on("whole", 4, norm="post"), go_on("run", 2, norm="post")
+    go_on("run", 4, norm="post")
+    stored = read_run(run)
+    assert stored["forward"] == {"kind": "fused", "reason": None}
+    assert stored["config"]["model"]["norm"] == "post"
+    ours, theirs = (load_checkpoint(f"{one}@4").model for one in (run, whole))
+    assert type(ours).__name__ == "PostNormTransformer"
+    for name, parameter in ours.named_parameters():
+        assert torch.equal(parameter, theirs.get_parameter(name)), name
+    before = go_on("before", 2)
+    assert "norm" not in read_run(before)["config"]["model"]
+    with pytest.raises(UserError, match=r"model\.norm: '\(not set\)' there, 'post' asked for"):
+        go_on("before", 4, norm="post")

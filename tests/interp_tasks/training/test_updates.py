@@ -1,0 +1,321 @@
+"""One update: Grokfast and the learning rate by formula, clipping, frozen tensors, the state that resumes it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+import tasks
+from interp_tasks.errors import UserError
+from interp_tasks.training.config import TrainConfig, presets_of, resolve_config, train_config
+from interp_tasks.training.grokfast import GrokfastEMA, GrokfastMA
+from interp_tasks.training.optimizer import Updater
+
+
+@pytest.fixture
+def task():
+    return tasks.get("modular-addition", p=5)
+
+
+def small_model(task, **settings):
+    return task.build_model(0, task.Model(d_model=8, n_heads=2, **settings))
+
+
+@pytest.mark.parametrize("start", ["zero", "first-gradient"])
+def test_grokfast_is_its_recurrence(start):
+    alpha, lamb = 0.9, 2.0
+    gradients = [1.0, -0.5, 3.0, 0.25]
+    parameter = torch.zeros(1, requires_grad=True)
+    grokfast = GrokfastEMA(alpha, lamb, start)
+    average = 0.0 if start == "zero" else gradients[0]
+    for gradient in gradients:
+        parameter.grad = torch.tensor([gradient])
+        grokfast({"w": parameter})
+        average = alpha * average + (1 - alpha) * gradient
+        assert parameter.grad.item() == pytest.approx(gradient + lamb * average, rel=1e-6)
+
+
+def test_grokfast_gain_is_one_plus_lambda_for_a_constant_and_small_for_an_alternating_gradient():
+    alpha, lamb = 0.98, 2.0
+    for sign, gain in ((1, 1 + lamb), (-1, 1 + lamb * (1 - alpha) / (1 + alpha))):
+        parameter = torch.zeros(1, requires_grad=True)
+        grokfast = GrokfastEMA(alpha, lamb, "zero")
+        for step in range(1000):
+            parameter.grad = torch.tensor([float(sign**step)])
+            grokfast({"w": parameter})
+        assert abs(parameter.grad.item()) == pytest.approx(gain, rel=1e-3)
+
+
+def filtered(grokfast, gradients):
+    """The gradients of one parameter as the filter leaves them, ``[steps, *shape]``."""
+    parameter = torch.zeros_like(gradients[0], requires_grad=True)
+    found = []
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
+        grokfast({"w": parameter})
+        found.append(parameter.grad.clone())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("window", [1, 3, 7])
+def test_grokfast_ma_is_the_mean_of_the_last_gradients(window):
+    gradients = torch.randn(40, 2, 5, generator=torch.Generator().manual_seed(0))
+    lamb = 5.0
+    expected = gradients.double().clone()
+    for step in range(window - 1, len(gradients)):
+        expected[step] += lamb * gradients[step - window + 1 : step + 1].double().mean(0)
+    found = filtered(GrokfastMA(window, lamb), gradients)
+    assert torch.equal(found[: window - 1], gradients[: window - 1])
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_huge_gradient_leaves_nothing_behind_in_the_moving_average():
+    """1e12 takes away all digits below 1e-4 of a float64 sum; after one round of the queue they are back."""
+    gradients = torch.full((30, 1), 1e-5)
+    gradients[3] = 1e12
+    found = filtered(GrokfastMA(4, 2.0), gradients)
+    torch.testing.assert_close(found[12:], torch.full((18, 1), 3e-5), rtol=1e-6, atol=0)
+
+
+def test_two_filters_are_told_apart_by_the_config(task):
+    kinds = {"none": None, "ema": GrokfastEMA, "ma": GrokfastMA}
+    for name, kind in kinds.items():
+        config = resolve_config("modular-multiplication", "paper", {"train.grokfast": name}).train
+        found = Updater(small_model(task), config).filter
+        assert found is None if kind is None else isinstance(found, kind)
+        assert (config.grokfast_lambda, config.grokfast_window) == (2.0, 100)
+
+
+#: Rates of the first updates, in units of ``learning_rate``.
+SCHEDULES = [
+    ({"warmup_steps": 4}, [1 / 4, 2 / 4, 3 / 4, 1, 1, 1]),
+    ({"schedule": "linear", "schedule_end": 4}, [1, 3 / 4, 2 / 4, 1 / 4, 0, 0]),
+    (
+        {"schedule": "linear", "schedule_start": 2, "schedule_end": 6, "schedule_floor": 0.2},
+        [1, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.2],
+    ),
+    # The cosine of 0, 60, 90, 120 and 180 degrees.
+    ({"schedule": "cosine", "schedule_end": 6}, [1, None, 3 / 4, 1 / 2, 1 / 4, None, 0, 0]),
+    ({"schedule": "cosine", "schedule_end": 2, "schedule_floor": 0.5}, [1, 3 / 4, 1 / 2, 1 / 2]),
+    # Both at once: the fall begins where the warm-up ends, or later.
+    ({"warmup_steps": 2, "schedule": "linear", "schedule_end": 4}, [1 / 2, 1, 1, 1 / 2, 0]),
+    (
+        {"warmup_steps": 2, "schedule": "linear", "schedule_start": 3, "schedule_end": 5},
+        [0.5, 1, 1, 1, 0.5, 0],
+    ),
+    ({"schedule": "linear", "schedule_end": 4, "schedule_floor": 1}, [1, 1, 1, 1, 1]),
+]
+
+
+@pytest.mark.parametrize(("settings", "expected"), SCHEDULES)
+def test_learning_rate_by_its_closed_form(task, settings, expected):
+    """Before the fall exactly the full rate, after it exactly the floor, and the optimiser is given it."""
+    config = TrainConfig(learning_rate=1e-2, **settings)
+    rates = [config.learning_rate_at(step) for step in range(len(expected))]
+    known = [(rate, share) for rate, share in zip(rates, expected, strict=True) if share is not None]
+    assert [rate for rate, _ in known] == pytest.approx([1e-2 * share for _, share in known])
+    assert all(rate == 1e-2 for rate, share in known if share == 1)
+    assert [config.model_copy(update={"steps": 3}).learning_rate_at(step) for step in range(8)] == [
+        config.model_copy(update={"steps": 10**9}).learning_rate_at(step) for step in range(8)
+    ]
+    updater = Updater(small_model(task), config)
+    for step, rate in enumerate(rates):
+        updater.update(step)
+        assert [group["lr"] for group in updater.optimizer.param_groups] == [rate]
+
+
+def test_a_fall_never_turns():
+    for schedule in ("linear", "cosine"):
+        config = TrainConfig(
+            warmup_steps=7, schedule=schedule, schedule_start=11, schedule_end=300, schedule_floor=0.01
+        )
+        rates = [config.learning_rate_at(step) for step in range(7, 400)]
+        assert all(before >= after for before, after in pairwise(rates))
+        assert len(set(rates)) == 300 - 11 + 1
+        assert rates[-1] == config.learning_rate * 0.01
+
+
+def gradients_seen_by(task, config, factor=1.0):
+    model = small_model(task)
+    updater = Updater(model, config)
+    batch = task.sample(None, split="train")
+    (factor * task.loss(model(batch.tokens), batch)).backward()
+    seen = {}
+    updater.optimizer.step = lambda: seen.update(
+        {name: p.grad.clone() for name, p in updater.parameters.items()}
+    )
+    stages = []
+    updater.update(0, lambda stage, gradients: stages.append((stage, dict(gradients))))
+    return seen, stages, model
+
+
+def norm(gradients):
+    return sum(gradient.double().square().sum() for gradient in gradients.values()).sqrt().item()
+
+
+def test_clipping_bounds_the_global_norm_and_leaves_small_gradients(task):
+    free, _, _ = gradients_seen_by(task, TrainConfig())
+    clipped, _, _ = gradients_seen_by(task, TrainConfig(clip_norm=norm(free) / 3))
+    assert norm(clipped) == pytest.approx(norm(free) / 3, rel=1e-4)
+    loose, _, _ = gradients_seen_by(task, TrainConfig(clip_norm=norm(free) * 3))
+    assert all(torch.equal(loose[name], free[name]) for name in free)
+
+
+def test_watchers_see_gradients_before_and_after_the_filter(task):
+    plain, stages, _ = gradients_seen_by(task, TrainConfig())
+    assert [stage for stage, _ in stages] == ["raw"]
+    _, stages, _ = gradients_seen_by(task, TrainConfig(grokfast="ema", grokfast_lambda=2.0))
+    assert [stage for stage, _ in stages] == ["raw", "filtered"]
+    torch.testing.assert_close(stages[1][1]["embed.W_E"], 3 * plain["embed.W_E"])
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_frozen_tensors_have_no_optimiser_state_and_stay_zero(task, optimizer):
+    model = small_model(task)
+    updater = Updater(model, TrainConfig(optimizer=optimizer, weight_decay=0.1, grokfast="ema"))
+    batch = task.sample(None, split="train")
+    for step in range(3):
+        task.loss(model(batch.tokens), batch).backward()
+        updater.update(step)
+    biases = {name: p for name, p in model.named_parameters() if ".b_" in name}
+    assert biases
+    assert all(not p.any() for p in biases.values())
+    assert not any("b_" in name for name in updater.parameters)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"grokfast": "ema"}, {"grokfast": "ma", "grokfast_window": 3}, {"grokfast": "ma"}]
+)
+def test_state_resumes_an_update_bit_for_bit(task, settings):
+    config = TrainConfig(weight_decay=0.5, **settings)
+    batch = task.sample(None, split="train")
+
+    def advance(model, updater, steps):
+        for step in steps:
+            task.loss(model(batch.tokens), batch).backward()
+            updater.update(step)
+
+    model = small_model(task)
+    updater = Updater(model, config)
+    advance(model, updater, range(5))
+    other = small_model(task)
+    other.load_state_dict(model.state_dict())
+    resumed = Updater(other, config)
+    resumed.load_state({name: tensor.clone() for name, tensor in updater.state().items()})
+    advance(model, updater, range(5, 9))
+    advance(other, resumed, range(5, 9))
+    for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_checkpoint_steps_are_log_spaced_then_linear_with_the_published_ones():
+    config = TrainConfig(steps=1100, checkpoint_every=250, checkpoint_at=(7, 5000))
+    expected = [0, 1, 2, 4, 7, 8, 16, 32, 64, 128, 250, 333, 500, 750, 1000, 1100]
+    assert config.checkpoint_steps(published=(333, 4000)) == expected
+    assert TrainConfig(steps=0).checkpoint_steps() == [0]
+
+
+COSINE = {"train.schedule": "cosine", "train.schedule_end": "90"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"train.step": "3"}, "no setting train.step: did you mean train.steps?"),
+        ({"steps": "3"}, "no setting 'steps': keys start with task., model. or train."),
+        ({"train.steps": "many"}, "train.steps: input should be a valid integer"),
+        ({"train.learning_rate": "-1"}, "train.learning_rate: input should be greater than 0, got -1"),
+        ({"train.betas": "[0.9, 1.0]"}, "betas must lie in [0, 1)"),
+        ({"train.schedule": "linear"}, "schedule linear needs schedule_end"),
+        ({"train.schedule": "step"}, "train.schedule: input should be 'constant', 'linear' or 'cosine'"),
+        ({"train.schedule_end": "9"}, "schedule_end belongs to schedule linear or cosine"),
+        ({"train.schedule_start": "0"}, "schedule_start belongs to schedule linear or cosine"),
+        ({**COSINE, "train.schedule_start": "90"}, "schedule_end = 90 does not come after step 90"),
+        ({**COSINE, "train.warmup_steps": "90"}, "schedule_end = 90 does not come after step 90"),
+        (
+            {**COSINE, "train.warmup_steps": "20", "train.schedule_start": "19"},
+            "schedule_start = 19 lies within the warm-up of 20 steps",
+        ),
+        (
+            {**COSINE, "train.schedule_floor": "-0.1"},
+            "train.schedule_floor: input should be greater than or equal to 0",
+        ),
+        (
+            {**COSINE, "train.schedule_floor": "1.1"},
+            "train.schedule_floor: input should be less than or equal to 1",
+        ),
+    ],
+)
+def test_bad_overrides_are_one_line(overrides, message):
+    with pytest.raises(UserError) as caught:
+        resolve_config("modular-addition", "cpu", overrides)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_overrides_beat_the_preset_and_are_typed():
+    resolved = resolve_config(
+        "miiii",
+        "cpu",
+        {"train.steps": "7", "task.primes": "[2, 3]", "model.init": "he", "train.clip_norm": "none"},
+    )
+    assert resolved.train.steps == 7
+    assert resolved.train.clip_norm is None
+    assert resolved.task == {"primes": [2, 3], "train_fraction": 0.5}
+    assert resolved.model["init"] == "he"
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "expected"),
+    [
+        ("train.betas", "0.9, 0.95", [0.9, 0.95]),
+        ("train.betas", "[0.9, 0.95]", [0.9, 0.95]),
+        ("train.checkpoint_at", "7", [7]),
+        ("train.checkpoint_at", "", []),
+        ("train.observe", "z.0,blocks.0.hook_resid_post", ["z.0", "blocks.0.hook_resid_post"]),
+        ("train.observe", '["z.0"]', ["z.0"]),
+        ("task.primes", "2, 3,5", [2, 3, 5]),
+        ("task.primes", "none", None),
+    ],
+)
+def test_lists_are_divided_by_commas_with_or_without_brackets(key, text, expected):
+    resolved = resolve_config("miiii", "cpu", {key: text})
+    section, _, name = key.partition(".")
+    found = getattr(resolved.train, name) if section == "train" else resolved.task[name]
+    assert (list(found) if isinstance(found, tuple) else found) == expected
+
+
+def test_commas_make_no_list_of_other_keys():
+    with pytest.raises(UserError, match=r"train.steps: .*got '1,2'"):
+        resolve_config("miiii", "cpu", {"train.steps": "1,2"})
+    assert resolve_config("miiii", "cpu", {"task.variant": "a,b"}).task["variant"] == "a,b"
+
+
+@pytest.mark.parametrize("task", ["miiii", "modular-multiplication", "modular-addition", "matrix-completion"])
+def test_set_takes_what_the_listing_of_presets_shows(task):
+    from interp_tasks.cli.rows import plain
+
+    for preset, sections in presets_of(task).items():
+        shown = {
+            f"{section}.{key}": plain(value)
+            for section, values in sections.items()
+            for key, value in values.items()
+        }
+        again = resolve_config(task, preset, shown)
+        found = {"task": again.task, "model": again.model, "train": again.train.model_dump()}
+        for key, text in shown.items():
+            section, _, name = key.partition(".")
+            assert plain(found[section][name]) == text
+            assert isinstance(found[section][name], (list, tuple)) == isinstance(
+                sections[section][name], list
+            )
+
+
+def test_unknown_task_and_preset_name_what_is_there():
+    with pytest.raises(UserError, match="did you mean 'miiii'"):
+        resolve_config("miii")
+    with pytest.raises(UserError, match="presets are cpu, reference, paper"):
+        resolve_config("miiii", "gpu")
+    assert train_config({}) == TrainConfig()
