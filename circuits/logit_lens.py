@@ -47,7 +47,7 @@ class Lens:
         """
         from circuits.figures.components import lens_figure
 
-        return lens_figure(self, positions)
+        return lens_figure(self.contributions, self.readouts, self.output, positions)
 
     def without(self, name: str) -> Tensor:
         """The output without one component's direct contribution."""

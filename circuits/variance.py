@@ -47,7 +47,7 @@ class Partition:
         """A plotly figure: for each kind of classes, what it explains alone and beyond the others, as bars."""
         from circuits.figures.components import partition_figure
 
-        return partition_figure(self)
+        return partition_figure(self.names, self.alone, self.unique, float(self.together.double().mean()))
 
 
 def explained(values: Any, classes: Any) -> Float[Tensor, "*kinds"]:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
 
 from circuits.figures.palette import COLOURS
 from circuits.figures.style import finished
 
-if TYPE_CHECKING:
-    from circuits.fourier._cosine_fit import CosineFit
-    from circuits.fourier._modular_sum import ModularSum
-    from circuits.logit_lens import Lens
-    from circuits.variance import Partition
 
+def lens_figure(
+    contributions: Mapping[str, Tensor], readouts: Mapping[str, Tensor], output: Tensor, positions: Any
+) -> Any:
+    """Two panels: each component's direct contribution, and each read-out's distance from the output.
 
-def lens_figure(lens: Lens, positions: Any) -> Any:
+    All tensors are [batch pos output]; drawn are root mean squares at `positions` (None: all).
+    """
     from plotly.subplots import make_subplots
 
     at = slice(None) if positions is None else positions
@@ -26,9 +28,9 @@ def lens_figure(lens: Lens, positions: Any) -> Any:
         return float(chosen[chosen.isfinite()].double().square().mean().sqrt())
 
     found = make_subplots(rows=2, cols=1, vertical_spacing=0.24)
-    parts = {name: size(part) for name, part in lens.contributions.items()}
+    parts = {name: size(part) for name, part in contributions.items()}
     found.add_bar(x=list(parts), y=list(parts.values()), marker_color=COLOURS["light"][0], row=1, col=1)
-    away = {name: size(readout - lens.output) for name, readout in lens.readouts.items()}
+    away = {name: size(readout - output) for name, readout in readouts.items()}
     found.add_bar(x=list(away), y=list(away.values()), marker_color=COLOURS["light"][1], row=2, col=1)
     found.update_xaxes(type="category")
     for row, across, down in (
@@ -42,30 +44,36 @@ def lens_figure(lens: Lens, positions: Any) -> Any:
     return finished(found, "Direct contributions and read-outs", said)
 
 
-def partition_figure(partition: Partition) -> Any:
+def partition_figure(names: Sequence[str], alone: Tensor, unique: Tensor, together: float) -> Any:
+    """Bars: the share of variance that each kind of classes explains alone and beyond the others.
+
+    Args:
+        alone, unique: [kind *features].
+        together: the share that all explain.
+    """
     from plotly import graph_objects
 
-    together = 100 * float(partition.together.double().mean())
     found = graph_objects.Figure()
-    shares = (("alone", partition.alone), ("beyond the others", partition.unique))
+    shares = (("alone", alone), ("beyond the others", unique))
     for index, (name, share) in enumerate(shares):
         found.add_bar(
-            x=list(partition.names),
-            y=(100 * share.double().reshape(len(partition.names), -1).mean(1)).tolist(),
+            x=list(names),
+            y=(100 * share.double().reshape(len(names), -1).mean(1)).tolist(),
             name=name,
             marker_color=COLOURS["light"][index],
         )
     found.update_xaxes(type="category", title_text="classes")
     found.update_yaxes(title_text="share of variance (%)", rangemode="tozero")
     found.update_layout(height=360, margin={"t": 50, "b": 60}, barmode="group")
-    said = f"Mean over features; all kinds of classes together explain {together:.3g}%."
+    said = f"Mean over features; all kinds of classes together explain {100 * together:.3g}%."
     return finished(found, "Variance explained by classes", said)
 
 
-def cosines_figure(fit: CosineFit, keys: Iterable[int]) -> Any:
+def cosines_figure(coefficients: Tensor, period: int, keys: Iterable[int]) -> Any:
+    """Bars: the coefficient of each frequency, [frequency from 0]; `keys` are marked."""
     from plotly import graph_objects
 
-    marked, sizes = set(keys), fit.coefficients.tolist()
+    marked, sizes = set(keys), coefficients.tolist()
     found = graph_objects.Figure()
     for key in (False, True) if marked else (False,):
         held: Sequence[int] = [k for k in range(1, len(sizes)) if (k in marked) == key]
@@ -76,30 +84,35 @@ def cosines_figure(fit: CosineFit, keys: Iterable[int]) -> Any:
             showlegend=bool(marked),
             marker_color=COLOURS["light"][1 if key else 0],
         )
-    found.update_xaxes(title_text=f"frequency (cycles per {len(fit.by_difference)})", showgrid=False)
+    found.update_xaxes(title_text=f"frequency (cycles per {period})", showgrid=False)
     found.update_yaxes(title_text="coefficient (logits)")
     found.update_layout(height=360, margin={"t": 50 if marked else 20, "b": 60}, barmode="overlay")
     return finished(found, "Logits as cosines of the difference from the answer")
 
 
-def sum_figure(answer: ModularSum) -> Any:
+def sum_figure(coordinates: Tensor, remainders: Tensor, coefficients: Sequence[int], period: int) -> Any:
+    """Sums modulo `period` over a grid of two coordinates; of more, how many inputs have each sum.
+
+    Args:
+        coordinates: [input coordinate].
+        remainders: [input].
+        coefficients: of each coordinate in the sum.
+    """
     import numpy as np
     from plotly import graph_objects
 
-    found, said = graph_objects.Figure(), f"modulo {answer.period}"
-    terms = " + ".join(
-        f"{m}·x{place}" if m != 1 else f"x{place}" for place, m in enumerate(answer.coefficients)
-    )
-    if len(answer.coefficients) == 2:
-        rows, columns = answer.coordinates.cpu().numpy().astype(int).T
+    found, said = graph_objects.Figure(), f"modulo {period}"
+    terms = " + ".join(f"{m}·x{place}" if m != 1 else f"x{place}" for place, m in enumerate(coefficients))
+    if len(coefficients) == 2:
+        rows, columns = coordinates.cpu().numpy().astype(int).T
         # An input that is not among those given is blank.
         grid = np.full((rows.max() + 1, columns.max() + 1), np.nan)
-        grid[rows, columns] = answer.remainders.cpu().numpy()
+        grid[rows, columns] = remainders.cpu().numpy()
         found.add_heatmap(
             z=grid,
             colorscale="Cividis",
             zmin=0,
-            zmax=answer.period - 1,
+            zmax=period - 1,
             colorbar={"title": "sum", "thickness": 12},
             hovertemplate="x0 %{y}, x1 %{x}<br>sum %{z}<extra></extra>",
         )
@@ -109,8 +122,8 @@ def sum_figure(answer: ModularSum) -> Any:
         )
         found.update_layout(height=520, width=620, margin={"t": 20, "b": 60})
     else:
-        counts = answer.remainders.bincount(minlength=answer.period)
-        found.add_bar(x=list(range(answer.period)), y=counts.tolist(), marker_color=COLOURS["light"][0])
+        counts = remainders.bincount(minlength=period)
+        found.add_bar(x=list(range(period)), y=counts.tolist(), marker_color=COLOURS["light"][0])
         found.update_xaxes(title_text="sum", showgrid=False)
         found.update_yaxes(title_text="inputs", rangemode="tozero")
         found.update_layout(height=360, margin={"t": 20, "b": 60})

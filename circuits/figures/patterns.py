@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
 from circuits.errors import CircuitsError
 from circuits.figures.head_maps import Panel, maps
 
-if TYPE_CHECKING:
-    from circuits.patterns._classes import Classes
-    from circuits.patterns._scores import Scores
 
-
-def scores_figure(scores: Scores, column: str) -> Any:
-    frame = scores.frame
+def scores_figure(frame: pd.DataFrame, templates: Sequence[str], column: str) -> Any:
+    """A heatmap over layers and heads for each template."""
     known = [name for name in ("score", "effect", "corrected", "bits", "chance") if name in frame]
     if column not in known:
         raise CircuitsError(f"plot: no column {column!r}; choose from {', '.join(known)}")
     signed = column in ("effect", "corrected")
     panels = [
         Panel(template, _grid(frame[frame["template"] == template], column), column, signed)
-        for template in scores.templates
+        for template in templates
     ]
     about = {
         "score": "Share of attention on the template's keys",
@@ -34,12 +31,12 @@ def scores_figure(scores: Scores, column: str) -> Any:
     return maps(panels, "Attention heads against templates", f"{about}; each panel has colours of its own.")
 
 
-def classes_figure(classes: Classes) -> Any:
-    frame = classes.frame
-    held = frame if "corrected" in frame else frame.assign(corrected=float("nan"))
+def classes_figure(frame: pd.DataFrame, rule: str) -> Any:
+    """The class of each head as text, its corrected score as colour; `rule` says how classes were told apart."""
+    scored = frame if "corrected" in frame else frame.assign(corrected=float("nan"))
     text = _grid(frame, "class")
-    panel = Panel("", _grid(held, "corrected"), "corrected score", signed=True, text=text)
-    return maps([panel], "What each head attends to", classes.rule)
+    panel = Panel("", _grid(scored, "corrected"), "corrected score", signed=True, text=text)
+    return maps([panel], "What each head attends to", rule)
 
 
 def compared_figure(frame: pd.DataFrame, column: str, title: str) -> Any:

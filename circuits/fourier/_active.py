@@ -61,7 +61,7 @@ class Active:
         """A plotly figure: the share of each frequency beside the bound, and how many are active in each feature."""
         from circuits.figures.spectra import active_figure
 
-        return active_figure(self)
+        return active_figure(self.together, self.together_bound, self.counts, self.draws)
 
     @property
     def statement(self) -> str:

@@ -68,7 +68,7 @@ class Clusters:
         """A plotly figure: each neuron's share by its first frequency, and the threshold."""
         from circuits.figures.spectra import clusters_figure
 
-        return clusters_figure(self)
+        return clusters_figure(self.frame, self.labels, self.threshold)
 
 
 def clusters(spectrum: Spectrum, threshold: float | int = THRESHOLD, by: str = "block") -> Clusters:

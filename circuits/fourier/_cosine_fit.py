@@ -41,7 +41,7 @@ class CosineFit:
         """A plotly figure: the coefficient of each frequency, as bars; `keys` are marked."""
         from circuits.figures.components import cosines_figure
 
-        return cosines_figure(self, keys)
+        return cosines_figure(self.coefficients, len(self.by_difference), keys)
 
     def fitted(self, keys: Iterable[int]) -> Float[Tensor, "input class"]:
         """The mean and the cosines of some frequencies."""

@@ -133,7 +133,7 @@ class ModularSum:
         """A plotly figure: the sum at each input, of two coordinates; else how many inputs have each sum."""
         from circuits.figures.components import sum_figure
 
-        return sum_figure(self)
+        return sum_figure(self.coordinates, self.remainders, self.coefficients, self.period)
 
     def _checked(self, keys: Sequence[int]) -> list[int]:
         found = list(dict.fromkeys(keys))

@@ -57,11 +57,11 @@ class Bands:
             variance=ones.sum(),
         )
 
-    def plot(self, keys: Iterable[Label] = ()) -> Any:
+    def plot(self, keys: Iterable[Label] = (), *, title: str | None = None) -> Any:
         """A plotly figure: a bar for the share of each frequency; `keys` are marked, such as `key_frequencies`."""
-        from circuits.figures.spectra import spectrum as figure
+        from circuits.figures.spectra import spectrum_bars
 
-        return figure(self, keys)
+        return spectrum_bars(self.labels, self.total().share, list(keys), "frequency", title)
 
 
 @dataclass(frozen=True)
@@ -153,15 +153,26 @@ class Spectrum:
             }
         )
 
-    def plot(self, keys: Iterable[Label] = ()) -> Any:
+    def plot(self, keys: Iterable[Label] = (), *, by: str | None = None, title: str | None = None) -> Any:
         """A plotly figure of the share of each frequency: bars for one coordinate, a heatmap for two.
 
         Args:
             keys: frequencies to mark, such as those of `key_frequencies`; then bars for two coordinates too.
+            by: bars by "block", "component" or a coordinate, see `bands`.
         """
-        from circuits.figures.spectra import spectrum as figure
+        from circuits.figures.spectra import spectrum_bars, spectrum_map
 
-        return figure(self, keys)
+        keys, axes = list(keys), len(self.grid.axes)
+        if by is None and not keys and axes == 2:
+            return spectrum_map(self.total().share, self.grid.axes, self.grid.sizes, title)
+        if by is None and not keys and axes > 2:
+            raise CircuitsError(
+                f"plot: a spectrum over 1 or 2 coordinates can be drawn; this has {axes}; choose bars with by="
+            )
+        sizes = set(self.grid.sizes)
+        unit = f"frequency (cycles per {sizes.pop()})" if len(sizes) == 1 else "frequency"
+        bands = self.bands(by or "block")
+        return spectrum_bars(bands.labels, bands.total().share, keys, unit, title)
 
 
 def spectrum(x: Any, grid: Any = None, axis: int = 0) -> Spectrum:

@@ -7,9 +7,9 @@ An intervention is turned into `Write`s (activations), `Swap`s (weights) and `Cu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,6 @@ from circuits.interventions.reference_runs import Reference
 from circuits.model.sites import SiteKind
 from circuits.model.surface import Surface
 from circuits.tensors import Positions, Snapshot, select_positions
-
-if TYPE_CHECKING:
-    from circuits.interventions.forward_pass import Call
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,17 @@ class Firing:
         return whole if self.rows is None else whole[self.rows]
 
 
+class RunContext(Protocol):
+    """A run of the model that is about to begin, as a replacement sees it."""
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """[batch pos], or whatever the model was called with; None where only a part of it is called."""
+
+    def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """What `compute` gives, computed once in this run for all replacements that share `key`."""
+
+
 class Replacement(ABC):
     """What is put in the place of an activation."""
 
@@ -65,7 +73,7 @@ class Replacement(ABC):
         """Other hooks of the same forward pass whose activations it needs: name in `Firing.reads` -> hook."""
         return {}
 
-    def prepare(self, call: Call) -> Any:
+    def prepare(self, run: RunContext) -> Any:
         """Called before each run of the model, for passes on the run's own tokens that are needed first; what it
         returns arrives as `Firing.prepared`.
         """

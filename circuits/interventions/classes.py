@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from circuits.contrasts import Contrasts
 from circuits.errors import CircuitsError
-from circuits.interventions.base import Firing, Replacement, Write
+from circuits.interventions.base import Firing, Replacement, RunContext, Write
 from circuits.interventions.reference_runs import Reduction, Reference
 from circuits.tensors import Snapshot
-
-if TYPE_CHECKING:
-    from circuits.interventions.forward_pass import Call
 
 VERB = "ablate.classes"
 #: Rows of tokens are told apart by a table of at most so many entries, else by sorting them.
@@ -111,10 +108,10 @@ class WithoutClasses(Replacement):
     def references(self, write: Write) -> dict[str, Reference]:
         return {"parts": Reference(self.labelled.examples, write.hook, Parts(self.labelled))}
 
-    def prepare(self, call: Call) -> Tensor | None:
+    def prepare(self, run: RunContext) -> Tensor | None:
         """The classes of the run's examples, [kind batch]."""
-        tokens = call.tokens
-        return None if tokens is None else call.once(id(self), lambda: self.labelled.at(tokens))
+        tokens = run.tokens
+        return None if tokens is None else run.once(id(self), lambda: self.labelled.at(tokens))
 
     def value(self, current: Tensor, firing: Firing) -> Tensor:
         label = firing.write.label

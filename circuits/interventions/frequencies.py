@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.harmonics import products
-from circuits.interventions.base import Firing, Replacement, Write
+from circuits.interventions.base import Firing, Replacement, RunContext, Write
 from circuits.interventions.reference_runs import Reduction, Reference
 from circuits.tensors import Positions, Snapshot
-
-if TYPE_CHECKING:
-    from circuits.interventions.forward_pass import Call
 
 _VERB = "ablate.frequencies"
 #: Which components of a frequency are meant.
@@ -77,10 +74,10 @@ class Frequencies(Replacement):
     def references(self, write: Write) -> dict[str, Reference]:
         return {"coefficients": Reference(self.grid, write.hook, Coefficients(self.waves))}
 
-    def prepare(self, call: Call) -> Tensor | None:
+    def prepare(self, run: RunContext) -> Tensor | None:
         """The waves at the coordinates of the run's examples, [batch function]."""
-        tokens = call.tokens
-        return None if tokens is None else call.once(id(self), lambda: self._waves_at(tokens))
+        tokens = run.tokens
+        return None if tokens is None else run.once(id(self), lambda: self._waves_at(tokens))
 
     def _waves_at(self, tokens: Tensor) -> Tensor:
         check_coordinates(tokens, self.waves, _VERB)

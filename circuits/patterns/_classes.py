@@ -38,7 +38,7 @@ class Classes:
         """A plotly figure: the class of each head, layers down, heads across; colours are its corrected score."""
         from circuits.figures.patterns import classes_figure
 
-        return classes_figure(self)
+        return classes_figure(self.frame, self.rule)
 
     def __getitem__(self, head: Any) -> str:
         """The class of a head (layer, head)."""

@@ -45,16 +45,23 @@ class Maps:
             )
         return self.mean[self.layers.index(layer), index]
 
-    def plot(self, labels: Sequence[str] | None = None, titles: Mapping[Any, str] | None = None) -> Any:
+    def plot(
+        self,
+        labels: Sequence[str] | None = None,
+        titles: Mapping[Any, str] | None = None,
+        *,
+        title: str | None = None,
+    ) -> Any:
         """A plotly figure: a heatmap per head, layers down, heads across, in one colour scale.
 
         Args:
             labels: what the positions are called (default: numbers).
             titles: Head -> its title (default: L0H1).
         """
-        from circuits.figures.attention_maps import attention as figure
+        from circuits.figures.attention_maps import attention_maps
 
-        return figure(self, labels, titles)
+        about = title or f"Mean attention over {self.n:,} examples"
+        return attention_maps(self.mean, self.layers, labels, titles or {}, about)
 
 
 def attention(

@@ -53,7 +53,7 @@ class Scores:
         """A plotly figure: a heatmap over layers and heads for each template, of `score` or another column."""
         from circuits.figures.patterns import scores_figure
 
-        return scores_figure(self, column)
+        return scores_figure(self.frame, self.templates, column)
 
     def per_example(self, template: str) -> np.ndarray:
         """[head example]: each example's own score, the mean over its queries; NaN where it has none.
