@@ -12,19 +12,16 @@ Layers and heads count from 0 everywhere.
 
 from circuits import ablate, fourier, patch, patterns, permute, plots, probe, transplant, variance
 from circuits.errors import CircuitsError
-from circuits.interventions.apply import intervene
+from circuits.interventions.apply import Activations, cache, intervene, run
 from circuits.interventions.base import Intervention
 from circuits.interventions.custom import edit
-from circuits.interventions.draws import Draws, draws
-from circuits.interventions.run import Activations, cache, run
-from circuits.interventions.variants import grid
+from circuits.interventions.variants import Draws, draws, grid
 from circuits.logit_lens import Lens, lens
 from circuits.model.heads import Head, heads
 from circuits.model.sites import Site
-from circuits.sweeps.compare import compare
 from circuits.sweeps.metrics import logit_difference
-from circuits.sweeps.result import SweepResult
-from circuits.sweeps.sweep import sweep
+from circuits.sweeps.sweep import compare, sweep
+from circuits.sweeps.table import SweepResult
 
 __all__ = [
     "Activations",

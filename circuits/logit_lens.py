@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.apply import intervene
+from circuits.interventions.apply import Activations, intervene, run
 from circuits.interventions.arguments import read_run_tokens
 from circuits.interventions.base import Intervention
 from circuits.interventions.custom import edit
-from circuits.interventions.run import Activations, run
 from circuits.model.heads import Head
 from circuits.model.sites import Site
 from circuits.model.surface import Surface

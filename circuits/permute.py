@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions import draws as drawing
 from circuits.interventions.arguments import read_indices, read_seed
 from circuits.interventions.base import Firing, Replacement, Write
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.forward_pass import Call, unusual
+from circuits.interventions.variants import Draws
+from circuits.interventions.variants import draws as draw_variants
 from circuits.model.padding import masks_itself
 from circuits.model.sites import Site
 from circuits.model.surface import Surface
@@ -105,9 +106,9 @@ def positions(permutation_or_seed: Any) -> PermutedPositions:
     return _permuted(Permuted(None, tuple(map(int, order))))
 
 
-def draws(count: int, seed: int = 0) -> drawing.Draws:
+def draws(count: int, seed: int = 0) -> Draws:
     """`count` random permutations as one variant of a sweep, which then gives each draw, their mean and spread."""
-    return drawing.draws(positions, count, seed)
+    return draw_variants(positions, count, seed)
 
 
 def slices(shape: Any, axis: int, seed: int = 0) -> PermutedPositions:

@@ -12,7 +12,6 @@ A spectrum is of sums of squares over the orthonormal real basis, so that shares
 from circuits.fourier._active import Active, active
 from circuits.fourier._basis import basis, frequencies, inverse, transform
 from circuits.fourier._clusters import Clusters, clusters
-from circuits.fourier._cosine_fit import CosineFit
 from circuits.fourier._grid import Grid, components
 from circuits.fourier._key_frequencies import (
     AboveMean,
@@ -23,7 +22,7 @@ from circuits.fourier._key_frequencies import (
     Rule,
     key_frequencies,
 )
-from circuits.fourier._modular_sum import ModularSum, regression, share, variance_explained
+from circuits.fourier._modular_sum import CosineFit, ModularSum, regression, share, variance_explained
 from circuits.fourier._spectrum import Bands, Spectrum, gini, spectrum
 
 __all__ = [

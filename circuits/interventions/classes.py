@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from circuits.contrasts import Contrasts
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Firing, Replacement, RunContext, Write
 from circuits.interventions.reference_runs import Reduction, Reference
 from circuits.tensors import Snapshot
+from circuits.variance import Contrasts
 
 VERB = "ablate.classes"
 #: Rows of tokens are told apart by a table of at most so many entries, else by sorting them.

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.model.hooks import Function
-from circuits.model.modes import evaluating
-from circuits.model.record import listening, recording
+from circuits.model.record import evaluating, listening, recording
 from circuits.model.state import suspended
 from circuits.model.surface import Surface
 from circuits.tensors import Snapshot

@@ -7,10 +7,36 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from circuits.model.hooks import Function
+from circuits.model.locks import exclusive
 from circuits.model.surface import Surface
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put every module in eval mode, and each back into the mode it had, mixed modes included.
+
+    Modes are the model's and not a thread's: others that want it wait.
+    """
+    with exclusive(model), _evaluating(model):
+        yield
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        # Only where it changes something: to set an attribute of a module takes long.
+        for module, training in before:
+            if training:
+                module.training = False
+        yield
+    finally:
+        for module, training in before:
+            if module.training != training:
+                module.training = training
 
 
 @contextmanager

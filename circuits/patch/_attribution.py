@@ -12,10 +12,18 @@ from circuits.interventions.arguments import read_choice, read_place, read_seed
 from circuits.model.heads import Head
 from circuits.model.sites import Site, SiteKind
 from circuits.patch._gradients import EXAMPLES_PER_PASS, Pair, change, undisturbed
-from circuits.resampling import Resampling
+from circuits.statistics import Resampling
 from circuits.sweeps.metrics import PerExample, read_values
-from circuits.sweeps.result import SweepResult, make_result
-from circuits.sweeps.table import BASELINE, Comparison, Measured, Row, adjust, tabulate
+from circuits.sweeps.table import (
+    BASELINE,
+    Comparison,
+    Measured,
+    Row,
+    SweepResult,
+    adjust,
+    make_result,
+    tabulate,
+)
 
 VERB = "patch.attribution"
 DIRECTION = "source -> base"

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_batch, read_run_tokens
-from circuits.model.modes import evaluating
-from circuits.model.record import listening
+from circuits.model.record import evaluating, listening
 from circuits.model.state import suspended
 from circuits.model.surface import Surface
 from circuits.sweeps.metrics import called, first_choice, is_pair, read_metric, read_values

@@ -15,16 +15,14 @@ from circuits.interventions.apply import planned
 from circuits.interventions.arguments import read_seed
 from circuits.interventions.base import Intervention
 from circuits.model.locks import exclusive
-from circuits.model.modes import evaluating
+from circuits.model.record import evaluating
 from circuits.patch._gradients import Pair, undisturbed
 from circuits.patch._result import ScreenResult, make_screen
-from circuits.resampling import Resampling
-from circuits.statistics import bootstrap, interval, ratio
+from circuits.statistics import Resampling, bootstrap, interval, ratio
 from circuits.sweeps.measure import Group, Question, Variant, measure_all
 from circuits.sweeps.metrics import UNTESTED, PerExample, own_positions
-from circuits.sweeps.result import SweepResult, make_result
 from circuits.sweeps.sweep import AUTO_CHUNK
-from circuits.sweeps.table import LEVEL, Comparison, Measured, Row, adjust, tabulate
+from circuits.sweeps.table import LEVEL, Comparison, Measured, Row, SweepResult, adjust, make_result, tabulate
 from circuits.tensors import Snapshot, parse_positions
 
 

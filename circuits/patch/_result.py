@@ -9,8 +9,7 @@ from typing import Any
 import pandas as pd
 
 from circuits.errors import CircuitsError
-from circuits.sweeps.result import SweepResult
-from circuits.sweeps.table import Row
+from circuits.sweeps.table import Row, SweepResult
 
 # Of a sweep's columns, those that say what was measured.
 _EXACT = (

@@ -14,9 +14,8 @@ from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_indices, read_queries
 from circuits.interventions.replacements import visible
 from circuits.model.hooks import Function
-from circuits.model.modes import evaluating
 from circuits.model.padding import refuse_padding
-from circuits.model.record import keep_in, listening
+from circuits.model.record import evaluating, keep_in, listening
 from circuits.model.sites import KINDS
 from circuits.model.state import running_rows
 from circuits.model.surface import Surface

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.model.modes import evaluating
-from circuits.model.record import recording
+from circuits.model.record import evaluating, recording
 from circuits.model.state import running_rows
 from circuits.model.surface import Surface
 from circuits.probe._least_squares import NormalEquations

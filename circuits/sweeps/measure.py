@@ -17,7 +17,7 @@ from circuits.errors import CircuitsError
 from circuits.interventions.apply import Plan, attached, wanted
 from circuits.interventions.base import Intervention
 from circuits.interventions.reference_runs import References
-from circuits.model.modes import evaluating
+from circuits.model.record import evaluating
 from circuits.model.state import running_rows
 from circuits.model.surface import Surface
 from circuits.sweeps.metrics import PerExample, called, metric_name, read_values, unedited_metrics

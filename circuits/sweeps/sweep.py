@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -13,15 +13,30 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import planned
 from circuits.interventions.arguments import is_whole, read_batch, read_choice, read_run_tokens, read_seed
-from circuits.interventions.draws import Draws
+from circuits.interventions.variants import Draws
 from circuits.model.surface import Surface
-from circuits.resampling import Resampling
-from circuits.sweeps.checkpoints import read_checkpoints
+from circuits.statistics import Resampling
+from circuits.sweeps.checkpoints import measure_in_turn, read_checkpoints
 from circuits.sweeps.measure import Found, Question, Variant
-from circuits.sweeps.metrics import UNTESTED, own_positions, read_metric
-from circuits.sweeps.result import SweepResult, make_result
-from circuits.sweeps.table import Comparison, Row, adjust, tabulate
-from circuits.sweeps.turns import measure_in_turn
+from circuits.sweeps.metrics import (
+    UNTESTED,
+    called,
+    metric_name,
+    own_positions,
+    read_metric,
+    read_values,
+    unedited_metrics,
+)
+from circuits.sweeps.table import (
+    BASELINE,
+    Comparison,
+    Measured,
+    Row,
+    SweepResult,
+    adjust,
+    make_result,
+    tabulate,
+)
 from circuits.tensors import Snapshot, parse_positions
 
 # Tokens per forward under chunk="auto". On two cores the time does not depend on it between 512 and 16384; what the
@@ -184,3 +199,64 @@ def _read_chunk(tokens: Tensor, batch: Any, chunk: int | str) -> int:
             f'sweep: chunk={chunk!r}; give "auto" or a number of tokens per forward, at least 1'
         )
     return int(chunk)
+
+
+def compare(
+    parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]],
+    metric: Any = None,
+    batch: Any = None,
+    columns: Mapping[str, Row] | None = None,
+    seed: int = 0,
+    draws: int = 1000,
+    flips: int = 9999,
+) -> SweepResult:
+    """The table of a `sweep`, of outputs that something else has made: a read-out, a lens, code of your own.
+
+        compare([(model(tokens), {"doubled": 2 * model(tokens)})], metric=metric)
+
+    Args:
+        parts: for consecutive lots of examples, the unedited output [n pos out] and, by variant, what is compared with
+            it. One lot is in memory at a time.
+        metric: as in `sweep`; batch covers the examples of all lots.
+        batch: see `metric`.
+        seed: see `metric`.
+        draws: see `metric`.
+        flips: see `metric`.
+        columns: by variant, what the table is to say of it: intervention, site, layer, head, position.
+
+    Raises `CircuitsError` for lots with different variants, and for what `sweep` refuses of a metric.
+    """
+    seed, batch = read_seed(seed, "compare"), read_batch(batch, "compare")
+    if metric is not None:
+        read_metric(metric, batch is not None)
+    baseline = Measured(BASELINE, {})
+    measured: dict[str, Measured] = {}
+    done = 0
+    for clean, outputs in parts:
+        rows = slice(done, done + len(clean))
+        done = rows.stop
+        if baseline.parts and list(outputs) != list(measured):
+            raise CircuitsError(
+                f"compare: a lot has {', '.join(outputs)}; the first had {', '.join(measured)}"
+            )
+        for name, output in {BASELINE: clean, **outputs}.items():
+            if output.shape != clean.shape:
+                raise CircuitsError(
+                    f"compare: {name} is {list(output.shape)}, the unedited {list(clean.shape)}"
+                )
+            if metric is None:
+                values: Any = unedited_metrics(output, clean)
+            else:
+                values = called(metric, output, None if batch is None else batch[rows])
+            about = {"variant": name, **(columns or {}).get(name, {})}
+            one = baseline if name == BASELINE else measured.setdefault(name, Measured(name, about))
+            one.parts.append(read_values(values, metric_name(metric), len(output), name))
+    if not measured or (batch is not None and len(batch) != done):
+        got = "no outputs" if not measured else f"{done} examples, batch has {len(batch)}"
+        raise CircuitsError(f"compare: {got}; give the unedited output and others, of all examples")
+    settings = {"seed": seed, "draws": draws, "flips": flips, "engine": "given", "n": done}
+    untested: Collection[str] = UNTESTED if metric is None else ()
+    given = Comparison(baseline, list(measured.values()), "given")
+    [(found, unedited)] = tabulate([given], Resampling(seed, draws, flips), untested)
+    adjust(found)
+    return make_result(found, unedited, {}, settings)

@@ -13,7 +13,7 @@ from circuits import CircuitsError, ablate, fourier, heads, lens, patterns, plot
 from circuits.figures.export import MISSING, PICTURES, check_exporter
 from circuits.figures.palette import COLOURS
 from circuits.figures.style import ROOM, log_axis
-from circuits.fourier._cosine_fit import CosineFit
+from circuits.fourier._modular_sum import CosineFit
 
 
 def metric(output):

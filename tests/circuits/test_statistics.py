@@ -159,7 +159,7 @@ def test_same_seed_same_numbers_and_blocks_do_not_matter_to_their_law(data, monk
     other = summarise(sums, counts, seed=2, draws=100, flips=100, level=0.95)
     np.testing.assert_array_equal(first.low, again.low)
     assert (first.low != other.low).all()
-    monkeypatch.setattr("circuits.resampling._BLOCK", 400)
+    monkeypatch.setattr("circuits.statistics._BLOCK", 400)
     in_blocks = summarise(sums, counts, seed=1, draws=100, flips=100, level=0.95)
     np.testing.assert_array_equal(in_blocks.low, first.low)
     np.testing.assert_array_equal(in_blocks.p_value, first.p_value)

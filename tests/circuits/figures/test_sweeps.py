@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, grid, heads, patch, permute, sweep
-from circuits.sweeps.result import COLUMNS
+from circuits.sweeps.table import COLUMNS
 
 
 def metric(output):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, Site, ablate, cache, edit, run, sweep
-from circuits.interventions import run as running
+from circuits.interventions import apply
 
 
 def test_run_is_the_model_in_eval_mode_without_gradients(model, tokens):
@@ -94,7 +94,7 @@ def test_a_model_that_overwrites_its_output(make_model, hooked_only, tokens, mon
     model, plain = make_model(0), make_model(0)
     model.unembed = Filling(model.unembed)
     if large:
-        monkeypatch.setattr(running, "_LARGE", 0)
+        monkeypatch.setattr(apply, "_LARGE", 0)
     first, second = run(model, tokens, ablate.zero("0.1")), run(model, tokens)
     assert torch.equal(first, run(plain, tokens, ablate.zero("0.1")))
     assert torch.equal(second, run(plain, tokens))

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from circuits import CircuitsError, ablate, heads, sweep
-from circuits.sweeps.result import COLUMNS
+from circuits.sweeps.table import COLUMNS
 
 
 @pytest.fixture(scope="module")
