@@ -22,18 +22,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions import variants
-from circuits.interventions.arguments import (
-    made_by,
-    read_choice,
-    read_heads,
-    read_indices,
-    read_keys,
-    read_place,
-    read_queries,
-    read_seed,
-    read_tokens,
-    read_what,
-)
+from circuits.interventions.arguments import read_heads, read_keys, read_place, read_queries, read_what
 from circuits.interventions.base import Intervention, Replacement
 from circuits.interventions.classes import Labelled, WithoutClasses
 from circuits.interventions.edited_means import EditedMean
@@ -42,6 +31,7 @@ from circuits.interventions.frequencies import DIRECTIONS, Frequencies, Waves, c
 from circuits.interventions.replacements import Mean, Resample, Uniform, Zero
 from circuits.model.sites import Site
 from circuits.tensors import Snapshot
+from circuits.validate import is_whole, made_by, read_choice, read_indices, read_seed, read_tokens
 
 __all__ = ["classes", "each", "frequencies", "mean", "mean_pattern", "neurons", "resample", "uniform", "zero"]
 
@@ -207,7 +197,7 @@ def frequencies(
     """
     verb = "ablate.frequencies"
     place = read_place(site, heads, verb)
-    if isinstance(period, bool) or not isinstance(period, int | np.integer) or period < 2:
+    if not is_whole(period, 2):
         raise CircuitsError(f"{verb}: period={period!r}; give a whole number of at least 2")
     chosen = read_indices(keys, verb, "keys") or ()
     wrong = [key for key in chosen if not 1 <= key <= period // 2]

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Activations, intervene, run
-from circuits.interventions.arguments import read_run_tokens
 from circuits.interventions.base import Intervention
 from circuits.interventions.custom import edit
 from circuits.model.heads import Head
 from circuits.model.sites import Site
 from circuits.model.surface import Surface
+from circuits.validate import read_run_tokens
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_indices, read_seed
 from circuits.interventions.base import Firing, Replacement, Write
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.forward_pass import Call, unusual
@@ -22,6 +21,7 @@ from circuits.model.padding import masks_itself
 from circuits.model.sites import Site
 from circuits.model.surface import Surface
 from circuits.tensors import plain
+from circuits.validate import is_whole, read_indices, read_seed
 
 __all__ = ["draws", "positions", "slices", "within"]
 
@@ -88,7 +88,7 @@ def positions(permutation_or_seed: Any) -> PermutedPositions:
     Rotary models and models without a position table are refused, and so is a run that does not read the first rows
     of the table in order (padding, position_ids, a key-value cache).
     """
-    if isinstance(permutation_or_seed, int | np.integer) and not isinstance(permutation_or_seed, bool):
+    if is_whole(permutation_or_seed):
         return _permuted(Permuted(read_seed(permutation_or_seed, VERB), None))
     permutation_or_seed = plain(permutation_or_seed, VERB)
     if isinstance(permutation_or_seed, Tensor):
@@ -153,15 +153,11 @@ def within(shape: Any, axis: int, seed: int = 0, at: Any = None) -> PermutedPosi
 def _grid(shape: Any, axis: Any, verb: str) -> tuple[np.ndarray, int]:
     """The positions of a grid, in its shape; and the axis."""
     sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
-    if not sizes or not all(_is_whole(size) and size > 0 for size in sizes):
+    if not sizes or not all(is_whole(size) and size > 0 for size in sizes):
         raise CircuitsError(f"{verb}: shape is that of a grid of positions, such as (4, 4); got {shape!r}")
-    if not _is_whole(axis) or not 0 <= axis < len(sizes):
+    if not is_whole(axis) or not 0 <= axis < len(sizes):
         raise CircuitsError(f"{verb}: axis={axis!r}; the grid has axes 0-{len(sizes) - 1}")
     return np.arange(math.prod(sizes)).reshape(sizes), int(axis)
-
-
-def _is_whole(number: Any) -> bool:
-    return isinstance(number, int | np.integer) and not isinstance(number, bool)
 
 
 def random_order(length: int, seed: int) -> tuple[int, ...]:

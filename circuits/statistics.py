@@ -11,6 +11,9 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
+#: Of the intervals in every table.
+LEVEL = 0.95
+
 # Drawn, and multiplied with series, in blocks of at most this many numbers, which bounds the memory.
 _BLOCK = 8_000_000
 # Draws of no more numbers are kept: they take longer than what is computed from them.

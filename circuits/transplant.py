@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_indices
 from circuits.interventions.base import Intervention, Swap
 from circuits.model.locks import exclusive
 from circuits.model.surface import Surface
 from circuits.tensors import Snapshot, plain
+from circuits.validate import read_indices
 
 __all__ = ["COMPONENTS", "weights"]
 

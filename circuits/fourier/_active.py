@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -16,6 +15,7 @@ from circuits.errors import CircuitsError
 from circuits.fourier._basis import read_axis, read_values
 from circuits.fourier._grid import Grid, read_grid
 from circuits.fourier._spectrum import Bands
+from circuits.validate import is_whole
 
 #: With 19 relabellings the chance of a false frequency is 1 / 20.
 DRAWS = 19
@@ -84,7 +84,7 @@ def active(x: Any, grid: Any, axis: int = 0, draws: int = DRAWS, seed: int = 0) 
         x: activations, whose `axis` unfolds into the grid; other axes are features, flattened into one.
         grid: as in `spectrum`, of coordinates of 3 values or more.
     """
-    if isinstance(draws, bool) or not isinstance(draws, int | np.integer) or draws < 1:
+    if not is_whole(draws, 1):
         raise CircuitsError(f"fourier.active: draws={draws!r}; give a whole number of at least 1")
     values = read_values(x).detach()
     found = read_grid(grid, values.shape[read_axis(axis, values)])

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.harmonics import cos_sin
+from circuits.validate import is_whole
 
 
 def basis(period: int) -> Float[Tensor, "period period"]:
@@ -21,7 +21,7 @@ def basis(period: int) -> Float[Tensor, "period period"]:
     cos k and sin k are √(2/p) cos(2πkx/p) and √(2/p) sin(2πkx/p), k = 1..(p-1)/2. An even period ends with the
     alternating cos(πx)/√p. The basis of Nanda et al. 2023 (arXiv:2301.05217).
     """
-    if isinstance(period, bool) or not isinstance(period, int | np.integer) or period < 1:
+    if not is_whole(period, 1):
         raise CircuitsError(f"fourier: period={period!r}; give a whole number of at least 1")
     period = int(period)
     x = torch.arange(period)

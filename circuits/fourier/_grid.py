@@ -15,7 +15,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.fourier._basis import read_axis
 from circuits.harmonics import cos_sin, products
-from circuits.interventions.arguments import read_run_tokens
+from circuits.validate import read_run_tokens
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.fourier._spectrum import ROUNDING, Bands, Label, Spectrum
-from circuits.interventions.arguments import read_choice
+from circuits.validate import read_choice
 
 
 class Rule(ABC):

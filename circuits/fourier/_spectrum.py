@@ -16,7 +16,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.fourier._basis import frequencies, read_axis, read_values, transform
 from circuits.fourier._grid import Grid, read_grid
-from circuits.interventions.arguments import read_choice
+from circuits.validate import read_choice
 
 #: A power below this share of the whole is what rounding leaves.
 ROUNDING = 1e-20

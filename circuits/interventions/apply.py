@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_run_tokens
 from circuits.interventions.base import Cut, Intervention, Receiver, Step, Swap, Write
 from circuits.interventions.cuts import check_cuts, cutting, renew
 from circuits.interventions.forward_pass import Call, writer
@@ -24,6 +23,7 @@ from circuits.model.record import evaluating, recording
 from circuits.model.sites import Site, closest_sites
 from circuits.model.state import replaced, state_of
 from circuits.model.surface import Surface
+from circuits.validate import read_run_tokens
 
 Plan = tuple[Step, ...]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import check_call, read_place, read_queries
+from circuits.interventions.arguments import read_place, read_queries
 from circuits.interventions.edits import Edit
 from circuits.interventions.replacements import Computed
+from circuits.validate import check_call
 
 
 def edit(

@@ -11,10 +11,10 @@ import numpy as np
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import made_by, read_seed
 from circuits.interventions.base import Intervention
 from circuits.model.heads import Head
 from circuits.tensors import Snapshot, plain
+from circuits.validate import is_whole, made_by, read_seed
 
 
 def grid(
@@ -75,7 +75,7 @@ def named(axis: str, item: Any) -> tuple[str, Any]:
 
 
 def _is_number(item: Any) -> bool:
-    return isinstance(item, int | np.integer) and not isinstance(item, bool)
+    return is_whole(item)
 
 
 def _names_itself(axis: str, item: Any) -> bool:
@@ -110,7 +110,7 @@ def draws(make: Callable[[int], Intervention], count: int, seed: int = 0) -> Dra
 
     Seeds of different draws, and of the same draw under different `seed`, are unrelated (numpy's SeedSequence).
     """
-    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
+    if not is_whole(count, 1):
         raise CircuitsError(f"draws: count={count!r}; give the number of draws, at least 1")
     children = np.random.SeedSequence(read_seed(seed, "draws")).generate_state(int(count), np.uint64) >> 1
     made = tuple(made_by(make, "draws", (int(child),)) for child in children)

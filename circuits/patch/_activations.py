@@ -1,4 +1,4 @@
-"""Activation patching: put in place what the model computes on another input."""
+"""Puts in place what the model computes on another input: at a site, or along one path."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from typing import Any
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_choice, read_place, read_queries, read_tokens, read_what
+from circuits.interventions.arguments import read_place, read_queries, read_what
 from circuits.interventions.base import Replacement
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.paths import Path, check_ends
 from circuits.interventions.replacements import Clean, Stored
 from circuits.model.heads import looks_like_heads, parse_heads
 from circuits.model.sites import Site
-from circuits.patch._attribution import attribution
-from circuits.patch._edges import edges
-from circuits.patch._screen import screen
 from circuits.tensors import Snapshot, plain
-
-__all__ = ["activations", "attribution", "edges", "path", "screen"]
+from circuits.validate import read_choice, read_tokens
 
 
 def activations(

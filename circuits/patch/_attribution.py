@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_choice, read_place, read_seed
+from circuits.interventions.arguments import read_place
 from circuits.model.heads import Head
 from circuits.model.sites import Site, SiteKind
 from circuits.patch._gradients import EXAMPLES_PER_PASS, Pair, change, undisturbed
@@ -24,6 +24,7 @@ from circuits.sweeps.table import (
     make_result,
     tabulate,
 )
+from circuits.validate import is_whole, read_choice, read_seed
 
 VERB = "patch.attribution"
 DIRECTION = "source -> base"
@@ -61,10 +62,7 @@ def attribution(
     """
     place = read_place(site, None, VERB)
     pair = Pair.read(VERB, model, base, source, metric, batch)
-    if any(
-        isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1
-        for count in (draws, flips)
-    ):
+    if any(not is_whole(count, 1) for count in (draws, flips)):
         raise CircuitsError(f"{VERB}: draws and flips are positive numbers, got {draws} and {flips}")
     places, kind = pair.surface.at(place.site), place.site.kind
     by = _read_by(by, place.site)

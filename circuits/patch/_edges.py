@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from circuits.interventions.arguments import read_choice
 from circuits.interventions.cuts import RECEIVERS, SENDERS, order_of
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.paths import Path
@@ -26,6 +25,7 @@ from circuits.patch._screen import INPUTS, METHODS
 from circuits.sweeps.metrics import PerExample, read_values
 from circuits.sweeps.table import BASELINE, Row
 from circuits.tensors import Snapshot
+from circuits.validate import read_choice
 
 VERB = "patch.edges"
 #: Numbers of all senders' changes that are held at once.

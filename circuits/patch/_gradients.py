@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_batch, read_run_tokens
 from circuits.model.record import evaluating, listening
 from circuits.model.state import suspended
 from circuits.model.surface import Surface
 from circuits.sweeps.metrics import called, first_choice, is_pair, read_metric, read_values
+from circuits.validate import read_batch, read_run_tokens
 
 #: Examples per gradient: activations of a whole backward pass are kept.
 EXAMPLES_PER_PASS = 512

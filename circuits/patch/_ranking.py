@@ -12,18 +12,18 @@ import torch
 
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import planned
-from circuits.interventions.arguments import read_seed
 from circuits.interventions.base import Intervention
 from circuits.model.locks import exclusive
 from circuits.model.record import evaluating
 from circuits.patch._gradients import Pair, undisturbed
 from circuits.patch._result import ScreenResult, make_screen
-from circuits.statistics import Resampling, bootstrap, interval, ratio
+from circuits.statistics import LEVEL, Resampling, bootstrap, interval, ratio
 from circuits.sweeps.measure import Group, Question, Variant, measure_all
 from circuits.sweeps.metrics import UNTESTED, PerExample, own_positions
 from circuits.sweeps.sweep import AUTO_CHUNK
-from circuits.sweeps.table import LEVEL, Comparison, Measured, Row, SweepResult, adjust, make_result, tabulate
+from circuits.sweeps.table import Comparison, Measured, Row, SweepResult, adjust, make_result, tabulate
 from circuits.tensors import Snapshot, parse_positions
+from circuits.validate import is_whole, read_seed
 
 
 @dataclass
@@ -57,19 +57,15 @@ class Counts:
     @classmethod
     def read(cls, verb: str, exact: Any, seed: Any, draws: Any, flips: Any) -> Counts:
         every = isinstance(exact, str) and exact == "all"
-        if not every and not _counts(exact):
+        if not every and not is_whole(exact, 1):
             raise CircuitsError(f'{verb}: exact={exact!r}; give how many top rows to measure, or "all"')
-        if not (_counts(draws) and _counts(flips)):
+        if not (is_whole(draws, 1) and is_whole(flips, 1)):
             raise CircuitsError(f"{verb}: draws and flips are positive numbers, got {draws} and {flips}")
         return cls(None if every else int(exact), read_seed(seed, verb), int(draws), int(flips))
 
 
-def _counts(number: Any) -> bool:
-    return not isinstance(number, bool) and isinstance(number, int | np.integer) and bool(number > 0)
-
-
 def read_steps(steps: Any, verb: str) -> int:
-    if not _counts(steps):
+    if not is_whole(steps, 1):
         raise CircuitsError(f"{verb}: steps={steps!r}; give a whole number of points, at least 1")
     return int(steps)
 

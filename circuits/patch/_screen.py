@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_choice, read_place
+from circuits.interventions.arguments import read_place
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.replacements import DIRECTION, Clean
 from circuits.model.heads import Head, HeadSpec
@@ -22,6 +22,7 @@ from circuits.patch._result import ScreenResult
 from circuits.sweeps.metrics import PerExample, read_values
 from circuits.sweeps.table import BASELINE, Row
 from circuits.tensors import Snapshot
+from circuits.validate import read_choice
 
 VERB = "patch.screen"
 #: The parts that write to the residual stream and that a source may change.

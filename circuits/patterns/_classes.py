@@ -12,8 +12,7 @@ import pandas as pd
 from circuits.errors import CircuitsError
 from circuits.model.heads import Head
 from circuits.patterns._scores import Scores, bits
-from circuits.statistics import interval
-from circuits.sweeps.table import LEVEL
+from circuits.statistics import LEVEL, interval
 
 OTHER, UNCLEAR = "other", "unclear"
 

@@ -12,9 +12,9 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_run_tokens
 from circuits.model.surface import Surface
 from circuits.patterns._read import chunks, look_at, read_layers, selected_queries
+from circuits.validate import read_run_tokens
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_indices, read_queries
+from circuits.interventions.arguments import read_queries
 from circuits.interventions.replacements import visible
 from circuits.model.hooks import Function
 from circuits.model.padding import refuse_padding
@@ -20,6 +19,7 @@ from circuits.model.sites import KINDS
 from circuits.model.state import running_rows
 from circuits.model.surface import Surface
 from circuits.tensors import Snapshot, select_positions
+from circuits.validate import is_whole, read_indices
 
 # Tokens per forward, and entries of the patterns of all layers in one, under chunk="auto".
 AUTO_CHUNK, AUTO_ENTRIES = 16384, 2**24
@@ -88,7 +88,7 @@ def chunks(
     if chunk == "auto":
         entries = len(layers) * surface.n_heads * tokens.shape[1] ** 2
         step = min(AUTO_CHUNK // tokens[0].numel(), AUTO_ENTRIES // entries)
-    elif isinstance(chunk, bool) or not isinstance(chunk, int | np.integer) or chunk < 1:
+    elif not is_whole(chunk, 1):
         raise CircuitsError(
             f'{verb}: chunk={chunk!r}; give "auto" or a number of tokens per forward, at least 1'
         )
@@ -123,6 +123,6 @@ def _selected(queries: Any, positions: Any, tokens: Tensor, verb: str) -> Tensor
 
 
 def read_draws(draws: Any, verb: str) -> int:
-    if isinstance(draws, bool) or not isinstance(draws, int | np.integer) or draws < 1:
+    if not is_whole(draws, 1):
         raise CircuitsError(f"{verb}: draws={draws!r}; give the number of bootstrap resamples, at least 1")
     return int(draws)

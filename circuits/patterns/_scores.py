@@ -14,13 +14,12 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_run_tokens, read_seed
 from circuits.model.heads import Head
 from circuits.model.surface import Surface
 from circuits.patterns._read import chunks, look_at, read_draws, read_layers, selected_queries
 from circuits.patterns._templates import read_templates, template_keys
-from circuits.statistics import bootstrap, interval, ratio
-from circuits.sweeps.table import LEVEL
+from circuits.statistics import LEVEL, bootstrap, interval, ratio
+from circuits.validate import read_run_tokens, read_seed
 
 
 @dataclass(frozen=True)

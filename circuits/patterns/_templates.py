@@ -18,6 +18,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_keys
 from circuits.tensors import select_positions
+from circuits.validate import is_whole
 
 
 def identity(length: int) -> Bool[Tensor, "query key"]:
@@ -107,7 +108,7 @@ def _line(rows: int, columns: int, itself: bool, name: str) -> Tensor:
 
 
 def _whole(number: Any, verb: str, name: str) -> int:
-    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
+    if not is_whole(number, 1):
         raise CircuitsError(f"patterns.{verb}: {name} is a whole number of at least 1; got {number!r}")
     return int(number)
 

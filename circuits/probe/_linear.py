@@ -1,11 +1,4 @@
-"""Linear probes: what can be read off activations by a linear map, and whether that is more than chance.
-
-    found = probe.linear(model, tokens, {"digit": digits}, "resid_post", kind="classification")
-    found.frame
-
-All sites, targets and controls of a model are fitted in one pass over the examples, by sums that do not grow with their
-number, and scored in a second one.
-"""
+"""Fits linear probes of all sites, targets and controls in one pass over the examples, and scores them in another."""
 
 from __future__ import annotations
 
@@ -19,7 +12,6 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import intervene
-from circuits.interventions.arguments import read_run_tokens, read_seed
 from circuits.interventions.base import Intervention
 from circuits.model.padding import refuse_padding
 from circuits.model.surface import Surface
@@ -29,8 +21,7 @@ from circuits.probe._scores import Scores, pooled
 from circuits.probe._sites import Spot, read_spots
 from circuits.probe._split import read_entries
 from circuits.probe._targets import Target, read_targets
-
-__all__ = ["LinearMap", "ProbeResult", "linear"]
+from circuits.validate import is_whole, read_run_tokens, read_seed
 
 # Tokens per forward under chunk="auto": the activations at all spots of one chunk are in memory together.
 AUTO_CHUNK = 8192
@@ -180,13 +171,13 @@ def _read_recipe(intercept: Any, ridge: Any, folds: Any) -> Recipe:
     ]
     if not ridges or len(numbers) < len(ridges) or not all(0 <= one < np.inf for one in numbers):
         raise CircuitsError(f"probe: ridge={ridge!r}; give a penalty from 0, several to choose from, or None")
-    if isinstance(folds, bool) or not isinstance(folds, int | np.integer) or folds < 2:
+    if not is_whole(folds, 2):
         raise CircuitsError(f"probe: folds={folds!r}; cross-validation takes at least 2")
     return Recipe(bool(intercept), tuple(map(float, ridges)), int(folds) if len(ridges) > 1 else 0)
 
 
 def _check_count(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+    if not is_whole(value, least):
         raise CircuitsError(f"probe: {name}={value!r}; give a whole number, at least {least}")
 
 

@@ -13,8 +13,7 @@ from circuits.errors import CircuitsError
 from circuits.probe._fit import LinearMap
 from circuits.probe._scores import Scored
 from circuits.probe._sites import Spot
-from circuits.statistics import bootstrap, interval, ratio
-from circuits.sweeps.table import LEVEL
+from circuits.statistics import LEVEL, bootstrap, interval, ratio
 
 # fmt: off
 COLUMNS = (

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import planned
-from circuits.interventions.arguments import is_whole, read_batch, read_choice, read_run_tokens, read_seed
 from circuits.interventions.variants import Draws
 from circuits.model.surface import Surface
 from circuits.statistics import Resampling
@@ -38,6 +37,7 @@ from circuits.sweeps.table import (
     tabulate,
 )
 from circuits.tensors import Snapshot, parse_positions
+from circuits.validate import is_whole, read_batch, read_choice, read_run_tokens, read_seed
 
 # Tokens per forward under chunk="auto". On two cores the time does not depend on it between 512 and 16384; what the
 # clean pass of the fast engine keeps does: at d_model 768, 75 MB per layer.

@@ -12,7 +12,7 @@ import pandas as pd
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Cut, Intervention, Step, Swap, Write
-from circuits.statistics import Resampling, Summary, holm, summarise_groups
+from circuits.statistics import LEVEL, Resampling, Summary, holm, summarise_groups
 from circuits.sweeps.metrics import PerExample
 
 # fmt: off
@@ -112,7 +112,6 @@ def _column(name: str, values: list[Any]) -> Any:
     return values
 
 
-LEVEL = 0.95
 BASELINE = "the unedited model"
 
 Row = dict[str, Any]

@@ -255,8 +255,7 @@ def distribution(found: Roles) -> pandas.DataFrame:
     import numpy as np
     import pandas
 
-    from circuits.statistics import interval, ratio
-    from circuits.sweeps.table import LEVEL
+    from circuits.statistics import LEVEL, interval, ratio
 
     scores = found.scores
     mass, chance, queries = (part.sum(-1)[None] for part in (scores.mass, scores.chance, scores.queries))

@@ -1,0 +1,101 @@
+"""Reads arguments that are no part of an intervention: tokens, batches, seeds, choices, indices and counts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.tensors import Snapshot, plain
+
+
+def is_whole(number: Any, least: int | None = None) -> bool:
+    """Whether it is an integer of Python's or numpy's, and no truth value; with `least`, one no smaller than that."""
+    whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+    return whole and (least is None or bool(number >= least))
+
+
+def read_tokens(tokens: Any, verb: str, name: str) -> Snapshot:
+    """A non-empty batch of model inputs: [batch pos], or [batch pos ...] for models that take vectors."""
+    return Snapshot(_read_inputs(tokens, f"{verb}: {name}", "tokens [batch pos]"))
+
+
+def read_run_tokens(tokens: Any, verb: str) -> Tensor:
+    """The inputs of a run, as a tensor; unlike a reference they are not copied."""
+    return _read_inputs(tokens, f"{verb}: tokens", "a tensor [batch pos]")
+
+
+def _read_inputs(tokens: Any, what: str, wanted: str) -> Tensor:
+    tokens = plain(tokens, what)
+    if not isinstance(tokens, Tensor) or tokens.ndim < 2 or tokens.numel() == 0:
+        got = list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise CircuitsError(f"{what} must be {wanted}, got {got}")
+    # As ids a table of embeddings takes these two alone; it takes bytes, too, and for a mask.
+    is_ids = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
+    return tokens.long() if is_ids and tokens.dtype not in (torch.int32, torch.int64) else tokens
+
+
+def read_batch(batch: Any, verb: str) -> Any:
+    """What a metric gets beside the output: anything with a length that takes a slice of rows. None stays None."""
+    batch = batch if batch is None or isinstance(batch, np.ndarray) else plain(batch, f"{verb}: batch")
+    is_rows = hasattr(batch, "__len__") and hasattr(batch, "__getitem__") and getattr(batch, "ndim", 1) > 0
+    if batch is not None and (not is_rows or isinstance(batch, str | bytes | Mapping)):
+        raise CircuitsError(f"{verb}: batch has len() and takes a slice of rows; got {type(batch).__name__}")
+    return batch
+
+
+def read_indices(given: Any, verb: str, name: str) -> tuple[int, ...] | None:
+    """One or several indices from 0, without repeats; None stays None."""
+    if given is None:
+        return None
+    given = plain(given, f"{verb}: {name}")
+    given = given.tolist() if isinstance(given, Tensor) else given
+    given = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    given = tuple(given)
+    if not given or not all(is_whole(x, 0) for x in given):
+        raise CircuitsError(f"{verb}: {name} are whole numbers from 0, at least one; got {given!r}")
+    return tuple(dict.fromkeys(map(int, given)))
+
+
+def read_choice(value: Any, choices: Iterable[str], verb: str, name: str) -> str:
+    choices = list(choices)
+    if not isinstance(value, str) or value not in choices:
+        raise CircuitsError(f"{verb}: {name}={value!r}; choose from {', '.join(map(repr, choices))}")
+    return str(value)
+
+
+def made_by(
+    make: Any, verb: str, items: tuple[Any, ...] = (), arguments: Iterable[tuple[str, Any]] = ()
+) -> Any:
+    """`make(*items, **arguments)`, where `make` is such a function."""
+    if not callable(make):
+        raise CircuitsError(f"{verb}: make must be a function that returns an intervention, got {make!r}")
+    arguments = tuple(arguments)
+    named = dict(arguments)
+    if len(named) < len(arguments):
+        raise CircuitsError(f"{verb}: an axis is given as an argument, too")
+    check_call(make, verb, *items, **named)
+    return make(*items, **named)
+
+
+def check_call(function: Any, verb: str, /, *items: Any, **named: Any) -> None:
+    """Refuse a function that does not take such arguments; one that does not tell what it takes is let pass."""
+    try:
+        inspect.signature(function).bind(*items, **named)
+    except ValueError:
+        pass
+    except TypeError as error:
+        called = getattr(function, "__name__", repr(function))
+        raise CircuitsError(f"{verb}: {called} cannot be called as it is here: {error}") from error
+
+
+def read_seed(seed: Any, verb: str) -> int:
+    """A seed that both torch's and numpy's generators take."""
+    if not is_whole(seed, 0) or seed >= 2**63:
+        raise CircuitsError(f"{verb}: seed={seed!r}; a seed is an integer from 0 to 2**63 - 1")
+    return int(seed)
