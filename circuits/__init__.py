@@ -23,6 +23,9 @@ from circuits.sweeps.metrics import logit_difference
 from circuits.sweeps.sweep import compare, sweep
 from circuits.sweeps.table import SweepResult
 
+#: Of `interp-tasks` and of `interp-circuits`.
+__version__ = "0.1.0"
+
 __all__ = [
     "Activations",
     "CircuitsError",

@@ -33,7 +33,7 @@ __all__ = ["attention", "curve", "heads", "picture", "save", "spectrum", "titled
 
 
 def attention(
-    maps: Maps | Tensor,
+    maps: Any,
     labels: Sequence[str] | None = None,
     titles: Mapping[Any, str] | None = None,
     *,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,7 @@ class Firing:
         return whole if self.rows is None else whole[self.rows]
 
 
+@runtime_checkable
 class RunContext(Protocol):
     """A run of the model that is about to begin, as a replacement sees it."""
 

@@ -1,0 +1,39 @@
+"""`circuits` is packaged twice: with the whole repository, and alone."""
+
+import sys
+from pathlib import Path
+
+import circuits
+from tests.wheels import REPOSITORY
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ALONE = tomllib.loads((REPOSITORY / "circuits" / "pyproject.toml").read_text(encoding="utf-8"))
+WHOLE = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_its_packages_are_its_folders():
+    folders = {path.parent.relative_to(REPOSITORY) for path in (REPOSITORY / "circuits").rglob("__init__.py")}
+    names = sorted(".".join(folder.parts) for folder in folders if "build" not in folder.parts)
+    assert ALONE["tool"]["setuptools"]["packages"] == names
+
+
+def test_it_asks_for_what_the_whole_asks_for_and_for_no_transformer_lens():
+    assert set(ALONE["project"]["dependencies"]) < set(WHOLE["project"]["dependencies"])
+    assert not any("transformer" in name for name in ALONE["project"]["dependencies"])
+
+
+def test_both_have_one_version():
+    source = (REPOSITORY / "circuits" / "__init__.py").read_text(encoding="utf-8")
+    # A literal, which setuptools reads without importing torch.
+    assert f'__version__ = "{circuits.__version__}"' in source
+    for project in (ALONE, WHOLE):
+        assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "circuits.__version__"}
+        assert project["project"]["dynamic"] == ["version"]
+
+
+def test_both_are_typed():
+    assert (Path(circuits.__file__).parent / "py.typed").exists()

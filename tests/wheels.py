@@ -1,0 +1,90 @@
+"""Builds both wheels and checks what is in them: `python tests/wheels.py [FOLDER]`; prints their paths.
+
+interp-tasks is the whole repository, interp-circuits the package `circuits` alone. Both bring the same `circuits`, so
+either order of installing them leaves the same files; taking one away takes them from the other, which is why the
+pages say: one of the two.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+from zipfile import ZipFile
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def build(source: Path, into: Path) -> Path:
+    """The wheel of a source tree."""
+    pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", into, source)
+    (wheel,) = into.iterdir()
+    return wheel
+
+
+def pip(python: str | Path, *arguments: str | Path) -> None:
+    quiet = ("--quiet", "--disable-pip-version-check")
+    subprocess.run(
+        [str(python), "-m", "pip", *map(str, arguments[:1]), *quiet, *map(str, arguments[1:])], check=True
+    )
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    """Path -> bytes of what is installed, metadata left out."""
+    with ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+        return {name: archive.read(name) for name in names}
+
+
+def sources(folder: Path) -> dict[str, bytes]:
+    """Path -> bytes of the modules in the repository."""
+    files = [path for path in folder.rglob("*") if path.suffix == ".py" or path.name == "py.typed"]
+    files = [path for path in files if "build" not in path.relative_to(folder).parts]
+    return {path.relative_to(REPOSITORY).as_posix(): path.read_bytes() for path in files}
+
+
+def check_contents(whole: Path, alone: Path) -> None:
+    circuits = sources(REPOSITORY / "circuits")
+    assert contents(alone) == circuits, "interp-circuits is the modules of circuits and py.typed"
+    inside = contents(whole)
+    assert {name: data for name, data in inside.items() if name.startswith("circuits/")} == circuits
+    for package in ("tasks", "interp_tasks"):
+        modules = sources(REPOSITORY / package)
+        assert modules.items() <= inside.items(), f"interp-tasks lacks modules of {package}"
+    models = sorted((REPOSITORY / "interp_tasks" / "zoo").rglob("model.safetensors"))
+    assert models, "no models in the repository"
+    assert all(path.relative_to(REPOSITORY).as_posix() in inside for path in models), (
+        "a shipped model is left out"
+    )
+    assert {name.split("/")[0] for name in inside} == {"circuits", "tasks", "interp_tasks"}
+    assert whole.stat().st_size < 100 * 2**20, "PyPI takes wheels of up to 100 MiB"
+
+
+def check_orders(whole: Path, alone: Path, scratch: Path) -> None:
+    """Either order of installing leaves every module of circuits as it is in the repository."""
+    for first, second in ((whole, alone), (alone, whole)):
+        shutil.rmtree(scratch, ignore_errors=True)
+        venv.create(scratch, with_pip=True)
+        for wheel in (first, second):
+            pip(scratch / "bin" / "python", "install", "--no-deps", wheel)
+        (site,) = scratch.glob("lib/python*/site-packages")
+        for name, data in sources(REPOSITORY / "circuits").items():
+            assert (site / name).read_bytes() == data, f"{first.name}, then {second.name}: {name} differs"
+
+
+def main() -> None:
+    into = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
+    # What one build leaves behind must not get into the next.
+    alone = build(REPOSITORY / "circuits", into / "alone")
+    whole = build(REPOSITORY, into / "whole")
+    check_contents(whole, alone)
+    with tempfile.TemporaryDirectory() as scratch:
+        check_orders(whole, alone, Path(scratch))
+    print(alone, whole, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
