@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
@@ -18,6 +19,8 @@ from tasks.messages import one_line
 
 #: More units than anyone means to ask for.
 MOST_UNITS = 100_000
+#: What a file should hold.
+FORM = "a grid, see docs/grids.md"
 
 
 class Entry(BaseModel):
@@ -209,7 +212,41 @@ def read_spec(path: str | Path) -> Spec:
     Raises:
         UserError: in one line, naming what is wrong.
     """
-    return spec_of(read_toml(Path(path), "a grid, see docs/grids.md"), str(path))
+    values = dict(read_toml(Path(path), FORM))
+    if "train" in values:
+        # What is of another form is refused below.
+        blocks = values["train"] if isinstance(values["train"], list) else [values["train"]]
+        values["train"] = [with_base(block, Path(path)) for block in blocks]
+    return spec_of(values, str(path))
+
+
+def with_base(block: Any, path: Path) -> Any:
+    """Return a block with task, preset and settings of the grid beside its file that it names as its base.
+
+    Raises:
+        UserError: if there is no such grid, it has not one block, or that has a base itself.
+    """
+    if not isinstance(block, Mapping) or "base" not in block:
+        return block
+    name = block["base"]
+    if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
+        raise UserError(f"{path}: base = {name!r}: name a grid file beside this one, without its .toml")
+    own = {key: value for key, value in block.items() if key != "base"}
+    fixed = [key for key in ("task", "preset") if key in own]
+    if fixed:
+        raise UserError(f"{path}: {fixed[0]} is that of its base, {name}: leave it out")
+    file = path.parent / f"{name}.toml"
+    values = read_toml(file, FORM)
+    blocks = values["train"] if isinstance(values.get("train"), list) else [values.get("train")]
+    if any(isinstance(each, Mapping) and "base" in each for each in blocks):
+        raise UserError(f"{path}: base = {name!r} has a base itself: name that one")
+    base = spec_of(values, str(file)).train
+    if len(base) != 1:
+        raise UserError(f"{path}: base = {name!r}: a base has one [[train]], that one has {len(base)}")
+    settings = flattened(own.get("set", {}))
+    if isinstance(settings, Mapping):
+        settings = {**base[0].settings, **settings}
+    return {**own, "task": base[0].task, "preset": base[0].preset, "set": settings}
 
 
 def spec_of(values: Mapping[str, Any], name: str = "grid") -> Spec:

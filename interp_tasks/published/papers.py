@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from interp_tasks.errors import UserError
+from interp_tasks.grids.spec import seed_numbers
+from interp_tasks.zoo.recipe import Ordered, ordered_runs
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -52,6 +54,7 @@ class TrainingRun(Entry):
         preset: the scale of ``reproduce`` at which it is used.
         task, train_preset, settings: as ``interp-run train TASK --preset ... --set ...`` takes them.
         seeds: ``"0:8"``, a run each, in ``NAME/seed-0``, ...
+        recipe: the one that trains and ships it under its name, which then says task, preset and settings.
         hours: estimated training time, on two cores or (preset paper) on one large GPU.
         untestable: why nothing that is said of trained models can be tested on it: it has stalled, say.
     """
@@ -63,6 +66,7 @@ class TrainingRun(Entry):
     train_preset: str = "cpu"
     settings: dict[str, Any] = Field(default_factory=dict)
     seeds: str | None = None
+    recipe: str = ""
     hours: float = Field(gt=0)
     untestable: str = ""
 
@@ -347,6 +351,52 @@ def read_paper(name: str) -> Paper:
     return parse_paper(tomllib.loads(file.read_text(encoding="utf-8")), file.name)
 
 
+#: What a recipe says of a run.
+FROM_RECIPE = ("task", "train_preset", "settings")
+
+
+def with_recipes(entries: Sequence[Any]) -> list[Any]:
+    """Return runs with task, preset and settings from their recipes, where they name one.
+
+    Raises:
+        UserError: for a recipe that is none or ships no such run, or a run that says itself what its recipe says.
+    """
+    recipes: dict[str, dict[str, Ordered]] = {}
+    found = []
+    for entry in entries:
+        if isinstance(entry, Mapping) and isinstance(recipe := entry.get("recipe"), str):
+            if recipe not in recipes:
+                recipes[recipe] = {run.name: run for run in ordered_runs(recipe)}
+            found.append(with_recipe(entry, recipes[recipe]))
+        else:
+            found.append(entry)
+    return found
+
+
+def with_recipe(entry: Mapping[str, Any], shipped: Mapping[str, Ordered]) -> dict[str, Any]:
+    """Return a run with what its recipe says of it, which ships these."""
+    name, recipe = entry.get("name"), entry["recipe"]
+    given = [key for key in FROM_RECIPE if key in entry]
+    if given:
+        raise UserError(f"run {name}: {given[0]} is that of its recipe, {recipe}: leave it out")
+    seeds = None if entry.get("seeds") is None else seed_numbers(entry["seeds"])
+    names = [str(name)] if seeds is None else [f"{name}/seed-{seed}" for seed in seeds]
+    missing = next((each for each in names if each not in shipped), None)
+    if missing is not None:
+        raise UserError(f"run {name}: its recipe, {recipe}, ships no {missing}")
+    runs = [shipped[each] for each in names]
+    first = runs[0]
+    for run, seed in zip(runs, seeds or (first.seed,), strict=True):
+        if run.seed != seed or (run.block, run.settings) != (first.block, first.settings):
+            raise UserError(
+                f"run {name}: {run.name} is no seed {seed} of {first.name}, by its recipe, {recipe}"
+            )
+    # A seed of 0 is the default, those of several runs are said by their names.
+    own = {"train.seed": first.seed} if seeds is None and first.seed else {}
+    settings = {**first.settings, **own}
+    return {**entry, "task": first.block.task, "train_preset": first.block.preset, "settings": settings}
+
+
 def parse_paper(content: Mapping[str, Any], source: str) -> Paper:
     """A paper from the content of its file.
 
@@ -354,8 +404,14 @@ def parse_paper(content: Mapping[str, Any], source: str) -> Paper:
         UserError: one line naming what is wrong in it.
     """
     head = dict(content.get("paper", {}))
+    entries = {key: value for key, value in content.items() if key != "paper"}
+    if isinstance(entries.get("run"), list):
+        try:
+            entries["run"] = with_recipes(entries["run"])
+        except (UserError, ValueError) as error:
+            raise UserError(f"{source}: {error}") from None
     try:
-        return Paper(**head, **{key: value for key, value in content.items() if key != "paper"})
+        return Paper(**head, **entries)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

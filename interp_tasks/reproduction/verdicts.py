@@ -150,6 +150,10 @@ def judge(
             return Outcome(claim, run, 0, "not run", reason=claim.absent)
         return Outcome(claim, run, 0, "error", reason=str(unmeasured))
     outcome = verdict_on(claim, run, found)
+    whole = alone(frame)["run"].dropna().nunique()
+    if claim.absent and not found.pooled and len(found.numbers) < whole:
+        said = f"{len(found.numbers)} of {whole} seeds have such a row; of the others, {claim.absent}"
+        outcome = replace(outcome, reason="; ".join(filter(None, (outcome.reason, said))))
     beside = []
     for name, table in (controls or {}).items():
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.refs import closest, zoo_folder
 from interp_tasks.errors import UserError
-from interp_tasks.grids.spec import Shipment, Spec, axis, read_spec
+from interp_tasks.grids.spec import Shipment, Spec, Training, read_spec
 from interp_tasks.training.config import list_keys
 
 if TYPE_CHECKING:
@@ -56,48 +56,79 @@ def recipe_file(given: str | Path) -> Path:
     raise UserError(f"{given}: no such file and no recipe of that name{closest(str(given), recipe_names())}")
 
 
-def shipped_runs(recipe: str | Path) -> list[ShippedRun]:
-    """List the runs that a recipe ships. Knows torch: tasks fill in their defaults.
+@dataclass(frozen=True)
+class Ordered:
+    """A run that a recipe is to train and ship, as the file says it.
+
+    Attributes:
+        name: in the zoo.
+        block: of the file.
+        index: of its unit among the block's.
+        settings: those of the file, by key; of the seed nothing.
+    """
+
+    name: str
+    block: Training
+    index: int
+    seed: int
+    settings: Mapping[str, Any]
+    shipment: Shipment
+
+
+def ordered_runs(recipe: str | Path) -> list[Ordered]:
+    """List what a recipe ships, as it stands in the file. Knows no torch.
 
     Raises:
         UserError: for a recipe that is none, ships a seed that it does not train, or two runs under one name.
     """
     file = recipe_file(recipe)
-    found = list(_shipped(read_spec(file), file.stem))
+    return _ordered(read_spec(file), file.stem)
+
+
+def shipped_runs(recipe: str | Path) -> list[ShippedRun]:
+    """List the runs that a recipe ships. Knows torch: tasks fill in their defaults.
+
+    Raises:
+        UserError: as :func:`ordered_runs`.
+    """
+    from interp_tasks.grids.units import units_of
+
+    file = recipe_file(recipe)
+    spec = read_spec(file)
+    ordered = _ordered(spec, file.stem)
+    folders: dict[str, Any] = {}
+    units = {id(block): units_of(block, spec.threads, folders) for block in spec.train}
+    return [ShippedRun(run.name, file.stem, units[id(run.block)][run.index], run.shipment) for run in ordered]
+
+
+def _ordered(spec: Spec, recipe: str) -> list[Ordered]:
+    found = [run for block in spec.train for run in _of_block(block, recipe)]
     names = [run.name for run in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UserError(f"{file.stem} ships two runs as {twice}: write {{seed}} or a setting into the name")
+        raise UserError(f"{recipe} ships two runs as {twice}: write {{seed}} or a setting into the name")
     return found
 
 
-def _shipped(spec: Spec, recipe: str) -> Iterator[ShippedRun]:
-    from interp_tasks.grids.units import units_of
-
-    folders: dict[str, Any] = {}
-    for block in spec.train:
-        units = units_of(block, spec.threads, folders)
-        lists = list_keys(block.task)
-        first = {key: axis(value, key in lists)[0] for key, value in block.settings.items()}
-        for shipment in block.ship:
-            unknown = set(shipment.seeds or ()) - set(block.seeds)
-            if unknown:
-                raise UserError(
-                    f"{recipe} ships seed {min(unknown)} as {shipment.name}, which it does not train"
-                )
-            for unit in units:
-                if shipment.seeds is None or unit.resolved.train.seed in shipment.seeds:
-                    settings = {**first, **unit.varied}
-                    yield ShippedRun(name_of(shipment, unit, settings), recipe, unit, shipment)
+def _of_block(block: Training, recipe: str) -> Iterator[Ordered]:
+    # In the order of its units.
+    trained = [(values, seed) for values in block.combinations(list_keys(block.task)) for seed in block.seeds]
+    for shipment in block.ship:
+        unknown = set(shipment.seeds or ()) - set(block.seeds)
+        if unknown:
+            raise UserError(f"{recipe} ships seed {min(unknown)} as {shipment.name}, which it does not train")
+        for index, (values, seed) in enumerate(trained):
+            if shipment.seeds is None or seed in shipment.seeds:
+                yield Ordered(name_of(shipment, seed, values), block, index, seed, values, shipment)
 
 
-def name_of(shipment: Shipment, unit: TrainUnit, settings: Mapping[str, Any]) -> str:
+def name_of(shipment: Shipment, seed: int, settings: Mapping[str, Any]) -> str:
     """Return the name of a run in the zoo, its seed and settings filled in.
 
     Raises:
         UserError: for braces around what the block does not set, or a name that no wheel can hold.
     """
-    known = {"seed": unit.resolved.train.seed, **settings}
+    known = {"seed": seed, **settings}
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in known:

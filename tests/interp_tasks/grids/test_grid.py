@@ -20,7 +20,7 @@ from interp_tasks.checkpoints import stored_steps
 from interp_tasks.checkpoints.lock import RunLock
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
-from interp_tasks.grids import grid, spec_of
+from interp_tasks.grids import grid, read_spec, spec_of
 from interp_tasks.grids import run as running_module
 from interp_tasks.grids.executors import Workplace, check_executor
 from interp_tasks.grids.page import Findings, page
@@ -239,6 +239,61 @@ def test_toml_keys_without_quotes_and_one_experiment():
     train = {"task": "modular-addition", "seeds": "0:2", "set": tables}
     bare = spec_of({"train": train, "experiment": ABLATION})
     assert [unit.key for unit in plan(bare).units] == [unit.key for unit in plan(quoted).units]
+
+
+BASE = """
+[train]
+task = "modular-addition"
+preset = "reference"
+seeds = "0:5"
+ship = { name = "first" }
+[train.set]
+task.p = 11
+model.d_model = 8
+train.steps = 4
+"""
+
+
+@pytest.fixture
+def base(tmp_path):
+    (tmp_path / "first.toml").write_text(BASE, encoding="utf-8")
+    return tmp_path / "varied.toml"
+
+
+def test_a_variation_has_the_settings_of_its_base_but_for_its_own(base):
+    """And neither its seeds nor what it ships."""
+    base.write_text('[[train]]\nbase = "first"\n[train.set]\nmodel.d_model = [8, 16]\n', encoding="utf-8")
+    (block,) = read_spec(base).train
+    assert (block.task, block.preset, block.seeds, block.ship) == ("modular-addition", "reference", (0,), ())
+    assert block.settings == {"task.p": 11, "model.d_model": [8, 16], "train.steps": 4}
+    # The first of the two is the base itself, one run of it.
+    units = plan(read_spec(base)).train
+    assert [unit.resolved.model["d_model"] for unit in units] == [8, 16]
+    (same,) = (unit.key for unit in plan(read_spec(base.with_name("first.toml"))).train[:1])
+    assert units[0].key == same
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('base = "secnd"', "secnd.toml"),
+        ('base = "../first"', "name a grid file beside this one"),
+        ("base = 3", "name a grid file beside this one"),
+        ('base = "varied"', "base = 'varied' has a base itself"),
+        ('base = "first"\ntask = "miiii"', "task is that of its base, first: leave it out"),
+        ('base = "first"\npreset = "cpu"', "preset is that of its base"),
+        ('base = "first"\nset = 3', "grid.train.0.set"),
+        ('base = "two"', "a base has one [[train]], that one has 2"),
+    ],
+)
+def test_a_base_that_is_none_is_refused_in_one_line(base, text, said):
+    two = BASE.replace("[train]", "[[train]]").replace('ship = { name = "first" }\n', "")
+    base.with_name("two.toml").write_text(two * 2, encoding="utf-8")
+    base.write_text(f"[[train]]\n{text}\n", encoding="utf-8")
+    with pytest.raises(UserError) as raised:
+        read_spec(base)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 # ---- Doing it

@@ -1,22 +1,17 @@
 """Papers as files: what they must hold, and what is refused in them."""
 
 import re
-import sys
 
 import pytest
 
 from interp_tasks import experiments
-from interp_tasks.checkpoints.refs import zoo_folder
+from interp_tasks.cli.settings import read_seeds
 from interp_tasks.errors import UserError
 from interp_tasks.published import papers, read_paper
 from interp_tasks.published.papers import parse_paper
 from interp_tasks.reproduction.runs import as_text
 from interp_tasks.training.config import resolve_config
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from interp_tasks.zoo.recipe import recipe_names, shipped_runs
 
 #: Experiments of the two papers on matrix completion, as our fact sheet counts them.
 MATRIX_ROWS = 31
@@ -79,29 +74,75 @@ def test_no_experiment_of_the_matrix_completion_papers_is_left_out():
     assert decided == set(range(1, MATRIX_ROWS + 1))
 
 
+#: What recipes ship, by name: the whole configuration as `grid` trains it.
+SHIPPED = {run.name: run for recipe in recipe_names() for run in shipped_runs(recipe)}
+
+
+@pytest.mark.parametrize("name", papers())
+def test_runs_that_a_recipe_ships_are_those_that_it_trains(name):
+    """Or a run that the recipe made would be refused as another one."""
+    made = 0
+    for run in read_paper(name).run:
+        seeds = read_seeds(run.seeds)
+        names = [run.name] if seeds is None else [f"{run.name}/seed-{seed}" for seed in seeds]
+        recipes = {SHIPPED[each].recipe if each in SHIPPED else "" for each in names}
+        assert recipes == {run.recipe}, run.name
+        for each in names if run.recipe else ():
+            unit = SHIPPED[each].unit.resolved
+            settings = {key: as_text(value) for key, value in run.settings.items()}
+            if seeds is not None:
+                settings["train.seed"] = each.rpartition("-")[2]
+            found = resolve_config(run.task, run.train_preset, settings)
+            train = found.train.model_copy(update={"threads": unit.train.threads})  # the grid's
+            assert (found.task_name, found.preset, found.task, found.model, train) == (
+                *(unit.task_name, unit.preset, unit.task, unit.model),
+                unit.train,
+            ), each
+            made += 1
+    assert made >= 10
+
+
+SEEDS = {
+    "name": "modular-arithmetic-sweeps/addition",
+    "role": "core",
+    "preset": "cpu",
+    "recipe": "modular-addition",
+    "seeds": "1:4",
+    "hours": 1,
+}
+
+
 @pytest.mark.parametrize(
-    ("recipe", "names"),
+    ("changes", "said"),
     [
-        ("matrix-completion-7x7", ["matrix-completion-7x7", "matrix-completion-7x7-seeds/seed-4"]),
-        ("matrix-completion-4x4-12-layers", ["matrix-completion-4x4-12-layers"]),
+        ({"task": "modular-addition"}, "task is that of its recipe, modular-addition: leave it out"),
+        ({"settings": {"train.steps": 3}}, "settings is that of its recipe"),
+        ({"recipe": "modular-additions"}, "no recipe of that name: the closest are modular-addition"),
+        ({"recipe": "miiii"}, "its recipe, miiii, ships no modular-arithmetic-sweeps/addition/seed-1"),
+        ({"seeds": "1:5"}, "ships no modular-arithmetic-sweeps/addition/seed-4"),
+        ({"seeds": None}, "ships no modular-arithmetic-sweeps/addition"),
     ],
 )
-def test_runs_that_are_made_by_a_recipe_have_its_settings(recipe, names):
-    """Or a run that the recipe made would be refused as another one."""
-    text = (zoo_folder() / "recipes" / f"{recipe}.toml").read_text(encoding="utf-8")
-    (made,) = tomllib.loads(text)["train"]
-    flat = {
-        f"{section}.{key}": value for section, given in made["set"].items() for key, value in given.items()
-    }
-    wanted = resolve_config(
-        made["task"], made["preset"], {key: as_text(value) for key, value in flat.items()}
+def test_a_run_that_its_recipe_does_not_ship_is_refused_in_one_line(changes, said):
+    (run,) = parse_paper(paper(run=[SEEDS]), "x").run
+    assert (run.task, run.train_preset, run.settings) == ("modular-addition", "cpu", {"train.steps": 2500})
+    with pytest.raises(UserError, match=r"^small\.toml: ") as raised:
+        parse_paper(paper(run=[SEEDS | changes]), "small.toml")
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_run_of_another_seed_than_its_name_says_is_refused(tmp_path):
+    recipe = tmp_path / "own.toml"
+    block = (
+        '[[train]]\ntask = "modular-addition"\nseeds = "0:3"\nship = { name = "a/seed-NAME", seeds = "1" }\n'
     )
-    for run in read_paper("matrix-completion").run:
-        if run.name in names and run.preset == "cpu":
-            settings = {key: as_text(value) for key, value in run.settings.items() if key != "train.seed"}
-            assert resolve_config(run.task, run.train_preset, settings) == wanted, (run.name, run.role)
-            names = [name for name in names if name != run.name] + [run.name]
-    assert {run.name for run in read_paper("matrix-completion").run} >= set(names)
+    runs = [{"name": "a", "role": "core", "preset": "cpu", "recipe": str(recipe), "seeds": "1", "hours": 1}]
+    recipe.write_text(block.replace("NAME", "1"), encoding="utf-8")
+    assert parse_paper(paper(run=runs), "x").run[0].settings == {}
+    recipe.write_text(block.replace("NAME", "2"), encoding="utf-8")
+    with pytest.raises(UserError, match="a/seed-2 is no seed 2 of a/seed-2"):
+        parse_paper(paper(run=[{**runs[0], "seeds": "2"}]), "x")
 
 
 def test_the_flagship_has_five_seeds_and_its_own_settings():

@@ -159,6 +159,20 @@ def test_a_number_that_is_not_one_is_an_error_and_no_verdict(table, where, said)
     assert (outcome.verdict, outcome.value) == ("error", None)
 
 
+def test_seeds_that_lack_a_row_are_counted(table):
+    import pandas
+
+    three = pandas.concat([table.assign(run=f"r/seed-{seed}") for seed in range(3)], ignore_index=True)
+    why = "no head of the model is of this class"
+    assert "seeds have" not in judge(claim(absent=why), three, "r").reason
+    lacking = three.copy()
+    lacking.loc[lacking["run"] == "r/seed-2", "metric"] = "other"
+    assert (
+        f"2 of 3 seeds have such a row; of the others, {why}" in judge(claim(absent=why), lacking, "r").reason
+    )
+    assert "seeds have" not in judge(claim(), lacking, "r").reason
+
+
 def test_a_row_that_may_be_absent_is_not_run_and_other_mistakes_are_errors(table):
     why = "no head is of this class"
     absent = judge(claim(where={"metric": "accuracy"}, absent=why), table, "a")
