@@ -10,18 +10,24 @@
 Layers and heads count from 0 everywhere.
 """
 
-from circuits import ablate, fourier, patch, patterns, permute, plots, probe, transplant, variance
-from circuits.errors import CircuitsError
-from circuits.interventions.apply import Activations, cache, intervene, run
-from circuits.interventions.base import Intervention
-from circuits.interventions.custom import edit
-from circuits.interventions.variants import Draws, draws, grid
-from circuits.logit_lens import Lens, lens
-from circuits.model.heads import Head, heads
-from circuits.model.sites import Site
-from circuits.sweeps.metrics import logit_difference
-from circuits.sweeps.sweep import compare, sweep
-from circuits.sweeps.table import SweepResult
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from circuits import ablate, fourier, patch, patterns, permute, plots, probe, transplant, variance
+    from circuits.errors import CircuitsError
+    from circuits.interventions.apply import Activations, cache, intervene, run
+    from circuits.interventions.base import Intervention
+    from circuits.interventions.custom import edit
+    from circuits.interventions.variants import Draws, draws, grid
+    from circuits.logit_lens import Lens, lens
+    from circuits.model.heads import Head, heads
+    from circuits.model.sites import Site
+    from circuits.sweeps.metrics import logit_difference
+    from circuits.sweeps.sweep import compare, sweep
+    from circuits.sweeps.table import SweepResult
 
 #: Of `interp-tasks` and of `interp-circuits`.
 __version__ = "0.1.0"
@@ -56,3 +62,42 @@ __all__ = [
     "transplant",
     "variance",
 ]
+
+# What is read without a model, such as the names of sites and heads, is read without importing torch.
+_MODULES = frozenset(
+    {"ablate", "fourier", "patch", "patterns", "permute", "plots", "probe", "transplant", "variance"}
+)
+_HOMES = {
+    "Activations": "circuits.interventions.apply",
+    "CircuitsError": "circuits.errors",
+    "Draws": "circuits.interventions.variants",
+    "Head": "circuits.model.heads",
+    "Intervention": "circuits.interventions.base",
+    "Lens": "circuits.logit_lens",
+    "Site": "circuits.model.sites",
+    "SweepResult": "circuits.sweeps.table",
+    "cache": "circuits.interventions.apply",
+    "compare": "circuits.sweeps.sweep",
+    "draws": "circuits.interventions.variants",
+    "edit": "circuits.interventions.custom",
+    "grid": "circuits.interventions.variants",
+    "heads": "circuits.model.heads",
+    "intervene": "circuits.interventions.apply",
+    "lens": "circuits.logit_lens",
+    "logit_difference": "circuits.sweeps.metrics",
+    "run": "circuits.interventions.apply",
+    "sweep": "circuits.sweeps.sweep",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"circuits.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,13 +6,12 @@ import operator
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from circuits.errors import CircuitsError
-from circuits.model.surface import Surface
-from circuits.tensors import plain
+
+if TYPE_CHECKING:
+    from circuits.model.surface import Surface
 
 SYNTAX = (
     '"all", "0.1" (layer.head), "2.3-5", "L0H1", several joined by "," or "+", or a list of (layer, head)'
@@ -71,9 +70,8 @@ def parse_heads(spec: Any) -> HeadSpec:
     if isinstance(spec, HeadSpec):
         return spec
     text = repr(spec)
-    spec = plain(spec, "heads")
-    if isinstance(spec, Tensor):
-        spec = spec.tolist()
+    if hasattr(spec, "tolist"):
+        spec = _dense(spec)
     if isinstance(spec, str):
         if spec.strip().lower() == "all":
             return HeadSpec(text, None)
@@ -94,6 +92,14 @@ def parse_heads(spec: Any) -> HeadSpec:
     return HeadSpec(text, tuple(dict.fromkeys(found)))
 
 
+def _dense(spec: Any) -> Any:
+    """What an array or a tensor holds, as a list. Text is read without torch."""
+    from circuits.tensors import plain
+
+    dense = plain(spec, "heads")
+    return dense.tolist() if hasattr(dense, "tolist") else dense
+
+
 def looks_like_heads(text: str) -> bool:
     """Whether a string is meant as heads rather than as a site: digits first, or "L0H1", or "all"."""
     return bool(re.match(r"\s*(\d|[Ll]\d+[Hh]|all\s*$)", text)) or not text.strip()
@@ -106,6 +112,8 @@ def heads(spec: Any, model: Any) -> tuple[Head, ...]:
     or a list of (layer, head). Raises `CircuitsError` for text that is not a spec and for a head the model
     lacks.
     """
+    from circuits.model.surface import Surface
+
     return parse_heads(spec).resolve(Surface.of(model))
 
 
