@@ -9,7 +9,6 @@ printed. ``console`` and ``toml`` blocks are for reading: installation, and what
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import io
 import random
@@ -18,7 +17,6 @@ import shlex
 import sys
 from pathlib import Path
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -26,7 +24,6 @@ import torch
 import circuits
 import interp_tasks
 import tasks
-from circuits import CircuitsError
 from interp_tasks.cli import main
 
 REPOSITORY = Path(__file__).parents[1]
@@ -35,7 +32,6 @@ CIRCUITS = REPOSITORY / "docs" / "circuits"
 STRICT = (CIRCUITS, REPOSITORY / "docs" / "tutorials")
 EXAMPLE_MODEL = CIRCUITS / "example-model.md"
 API = REPOSITORY / "docs" / "api"
-TROUBLESHOOTING = CIRCUITS / "troubleshooting.md"
 BLOCK = re.compile(r"^```(\w*)[ ]?([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # Not what is a part of a word: "L0H1", "mlp_out.1".
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.]*\w)")
@@ -139,73 +135,12 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*HookedTransformer.*:DeprecationWarning")
-@pytest.mark.parametrize(
-    "page",
-    [page for page in PAGES if page != TROUBLESHOOTING],
-    ids=lambda page: str(page.relative_to(REPOSITORY)),
-)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_page_runs(page, folder):
     if page.parent == CIRCUITS:
         for name, text in files(EXAMPLE_MODEL).items():
             (folder / name).write_text(text, encoding="utf-8")
     run_page(page, folder, strict=page.parent in STRICT)
-
-
-# Errors of `circuits` that the page names without code, or not at all: (file, a part of its source).
-UNMET = (
-    # Bridges that nobody can build by the public functions of TransformerLens.
-    ("bridges.py", "was not computed before the pattern"),
-    ("bridges.py", "{list(rebuilt.shape)}, not {list(own.shape)}"),
-    ("bridges.py", "where {wanted} is served"),
-    ("bridges.py", "has no {lacking[0]}; it is not served"),
-    # Of TransformerLens 4.3, where these pages are not run.
-    ("surface.py", "processed by enable_compatibility_mode"),
-    # Of machines without an exporter of pictures, or with one that fails.
-    ("exporting.py", "no picture was made"),
-    ("exporting.py", "plots.save: {MISSING}"),
-    # Of a full disk, or a folder that is not one's own.
-    ("exporting.py", "plots.save: cannot write"),
-    # After two minutes.
-    ("locks.py", "has run nothing for"),
-    # Of a replay that is right for two examples of a chunk and wrong for others: none is known.
-    ("measuring.py", "sweep, engine='fast': {reason}; use"),
-    # Ruled out by what is checked before.
-    ("replacements.py", "a resample needs a batch of at least 2 examples"),
-    ("replacements.py", "no attention scores were seen"),
-    ("projections.py", "the model has no weight"),
-)
-
-
-def refusals() -> dict[tuple[str, int, int], str]:
-    """(file, first line, last line) of every place in `circuits` where an error is made -> its message's source."""
-    found = {}
-    for file in Path(circuits.__file__).parent.glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", None) == CircuitsError.__name__:
-                found[file.name, node.lineno, node.end_lineno] = ast.unparse(node.args[0])
-    return found
-
-
-@pytest.mark.filterwarnings("ignore:.*HookedTransformer.*:DeprecationWarning")
-def test_troubleshooting_runs_and_meets_every_error(folder, monkeypatch):
-    met = set()
-
-    def record(self, *args):
-        frame = sys._getframe(1)
-        met.add((Path(frame.f_code.co_filename).name, frame.f_lineno))
-
-    monkeypatch.setattr(CircuitsError, "__init__", record)
-    # What is wrong on purpose must get as far as it does for a user, who has no type checker in between.
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    run_page(TROUBLESHOOTING, folder, strict=True)
-    unmet = {
-        (name, message)
-        for (name, first, last), message in refusals().items()
-        if not any((name, line) in met for line in range(first, last + 1))
-    }
-    known = {one for one in unmet if any(one[0] == name and part in one[1] for name, part in UNMET)}
-    assert not unmet - known, f"{TROUBLESHOOTING.name} shows no code for {sorted(unmet - known)}"
-    assert len(known) == len(UNMET), "UNMET lists errors that are gone, or that the page meets"
 
 
 def anchors(page: Path) -> set[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.pages import Column, Figure, Page, Section, Table, Text, number, with_interval
-from interp_tasks.published import Claim, Row
+from interp_tasks.published import Claim, Paper, Row
 
 if TYPE_CHECKING:
     from interp_tasks.reproduction.reproduce import Reproduction
@@ -32,8 +32,13 @@ def short(row: Mapping[str, Any]) -> str:
 
 def summary(found: Reproduction) -> str:
     """What stands there, without a score: a count of verdicts would weigh a headline like a footnote."""
-    claims = len({outcome.claim.id for outcome in found.outcomes})
-    tested = sum(outcome.p_holm is not None for outcome in found.outcomes)
+    return summary_of(found.frame().to_dict("records"))
+
+
+def summary_of(outcomes: Sequence[Mapping[Any, Any]]) -> str:
+    """The same of rows of ``Reproduction.frame()``."""
+    claims = len({each["claim"] for each in outcomes})
+    tested = sum(each["p_holm"] == each["p_holm"] for each in outcomes)
     family = (
         f" Holm's correction is over the {tested} headline verdicts that have a p-value; the others stand uncorrected,"
         f" and one in twenty of their intervals misses."
@@ -186,30 +191,47 @@ def of_row(found: Reproduction, row: Row) -> list[Section]:
 
 def markdown(found: Reproduction) -> str:
     """The claims as Markdown, experiment by experiment, each with its rule."""
-    lines = [f"{summary(found)}", ""]
     rows: list[Any] = found.frame().to_dict("records")
-    for row in found.paper.row:
-        outcomes = [each for each in found.outcomes if each.claim.row == row.number]
-        if not outcomes and not (row.note and not found.rows):
+    told = [row for row in found.paper.row if not found.rows or row.number in found.rows]
+    return f"{summary(found)}\n\n{claims_markdown(found.paper, rows, told)}"
+
+
+def claims_markdown(
+    paper: Paper, outcomes: Sequence[Mapping[str, Any]], told: Sequence[Row], level: int = 2
+) -> str:
+    """A section for each experiment of a paper, in Markdown: its claims with their rules, a table below each.
+
+    Args:
+        outcomes: rows of ``Reproduction.frame()``, or of what was stored of it.
+        told: the experiments to write about; those without a claim are written about if they say why there is none.
+        level: of the sections' headings.
+    """
+    lines = []
+    for row in told:
+        mine = {claim.id: claim for claim in paper.claim if claim.row == row.number}
+        by_claim = {key: [each for each in outcomes if each["claim"] == key] for key in mine}
+        if not any(by_claim.values()) and not row.note:
             continue
         where = f" ({row.where})" if row.where else ""
-        lines += [f"## {row.number}. {row.title}{where}", ""]
-        if not outcomes:
+        lines += [f"{'#' * level} {row.number}. {row.title}{where}", ""]
+        if not any(by_claim.values()):
             lines += [row.note, ""]
-            continue
-        for claim in {each.claim.id: each.claim for each in outcomes}.values():
-            lines += [f"**{claim.says}** ({claim.source}) Rule: {claim.rule}.{beside(claim)}", ""]
+        for key, some in by_claim.items():
+            if not some:
+                continue
+            claim = mine[key]
             lines += [
+                f"**{claim.says}** ({claim.source}) Rule: {claim.rule}.{beside(claim)}",
+                "",
                 "| condition | published | ours [95% CI] | runs | each run | controls | verdict |",
                 "|---|---|---|---|---|---|---|",
+                *(
+                    f"| {each['run']} | {cell(claim.published)} | {ours(each)} | {each['n_runs']} | {own(each)} "
+                    f"| {controls(each)} | {verdict(each)} |"
+                    for each in some
+                ),
+                "",
             ]
-            lines += [
-                f"| {row_of['run']} | {cell(claim.published)} | {ours(row_of)} | {row_of['n_runs']} | {own(row_of)} "
-                f"| {controls(row_of)} | {verdict(row_of)} |"
-                for row_of in rows
-                if row_of["claim"] == claim.id
-            ]
-            lines.append("")
     return "\n".join(lines)
 
 
@@ -218,8 +240,8 @@ def verdict(row: Mapping[str, Any]) -> str:
     said = f"**{row['verdict']}**" if row["verdict"] in ("held", "failed") else row["verdict"]
     if row["p_holm"] == row["p_holm"]:
         said += f" (p {number(row['p_holm'])} after Holm)"
-    if row["command"]:
-        return f"{said}, {row['hours']:g} h: `{cell(row['command'])}`"
+    if row["hours"] == row["hours"]:
+        return f"{said}, {row['hours']:g} h" + (f": `{cell(row['command'])}`" if row["command"] else "")
     return f"{said}: {cell(row['reason'])}" if row["reason"] else said
 
 

@@ -1,0 +1,80 @@
+"""The tables of the results pages, made from docs/results/PAPER.json when the site is built (a hook of mkdocs).
+
+`python docs/scripts/results.py PAPER FOLDER` writes that file from what `interp-run reproduce PAPER --out FOLDER`
+wrote: the numbers and verdicts that the tables show. What a claim says stands in interp_tasks/published.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from interp_tasks.published import Paper, read_paper
+from interp_tasks.reproduction.page import claims_markdown, summary_of
+
+RESULTS = Path(__file__).parents[1] / "results"
+#: Where a page has the tables of a paper.
+PLACE = re.compile(r"^<!-- claims of ([a-z-]+) -->$", re.MULTILINE)
+#: What of an outcome the tables show; entries that are empty are left out of the file.
+NUMBERS = ("value", "ci_low", "ci_high", "untrained", "shuffled", "p_holm", "hours")
+EMPTY: dict[str, Any] = {**dict.fromkeys(NUMBERS, math.nan), "reason": "", "command": "", "runs": []}
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    return PLACE.sub(lambda found: tables(found[1]), markdown)
+
+
+def tables(name: str) -> str:
+    """All claims of a paper, under headings of the third level."""
+    paper = read_paper(name)
+    outcomes = outcomes_of(paper, (RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return f"{summary_of(outcomes)}\n\n{claims_markdown(paper, outcomes, paper.row, level=3)}"
+
+
+def outcomes_of(paper: Paper, text: str) -> list[dict[str, Any]]:
+    """What `compact` has stored, as rows of `Reproduction.frame()`."""
+    what = {claim.id: claim.what for claim in paper.claim}
+    return [
+        {
+            **EMPTY,
+            **outcome,
+            "claim": key,
+            "what": what[key],
+            "runs": [{"value": value} for value in outcome.get("runs", [])],
+        }
+        for key, entry in json.loads(text).items()
+        for outcome in entry["outcomes"]
+    ]
+
+
+def compact(rows: list[dict[str, Any]]) -> str:
+    """What is stored of the rows of claims.json: of each claim the rule that decided it, and its outcomes."""
+    entries = []
+    for key in dict.fromkeys(row["claim"] for row in rows):
+        mine = [row for row in rows if row["claim"] == key]
+        outcomes = ",\n".join(json.dumps(shown(row), ensure_ascii=False) for row in mine)
+        rule = json.dumps(mine[0]["rule"], ensure_ascii=False)
+        entries.append(f'"{key}": {{"rule": {rule}, "outcomes": [\n{outcomes}]}}')
+    return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
+def shown(row: dict[str, Any]) -> dict[str, Any]:
+    numbers = {name: rounded(row[name]) for name in NUMBERS}
+    kept = {**numbers, "runs": [rounded(each["value"]) for each in row["runs"]], "reason": row["reason"]}
+    filled = {name: value for name, value in kept.items() if value not in (None, "", [])}
+    return {"run": row["run"], "n_runs": row["n_runs"], "verdict": row["verdict"], **filled}
+
+
+def rounded(value: float | None) -> float | None:
+    """Three digits more than are shown."""
+    return None if value is None else float(f"{value:.7g}")
+
+
+if __name__ == "__main__":
+    of, folder = sys.argv[1:]
+    text = compact(json.loads((Path(folder) / "claims.json").read_text(encoding="utf-8")))
+    (RESULTS / f"{of}.json").write_text(text, encoding="utf-8")
