@@ -19,7 +19,7 @@ from circuits.interventions.reference_runs import Reference, References
 from circuits.model.hooks import Handle
 from circuits.model.locks import exclusive
 from circuits.model.sites import closest_sites
-from circuits.model.state import replaced, state_of
+from circuits.model.state import editing, replaced, state_of
 from circuits.model.surface import Surface
 
 Plan = tuple[Step, ...]
@@ -89,6 +89,8 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
     call = Call(surface, references, state)
     fired = [0] * len(writes)
     with ExitStack() as stack:
+        if plan:
+            stack.enter_context(editing(surface.model))
         stack.enter_context(replaced(surface.model, [(swap.parameter, swap.value.tensor) for swap in swaps]))
         runs = _Runs(call, [*writes, *(cut.sender for cut in cuts)])
         stack.callback(surface.on_run(runs.begin, runs.end, runs.begin_unseen).remove)

@@ -13,6 +13,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_batch, read_run_tokens
 from circuits.model.modes import evaluating
+from circuits.model.padding import refuse_default_metrics_over_padding
 from circuits.model.record import listening
 from circuits.model.state import suspended
 from circuits.model.surface import Surface
@@ -54,6 +55,8 @@ class Pair:
             )
         if metric is not None:
             read_metric(metric, batch is not None)
+        else:
+            refuse_default_metrics_over_padding(surface, base, None, verb, "give a metric that leaves it out")
         batch = read_batch(batch, verb)
         if batch is not None and len(batch) != len(base):
             raise CircuitsError(f"{verb}: base has {len(base)} examples, batch has {len(batch)}")
@@ -182,6 +185,7 @@ def _held(
             if not activation.requires_grad:
                 activation.requires_grad_()
         seen[hook] = activation
-        return activation if graph or moved is not None else None
+        # Not what goes on, which a hook of the user's may write to.
+        return activation.clone()
 
     return keep
