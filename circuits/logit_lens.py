@@ -101,8 +101,11 @@ def _added(surface: Surface, seen: Activations, edited: bool) -> dict[str, Tenso
 
     def settle(stream: Tensor) -> None:
         """What the stream has that no component has added is the edits'."""
-        rest = stream - torch.stack(list(found.values())).sum(0)
-        if float(rest.abs().max()) <= _allowed(stream):
+        parts = torch.stack(list(found.values()))
+        rest = stream - parts.sum(0)
+        # By position: one of them may have entries that are larger than all that others are made of.
+        largest = torch.maximum(parts.abs().amax((0, -1)), stream.abs().amax(-1))
+        if bool((rest.abs().amax(-1) <= _share(stream.dtype) * largest).all()):
             return
         if not edited:
             raise CircuitsError(
@@ -201,11 +204,14 @@ class _ReadOut:
 
 
 def _allowed(whole: Tensor, at_least: float = 0.0) -> float:
-    """What rounding may leave where large terms cancel."""
-    eps = torch.finfo(whole.dtype).eps
+    """What rounding may leave in a tensor where large terms cancel."""
+    return max(_share(whole.dtype), at_least) * float(whole[whole.isfinite()].abs().max().clamp(min=1e-30))
+
+
+def _share(dtype: torch.dtype) -> float:
+    eps = torch.finfo(dtype).eps
     # Half precision has no room for ten thousand roundings: that would allow anything.
-    share = max(1e4 * eps if eps < 1e-6 else 16 * eps, at_least)
-    return share * float(whole[whole.isfinite()].abs().max().clamp(min=1e-30))
+    return 1e4 * eps if eps < 1e-6 else 16 * eps
 
 
 def _constantly(value: Tensor) -> Callable[[Tensor], Tensor]:

@@ -21,7 +21,7 @@ from circuits.model.hooks import Handle
 from circuits.model.locks import exclusive
 from circuits.model.record import evaluating, recording
 from circuits.model.sites import Site, closest_sites
-from circuits.model.state import replaced, state_of
+from circuits.model.state import editing, replaced, state_of
 from circuits.model.surface import Surface
 from circuits.validate import read_run_tokens
 
@@ -92,6 +92,8 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
     call = Call(surface, references, state)
     fired = [0] * len(writes)
     with ExitStack() as stack:
+        if plan:
+            stack.enter_context(editing(surface.model))
         stack.enter_context(replaced(surface.model, [(swap.parameter, swap.value.tensor) for swap in swaps]))
         runs = _Runs(call, [*writes, *(cut.sender for cut in cuts)])
         stack.callback(surface.on_run(runs.begin, runs.end, runs.begin_unseen).remove)

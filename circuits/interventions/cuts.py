@@ -183,7 +183,7 @@ class _Flow:
     own_mlp: dict[Group, Tensor] = field(default_factory=dict)
     received: dict[str, tuple[list[int], Tensor, Tensor, Tensor]] = field(default_factory=dict)
     into_mlp: Tensor | None = None
-    embedded: Tensor | None = None  # the sum of the embeddings, where a norm comes before the first block
+    left: Tensor | None = None  # the stream as the embeddings or the last block left it
     busy: bool = False
 
 
@@ -262,18 +262,25 @@ class Junction:
         if hook == "hook_embed" and not self._frame.whole:
             self._direct = _Flow()
         flow = self._flow()
-        if flow is None or (hook not in self._at and not self._surface.post_norm):
+        if flow is None:
             return
         own = self._through(flow, hook, x)
-        flow.embedded = own if flow.embedded is None else flow.embedded + own
+        flow.left = own if flow.left is None else flow.left + own
         flow.changes |= self._changes_of(flow, hook, own)
 
     def _before_attention(self, layer: int, x: Tensor) -> None:
         flow = self._flow()
         if flow is None:
             return
-        if layer == self._layers[0] and flow.changes:
-            self._normalised(flow, "embed", None, flow.embedded, order_of("q", layer, RECEIVERS))
+        if layer == self._layers[0] and flow.left is not None:
+            flow.left = self._normalised(flow, "embed", None, flow.left, order_of("q", layer, RECEIVERS))
+        wanted_later = max(self._last.values()) >= order_of("q", layer, RECEIVERS)
+        if flow.left is not None and (flow.changes or flow.carried) and wanted_later:
+            # What changed it on the way would change what passes by as well.
+            label = self._blocks[0].cuts[0].label
+            check_made(
+                x, flow.left, label, f"what comes to block {layer} differs from what was handed on to it"
+            )
         stream = self._stream(flow, _hook("resid_pre", layer), order_of("q", layer, RECEIVERS), x)
         wanted = {
             site: heads
@@ -287,9 +294,10 @@ class Junction:
         projections = self._projections
         flow.busy = True
         try:
-            normed = projections.norm(layer, (stream + changes).flatten(0, 1)).unflatten(0, changes.shape[:2])
+            # One by one: what hangs inside the norm may be of certain examples.
+            normed = torch.stack([projections.norm(layer, stream + change) for change in changes])
             # Last, so that what somebody keeps of the norm is of the run.
-            own = projections.norm(layer, stream)
+            own = projections.norm(layer, stream.clone())
         finally:
             flow.busy = False
         changed = (changes != 0).any(-1)  # [group batch pos]
@@ -386,7 +394,9 @@ class Junction:
             x = new = x + change
             self._has_received(hook)
         order = order_of("resid_post", layer, RECEIVERS)
-        self._normalised(flow, "resid_post", layer, self._stream(flow, hook, order, x), order)
+        # Copied: a hook on the block may write to it in place.
+        left = self._normalised(flow, "resid_post", layer, self._stream(flow, hook, order, x), order)
+        flow.left = left.clone()
         if layer == self._layers[-1] and not self._frame.whole:
             self._direct = _Flow()
         return new

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.hooks import Function, Handle, Handles, before_module, bound, on_hook_point
+from circuits.model.hooks import Function, Handle, Handles, before_module, bound, on_hook_point, passed
 from circuits.model.sites import KINDS
 
 FAMILY = "TransformerBridge"
@@ -82,7 +82,7 @@ class NativeBridge:
         if site in _BY_HEAD:
             return on_hook_point(module, _by_head(given, int(attention.d_head)))
         if site == "resid_mid":
-            return _Stream(given).put_on(module, self._hooks[KINDS["resid_post"].hook.format(layer)])
+            return _Stream(given, module, layer).put_on(self._hooks[KINDS["resid_post"].hook.format(layer)])
         if site == "scores" or (site == "pattern" and not _pattern_in_line(attention)):
             return _port(attention, layer).listen(site, given)
         return on_hook_point(module, given)
@@ -96,11 +96,16 @@ class NativeBridge:
 
     def through(self, hook: str, activation: Tensor) -> Tensor:
         site, layer = self._sites.get(hook, (hook, None))
-        if layer is None or site not in _BY_HEAD:
-            found: Tensor = self._hooks[hook](activation)
+        if layer is not None and site == "resid_mid":
+            found = passed(self._hooks[hook], activation)
+            if found is not activation:
+                _refuse_other_writes(activation, _streams.get(self._hooks[hook], []), found, layer)
             return found
-        by_head: Tensor = self._hooks[hook](activation.flatten(-2)).unflatten(-1, activation.shape[-2:])
-        return by_head
+        if layer is None or site not in _BY_HEAD:
+            return passed(self._hooks[hook], activation)
+        flat = activation.flatten(-2)
+        found = passed(self._hooks[hook], flat)
+        return activation if found is flat else found.unflatten(-1, activation.shape[-2:])
 
     def on_run(
         self, begin: Callable[[tuple[Any, ...], Mapping[str, Any]], None], end: Callable[[], None]
@@ -154,28 +159,40 @@ def _flattened(by_head: Tensor | None) -> Tensor | None:
 class _Stream:
     """A write to the residual stream between attention and MLP, where the hook point is on the MLP's branch."""
 
-    def __init__(self, function: Function) -> None:
-        self._function = function
-        self._moved: Tensor | None = None
+    def __init__(self, function: Function, module: nn.Module, layer: int) -> None:
+        self._function, self._module, self._layer = function, module, layer
+        self.moved: Tensor | None = None
+        self._came: Tensor | None = None
         self._largest = 0.0  # entry of the stream that was replaced
 
-    def put_on(self, before_mlp: nn.Module, block_end: nn.Module) -> Handle:
+    def put_on(self, block_end: nn.Module) -> Handle:
+        streams = _streams.setdefault(self._module, [])
+        streams.append(self)
         return Handles(
-            before_mlp.register_forward_hook(lambda module, inputs, output: self._write(output)),
+            self._module.register_forward_pre_hook(lambda module, inputs: self._begin(inputs), prepend=True),
+            self._module.register_forward_hook(lambda module, inputs, output: self._write(output)),
             block_end.register_forward_pre_hook(lambda module, inputs: self._carry(inputs)),
+            _Leaving(streams, self),
         )
 
+    def _begin(self, inputs: tuple[Any, ...]) -> None:
+        self._came = inputs[0]
+
     def _write(self, output: Tensor) -> Tensor | None:
+        came, self._came = self._came, None
         new = self._function(output)
-        self._moved = None if new is None else new - output
+        if new is not None and came is not None:
+            streams = _streams[self._module]
+            _refuse_other_writes(came, streams[: streams.index(self)], output, self._layer)
+        self.moved = None if new is None else new - output
         self._largest = 0.0 if new is None else float(output.detach().abs().nan_to_num().max())
         return new
 
     def _carry(self, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         # Kept until the next write: what comes to the block's end may be asked what goes on from there (`through`).
-        if self._moved is None:
+        if self.moved is None:
             return None
-        stream = inputs[0] + self._moved
+        stream = inputs[0] + self.moved
         # What was rounded away beside the old stream does not come back when that goes. Half precision promises less.
         rounding, least = torch.finfo(stream.dtype).eps * self._largest, float(stream.detach().abs().max())
         if rounding > _PROMISED.get(stream.dtype, torch.inf) * least:
@@ -184,6 +201,32 @@ class _Stream:
                 "has too few digits on a TransformerBridge; run the model in float64, or edit attn_out and resid_pre"
             )
         return (stream, *inputs[1:])
+
+
+# Of the hook points at which a write is open, in the order in which they act.
+_streams: WeakKeyDictionary[nn.Module, list[_Stream]] = WeakKeyDictionary()
+
+
+class _Leaving:
+    def __init__(self, streams: list[_Stream], stream: _Stream) -> None:
+        self._streams, self._stream = streams, stream
+
+    def remove(self) -> None:
+        if self._stream in self._streams:
+            self._streams.remove(self._stream)
+
+
+def _refuse_other_writes(came: Tensor, writes: list[_Stream], left: Tensor, layer: int) -> None:
+    """Refuse hooks of others there: what they give is read by the MLP, and does not go on along the stream."""
+    with torch.no_grad():
+        made = sum((write.moved for write in writes if write.moved is not None), came)
+        apart = (made - left).abs().masked_fill(made == left, 0).max()
+        # Written so that NaN is apart too.
+        if not bool(apart <= _TOLERANCE.get(came.dtype, 3e-2) * left.abs().max()):
+            raise CircuitsError(
+                f"resid_mid.{layer}: a hook of yours changes it, which on a TransformerBridge reaches the MLP and not "
+                "the residual stream, so the two differ; make that change with edit"
+            )
 
 
 class _Port:

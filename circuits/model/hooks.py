@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from circuits.model.locks import refuse_other_thread, this_user
@@ -68,6 +69,18 @@ def before_module(module: nn.Module, function: Function) -> Handle:
         return None if new is None else (new, *inputs[1:])
 
     return module.register_forward_pre_hook(replaced, prepend=True)
+
+
+def passed(module: nn.Module, x: Tensor) -> Tensor:
+    """What a module with hooks gives for an activation, which is not written to; `x` itself where nothing changes it.
+
+    Equal values alone do not tell: a hook may leave them as they are here, and not where they are larger.
+    """
+    copy = x.clone()
+    found: Tensor = module(copy)
+    # Those of torch.inference_mode do not count what is written to them.
+    untouched = found is copy and not copy.is_inference() and copy._version == 0
+    return x if untouched and torch.equal(copy, x) else found
 
 
 def bound(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

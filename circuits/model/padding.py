@@ -9,6 +9,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.model.surface import Surface
+from circuits.tensors import Positions, select_positions
 
 
 def padding(surface: Surface, tokens: Tensor) -> Tensor | None:
@@ -59,3 +60,13 @@ def refuse_padding(surface: Surface, tokens: Tensor, used: Tensor | None, what: 
             f"{what}: {int(found.any(1).sum())} of {len(tokens)} examples have padding that would be taken for tokens; "
             f"{instead}"
         )
+
+
+def refuse_default_metrics_over_padding(
+    surface: Surface, tokens: Tensor, read: Positions | None, what: str, instead: str
+) -> None:
+    """Refuse padding among the positions over which the metrics that nobody gave would be averaged."""
+    used = torch.ones(tokens.shape[1], dtype=torch.bool)
+    if read is not None:
+        used = select_positions(read, tokens.shape[1], f"{what}, positions")
+    refuse_padding(surface, tokens, used.expand(tokens.shape[:2]), f"{what}, without metric=", instead)

@@ -25,6 +25,8 @@ class State:
     suspended: bool = False
     rows: slice | Tensor | None = None
     total: int | None = None
+    # How many open blocks edit the model.
+    blocks: int = 0
     # Of each parameter that some block has replaced, the values it had outside all of them.
     originals: dict[nn.Parameter, Tensor] = field(default_factory=dict)
     # What each open block gives them, in the order of entry.
@@ -81,6 +83,17 @@ def suspended(model: nn.Module) -> Iterator[None]:
                     state.suspended = False
         finally:
             state.note(state.originals)
+
+
+@contextmanager
+def editing(model: nn.Module) -> Iterator[None]:
+    """A block that edits the model is open."""
+    state = state_of(model)
+    state.blocks += 1
+    try:
+        yield
+    finally:
+        state.blocks -= 1
 
 
 @contextmanager

@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError
 from circuits.model.bridge import FAMILY as BRIDGE
 from circuits.model.bridge import NativeBridge
-from circuits.model.hooks import Function, Handle, Handles, Revocable, before_module, bound, on_hook_point
+from circuits.model.hooks import (
+    Function,
+    Handle,
+    Handles,
+    Revocable,
+    before_module,
+    bound,
+    on_hook_point,
+    passed,
+)
 from circuits.model.sites import KINDS, Site, SiteKind
 from circuits.model.supported import is_post_norm, refuse_other_blocks, refuse_unproved
 
@@ -214,11 +223,13 @@ class Surface:
         return Handles(ours, before_module(self.model.get_submodule(f"blocks.{layer}.{inner}"), ours))
 
     def through(self, hook: str, activation: Tensor) -> Tensor:
-        """What all that hangs at a hook point makes of an activation; the same object where nothing changes it."""
+        """What all that hangs at a hook point makes of an activation; the same object where nothing changes it.
+
+        The activation itself is left alone, as hooks may work in place and the run will come to them again.
+        """
         if self._bridge is not None:
             return self._bridge.through(hook, activation)
-        found: Tensor = self.hooks[hook](activation)
-        return found
+        return passed(self.hooks[hook], activation)
 
     @property
     def bridged(self) -> bool:

@@ -11,6 +11,7 @@ from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_place
 from circuits.model.heads import Head
 from circuits.model.sites import Site, SiteKind
+from circuits.model.surface import Surface
 from circuits.patch._gradients import EXAMPLES_PER_PASS, Pair, change, undisturbed
 from circuits.statistics import Resampling
 from circuits.sweeps.metrics import PerExample, read_values
@@ -53,7 +54,7 @@ def attribution(
             its second.
         site: one site, of one layer ("resid_pre.1") or of every one ("z").
         by: what gets a row: "head", "position", "head,position", "neuron" or "layer"; "auto" takes heads where the site
-            has them, else positions.
+            has them (k and v have none where heads share key-value heads), else positions.
 
     A row's `effect` is the estimate, per example and with its interval; `value` is `baseline` plus it. Counts of
     (sum, count) pairs are taken as they are at base. The direction, source -> base, is named in `intervention`.
@@ -65,7 +66,7 @@ def attribution(
     if any(not is_whole(count, 1) for count in (draws, flips)):
         raise CircuitsError(f"{VERB}: draws and flips are positive numbers, got {draws} and {flips}")
     places, kind = pair.surface.at(place.site), place.site.kind
-    by = _read_by(by, place.site)
+    by = _read_by(by, place.site, pair.surface)
     seed = read_seed(seed, VERB)
     settings = {
         "seed": seed,
@@ -141,13 +142,19 @@ def _row(kind: SiteKind, layer: int | None, by: str, index: tuple[int, ...]) -> 
     }
 
 
-def _read_by(by: str, site: Site) -> str:
+def _read_by(by: str, site: Site, surface: Surface) -> str:
     by = read_choice(by, ("auto", "head", "position", "head,position", "neuron", "layer"), VERB, "by")
     kind = site.kind
+    shared = kind.head_axis is not None and surface.head_count(kind) != surface.n_heads
     if by == "auto":
-        return "position" if kind.head_axis is None else "head"
+        return "position" if kind.head_axis is None or shared else "head"
     if "head" in by and kind.head_axis is None:
         raise CircuitsError(f"{VERB}: site {site} has no heads; by= position, neuron or layer")
+    if "head" in by and shared:
+        raise CircuitsError(
+            f"{VERB}: at site {site} heads share {surface.head_count(kind)} key-value heads, and none has one of its "
+            "own; by= position or layer"
+        )
     if by == "neuron" and kind.axes[-1] != "d_mlp":
         raise CircuitsError(f"{VERB}: site {site} has no neurons; those are at mlp_pre and mlp_post")
     return by

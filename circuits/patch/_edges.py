@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from circuits.errors import CircuitsError
 from circuits.interventions.cuts import RECEIVERS, SENDERS, order_of
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.paths import Path
@@ -30,6 +32,9 @@ from circuits.validate import read_choice
 VERB = "patch.edges"
 #: Numbers of all senders' changes that are held at once.
 NUMBERS = 2**27
+
+#: Where the residual stream itself passes.
+STREAMS = ("resid_pre", "resid_mid", "resid_post")
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,7 @@ def edges(
     per_example = len(senders) * pair.base.shape[1] * (pair.surface.sizes["d_model"] or 1)
     for piece in pair.pieces(max(1, min(EXAMPLES_PER_PASS, NUMBERS // per_example))):
         with undisturbed(pair.surface):
+            _refuse_edited_streams(piece)
             values, estimates = _estimates(
                 piece, senders, receivers, steps if method == "integrated" else None
             )
@@ -152,6 +158,46 @@ def _estimates(
                 total = found[receiver.name].get(name, 0) + shift / (steps or 1)
                 found[receiver.name][name] = piece.finite(total, name, receiver.name)
     return read_values(piece.values(clean, clean), "metric", len(piece.base), BASELINE), found
+
+
+def _refuse_edited_streams(piece: Pair) -> None:
+    """Refuse hooks of the user's on the residual stream itself: estimates carry a change past them as it is.
+
+    Hooks on what components add to the stream are part of them.
+    """
+    surface = piece.surface
+    blocks = [surface.model.get_submodule(f"blocks.{layer}") for layer in range(surface.n_layers)]
+    names = [Site(name, layer).hook() for layer in range(surface.n_layers) for name in STREAMS]
+    names = [hook for hook in names if hook in surface.hooks]
+    if not any(
+        one._forward_hooks or one._forward_pre_hooks
+        for one in (*blocks, *(surface.hooks[hook] for hook in names))
+    ):
+        return
+    came: dict[str, Tensor] = {}
+    last: list[Tensor] = []
+
+    def arrive(hook: str, x: Tensor) -> None:
+        came[hook] = x.clone()
+        if hook.endswith("resid_pre") and last and not surface.post_norm:
+            refuse(hook, x, last.pop())
+
+    def leave(hook: str, x: Tensor) -> None:
+        refuse(hook, x, came.pop(hook))
+        last[:] = [x.clone()] if hook.endswith("resid_post") else []
+
+    def refuse(hook: str, x: Tensor, own: Tensor) -> None:
+        if not torch.equal(x, own):
+            raise CircuitsError(
+                f"{VERB}: a hook changes the residual stream at {hook}, past which estimates would carry what senders "
+                "change as it is, and patch.path would not; take it off"
+            )
+
+    with torch.no_grad(), ExitStack() as stack:
+        for hook in names:
+            stack.callback(surface.before(hook, partial(arrive, hook)).remove)
+            stack.callback(surface.on_forward(hook, partial(leave, hook)).remove)
+        surface.model(piece.base.to(surface.device, copy=True))
 
 
 def _changes(senders: list[End], ours: Run, theirs: dict[str, Tensor]) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.model.padding import refuse_default_metrics_over_padding
 from circuits.model.record import evaluating, listening
 from circuits.model.state import suspended
 from circuits.model.surface import Surface
@@ -53,6 +54,8 @@ class Pair:
             )
         if metric is not None:
             read_metric(metric, batch is not None)
+        else:
+            refuse_default_metrics_over_padding(surface, base, None, verb, "give a metric that leaves it out")
         batch = read_batch(batch, verb)
         if batch is not None and len(batch) != len(base):
             raise CircuitsError(f"{verb}: base has {len(base)} examples, batch has {len(batch)}")
@@ -181,6 +184,7 @@ def _held(
             if not activation.requires_grad:
                 activation.requires_grad_()
         seen[hook] = activation
-        return activation if graph or moved is not None else None
+        # Not what goes on, which a hook of the user's may write to.
+        return activation.clone()
 
     return keep

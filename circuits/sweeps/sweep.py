@@ -13,6 +13,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import planned
 from circuits.interventions.variants import Draws
+from circuits.model.padding import refuse_default_metrics_over_padding
 from circuits.model.surface import Surface
 from circuits.statistics import Resampling
 from circuits.sweeps.checkpoints import measure_in_turn, read_checkpoints
@@ -67,7 +68,7 @@ def sweep(
             gets copies of its own, is called once per variant and chunk, and returns a value per example [n], a pair
             (sum [n], count [n]), or a dict of those. Pairs are pooled as Σsum/Σcount over examples. Without a metric:
             `kl` (nats) and `mse` from the unedited output, which have no p-value, and `logit_diff`, of the unedited
-            model's two highest logits.
+            model's two highest logits: means over all positions read, refused where the tokenizer names one padding.
         engine: "naive", one full forward per variant with plain hooks; "fast", one clean pass, then each variant from
             its first edit on, many of them stacked; "auto", fast where it can. The column `engine` says which it was,
             and `settings["naive"]` why, by variant: weights are edited, there are hooks on the model, it is not a plain
@@ -99,6 +100,9 @@ def sweep(
         raise CircuitsError(
             "sweep, positions: the same positions are read in every example; got a mask [batch pos]"
         )
+    if metric is None:
+        instead = "give a metric that leaves it out, or positions= without it"
+        refuse_default_metrics_over_padding(surface, tokens, read, "sweep", instead)
     batch = read_batch(batch, "sweep")
     size = _read_chunk(tokens, batch, chunk)
     question = Question(tokens, metric, batch, read, max(1, size // tokens[0].numel()), size)

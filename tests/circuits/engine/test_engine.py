@@ -886,6 +886,83 @@ def test_a_class_whose_forward_was_replaced_runs_naive(make_model, hooked_only, 
     same(fast, naive, 0)
 
 
+class Declared(torch.nn.Module):
+    """An embedding of a user's own, which is what the table says."""
+
+    tokens_enter_by_embeddings_alone = True
+
+    def __init__(self, inner):
+        super().__init__()
+        self.W_E = inner.W_E
+
+    def forward(self, tokens):
+        return self.W_E[tokens]
+
+
+class Lying(torch.nn.Module):
+    """It says so too, and is nothing for padding."""
+
+    tokens_enter_by_embeddings_alone = True
+
+    def __init__(self, inner):
+        super().__init__()
+        self.W_E = inner.W_E
+
+    def forward(self, tokens):
+        return self.W_E[tokens] * (tokens != PADDING)[..., None]
+
+
+class Heir(Declared):
+    """What its base says it has not said."""
+
+    def forward(self, tokens):
+        return super().forward(tokens)
+
+
+def test_a_class_of_ones_own_that_declares_itself_is_replayed(make_model, hooked_only):
+    tokens = padded_tokens()
+    for kind, reason in ((Declared, None), (Heir, "its class Heir is not the library's")):
+        model = make_model(3)
+        model.embed = kind(model.embed)
+        given = ablate.each(ablate.zero, heads("all", model))
+        found, naive = (sweep(model, tokens, given, metric=total, engine=one, **FEW) for one in ENGINES)
+        assert set(found.frame["engine"]) == {"naive" if reason else "fast"}
+        assert found.settings["naive"].get("L0H0") == reason
+        same(found, naive, 1e-10)
+
+
+def test_a_declared_class_whose_methods_are_of_another_module_runs_naive(
+    make_model, hooked_only, monkeypatch
+):
+    """It has not declared what somebody else has put there."""
+    model, tokens = make_model(3), padded_tokens()
+    model.embed = Declared(model.embed)
+    plain = Declared.forward
+    elsewhere: dict = {"__name__": "elsewhere", "plain": plain, "PADDING": PADDING}
+    exec("def forward(self, x): return plain(self, x) * (x != PADDING)[..., None]", elsewhere)
+    monkeypatch.setattr(Declared, "forward", elsewhere["forward"])
+    given = {"0.1": ablate.zero("0.1")}
+    found, naive = (sweep(model, tokens, given, metric=total, engine=one, **FEW) for one in ENGINES)
+    assert found.settings["naive"]["0.1"] == "Declared.forward is not the library's"
+    same(found, naive, 0)
+
+
+@pytest.mark.parametrize("chunk", [10**6, 12])
+def test_a_class_that_declares_what_it_does_not_keep_is_met_in_its_chunk(make_model, hooked_only, chunk):
+    """The two examples that are looked at layer by layer have no padding."""
+    model, tokens = make_model(3), padded_tokens()
+    model.embed = Lying(model.embed)
+    given = ablate.each(ablate.zero, heads("all", model))
+    found, naive = (
+        sweep(model, tokens, given, metric=total, engine=one, chunk=chunk, **FEW) for one in ENGINES
+    )
+    assert found.settings["naive"]["L0H0"].startswith("the replay of a chunk differs from the model at ")
+    assert set(found.frame["engine"]) == {"naive"}
+    same(found, naive, 0)
+    plain = tokens.where(tokens != PADDING, 0)
+    assert set(sweep(model, plain, given, metric=total, **FEW).frame["engine"]) == {"fast"}
+
+
 def without_padding(replay):
     """As if of a model that has another embedding of padding."""
     embed = replay.embed.clone()

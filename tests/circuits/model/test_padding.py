@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, patterns, permute, probe, run
+from circuits import CircuitsError, ablate, patch, patterns, permute, probe, run, sweep
 from circuits.model.padding import padding
 from circuits.model.surface import Surface
 
@@ -90,6 +90,35 @@ def test_probes_and_patterns_over_padding_are_refused(padded):
         call(ragged, positions=used)
         with pytest.raises(CircuitsError, match=r"3 of 8 examples have padding .* leave it out with"):
             call(ragged)
+
+
+def test_default_metrics_over_padding_are_refused(padded):
+    """They are means over positions."""
+    model, plain, ragged = padded
+    zero, few = {"0.1": ablate.zero("0.1")}, {"draws": 1, "flips": 1}
+
+    def last(output):
+        return output[:, 3].sum(1)
+
+    calls = {
+        "sweep": lambda tokens, metric: sweep(model, tokens, zero, metric=metric, **few),
+        "attribution": lambda tokens, metric: patch.attribution(model, tokens, plain, metric, **few),
+        "screen": lambda tokens, metric: patch.screen(model, tokens, plain, metric, steps=1, exact=1, **few),
+        "edges": lambda tokens, metric: patch.edges(model, tokens, plain, metric, steps=1, exact=1, **few),
+    }
+    for name, call in calls.items():
+        call(plain, None)
+        call(ragged, last)
+        message = rf"{name}, without metric=: 3 of 8 examples have padding .* give a metric"
+        with pytest.raises(CircuitsError, match=message):
+            call(ragged, None)
+    # No example has padding where it is read; at the last position three have.
+    sweep(model, ragged, zero, positions=[0, 1, 2, 3], **few)
+    for positions in ([-1], [0, 4]):
+        with pytest.raises(CircuitsError, match="3 of 8 examples have padding"):
+            sweep(model, ragged, zero, positions=positions, **few)
+    model.tokenizer = None
+    sweep(model, ragged, zero, **few)
 
 
 def test_positions_of_a_model_that_hides_padding_itself_are_not_permuted(padded):

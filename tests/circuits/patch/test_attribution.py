@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, heads, intervene, patch, run, sweep
+from circuits import CircuitsError, ablate, edit, heads, intervene, patch, permute, run, sweep, transplant
+from circuits.model.sites import Site
 from circuits.model.surface import Surface
 
 WEIGHT = torch.randn(6, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
@@ -206,6 +207,45 @@ def test_users_hooks_stay_and_our_outer_edits_are_not_in_force(causal, tokens, o
     effects = torch.stack(list(hooked.values())).sum((2, 4)).mean(1).flatten()
     np.testing.assert_allclose(found, effects, rtol=1e-8, atol=1e-11)
     assert not np.allclose(found, expected)
+
+
+def test_inside_blocks_of_every_kind_it_is_of_the_model_outside_of_them(
+    family, make_model, tokens, other_tokens, by_hand
+):
+    """Head edits, paths, permutations, weights, one in the other: the gradient by hand knows of none of them."""
+    model, donor = (make_model(family=family, seed=seed) for seed in (0, 1))
+    few = torch.zeros(tokens.shape, dtype=torch.bool)
+    few[3:5, 2:] = True
+    blocks = (
+        (ablate.uniform("0.1", queries=few), edit("resid_pre.1", lambda x: 3 * x)),
+        (patch.path("0.2", ("q", "1.0"), other_tokens), permute.positions(3)),
+        (transplant.weights(donor, ["qkv", "mlp"]), ablate.mean("mlp_out.0", other_tokens)),
+    )
+    clean = weighed(by_hand(model, tokens)).mean()
+    for site in ("z", "resid_post"):
+        by_layer = by_autograd(by_hand, model, tokens, other_tokens, site, weighed)
+        summed = (1, 3) if site == "z" else (2,)
+        expected = np.concatenate([x.sum(summed).mean(0).numpy() for x in by_layer.values()])
+        with intervene(model, *blocks[0]), intervene(model, *blocks[1]), intervene(model, *blocks[2]):
+            frame = patch.attribution(model, tokens, other_tokens, weighed, site, **FEW).frame
+            # They are in force for what comes after it.
+            inside = weighed(model(tokens)).mean().detach()
+        np.testing.assert_allclose(frame["effect"], expected, rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(frame["baseline"], clean, rtol=1e-12)
+        assert abs(float(inside - clean)) > 0.01
+
+
+def test_heads_that_share_keys_have_no_row_of_their_own_there(featured, tokens, other_tokens):
+    """A row of a key-value head would be called as a head is."""
+    shared = Surface.of(featured).head_count(Site("k").kind) < featured.cfg.n_heads
+    for site in ("k", "v"):
+        frame = patch.attribution(featured, tokens, other_tokens, lambda x: x.sum((1, 2)), site, **FEW).frame
+        assert frame["head"].isna().all() == shared
+        assert frame["position"].notna().all() == shared
+        if shared:
+            for by in ("head", "head,position"):
+                with pytest.raises(CircuitsError, match=f"at site {site} heads share . key-value heads"):
+                    patch.attribution(featured, tokens, other_tokens, site=site, by=by)
 
 
 def _doubling(by_hand):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, cache, edit, heads, intervene, patch, run, sweep
+from circuits import CircuitsError, ablate, cache, edit, heads, intervene, patch, run, sweep, transplant
 from circuits.patch._gradients import Pair
 from circuits.patch._ranking import spearman
 from circuits.statistics import bootstrap
@@ -599,11 +599,20 @@ def test_hooks_of_the_users_own_are_part_of_the_model(causal, tokens, other_toke
 
 @pytest.mark.parametrize("screened", BOTH)
 def test_refused_inside_a_block_that_edits_the_model(screened, causal, tokens, other_tokens):
-    with intervene(causal, ablate.zero("0.1")):
-        with pytest.raises(CircuitsError, match="a block around this call edits the model"):
-            screened(causal, tokens, other_tokens, weighed, **ONE)
-        causal(tokens)
-    with intervene(causal, edit("mlp_out.1", lambda x: x)):
+    """Also where the edit does not show in the first example, or in none but a patched run."""
+    later = torch.arange(len(tokens))[:, None].expand(tokens.shape) > 0
+    for edited in (
+        ablate.zero("0.1"),
+        edit("z.0", lambda z: 2 * z, positions=later),
+        edit("mlp_out.1", lambda x: x.clamp(max=1e3)),
+        patch.path("0.1", "output", other_tokens),
+        transplant.weights(causal.state_dict(), ["ln1"]),
+    ):
+        with intervene(causal, edited):
+            with pytest.raises(CircuitsError, match="a block around this call edits the model"):
+                screened(causal, tokens, other_tokens, weighed, **ONE)
+            causal(tokens)
+    with intervene(causal):
         screened(causal, tokens, other_tokens, weighed, **ONE)
 
 

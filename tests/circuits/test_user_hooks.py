@@ -1,0 +1,157 @@
+"""Raw hooks of the user's, beside what is computed here: in place or not, on sites, on blocks, inside norms."""
+
+import pytest
+import torch
+
+from circuits import CircuitsError, Site, cache, edit, lens, patch, run
+
+# With a path that has to do with each.
+SITES = {
+    "hook_embed": ("embed", None),
+    "blocks.0.attn.hook_z": ("0.1", None),
+    "blocks.0.hook_attn_out": ("0.1", None),
+    "blocks.0.mlp.hook_post": ("embed", "mlps"),
+    "blocks.0.hook_mlp_out": ("mlp_out.0", None),
+    "blocks.0.hook_resid_post": ("0.1", None),
+    "blocks.1.hook_resid_pre": ("embed", None),
+    "blocks.1.attn.hook_q": ("mlp_out.0", None),
+}
+
+
+def weighed(output):
+    return (output * torch.linspace(-1, 2, output[0].numel()).reshape(output.shape[1:])).sum((1, 2))
+
+
+def hooked(module, function):
+    return module.register_forward_hook(lambda module, inputs, output: function(output))
+
+
+def test_a_hook_that_works_in_place_acts_once(causal, tokens, other_tokens):
+    """What comes to a site is asked for what goes on from there: of that the run must see nothing."""
+    for hook, (sender, through) in SITES.items():
+        path, found = patch.path(sender, ("q", "1.0"), other_tokens, through=through), []
+        for function in (lambda x: x.mul_(1.7).add_(0.3), lambda x: x * 1.7 + 0.3):
+            handle = hooked(causal.hook_dict[hook], function)
+            found.append(run(causal, tokens, path))
+            handle.remove()
+        assert torch.equal(*found), hook
+        assert not torch.allclose(found[0], run(causal, tokens)), hook
+
+
+def test_gradients_are_at_the_site_and_not_after_the_next_one(causal, tokens, other_tokens):
+    """Both sites are one tensor, which a hook at the second writes to."""
+    found = []
+    for function in (lambda x: x.tanh_(), lambda x: x.tanh()):
+        handle = hooked(causal.hook_dict["blocks.1.hook_resid_pre"], function)
+        result = patch.attribution(
+            causal, tokens, other_tokens, weighed, site="resid_post.0", draws=1, flips=1
+        )
+        handle.remove()
+        found.append(torch.tensor(result.frame["effect"].to_numpy()))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("where", ["after block 0", "before block 1", "in place"])
+def test_a_hook_between_two_blocks_is_refused_beside_a_path(causal, tokens, other_tokens, where):
+    """It changes what passes by, too."""
+
+    def double(module, given, *output):
+        given = output[0] if output else given
+        if where == "in place":
+            given[0].mul_(2) if isinstance(given, tuple) else given.mul_(2)
+            return None
+        return (2 * given[0], *given[1:]) if isinstance(given, tuple) else 2 * given
+
+    first, second = causal.blocks[0], causal.blocks[1]
+    before = where == "before block 1"
+    handle = (second.register_forward_pre_hook if before else first.register_forward_hook)(double)
+    with pytest.raises(CircuitsError, match="what comes to block 1 differs from what was handed on to it"):
+        run(causal, tokens, patch.path("0.1", ("q", "1.0"), other_tokens))
+    # What has not sent by then, or is received before, is no matter of it.
+    run(causal, tokens, patch.path("0.1", "mlp_pre.0", other_tokens))
+    run(causal, tokens, patch.path("1.1", "output", other_tokens))
+    with pytest.raises(
+        CircuitsError, match=r"a hook changes the residual stream at blocks\.1\.hook_resid_pre"
+    ):
+        patch.edges(causal, tokens, other_tokens, weighed, draws=1, flips=1)
+    handle.remove()
+
+
+def test_a_hook_inside_a_norm_that_is_of_one_example(causal, tokens, other_tokens, hooked_only):
+    if type(causal).__name__ != hooked_only:
+        pytest.skip("a bridge has one hook point inside its norms, which it computes anew")
+    paths = [patch.path(f"0.{head}", ("q", f"1.{head}"), other_tokens) for head in range(2)]
+    point = causal.blocks[1].ln1.hook_normalized
+    plain = run(causal, tokens, *paths)
+    handle = hooked(point, lambda x: 3 * x)
+    tripled = run(causal, tokens, *paths)
+    handle.remove()
+    handle = hooked(point, lambda x: torch.cat([x[:2], 3 * x[2:3], x[3:]]))
+    found = run(causal, tokens, *paths)
+    handle.remove()
+    torch.testing.assert_close(found, torch.cat([plain[:2], tripled[2:3], plain[3:]]))
+
+
+@pytest.mark.parametrize("site", ["resid_pre.1", "resid_mid.0", "resid_post.0"])
+def test_edges_are_not_estimated_past_a_hook_on_the_stream(causal, tokens, other_tokens, site):
+    """Twice as much goes on from there along a path."""
+    handle = hooked(causal.hook_dict[Site.parse(site).hook()], lambda x: 2 * x)
+    with pytest.raises(CircuitsError, match="a hook changes the residual stream at"):
+        patch.edges(causal, tokens, other_tokens, weighed, draws=1, flips=1)
+    handle.remove()
+    handle = hooked(causal.hook_dict[Site.parse(site).hook()], lambda x: None)
+    patch.edges(causal, tokens, other_tokens, weighed, draws=1, flips=1)
+    handle.remove()
+
+
+def test_contributions_add_up_beside_a_position_with_huge_entries(causal, tokens):
+    """As in trained models the first position often has."""
+    causal.to(torch.float32)
+    with torch.no_grad():
+        dict(causal.named_parameters()).get("pos_embed.W_pos", next(causal.parameters()))[0, 0] = 3e4
+    shift = torch.linspace(0, 0.5, causal.cfg.d_model)
+    given = edit("resid_post.0", lambda x: x + shift)
+    found = lens(causal, tokens, given)
+    assert "edits" in found.contributions
+    total = torch.stack(list(found.contributions.values())).sum(0) + found.constant
+    torch.testing.assert_close(total[:, 1:], found.output[:, 1:], rtol=1e-4, atol=1e-4)
+    handle = hooked(causal.hook_dict["blocks.0.hook_resid_post"], lambda x: x + shift)
+    with pytest.raises(CircuitsError, match="is not the sum of its embeddings, heads and MLPs"):
+        lens(causal, tokens)
+    handle.remove()
+
+
+class TestBetweenAttentionAndMLPOfABridge:
+    """There a hook at `resid_mid` is one of what the MLP reads; the stream goes on without it."""
+
+    @pytest.fixture
+    def bridge(self, make_model):
+        return make_model(family="TransformerBridge", attention_dir="causal", normalization_type="LN")
+
+    def doubling(self, bridge, before):
+        module = bridge.hook_dict["blocks.0.hook_resid_mid"]
+        if before:
+            return module.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
+        return hooked(module, lambda x: 2 * x)
+
+    @pytest.mark.parametrize("before", [False, True])
+    def test_it_is_refused_beside_a_write_or_a_path(self, bridge, tokens, other_tokens, before):
+        handle = self.doubling(bridge, before)
+        for given in (
+            patch.activations("resid_mid.0", other_tokens),
+            edit("resid_mid.0", lambda x: x + 1),
+            patch.path("0.1", ("q", "1.0"), other_tokens),
+            patch.path("0.1", "mlp_pre.0", other_tokens),
+        ):
+            with pytest.raises(CircuitsError, match=r"resid_mid\.0: a hook of yours changes it"):
+                run(bridge, tokens, given)
+        run(bridge, tokens, edit("resid_mid.1", lambda x: x + 1))
+        handle.remove()
+        several = [edit("resid_mid.0", lambda x: x + 1), edit("resid_mid.0", lambda x: 2 * x)]
+        run(bridge, tokens, *several, patch.path("0.1", ("q", "1.0"), other_tokens))
+
+    def test_other_edits_and_reading_go_on_beside_it(self, bridge, tokens, by_hand):
+        handle = self.doubling(bridge, False)
+        seen = cache(bridge, tokens, ["resid_pre.0", "attn_out.0", "resid_mid.0"])
+        torch.testing.assert_close(seen["resid_mid.0"], 2 * (seen["resid_pre.0"] + seen["attn_out.0"]))
+        handle.remove()
