@@ -30,7 +30,7 @@ MODULAR_RUN = "zoo:modular-addition-113"
 CLAIMS = {
     "uniform-before-hidden": "hardly changes",
     "uniform-before-observed": "stays small",
-    "uniform-after-hidden": "goes back to that of guessing 0",
+    "uniform-after-hidden": "goes back to the error of guessing 0",
     "uniform-after-observed": "stays small",
 }
 #: Shares of the accuracy above chance that count as kept, and as lost.
@@ -149,13 +149,10 @@ def said_of(claim: Claim, what: str, frame: pandas.DataFrame, name: str, guess: 
     ends = ("effect_ci_low", "effect_ci_high") if claim.column == "effect" else ("ci_low", "ci_high")
     low, high = (row[end] / guess for end in ends)
     when = f"{'Before' if mark == 'pre' else 'After'} the drop (step {row['step']})"
-    share = f"{number(row['value'] / guess)} of the variance {number(guess)}"
-    if claim.column == "effect":
-        share = f"a change of {row['effect'] / guess:+.2%} of the variance {number(guess)}"
     return (
-        f"{when}, {name} in all heads takes {metric} from {number(row['baseline'])} to {value_text(row)}, {share}. "
-        f"The published claim that it {what} ({claim.published}) {verdict(claim.holds.hold_between(low, high))} "
-        f"(rule: {claim.holds} of the variance)."
+        f"{when}, {name}: {metric} {number(row['baseline'])} -> {value_text(row)}; published {claim.published}. "
+        f"That it {what} {verdict(claim.holds.hold_between(low, high))} "
+        f"(rule: {claim.column} {claim.holds} of the variance {number(guess)})."
     )
 
 

@@ -118,7 +118,7 @@ def test_verdicts_follow_the_rules_of_the_paper_by_the_whole_interval(frame, hol
     words = {True: "holds here", False: "does not hold here", None: "is undecided here"}
     assert len(sentences) == len(holds)
     for sentence, held in zip(sentences, holds, strict=True):
-        assert [answer for answer, word in words.items() if f") {word} (" in sentence] == [held]
+        assert [answer for answer, word in words.items() if f" {word} (" in sentence] == [held]
     assert "the variance 0.1111" in sentences[2]
     # The published numbers stand beside ours.
     assert all(
