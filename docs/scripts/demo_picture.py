@@ -1,4 +1,4 @@
-"""docs/images/demo.png: the second half of the page of `interp-run demo`, as a browser shows it.
+"""docs/images/demo.png: the first figure of the page of `interp-run demo`, as a browser shows it.
 
     python docs/scripts/demo_picture.py
 
@@ -27,12 +27,9 @@ def main() -> None:
         page.set_default_timeout(120_000)
         page.goto((Path(folder) / "interp-demo.html").as_uri(), wait_until="domcontentloaded")
         page.wait_for_selector(".main-svg")
-        head = page.get_by_role("heading", name="Modular addition").bounding_box()
-        table = page.locator("table").nth(1).bounding_box()
-        assert head, "no such section"
-        assert table, "no second table"
-        top = head["y"] - MARGIN
-        clip = {"x": 0, "y": top, "width": WIDTH, "height": table["y"] - top}
+        figure = page.locator("figure").first.bounding_box()
+        assert figure, "no figure"
+        clip = {"x": 0, "y": figure["y"], "width": WIDTH, "height": figure["height"] + MARGIN}
         page.add_style_tag(content=".modebar { display: none !important; }")
         page.screenshot(path=PICTURE, clip=clip, full_page=True)
         browser.close()

@@ -83,7 +83,7 @@ def check_donors(source: str | Sequence[str], refs: str | Sequence[str], example
 
 def resolve_source(source: str) -> list[ResolvedCheckpoint]:
     if not source.strip():
-        raise UserError("no source: give --source, such as zoo:matrix-completion-4x4@post or RUN@last")
+        raise UserError("no source: give --source, such as zoo:matrix-completion-7x7@post or RUN@last")
     return resolve(source)
 
 

@@ -157,7 +157,7 @@ def check_refs(refs: str | Sequence[str], examples: Examples) -> list[Named]:
     examples.check()
     given = [refs] if isinstance(refs, str) else [str(ref) for ref in refs]
     if not given:
-        raise UserError("no checkpoint: give --ckpt REF, such as zoo:matrix-completion-4x4@post or RUN@last")
+        raise UserError("no checkpoint: give --ckpt REF, such as zoo:matrix-completion-7x7@post or RUN@last")
     named: dict[Path, Named] = {}
     for ref in given:
         found = resolve(ref)

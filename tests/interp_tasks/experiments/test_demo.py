@@ -68,6 +68,9 @@ def test_demo_without_its_models_is_refused_at_once(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("interp-run: no zoo:gone")
 
 
+SPREAD = 5e-5
+
+
 def rows(*given):
     """Frame rows (mark, metric, intervention, baseline, value)."""
     return pandas.DataFrame(
@@ -80,8 +83,10 @@ def rows(*given):
                 "baseline": baseline,
                 "value": value,
                 "effect": value - baseline,
-                "ci_low": value,
-                "ci_high": value,
+                "ci_low": value - SPREAD,
+                "ci_high": value + SPREAD,
+                "effect_ci_low": value - baseline - SPREAD,
+                "effect_ci_high": value - baseline + SPREAD,
             }
             for mark, metric, intervention, baseline, value in given
         ]
@@ -104,13 +109,26 @@ def matrix_frame(before, after, observed, observed_before=0.001):
         (matrix_frame(0.2, 0.11, 0.002), [False, True, True, True]),
         (matrix_frame(0.05, 0.5, 0.002), [False, True, False, True]),
         (matrix_frame(0.1, 0.02, 0.1, 0.04), [True, False, False, False]),
+        # Intervals across a bound: 1% of the variance 1/9 away from the unedited 0.1, 0.9 of it, 5% of it.
+        (matrix_frame(0.1 + 0.01 / 9, 0.1, 0.05 / 9), [None, True, None, None]),
     ],
 )
-def test_verdicts_follow_the_numbers(frame, holds):
+def test_verdicts_follow_the_rules_of_the_paper_by_the_whole_interval(frame, holds):
     sentences = conclude_matrix_completion(frame, {"rank": 1, "scale": 1.0})
-    verdicts = re.findall(r"holds here|does not hold here", " ".join(sentences))
-    assert [verdict == "holds here" for verdict in verdicts] == holds
-    assert "r/9 = 0.1111" in sentences[2]
+    words = {True: "holds here", False: "does not hold here", None: "is undecided here"}
+    assert len(sentences) == len(holds)
+    for sentence, held in zip(sentences, holds, strict=True):
+        assert [answer for answer, word in words.items() if f" {word} (" in sentence] == [held]
+    assert "the variance 0.1111" in sentences[2]
+    # The published numbers stand beside ours.
+    assert all(
+        published in sentence
+        for published, sentence in zip(
+            ("0.2236 -> 0.2236", "3.4e-4 -> 3.2e-4", "0.0128 -> 0.2183", "9.2e-5 -> 3.7e-3"),
+            sentences,
+            strict=True,
+        )
+    )
 
 
 def addition_frame(uniform, operands, learned=1.0):
