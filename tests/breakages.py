@@ -43,6 +43,8 @@ for _library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR"):
     os.environ[f"{_library}_NUM_THREADS"] = "1"
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+#: Lines of a child's output that are shown of what is not good.
+TAIL = 30
 
 
 @dataclass(frozen=True)
