@@ -24,9 +24,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import transformer_lens  # noqa: F401
 
-#: Notebooks, and pages that train or measure shipped models at length: as slow as what is marked so where it stands.
+#: Pages that train, or measure shipped models at length; other tests are marked where they stand.
 SLOW = (
-    "tests/test_notebooks.py",
     "tests/test_docs.py::test_page_runs[docs/commands.md]",
     "tests/test_docs.py::test_page_runs[docs/matrix-completion/transplant-and-permutation.md]",
     "tests/test_docs.py::test_page_runs[docs/report.md]",
