@@ -1,20 +1,15 @@
-"""Proof that the tests can fail: break one rule at a time in a scratch copy and see the named test go red.
+"""Proof that the tests can fail: break one rule at a time and see the named test go red.
 
-    python tests/breakages.py [--only NAME ...] [--part K/N] [--jobs 2] [--list]
+    python tests/breakages.py [--only NAME] [--jobs 2] [--limit SECONDS] [--list]
 
-`tests/breakages.toml` says what is broken (file, old text, new text), which rule that is, and which test
-must notice. An entry counts as red only if the named test ran and an assertion in it failed. A test that
-does not start (collection, import or syntax error), a name that does not exist, or an exception that the
-entry does not announce (`raises = "..."`) is an error of the entry. The unbroken copies must be green in
-every named test. Exit code 0 if all that holds, else 1.
+Each entry of `tests/breakages.toml` names a rule, the text that breaks it (file, old text, new text) and the test
+that must notice. An entry counts as red only if an assertion in that test failed (or a `pytest.raises` saw nothing
+raised); an error of any other kind proves nothing. Unbroken, every named test must pass. Exit status 0 if all that
+holds, else 1.
 
-An entry that took longer than the limit is tried once more, alone, after all others, and only that second verdict
-counts: a machine that was busy elsewhere is no fault of the entry. Nothing else is tried twice. Below the summary
-every verdict that was not good stands again, of errors with the end of pytest's output.
-
-Heavy modules are imported once; each entry is a forked child that imports the package from the copy and
-runs pytest in its own process. So this runs where `os.fork` does. The named tests run unbroken first, and leave
-their bytecode to the broken copies.
+Nothing is written into the repository: each entry is a forked child that imports the broken text in place of the
+file's. Heavy modules are imported once, before the forks. So this runs where `os.fork` does, and a test that starts
+a process of its own notices nothing. Edits made in the repository during a run get into it.
 """
 
 from __future__ import annotations
@@ -23,9 +18,9 @@ import argparse
 import contextlib
 import gc
 import importlib
+import importlib.machinery
 import importlib.metadata
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -33,7 +28,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
@@ -43,23 +38,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-#: Lines of a child's output that are shown again.
-TAIL = 30
-
 # Children run beside each other, and a fork of a process with threads can hang.
 for _library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR"):
     os.environ[f"{_library}_NUM_THREADS"] = "1"
 
-
-@dataclass(frozen=True)
-class Settings:
-    """The head of the TOML file."""
-
-    copy: tuple[str, ...]  # files and folders that the tests need, relative to the repository
-    packages: tuple[str, ...]  # must be imported from the copy
-    preload: tuple[str, ...] = ()  # imported once, before the forks
-    options: tuple[str, ...] = ()  # for pytest
-    limit: float = 120.0  # seconds for one child
+REPOSITORY = Path(__file__).resolve().parents[1]
+#: Lines of a child's output that are shown of what is not good.
+TAIL = 30
 
 
 @dataclass(frozen=True)
@@ -69,184 +54,107 @@ class Breakage:
     file: str
     old: str
     new: str
-    tests: tuple[str, ...]
-    raises: str | None = None
+    test: str
 
-    def fault(self, root: Path) -> str | None:
-        """Why it cannot be tried, if it cannot."""
-        path = root / self.file
-        if not path.is_file():
-            return f"no file {self.file}"
-        text = path.read_text(encoding="utf-8")
+    def broken(self, root: Path) -> str:
+        """Return the broken text of the file; ValueError says why there is none."""
+        text = (root / self.file).read_text(encoding="utf-8")
         if (times := text.count(self.old)) != 1:
-            return f"the old text occurs {times} times in {self.file}, not once"
-        if path.suffix == ".py":
-            try:
-                compile(self.broken(text), self.file, "exec")
-            except SyntaxError as error:
-                return f"with the new text {self.file} is no Python: {error.msg}, line {error.lineno}"
-        return None
-
-    def broken(self, text: str) -> str:
-        return text.replace(self.old, self.new)
+            raise ValueError(f"the old text occurs {times} times in {self.file}, not once")
+        text = text.replace(self.old, self.new)
+        try:
+            compile(text, self.file, "exec", dont_inherit=True)
+        except SyntaxError as error:
+            raise ValueError(f"with the new text {self.file} is no Python: {error.msg}") from None
+        return text
 
 
-@dataclass
-class Outcome:
-    """What pytest said in one child."""
-
-    failed: dict[str, str] = field(
-        default_factory=dict
-    )  # node id -> type of the exception, in the test itself
-    passed: set[str] = field(default_factory=set)
-    trouble: list[str] = field(default_factory=list)  # whatever else went wrong
-
-    def failure(self, test: str) -> str | None:
-        return next((kind for node, kind in self.failed.items() if belongs(node, test)), None)
-
-    def ran(self, test: str) -> bool:
-        return any(belongs(node, test) for node in (*self.failed, *self.passed))
-
-
-@dataclass(frozen=True)
-class Verdict:
-    name: str
-    word: str  # "red" is good for a breakage, "green" for the restored copy
-    text: str
-    seconds: float
-    good: bool
-    tail: str = ""  # the end of the child's output
-    late: bool = False  # it took longer than the limit
-
-    def __str__(self) -> str:
-        word = self.word if self.good else self.word.upper()
-        return f"{word:6} {self.seconds:5.1f} s  {self.name}: {self.text}"
-
-
-def belongs(node: str, test: str) -> bool:
-    return node == test or node.startswith(f"{test}[")
-
-
-def read_file(path: Path) -> tuple[Settings, list[Breakage]]:
+def read_file(path: Path) -> tuple[list[str], list[str], list[Breakage]]:
+    """Return the modules to import before the forks, pytest's options, and the entries."""
     with path.open("rb") as file:
         data = tomllib.load(file)
-    entries = []
-    for entry in data.pop("breakage", []):
-        tests = entry.pop("test")
-        entries.append(Breakage(tests=(tests,) if isinstance(tests, str) else tuple(tests), **entry))
+    entries = [Breakage(**entry) for entry in data["breakage"]]
     names = [entry.name for entry in entries]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SystemExit(f"{path.name}: two entries are called {twice[0]!r}")
-    return Settings(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}), entries
-
-
-def judge(entry: Breakage, outcome: Outcome) -> tuple[str, str]:
-    """(red, green or error; why)."""
-    expected = (entry.raises,) if entry.raises else ("AssertionError", "Failed")
-    for test in entry.tests:
-        kind = outcome.failure(test)
-        if kind is None:
-            if outcome.trouble:
-                return "error", outcome.trouble[0]
-            return (
-                ("green", f"{test} does not notice")
-                if outcome.ran(test)
-                else ("error", f"{test} did not run")
-            )
-        if kind not in expected:
-            return "error", f"{test} failed with {kind}, not with {' or '.join(expected)}"
-    return "red", entry.rule
-
-
-def restored(tests: tuple[str, ...], outcome: Outcome) -> tuple[str, str]:
-    """Whether every named test passes where nothing is broken."""
-    if outcome.trouble:
-        return "error", outcome.trouble[0]
-    if outcome.failed:
-        return "red", f"{next(iter(outcome.failed))} fails though nothing is broken"
-    if missing := [test for test in tests if not outcome.ran(test)]:
-        return "error", f"{missing[0]} did not run"
-    return "green", f"{len(tests)} named tests"
+    return data.get("preload", []), data.get("options", []), entries
 
 
 class Listener:
-    """A pytest plugin that keeps what is needed to judge, and stops once every named test is red."""
+    """A pytest plugin that keeps what is needed to judge."""
 
-    def __init__(self, copy: Path, packages: tuple[str, ...], tests: tuple[str, ...], stop: bool) -> None:
-        self.copy, self.packages, self.tests, self.stop = copy, packages, tests, stop
-        self.outcome = Outcome()
-        self._kinds: dict[str, str] = {}
-        self._session: Any = None
+    def __init__(self) -> None:
+        self.failed: dict[str, str] = {}  # node id -> type of the exception in the test itself
+        self.passed: list[str] = []
+        self.trouble: list[str] = []  # whatever else went wrong
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
-        if call.excinfo is not None:
-            self._kinds[item.nodeid] = call.excinfo.type.__name__
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.failed and report.when == "call":
-            self.outcome.failed[report.nodeid] = self._kinds.get(report.nodeid, "?")
-            if self.stop and all(self.outcome.failure(test) for test in self.tests):
-                self._session.shouldstop = "every named test is red"
-        elif report.failed:
-            self.outcome.trouble.append(f"{report.nodeid}: {report.when} failed")
-        elif report.passed and report.when == "call":
-            self.outcome.passed.add(report.nodeid)
+        skipped = call.excinfo is not None and call.excinfo.typename == "Skipped"
+        if call.excinfo is not None and not skipped:
+            if call.when == "call":
+                self.failed[item.nodeid] = call.excinfo.typename
+            else:
+                self.trouble.append(f"{item.nodeid}: {call.when} failed")
+        elif call.when == "call" and not skipped:
+            self.passed.append(item.nodeid)
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self.outcome.trouble.append(f"{report.nodeid or 'the tests'}: cannot be collected")
+            self.trouble.append(f"{report.nodeid or 'the tests'}: cannot be collected")
 
-    def pytest_sessionstart(self, session: Any) -> None:
-        self._session = session
 
-    def pytest_sessionfinish(self, session: Any) -> None:
-        if session.config.rootpath.resolve() != self.copy:
-            self.outcome.trouble.insert(0, f"pytest's root was {session.config.rootpath}, not the copy")
-        for name in self.packages:
-            file = getattr(sys.modules.get(name), "__file__", None)
-            if file is not None and not Path(file).resolve().is_relative_to(self.copy):
-                self.outcome.trouble.insert(0, f"{name} was imported from {file}, not from the copy")
+def import_broken(path: Path, text: str) -> list[Path]:
+    """Have every import of `path` from now on read `text`; return a list that is not empty once one has."""
+    read: list[Path] = []
+    loader, real = importlib.machinery.SourceFileLoader, importlib.machinery.SourceFileLoader.get_data
+    bytecode = path.parent / "__pycache__"
+
+    def get_data(self: Any, name: str) -> bytes:
+        # By the stem alone: jaxtyping's loader has bytecode files of its own.
+        if Path(name).parent == bytecode and Path(name).name.startswith(f"{path.stem}."):
+            raise OSError("that bytecode is of the text as it was")
+        if Path(name) == path:
+            read.append(path)
+            return text.encode()
+        return real(self, name)
+
+    loader.get_data = get_data  # type: ignore[method-assign]
+    sys.dont_write_bytecode = True
+    return read
 
 
 def run_child(
-    pipe: Any, log: Path, copy: Path, settings: Settings, tests: tuple[str, ...], stop: bool
+    pipe: Any, log: Path, root: Path, options: list[str], tests: list[str], entry: Breakage | None
 ) -> None:
-    """In a forked process: pytest on `tests` of `copy`; the outcome goes through `pipe`."""
+    """Run pytest on `tests` in a forked process, the entry's file broken; send (failed, passed, trouble)."""
     os.setsid()  # so that whatever the test starts can be killed with it
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    # A child that is killed writes no buffers.
-    sys.stdout.reconfigure(line_buffering=True)
-    outcome = Outcome()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    listener = Listener()
     try:
         import pytest
 
-        os.chdir(copy)
-        sys.path.insert(0, str(copy))
-        os.environ["PYTHONPATH"] = str(copy)
-        if stop:  # no bytecode of a broken text
-            sys.dont_write_bytecode = True
-            os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-        listener = Listener(copy, settings.packages, tests, stop)
-        outcome = listener.outcome
+        os.chdir(root)
+        sys.path.insert(0, str(root))
+        os.environ["PYTHONPATH"] = str(root)
         quiet = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-        code = pytest.main(
-            [
-                *quiet,
-                f"--rootdir={copy}",
-                f"--config-file={copy / 'pyproject.toml'}",
-                *settings.options,
-                *tests,
-            ],
-            plugins=[listener],
-        )
-        if not outcome.failed and not outcome.passed:
-            outcome.trouble.append(f"no test ran (pytest: {getattr(code, 'name', code)}), see {log}")
+        where = [f"--rootdir={root}", f"--config-file={root / 'pyproject.toml'}"]
+        if entry is None:
+            pytest.main([*quiet, *where, *options, *tests], plugins=[listener])
+        else:
+            read = import_broken(root / entry.file, entry.broken(root))
+            pytest.main([*quiet, *where, *options, "-x", *tests], plugins=[listener])
+            if not read:
+                listener.failed.clear()
+                listener.trouble.insert(0, f"nothing imported {entry.file} of this repository")
     except BaseException as error:
         traceback.print_exc()
-        outcome.trouble.append(f"the child stopped: {error!r}")
-    pipe.send(outcome)
+        listener.trouble.append(
+            str(error) if isinstance(error, ValueError) else f"the child stopped: {error!r}"
+        )
+    pipe.send((listener.failed, listener.passed, listener.trouble))
     pipe.close()
     sys.stdout.flush()
     os._exit(0)
@@ -254,223 +162,148 @@ def run_child(
 
 @dataclass
 class Job:
-    """One child: an entry on a broken copy, or (entry None) some tests on a restored one."""
+    """One child: an entry, or (entry None) tests with nothing broken."""
 
-    tests: tuple[str, ...]
+    tests: list[str]
     entry: Breakage | None = None
-
-    @property
-    def name(self) -> str:
-        return "nothing broken" if self.entry is None else self.entry.name
-
-
-class Runner:
-    """Copies of the repository, each lent to one child at a time."""
-
-    def __init__(self, root: Path, settings: Settings, jobs: int, scratch: Path) -> None:
-        self.settings, self.scratch = settings, scratch
-        # Texts are taken from here, so that work going on in the repository does not mix with a run.
-        self.whole = self._copied(root, scratch / "whole")
-        self.free = [self._copied(self.whole, scratch / f"copy{number}") for number in range(jobs)]
-        self.logs = 0
-
-    def _copied(self, source: Path, copy: Path) -> Path:
-        copy.mkdir()
-        for name in self.settings.copy:
-            path = source / name
-            if path.is_dir():
-                shutil.copytree(path, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-            else:
-                shutil.copy2(path, copy / name)
-        return copy.resolve()
-
-    def share_bytecode(self) -> None:
-        """Give every copy the bytecode that any of them has. Their texts are equally old, so it is valid in all."""
-        for source in self.free:
-            for folder in source.rglob("__pycache__"):
-                for copy in self.free:
-                    if copy != source:
-                        shutil.copytree(folder, copy / folder.relative_to(source), dirs_exist_ok=True)
-
-    def run(self, jobs: list[Job]) -> Iterator[Verdict]:
-        """Verdicts as the children finish; entries that were late are tried again at the end, one by one."""
-        late = []
-        for job, verdict in self._tried(jobs):
-            if verdict.late and job.entry is not None:
-                late.append(job)
-            else:
-                yield verdict
-        for job in late:
-            for _, verdict in self._tried([job]):
-                yield replace(verdict, text=f"{verdict.text} (second try: the first took too long)")
-
-    def _tried(self, jobs: list[Job]) -> Iterator[tuple[Job, Verdict]]:
-        waiting = list(reversed(jobs))
-        running: dict[Any, tuple[Job, Path, Any, float, Path]] = {}
-        try:
-            while waiting or running:
-                while waiting and self.free:
-                    job = waiting.pop()
-                    if job.entry is not None and (fault := job.entry.fault(self.whole)):
-                        yield job, Verdict(job.name, "error", fault, 0.0, False)
-                        continue
-                    copy = self.free.pop()
-                    pipe, process = self._start(job, copy)
-                    running[pipe] = job, copy, process, time.monotonic(), self._log()
-                for pipe in connection.wait(list(running), timeout=0.5):
-                    job = running[pipe][0]
-                    yield job, self._finish(pipe, *running.pop(pipe))
-                for pipe, (job, copy, process, start, log) in list(running.items()):
-                    if time.monotonic() - start > self._limit(job):
-                        del running[pipe]
-                        yield job, self._finish(pipe, job, copy, process, start, log, late=True)
-        finally:
-            for _, _, process, _, _ in running.values():
-                _kill(process)
-
-    def _log(self) -> Path:
-        """The output of the child started last."""
-        return self.scratch / f"{self.logs:03}.log"
-
-    def _limit(self, job: Job) -> float:
-        return self.settings.limit * (1 if job.entry is not None else 10)
-
-    def _start(self, job: Job, copy: Path) -> tuple[Any, Any]:
-        if job.entry is not None:
-            path = copy / job.entry.file
-            old = path.stat().st_mtime
-            path.write_text(job.entry.broken(path.read_text(encoding="utf-8")), encoding="utf-8")
-            # Bytecode knows its text by age in seconds and size.
-            os.utime(path, (old + 10, old + 10))
-        self.logs += 1
-        context = get_context("fork")
-        receiver, sender = context.Pipe(duplex=False)
-        arguments = (sender, self._log(), copy, self.settings, job.tests, job.entry is not None)
-        process = context.Process(target=run_child, args=arguments)
-        process.start()
-        sender.close()
-        return receiver, process
-
-    def _finish(
-        self, pipe: Any, job: Job, copy: Path, process: Any, start: float, log: Path, late: bool = False
-    ) -> Verdict:
-        if late:
-            # Pytest's faulthandler then writes where the test was.
-            os.kill(process.pid, signal.SIGABRT)
-            process.join(2)
-        try:
-            outcome = Outcome(trouble=[f"no end after {self._limit(job):g} s"]) if late else pipe.recv()
-        except EOFError:
-            outcome = Outcome(trouble=["the child died without a word"])
-        _kill(process)
-        pipe.close()
-        if job.entry is not None:
-            shutil.copy2(self.whole / job.entry.file, copy / job.entry.file)
-        self.free.append(copy)
-        word, text = judge(job.entry, outcome) if job.entry is not None else restored(job.tests, outcome)
-        good = word == ("red" if job.entry is not None else "green")
-        tail = "" if good or word == "green" else _tail(log)
-        return Verdict(job.name, word, text, time.monotonic() - start, good, tail, late)
+    process: Any = None
+    log: Path = Path()
+    start: float = 0.0
 
 
-def _tail(log: Path) -> str:
-    """The last lines of a child's output; of one that hung, the innermost calls, which come first there."""
-    with contextlib.suppress(OSError):
-        text = log.read_text(encoding="utf-8", errors="replace")
-        _, hung, stack = text.rpartition("Fatal Python error: Aborted")
-        return "\n".join((hung + stack).splitlines()[:TAIL] if hung else stack.splitlines()[-TAIL:])
-    return ""
+@dataclass(frozen=True)
+class Verdict:
+    name: str
+    word: str  # "red" is good for an entry, "green" for what is not broken
+    text: str
+    good: bool
+    seconds: float
+    tail: str = ""  # the end of the child's output
+
+    def __str__(self) -> str:
+        word = self.word if self.good else self.word.upper()
+        return f"{word:6} {self.seconds:5.1f} s  {self.name}: {self.text}"
 
 
-def _kill(process: Any) -> None:
-    """A child, and whatever its test has started."""
+def judge(
+    entry: Breakage | None, tests: list[str], failed: dict[str, str], passed: list[str], trouble: list[str]
+) -> tuple[str, str]:
+    """Return (red, green or error; why)."""
+    if entry is None:
+        if trouble:
+            return "error", trouble[0]
+        if failed:
+            return "red", f"{next(iter(failed))} fails though nothing is broken"
+        ran = {node.split("[")[0] for node in passed} | set(passed)
+        missing = [test for test in tests if test not in ran]
+        return ("error", f"{missing[0]} did not run") if missing else ("green", f"{len(tests)} named tests")
+    if failed:
+        node, kind = next(iter(failed.items()))
+        if kind not in ("AssertionError", "Failed"):
+            return "error", f"{node} failed with {kind}, not with AssertionError or Failed"
+        return "red", entry.rule
+    if trouble:
+        return "error", trouble[0]
+    return ("green", f"{entry.test} does not notice") if passed else ("error", f"{entry.test} did not run")
+
+
+def run_jobs(
+    waiting: list[Job], root: Path, options: list[str], jobs: int, limit: float, scratch: Path
+) -> Iterator[Verdict]:
+    """Yield verdicts as the children finish, `jobs` at a time; one that takes `limit` seconds a test is killed."""
+    context, running = get_context("fork"), {}
+    waiting = list(reversed(waiting))
     try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                job = waiting.pop()
+                receiver, sender = context.Pipe(duplex=False)
+                job.log, job.start = scratch / f"{len(waiting)}-{len(job.tests)}.log", time.monotonic()
+                arguments = (sender, job.log, root, options, job.tests, job.entry)
+                job.process = context.Process(target=run_child, args=arguments)
+                job.process.start()
+                sender.close()
+                running[receiver] = job
+            ready = connection.wait(list(running), timeout=1)
+            for pipe, job in list(running.items()):
+                late = time.monotonic() - job.start > limit * len(job.tests)
+                if pipe in ready or late:
+                    del running[pipe]
+                    yield finish(pipe, job, "" if pipe in ready else f"no end after {limit:g} s")
+    finally:
+        for job in running.values():
+            kill(job.process)
+
+
+def finish(pipe: Any, job: Job, late: str) -> Verdict:
+    try:
+        answer = ({}, [], [late]) if late else pipe.recv()
+    except EOFError:
+        answer = ({}, [], ["the child died without a word"])
+    kill(job.process)
+    pipe.close()
+    word, text = judge(job.entry, job.tests, *answer)
+    good = word == ("green" if job.entry is None else "red")
+    tail = "" if good else "\n".join(job.log.read_text(errors="replace").splitlines()[-TAIL:])
+    name = "nothing broken" if job.entry is None else job.entry.name
+    return Verdict(name, word, text, good, time.monotonic() - job.start, tail)
+
+
+def kill(process: Any) -> None:
+    """End a child, and whatever its test has started."""
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        process.kill()
+    process.kill()
     process.join()
 
 
-def shared_out(tests: list[str], parts: int) -> list[tuple[str, ...]]:
-    """`tests` in at most `parts` lots of about the same length, those of one file together where possible."""
-    size = -(-len(tests) // parts)
-    return [tuple(tests[start : start + size]) for start in range(0, len(tests), size)]
-
-
-def part(text: str) -> tuple[int, int]:
-    """``2/5`` -> 2, 5."""
-    first, _, step = text.partition("/")
-    if not (first.isdecimal() and step.isdecimal() and 1 <= int(first) <= int(step)):
-        raise argparse.ArgumentTypeError(f"{text!r}: write K/N, such as 2/5")
-    return int(first), int(step)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Break one rule at a time and see a test go red.")
-    parser.add_argument("--only", action="append", metavar="NAME", help="entries whose name contains NAME")
-    parser.add_argument("--part", type=part, metavar="K/N", help="every N-th entry, from the K-th on")
-    parser.add_argument("--jobs", type=int, default=2, help="children at a time (default: 2)")
-    parser.add_argument("--list", action="store_true", help="show the entries and stop")
-    parser.add_argument(
-        "--root", type=Path, default=Path(__file__).resolve().parents[1], help="the repository"
-    )
-    parser.add_argument("--keep", action="store_true", help="keep the scratch folder with pytest's output")
-    given = parser.parse_args(arguments)
-    given.root = given.root.resolve()
-    settings, entries = read_file(given.root / "tests" / "breakages.toml")
-    if given.only:
-        entries = [entry for entry in entries if any(part in entry.name for part in given.only)]
-    if given.part:
-        first, step = given.part
-        entries = entries[first - 1 :: step]
-    if not entries:
-        raise SystemExit("no such entry; --list shows them")
-    if given.list:
-        for entry in entries:
-            print(f"{entry.name}: {entry.rule} ({entry.file}; {', '.join(entry.tests)})")
-        return 0
-
-    start = time.monotonic()
-    # So that children and scratch folder go when this is stopped from outside.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+def preload(modules: list[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in settings.preload:
+        for name in modules:
             importlib.import_module(name)
         for plugin in importlib.metadata.entry_points(group="pytest11"):
             plugin.load()
     # What is there before the forks need not be looked through by every child's garbage collection.
     gc.collect()
     gc.freeze()
-    scratch = Path(tempfile.mkdtemp(prefix="breakages-"))
-    try:
-        runner = Runner(given.root, settings, max(1, given.jobs), scratch)
-        tests = sorted({test for entry in entries for test in entry.tests})
-        unbroken = []
-        for verdict in runner.run([Job(lot) for lot in shared_out(tests, max(1, given.jobs))]):
-            unbroken.append(verdict)
-            print(verdict, flush=True)
-        runner.share_bytecode()
-        verdicts = []
-        for verdict in runner.run([Job(entry.tests, entry) for entry in entries]):
-            verdicts.append(verdict)
-            print(verdict, flush=True)
-    finally:
-        if given.keep:
-            print(f"pytest's output: {scratch}")
-        else:
-            shutil.rmtree(scratch)
-    count = {word: sum(verdict.word == word for verdict in verdicts) for word in ("red", "green", "error")}
-    print(
-        f"{len(verdicts)} entries: {count['red']} red, {count['green']} stayed green, {count['error']} errors; "
-        f"unbroken: {'green' if all(verdict.good for verdict in unbroken) else 'NOT green'}; "
-        f"{time.monotonic() - start:.0f} s"
-    )
-    bad = [verdict for verdict in verdicts + unbroken if not verdict.good]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Break one rule at a time and see a test go red.")
+    parser.add_argument("--only", default="", metavar="NAME", help="entries whose name contains NAME")
+    parser.add_argument("--jobs", type=int, default=2, help="children at a time (default: 2)")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for one test (default: 300)")
+    parser.add_argument("--list", action="store_true", help="show the entries and stop")
+    parser.add_argument("--root", type=Path, default=REPOSITORY, help="the repository (default: this one)")
+    given = parser.parse_args()
+    root = given.root.resolve()
+    modules, options, entries = read_file(root / "tests" / "breakages.toml")
+    entries = [entry for entry in entries if given.only in entry.name]
+    if not entries:
+        raise SystemExit("no such entry; --list shows them")
+    if given.list:
+        for entry in entries:
+            print(f"{entry.name}: {entry.rule} ({entry.file}; {entry.test})")
+        return 0
+
+    start = time.monotonic()
+    # So that children go when this is stopped from outside.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    preload(modules)
+    tests = sorted({entry.test for entry in entries})
+    lot = -(-len(tests) // given.jobs)
+    unbroken = [Job(tests[first : first + lot]) for first in range(0, len(tests), lot)]
+    verdicts = []
+    with tempfile.TemporaryDirectory(prefix="breakages-") as scratch:
+        for todo in (unbroken, [Job([entry.test], entry) for entry in entries]):
+            for verdict in run_jobs(todo, root, options, given.jobs, given.limit, Path(scratch)):
+                verdicts.append(verdict)
+                print(verdict, flush=True)
+    bad = [verdict for verdict in verdicts if not verdict.good]
+    print(f"{len(entries)} entries; {len(bad)} verdicts are not good; {time.monotonic() - start:.0f} s")
     for verdict in bad:
-        print(f"\n{verdict}")
-        for line in verdict.tail.splitlines():
-            print(f"    | {line}")
+        print(f"\n{verdict}", *(f"    | {line}" for line in verdict.tail.splitlines()), sep="\n")
     return 1 if bad else 0
 
 

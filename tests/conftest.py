@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import pytest
 import torch
 from hypothesis import Phase, settings
 
@@ -22,3 +23,19 @@ with warnings.catch_warnings():
     # What it and its dependencies warn about while being imported is not ours; after it warnings are errors.
     warnings.simplefilter("ignore")
     import transformer_lens  # noqa: F401
+
+#: Pages that train, or measure shipped models at length; other tests are marked where they stand.
+SLOW = (
+    "tests/test_docs.py::test_page_runs[docs/commands.md]",
+    "tests/test_docs.py::test_page_runs[docs/matrix-completion/transplant-and-permutation.md]",
+    "tests/test_docs.py::test_page_runs[docs/report.md]",
+    "tests/test_docs.py::test_page_runs[docs/shipped-models.md]",
+    "tests/test_docs.py::test_page_runs[docs/tutorials/circuit-forms.md]",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)

@@ -152,6 +152,20 @@ def test_one_example_has_no_interval():
     np.testing.assert_allclose(found.value, 1)
 
 
+def test_two_examples_have_an_interval_from_one_to_the_other():
+    sums = np.array([[0.0, 1.0], [2.0, 5.0]])
+    found = summarise(sums, np.ones((2, 2)), seed=0, draws=400, flips=20, level=0.95)
+    np.testing.assert_allclose(found.low, [0, 2])
+    np.testing.assert_allclose(found.high, [1, 5])
+
+
+def test_as_many_flips_are_drawn_as_asked_for():
+    """Of an effect in every example no drawn flip is as large, and the identity counts as one."""
+    sums = np.stack([np.zeros(60), np.ones(60)])
+    found = summarise(sums, np.ones((2, 60)), seed=0, draws=20, flips=40, level=0.95)
+    assert found.p_value[1] == pytest.approx(1 / 41)
+
+
 def test_same_seed_same_numbers_and_blocks_do_not_matter_to_their_law(data, monkeypatch):
     sums, counts = data
     first = summarise(sums, counts, seed=1, draws=100, flips=100, level=0.95)

@@ -33,35 +33,41 @@ def test_a_campaign_without_a_trial_is_refused(options):
     assert "invalid whole number from" in done.stderr
 
 
+@pytest.mark.slow
 def test_killed_runs_end_with_the_same_bytes():
     summary = campaign("kill", 8)
     assert summary["failures"] == {}
     assert sum(summary["kinds"].values()) >= 8
 
 
+@pytest.mark.slow
 def test_mangled_files_are_refused_or_read_as_saved():
     summary = campaign("mangle", 150)
     assert summary["failures"] == {}
     assert {kind.partition(" ")[0] for kind in summary["kinds"]} == {"checkpoint", "run", "grid"}
 
 
+@pytest.mark.slow
 def test_what_a_disk_refuses_is_said_and_loses_nothing():
     summary = campaign("disk", 16)
     assert summary["failures"] == {}
 
 
+@pytest.mark.slow
 def test_a_grid_whose_worker_is_killed_ends_with_the_serial_table():
     summary = campaign("grid", 1)
     assert summary["failures"] == {}
     assert summary["kinds"] == {"a worker of processes killed": 1}
 
 
+@pytest.mark.slow
 def test_eight_threads_on_one_model_find_what_each_finds_alone():
     summary = campaign("threads", 12)
     assert summary["failures"] == {}
     assert sum(summary["kinds"].values()) == 12 * 8
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_bits():
     """Trained runs; every experiment, and executors, in the long form."""
     summary = campaign("bits", 4)
@@ -69,6 +75,7 @@ def test_the_same_command_gives_the_same_bits():
     assert summary["kinds"] == {"training": 4}
 
 
+@pytest.mark.slow
 def test_options_that_nobody_means_are_refused_in_one_line():
     summary = campaign("options", 40)
     assert summary["failures"] == {}

@@ -71,7 +71,9 @@ def test_it_has_the_checkpoints_that_its_recipe_ships(name):
     assert read_metrics(run)[-1]["step"] == SHIPPED[name].unit.resolved.train.steps
 
 
-@pytest.mark.parametrize("name", CORE)
+@pytest.mark.parametrize(
+    "name", [CORE[0], *(pytest.param(name, marks=pytest.mark.slow) for name in CORE[1:])]
+)
 def test_metrics_are_those_of_the_stored_weights(name):
     """Recomputed on the same 10,000 test examples; 1e-3 leaves room for other torch builds and thread counts."""
     checkpoint = load_checkpoint(f"zoo:{name}@post")

@@ -119,14 +119,13 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("command", SHOWN)
-def test_tables_of_every_command_fit(call, monkeypatch, command, columns):
-    monkeypatch.setenv("COLUMNS", str(columns))
+def test_tables_of_every_command_fit(call, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
     arguments, word = SHOWN[command]
     code, out, err = call(command, "--ckpt", "run@10", "--ckpt", "run@40", *arguments, *SMALL)
     assert (code, err) == (0, "")
-    assert max(map(len, out.splitlines())) <= columns
+    assert max(map(len, out.splitlines())) <= 80
     for expected in (word, "run@40 · step 40 · 12 test examples, seed 0", "baseline", "Holm's"):
         assert expected in out
     if command == "permute":
@@ -152,10 +151,9 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("asked", HEADS)
-def test_the_head_of_a_table_says_what_was_done(call, monkeypatch, asked, columns):
-    monkeypatch.setenv("COLUMNS", str(columns))
+def test_the_head_of_a_table_says_what_was_done(call, monkeypatch, asked):
+    monkeypatch.setenv("COLUMNS", "80")
     command, *options = asked.split()
     code, out, err = call(command, "--ckpt", "run@10", *options, *SMALL, "--split", "validation")
     assert (code, err) == (0, "")
@@ -168,7 +166,7 @@ def test_the_head_of_a_table_says_what_was_done(call, monkeypatch, asked, column
         *filter(None, HEADS[asked].split(" · ")),
     ]
     assert found[: len(expected)] == expected
-    assert max(map(len, out.splitlines())) <= columns
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_a_head_breaks_between_its_parts():
@@ -646,7 +644,7 @@ def test_settings_and_seeds():
             read_seeds(text)
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
+@pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("command", ["ablation", "permute"])
 def test_tables_never_crop_a_number(call, monkeypatch, command, width):
     """Every cell of the table is in the text whole, whatever room the terminal has."""

@@ -396,6 +396,7 @@ def test_a_paper_on_one_run_of_two(runs):
     assert [each.claim.id for each in only.outcomes] == ["together", "of b"]
 
 
+@pytest.mark.slow
 def test_fresh_processes_give_the_same(runs):
     paper = parse_paper(content(claim().model_dump(), claim(id="u", row=2, study="t").model_dump()), "x")
     alone, beside = (reproduce(paper, runs=runs, processes=processes) for processes in (1, 2))
@@ -508,6 +509,7 @@ class Deadly(Job):
         return os._exit, (1,)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_costs_its_own_job_alone(runs):
     paper = parse_paper(content(claim().model_dump()), "small.toml")
     jobs = [job for job in jobs_of(paper, locate_all(paper, "cpu", runs)) if job.refs()]
