@@ -6,7 +6,6 @@ through :class:`Task`; a new one is a subclass, registered under a name.
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,8 @@ from jaxtyping import Float, Int
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from tasks.errors import TaskError
+from tasks.hooked import ModelSizes, build_hooked_transformer
 from tasks.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -31,21 +32,6 @@ Metric = Tensor | tuple[Tensor, Tensor]
 
 #: One past the most examples of a sample: beyond it the sizes of tensors overflow.
 MOST_EXAMPLES = 2**40
-
-
-class TaskError(ValueError):
-    """A task, model or batch that cannot be; the message is one line that says what would be right."""
-
-
-def derive_seed(seed: int, *labels: object) -> int:
-    """A 63-bit seed from ``seed`` and labels: the same on every machine, unrelated for different labels."""
-    text = "\x1f".join([str(int(seed)), *map(str, labels)])
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
-
-
-def generator(seed: int, *labels: object) -> torch.Generator:
-    """A local CPU generator for one purpose; global random state is never touched."""
-    return torch.Generator().manual_seed(derive_seed(seed, *labels))
 
 
 @dataclass(frozen=True)
@@ -295,9 +281,8 @@ class Task(BaseModel, ABC):
         Raises:
             TaskError: if the settings leave no room for the task's inputs.
         """
-        from tasks.hooked import build_hooked_transformer
-
-        return build_hooked_transformer(self, settings or self.Model(), seed)
+        sizes = ModelSizes(self.name, self.sequence_length, self.d_vocab, self.d_vocab_out, self.n_read_outs)
+        return build_hooked_transformer(sizes, settings or self.Model(), seed)
 
     def constrain(self, model: HookedTransformer, settings: ModelSettings) -> None:
         """Put back what the settings hold fixed, after weights were copied in from elsewhere."""

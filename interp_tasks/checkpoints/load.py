@@ -22,7 +22,8 @@ from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve
 from interp_tasks.checkpoints.run_files import META_FILE, WEIGHTS_FILE
 from interp_tasks.errors import UserError
 from interp_tasks.files import read_file
-from tasks.base import Task, TaskError
+from tasks.base import Task
+from tasks.errors import TaskError
 
 
 @dataclass(frozen=True)

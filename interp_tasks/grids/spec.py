@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, Validat
 from interp_tasks.errors import UserError
 from interp_tasks.files import read_toml
 from interp_tasks.training.config import SECTIONS
-from tasks.messages import one_line
+from tasks.settings import one_line
 
 #: More units than anyone means to ask for.
 MOST_UNITS = 100_000

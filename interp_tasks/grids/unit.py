@@ -78,7 +78,7 @@ def import_all(files: Sequence[str]) -> None:
 def one_line(failure: Exception) -> str:
     """A user's mistake in its own words, anything else with its kind."""
     from circuits import CircuitsError
-    from tasks.base import TaskError
+    from tasks.errors import TaskError
 
     expected = isinstance(failure, (UserError, TaskError, CircuitsError))
     text = " ".join(str(failure).split())

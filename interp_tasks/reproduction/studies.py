@@ -141,7 +141,7 @@ def perform(job: Job) -> Done:
     from circuits import CircuitsError
     from interp_tasks import experiments
     from interp_tasks.errors import UserError
-    from tasks.base import TaskError
+    from tasks.errors import TaskError
 
     if not job.refs():
         return Done(job, None, "not trained")

@@ -24,7 +24,7 @@ from interp_tasks.search.storage import (
 )
 from interp_tasks.search.trials import Progress, built, carry_out, resolve_objective, run_name
 from interp_tasks.training.trainer import check_place
-from tasks.base import derive_seed
+from tasks.seeds import derive_seed
 
 #: The claim under which trials are dealt out and results written.
 TURN = "search"

@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 from interp_tasks.errors import UserError
 from interp_tasks.files import parse_value
 from tasks import catalog
-from tasks.messages import one_line, unknown_key
-from tasks.settings import list_fields
+from tasks.settings import list_fields, one_line, unknown_key
 
 SECTIONS = ("task", "model", "train")
 #: The parts of a model, see :mod:`interp_tasks.training.components`.

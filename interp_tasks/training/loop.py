@@ -19,7 +19,8 @@ from interp_tasks.training.dropout import Dropout
 from interp_tasks.training.forward import Forward, fastest_forward
 from interp_tasks.training.observers import Activations, GradientNorms, Observer
 from interp_tasks.training.optimizer import Updater
-from tasks.base import Batch, Task, derive_seed, pool, pool_parts
+from tasks.base import Batch, Task, pool, pool_parts
+from tasks.seeds import derive_seed
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer

@@ -27,7 +27,8 @@ from interp_tasks.training.optimizer import RANDOM
 from interp_tasks.training.stacked_forward import StackedForward
 from interp_tasks.training.stacked_optimizer import StackedParameters, StackedUpdater
 from interp_tasks.training.trainer import opening, prepared, reproducible, resolved, train, with_threads
-from tasks.base import Batch, Task, derive_seed
+from tasks.base import Batch, Task
+from tasks.seeds import derive_seed
 from tasks.settings import ModelSettings
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from interp_tasks.training.launch import launched
 from interp_tasks.training.loop import Loop, Progress
 from interp_tasks.training.observers import Observer
 from interp_tasks.training.provenance import run_info
-from tasks.base import Task, derive_seed
-from tasks.messages import one_line
+from tasks.base import Task
 from tasks.registry import get
-from tasks.settings import ModelSettings
+from tasks.seeds import derive_seed
+from tasks.settings import ModelSettings, one_line
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer

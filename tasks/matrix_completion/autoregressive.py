@@ -14,12 +14,13 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from tasks.base import Batch, DropMetric, Metric, ProbeTarget, ProbeTargets, derive_seed, generator
+from tasks.base import Batch, DropMetric, Metric, ProbeTarget, ProbeTargets
 from tasks.catalog import built_in_presets
 from tasks.matrix_completion.decoding import greedy
 from tasks.matrix_completion.matrices import MASK_ID, Matrices
 from tasks.matrix_completion.templates import Templates, autoregressive_templates
 from tasks.registry import register
+from tasks.seeds import derive_seed, generator
 from tasks.settings import ModelSettings
 
 if TYPE_CHECKING:

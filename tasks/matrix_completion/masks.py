@@ -9,7 +9,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tasks.attention import Relocation
-from tasks.base import Batch, TaskError
+from tasks.base import Batch
+from tasks.errors import TaskError
 from tasks.matrix_completion.templates import longest_column
 
 

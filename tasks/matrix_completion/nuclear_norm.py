@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tasks.base import TaskError
+from tasks.errors import TaskError
 
 #: Matrices that are worked on together: more do not fit a processor's cache.
 CHUNK = 64

@@ -11,19 +11,9 @@ from pydantic import Field
 from torch import Tensor
 
 from tasks.attention import ClassRule, Relocation
-from tasks.base import (
-    Batch,
-    DropMetric,
-    Influences,
-    Metric,
-    ProbeTargets,
-    Split,
-    Task,
-    TaskError,
-    derive_seed,
-    generator,
-)
+from tasks.base import Batch, DropMetric, Influences, Metric, ProbeTargets, Split, Task
 from tasks.catalog import built_in_presets
+from tasks.errors import TaskError
 from tasks.matrix_completion.influence import pairs_of_entries
 from tasks.matrix_completion.masks import move_longest_column, read_mask
 from tasks.matrix_completion.matrices import MASK_ID, Matrices
@@ -37,6 +27,7 @@ from tasks.matrix_completion.reference_outputs import (
 from tasks.matrix_completion.templates import ATTENTION_RULES, attention_templates
 from tasks.matrix_completion.variations import copying_inputs, variations
 from tasks.registry import register
+from tasks.seeds import derive_seed, generator
 from tasks.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -176,11 +167,11 @@ class MatrixCompletion(Matrices):
 
     def variations(self) -> dict[str, dict[str, Task]]:
         """Other data to try a model on: by what varies, then by name; see :func:`variations`."""
-        return variations(self)
+        return variations(self, MatrixCompletion)
 
     def copying_inputs(self, n: int, seed: int, split: Split) -> dict[str, tuple[Batch, Batch]]:
         """Inputs with another token at hidden entries; see :func:`copying_inputs`."""
-        return copying_inputs(self, n, seed, split)
+        return copying_inputs(self, MatrixCompletion, n, seed, split)
 
     def influences(self, batch: Batch, shift: float | None, seed: int) -> Influences:
         """Observed entries given another value; kinds and the reference: see :func:`pairs_of_entries`."""

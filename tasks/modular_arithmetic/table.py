@@ -11,17 +11,8 @@ from jaxtyping import Float, Int
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
-from tasks.base import (
-    Batch,
-    DropMetric,
-    GridAxis,
-    ProbeTarget,
-    ProbeTargets,
-    Split,
-    Task,
-    check_sample_size,
-    generator,
-)
+from tasks.base import Batch, DropMetric, GridAxis, ProbeTarget, ProbeTargets, Split, Task, check_sample_size
+from tasks.seeds import generator
 from tasks.settings import ModelSettings
 
 

@@ -148,7 +148,7 @@ def tried(what: str, act: Callable[[], Any]) -> Any:
 
     from circuits import CircuitsError
     from interp_tasks.errors import UserError
-    from tasks.base import TaskError
+    from tasks.errors import TaskError
 
     try:
         return act()

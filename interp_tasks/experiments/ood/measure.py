@@ -95,7 +95,7 @@ def ood(
 
 def misfit(task: Task, model: Any) -> str:
     """Why a model cannot take a task's inputs; empty where it can."""
-    from tasks.base import TaskError
+    from tasks.errors import TaskError
 
     try:
         task.check_model(model)
