@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures.palette import COLOURS, SYMBOLS, template
 from circuits.figures.style import log_axis
 from interp_tasks.measurement.run_logs import Curve
-from interp_tasks.pages.palette import COLOURS, SYMBOLS, template
 
 if TYPE_CHECKING:
     import plotly.graph_objects

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures.palette import COLOURS, SYMBOLS, Scheme, mixed, readable_on, template
 from interp_tasks.pages import signed
-from interp_tasks.pages.palette import COLOURS, SYMBOLS, Scheme, mixed, readable_on, template
 
 if TYPE_CHECKING:
     import pandas

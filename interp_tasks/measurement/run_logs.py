@@ -205,3 +205,14 @@ def family(name: str) -> str | None:
     """``RUN/seed-*`` for ``RUN/seed-3``; ``None`` for other names."""
     match = re.fullmatch(r"(.*[/:])seed-\d+", name)
     return f"{match[1]}seed-*" if match else None
+
+
+def named(run: Run, kind: str, split: str = "validation") -> list[str]:
+    """The logged metrics ``accuracy`` (or ``loss``), ``accuracy_q``, ..., of several answers the mean first."""
+    return [name for name in run.logged(split) if name == kind or name.startswith(f"{kind}_")]
+
+
+def modulus(name: str) -> int | None:
+    """11 for ``accuracy_11``."""
+    number = name.rpartition("_")[2]
+    return int(number) if number.isdecimal() else None

@@ -50,7 +50,7 @@ class Page:
         if any(section.needs_plotly for section in self.sections):
             from plotly.offline import get_plotlyjs
 
-            from interp_tasks.pages.palette import template
+            from circuits.figures.palette import template
 
             templates = embed(json.dumps({"light": template("light"), "dark": template("dark")}))
             scripts += ["figures.js", "stepper.js"]
@@ -123,7 +123,7 @@ def asset(name: str) -> str:
 def colours() -> str:
     """The palette as CSS variables, so that plots and page cannot drift apart."""
     # Where torch is loaded: the palette is that of ``circuits``, and a command's help needs no page.
-    from interp_tasks.pages.palette import COLOURS, GRID, GROUND, INK
+    from circuits.figures.palette import COLOURS, GRID, GROUND, INK
 
     def variables(scheme: Any) -> str:
         accent = COLOURS[scheme][0]

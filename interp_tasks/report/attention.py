@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures.palette import SEQUENTIAL
 from interp_tasks.pages import Beside, Section, Text
 from interp_tasks.pages.pack import pack
-from interp_tasks.pages.palette import SEQUENTIAL
 from interp_tasks.report.draw import stepped, width_of
 
 if TYPE_CHECKING:

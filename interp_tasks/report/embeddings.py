@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures.palette import COLOURS, SEQUENTIAL, SYMBOLS
 from interp_tasks.pages import Beside, Section, Text
-from interp_tasks.pages.palette import COLOURS, SEQUENTIAL, SYMBOLS
 from interp_tasks.report.attention import position_labels
 from interp_tasks.report.draw import rounded, stepped
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures.palette import COLOURS, INK, SYMBOLS
 from interp_tasks.pages import Beside, Section, number, signed
-from interp_tasks.pages.palette import COLOURS, INK, SYMBOLS
 from interp_tasks.report.draw import (
     move_line,
     rounded,

@@ -51,7 +51,7 @@ class Report:
         from interp_tasks.report.page import sections
 
         names = " and ".join(dict.fromkeys(view.source.name for view in self.views))
-        found: list[Section] = sections(self)
+        found: list[Section] = sections(self.views, self.published, self.effects())
         return Page(title or f"Report on {names}", found, self.config, self.versions)
 
 

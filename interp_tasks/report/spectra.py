@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures.palette import COLOURS
 from interp_tasks.pages import Beside, Section
-from interp_tasks.pages.palette import COLOURS
 from interp_tasks.report.draw import rounded, stepped
 
 if TYPE_CHECKING:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.pages import Column, Figure, Page, Section, Table, Text, number, with_interval
-from interp_tasks.published import Claim, Row
+from interp_tasks.published import Paper, Row
+from interp_tasks.reproduction.runs import Located
+from interp_tasks.reproduction.studies import Done
 
 if TYPE_CHECKING:
-    from interp_tasks.reproduction.reproduce import Reproduction
+    import pandas
 
 
 def ours(row: Mapping[str, Any]) -> str:
@@ -28,19 +30,6 @@ def short(row: Mapping[str, Any]) -> str:
     if row["value"] is None or row["value"] != row["value"]:
         return "–"
     return f"{number(row['value'])} {row['what']}".rstrip()
-
-
-def summary(found: Reproduction) -> str:
-    """What stands there, without a score: a count of verdicts would weigh a headline like a footnote."""
-    claims = len({outcome.claim.id for outcome in found.outcomes})
-    tested = sum(outcome.p_holm is not None for outcome in found.outcomes)
-    family = (
-        f" Holm's correction is over the {tested} headline verdicts that have a p-value; the others stand uncorrected,"
-        f" and one in twenty of their intervals misses."
-        if tested
-        else " No verdict is corrected for how many there are: one in twenty intervals misses."
-    )
-    return f"{claims} claims.{family}"
 
 
 def own(row: Mapping[str, Any]) -> str:
@@ -82,47 +71,71 @@ SHOWN = (
 )
 
 
-def page(found: Reproduction) -> Page:
-    """What was found, experiment by experiment, with every table's rule and every figure."""
-    frame = found.frame()
+def page(
+    paper: Paper,
+    preset: str,
+    frame: pandas.DataFrame,
+    summary: str,
+    *,
+    done: Sequence[Done],
+    located: Sequence[Located],
+    missing: Sequence[Located],
+    rows: Sequence[int],
+    folder: str,
+    versions: Mapping[str, str],
+) -> Page:
+    """Returns a page of the claims, experiment by experiment, with every table's rule and every figure.
+
+    Args:
+        frame: a row per outcome, as ``Reproduction.frame`` gives it.
+        summary: a sentence or two on all verdicts.
+        done: each study's result, or why there is none.
+        located, missing: every run of the scale; those that studies lack.
+        rows: experiments of the paper to show; none: all.
+        folder: where missing runs would be trained.
+    """
     sections: list[Section] = [
-        Text(introduction(found)),
+        Text(introduction(paper, preset, summary, done, missing)),
         Table(
             frame.sort_values("headline", ascending=False, kind="stable").sort_values("row", kind="stable"),
             "Claims",
             "A verdict is what the rule says of the whole 95% interval: held, failed, or undecided where it reaches "
             "across. Rules and each run's own number stand below, by experiment.",
             SUMMARY,
-            name=f"{found.paper.name}-claims",
+            name=f"{paper.name}-claims",
             download=frame,
         ),
     ]
-    if found.missing:
-        sections.append(missing_table(found))
-    for row in found.paper.row:
-        if not found.rows or row.number in found.rows:
-            sections += of_row(found, row)
+    if missing:
+        sections.append(missing_table(missing, folder))
+    for row in paper.row:
+        if not rows or row.number in rows:
+            sections += of_row(row, frame, done, f"{paper.name}-{row.number}")
     config = {
-        "paper": found.paper.name,
-        "preset": found.preset,
-        "runs": {each.run.name: each.base for each in found.located},
+        "paper": paper.name,
+        "preset": preset,
+        "runs": {each.run.name: each.base for each in located},
     }
-    return Page(f"{found.paper.title}: published and ours", sections, config, found.versions)
+    return Page(f"{paper.title}: published and ours", sections, config, versions)
 
 
-def introduction(found: Reproduction) -> str:
-    used = (each for done in found.done if done.result is not None for each in done.job.on)
+def introduction(
+    paper: Paper, preset: str, summary: str, done: Sequence[Done], missing: Sequence[Located]
+) -> str:
+    """Returns the head of the page: what was repeated at which scale, and how our models differ."""
+    used = (each for study in done if study.result is not None for each in study.job.on)
     there = {base for each in used for base in each.bases.values()}
-    departures = "\n".join(f"- {line}" for line in found.paper.departures)
+    departures = "\n".join(f"- {line}" for line in paper.departures)
     return (
-        f"{found.paper.citation}, repeated at the scale {found.preset}. {summary(found)}\n\n"
-        f"Measured on {len(there)} training runs; {len(found.missing)} more are described but "
+        f"{paper.citation}, repeated at the scale {preset}. {summary}\n\n"
+        f"Measured on {len(there)} training runs; {len(missing)} more are described but "
         "not trained. Our models differ from theirs:\n\n"
         f"{departures}"
     )
 
 
-def missing_table(found: Reproduction) -> Table:
+def missing_table(missing: Sequence[Located], folder: str) -> Table:
+    """Returns a table of the runs that are not trained, each with its command."""
     import pandas
 
     rows = [
@@ -130,9 +143,9 @@ def missing_table(found: Reproduction) -> Table:
             "run": each.run.name,
             "role": each.run.role,
             "hours": each.run.hours,
-            "command": each.run.command(found.folder),
+            "command": each.run.command(folder),
         }
-        for each in found.missing
+        for each in missing
     ]
     return Table(
         pandas.DataFrame(rows),
@@ -148,26 +161,26 @@ def missing_table(found: Reproduction) -> Table:
     )
 
 
-def of_row(found: Reproduction, row: Row) -> list[Section]:
-    """An experiment of the paper: its claims with their rules, then a figure for each study and run."""
-    outcomes = [each for each in found.outcomes if each.claim.row == row.number]
-    lines = []
-    for claim in {each.claim.id: each.claim for each in outcomes}.values():
-        lines.append(f"- {claim.says} ({claim.source}) Rule: {claim.rule}.{beside(claim)}")
+def of_row(row: Row, frame: pandas.DataFrame, studies: Sequence[Done], name: str) -> list[Section]:
+    """Returns an experiment of the paper: its claims with their rules, then a figure for each study and run."""
+    of_experiment = frame[frame["row"] == row.number]
+    lines = [
+        f"- {claim['says']} ({claim['source']}) Rule: {claim['rule']}.{beside(claim)}"
+        for claim in claims_of(of_experiment)
+    ]
     where = f" ({row.where})" if row.where else ""
     body = "\n".join(lines) or (row.note or "Nothing of it is decided here.")
     sections: list[Section] = [Text(body, f"{row.number}. {row.title}{where}")]
-    if outcomes:
-        frame = found.frame()
+    if lines:
         sections.append(
             Table(
-                frame[frame["row"] == row.number],
+                of_experiment,
                 caption="Intervals: 95%, over training runs (a mean with Student's t), or as the table says.",
                 columns=SHOWN,
-                name=f"{found.paper.name}-{row.number}",
+                name=name,
             )
         )
-    for done in found.done:
+    for done in studies:
         # A study that several rows read is drawn with the first of them.
         if done.result is None or done.job.control or done.job.study.rows[0] != row.number:
             continue
@@ -184,30 +197,38 @@ def of_row(found: Reproduction, row: Row) -> list[Section]:
     return sections
 
 
-def markdown(found: Reproduction) -> str:
-    """The claims as Markdown, experiment by experiment, each with its rule."""
-    lines = [f"{summary(found)}", ""]
-    rows: list[Any] = found.frame().to_dict("records")
-    for row in found.paper.row:
-        outcomes = [each for each in found.outcomes if each.claim.row == row.number]
-        if not outcomes and not (row.note and not found.rows):
+def claims_of(frame: pandas.DataFrame) -> list[dict[Any, Any]]:
+    """Returns one row for each claim, in order."""
+    return frame.drop_duplicates("claim").to_dict("records")
+
+
+def markdown(paper: Paper, frame: pandas.DataFrame, summary: str, rows: Sequence[int]) -> str:
+    """Returns the claims as Markdown, experiment by experiment, each with its rule.
+
+    Args:
+        frame: a row per outcome, as ``Reproduction.frame`` gives it.
+        rows: the experiments that the reproduction was limited to; none: all.
+    """
+    lines = [summary, ""]
+    for row in paper.row:
+        of_experiment = frame[frame["row"] == row.number]
+        if of_experiment.empty and not (row.note and not rows):
             continue
         where = f" ({row.where})" if row.where else ""
         lines += [f"## {row.number}. {row.title}{where}", ""]
-        if not outcomes:
+        if of_experiment.empty:
             lines += [row.note, ""]
             continue
-        for claim in {each.claim.id: each.claim for each in outcomes}.values():
-            lines += [f"**{claim.says}** ({claim.source}) Rule: {claim.rule}.{beside(claim)}", ""]
+        for claim in claims_of(of_experiment):
+            lines += [f"**{claim['says']}** ({claim['source']}) Rule: {claim['rule']}.{beside(claim)}", ""]
             lines += [
                 "| condition | published | ours [95% CI] | runs | each run | controls | verdict |",
                 "|---|---|---|---|---|---|---|",
             ]
             lines += [
-                f"| {row_of['run']} | {cell(claim.published)} | {ours(row_of)} | {row_of['n_runs']} | {own(row_of)} "
+                f"| {row_of['run']} | {cell(claim['published'])} | {ours(row_of)} | {row_of['n_runs']} | {own(row_of)} "
                 f"| {controls(row_of)} | {verdict(row_of)} |"
-                for row_of in rows
-                if row_of["claim"] == claim.id
+                for row_of in of_experiment[of_experiment["claim"] == claim["claim"]].to_dict("records")
             ]
             lines.append("")
     return "\n".join(lines)
@@ -228,8 +249,8 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def beside(claim: Claim) -> str:
-    """What else there is to know of a claim, as sentences to go on with."""
-    departures = f" Departs: {claim.departures.rstrip('.')}." if claim.departures else ""
-    uncontrolled = f" No control: {claim.uncontrolled.rstrip('.')}." if claim.uncontrolled else ""
-    return f"{' A headline.' if claim.headline else ''}{departures}{uncontrolled}"
+def beside(claim: Mapping[Any, Any]) -> str:
+    """Returns how a claim departs from the paper and why it has no control, as sentences to go on with."""
+    departures = f" Departs: {claim['departures'].rstrip('.')}." if claim["departures"] else ""
+    uncontrolled = f" No control: {claim['uncontrolled'].rstrip('.')}." if claim["uncontrolled"] else ""
+    return f"{' A headline.' if claim['headline'] else ''}{departures}{uncontrolled}"

@@ -14,6 +14,7 @@ from interp_tasks.pages import versions, write_atomically
 from interp_tasks.published import Claim, Paper, read_paper
 from interp_tasks.published.papers import PRESETS
 from interp_tasks.reproduction.intervals import ALPHA, holm
+from interp_tasks.reproduction.page import markdown, page
 from interp_tasks.reproduction.runs import Located, as_text, locate_all
 from interp_tasks.reproduction.studies import Done, Job, control_jobs, jobs_of, perform_all, untestable
 from interp_tasks.reproduction.verdicts import Outcome, Seed, Seeds, judge, named
@@ -133,14 +134,21 @@ class Reproduction:
 
     def markdown(self) -> str:
         """The claims with their rules and verdicts, experiment by experiment."""
-        from interp_tasks.reproduction.page import markdown
-
-        return markdown(self)
+        return markdown(self.paper, self.frame(), summary(self), self.rows)
 
     def page(self) -> Page:
-        from interp_tasks.reproduction.page import page
-
-        return page(self)
+        return page(
+            self.paper,
+            self.preset,
+            self.frame(),
+            summary(self),
+            done=self.done,
+            located=self.located,
+            missing=self.missing,
+            rows=self.rows,
+            folder=self.folder,
+            versions=self.versions,
+        )
 
     def write(self, folder: str | Path) -> list[Path]:
         """``claims.csv``, ``.json`` and ``.md``, every study's tables under ``studies``, and a page, ``index.html``.
@@ -162,6 +170,22 @@ class Reproduction:
                 done.result.write(place)
         written.append(self.page().write(folder / "index.html"))
         return written
+
+
+def summary(found: Reproduction) -> str:
+    """Returns how many claims there are and which are corrected.
+
+    Without a score: a count of verdicts would weigh a headline like a footnote.
+    """
+    claims = len({outcome.claim.id for outcome in found.outcomes})
+    tested = sum(outcome.p_holm is not None for outcome in found.outcomes)
+    family = (
+        f" Holm's correction is over the {tested} headline verdicts that have a p-value; the others stand uncorrected,"
+        f" and one in twenty of their intervals misses."
+        if tested
+        else " No verdict is corrected for how many there are: one in twenty intervals misses."
+    )
+    return f"{claims} claims.{family}"
 
 
 COLUMNS = (

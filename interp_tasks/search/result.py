@@ -1,4 +1,4 @@
-"""What a search found: its trials, how much each setting matters, and the page that shows both."""
+"""The result of a search: its trials, how much each setting matters, and the page that shows both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEWEST = 4
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The trials of a search.
 
     Attributes:
@@ -40,7 +40,7 @@ class Found:
     versions: Mapping[str, str] = field(default_factory=versions, repr=False)
 
     @classmethod
-    def of(cls, study: Study, identity: Mapping[str, Any], out: Path) -> Found:
+    def of(cls, study: Study, identity: Mapping[str, Any], out: Path) -> SearchResult:
         trials = []
         for trial in study.get_trials(deepcopy=False):
             same_as = trial.user_attrs.get("same_as")
@@ -106,7 +106,7 @@ class Found:
         """Importances, the course of the search, and the objective against every setting."""
         from interp_tasks.search.page import page
 
-        return page(self)
+        return page(self.identity, self.ranked, self.frame(), self.importances, self.summary(), self.versions)
 
     def write(self, folder: Path) -> list[Path]:
         """``trials.csv``, ``trials.json`` and ``search.html``, together or not at all."""

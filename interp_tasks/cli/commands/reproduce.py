@@ -143,7 +143,7 @@ def print_claims(found: Reproduction, verbose: bool) -> None:
     """A line for each claim and condition, by experiment of the paper; then what is missing."""
     from rich.text import Text
 
-    from interp_tasks.reproduction.page import summary
+    from interp_tasks.reproduction.reproduce import summary
 
     out = console()
     width = out.width

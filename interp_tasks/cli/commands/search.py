@@ -24,7 +24,7 @@ from interp_tasks.search.space import read_vary
 from interp_tasks.search.storage import check_storage
 
 if TYPE_CHECKING:
-    from interp_tasks.search.result import Found
+    from interp_tasks.search.result import SearchResult
 
 #: Trials that people are shown.
 SHOWN = 10
@@ -127,7 +127,7 @@ class Search(RecipeCommand):
         self.show(found)
         note(f"wrote {self.folder() / 'search.html'}, trials.csv, trials.json", self.quiet)
 
-    def show(self, found: Found) -> None:
+    def show(self, found: SearchResult) -> None:
         if self.format == "json":
             write_data(found.to_json())
         elif self.format == "csv":
@@ -136,7 +136,7 @@ class Search(RecipeCommand):
             print_found(found)
 
 
-def print_found(found: Found) -> None:
+def print_found(found: SearchResult) -> None:
     """The best trials, then importances."""
     objective = found.identity["objective"]
     out = console()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from interp_tasks.experiments.algorithm.measure import DISTANCE, ERRORS, PREDICTIONS
+from circuits.figures.palette import template
+from interp_tasks.experiments.algorithm.table import DISTANCE, ERRORS, PREDICTIONS
 from interp_tasks.pages import number
-from interp_tasks.pages.palette import template
 
 if TYPE_CHECKING:
     import pandas

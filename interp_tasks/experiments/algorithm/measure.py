@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.experiments.algorithm.table import DISTANCE, ERRORS, PREDICTIONS, TRUTH
 from interp_tasks.experiments.baseline.comparison import chosen, declared
 from interp_tasks.experiments.baseline.measure import no_tokens
 from interp_tasks.measurement.argument_types import checked
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from typing_extensions import Unpack
 
-#: The metrics of a row: of the distance of predictions, of the correlation of predictions and of errors.
-DISTANCE, PREDICTIONS, ERRORS = "distance", "r_predictions", "r_errors"
-#: Whose rows compare the read-out with what is right.
-TRUTH = "truth"
 #: Numbers whose s.d. is below this count as constant; values of the tasks are of order 1.
 CONSTANT = 1e-6
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from interp_tasks.experiments.attention.measure import ALL_HEADS, FOLLOWS, MOVED
-from interp_tasks.pages.palette import COLOURS, SYMBOLS, template
+from circuits.figures.palette import COLOURS, SYMBOLS, template
+from interp_tasks.experiments.attention.table import ALL_HEADS, FOLLOWS, MOVED
 
 if TYPE_CHECKING:
     import pandas

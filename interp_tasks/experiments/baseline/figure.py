@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures.palette import COLOURS, SYMBOLS, template
 from circuits.figures.style import log_axis
-from interp_tasks.pages.palette import COLOURS, SYMBOLS, template
 
 if TYPE_CHECKING:
     import pandas

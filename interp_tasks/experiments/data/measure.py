@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 SAMPLES = 256
 #: What multiples the polar plot shows, as figure 1 of the paper says.
 MULTIPLES = (11, 17, 23)
-#: Numbers beyond which none is a point of the polar plot.
-MOST_NUMBERS = 20_000
 #: Examples that are drawn, of a task without a grid of inputs.
 DRAWN = 6
 #: What stands in the column ``split`` where every input is looked at.
@@ -78,12 +76,12 @@ class DataResult(Result):
 
     def views(self) -> dict[str, plotly.graph_objects.Figure]:
         """Every figure, by title: of inputs the polar plot, X, Y and the DFT matrix; else some examples."""
-        from interp_tasks.experiments.data import figure as data_plots
+        from interp_tasks.experiments.data.figure import of_inputs, of_matrices
 
         if self.inputs is not None:
-            return data_plots.of_inputs(self.inputs)
+            return of_inputs(**vars(self.inputs))
         if self.matrices is not None:
-            return data_plots.of_matrices(self.matrices)
+            return of_matrices(**vars(self.matrices))
         name = self.frame["ref"].iloc[0]
         raise UserError(
             f"--plot: task {name!r} declares no grid of two coordinates (grid_axes) to draw; leave it out"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.pages.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
+from circuits.figures.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
 
 if TYPE_CHECKING:
     import pandas

@@ -15,6 +15,7 @@ from interp_tasks.measurement.runner import Found, measure
 from interp_tasks.measurement.subjects import Options, Subject
 
 if TYPE_CHECKING:
+    import pandas
     import plotly.graph_objects
     from torch import Tensor
     from typing_extensions import Unpack
@@ -59,6 +60,31 @@ class Whole:
     by: str
     keys: tuple[Any, ...]
 
+    def bars(self) -> pandas.DataFrame:
+        """Returns a row per frequency, by its label: ``share``, what it would be of white ``noise``, and ``key``."""
+        import pandas
+
+        bands = self.spectrum.bands(self.by)
+        names = ", ".join(self.spectrum.grid.axes)
+        kind = f"frequencies ({names})" if self.by == "component" else "frequency"
+        return pandas.DataFrame(
+            {
+                "share": bands.share.numpy(),
+                "noise": [degrees / (self.spectrum.grid.cells - 1) for degrees in bands.degrees],
+                "key": [label in self.keys for label in bands.labels],
+            },
+            index=pandas.Index([str(label) for label in bands.labels], name=kind),
+        )
+
+    def pairs(self) -> pandas.DataFrame | None:
+        """Returns the share of each pair of frequencies; ``None`` unless there are two coordinates."""
+        import pandas
+
+        if len(self.spectrum.grid.axes) != 2:
+            return None
+        first, second = self.spectrum.grid.axes
+        return pandas.DataFrame(self.spectrum.share.numpy()).rename_axis(index=first, columns=second)
+
 
 @dataclass(frozen=True)
 class FourierResult(Result):
@@ -70,7 +96,12 @@ class FourierResult(Result):
         """The share of each frequency, key frequencies marked; over two coordinates each combination too."""
         from interp_tasks.experiments.fourier.figure import figure
 
-        return self.titled(figure(self.spectra), self.heading())
+        maps = {key: one.pairs() for key, one in self.spectra.items()}
+        drawn = figure(
+            {key: one.bars() for key, one in self.spectra.items()},
+            {key: one for key, one in maps.items() if one is not None},
+        )
+        return self.titled(drawn, self.heading())
 
     def heading(self) -> str:
         return "Share of variance by frequency"

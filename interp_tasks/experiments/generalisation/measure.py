@@ -11,11 +11,12 @@ from interp_tasks.checkpoints.drop import final_level
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.run_logs import Run, family, read_runs
+from interp_tasks.measurement.run_logs import Run, family, modulus, named, read_runs
 from interp_tasks.measurement.table import tidy
 from interp_tasks.pages import Figure, Page
 
 if TYPE_CHECKING:
+    import pandas
     import plotly.graph_objects
 
 ACCURACY = "accuracy"
@@ -57,14 +58,14 @@ class GeneralisationResult(Result):
         """Accuracy of every answer over the steps: a line each, or a map with a row per answer where there are many."""
         from interp_tasks.experiments.generalisation.figure import figure
 
-        return self.titled(figure(self.runs, ACCURACY, self.level), self.heading())
+        return self.titled(figure(curves_of(self.runs, ACCURACY), ACCURACY, self.level), self.heading())
 
     def losses(self) -> plotly.graph_objects.Figure | None:
         """The same of the losses, where they are logged by answer as well."""
         from interp_tasks.experiments.generalisation.figure import figure
 
         logged = [run for run in self.runs if any(named(run, "loss"))]
-        return figure(logged, "loss", None) if logged else None
+        return figure(curves_of(logged, "loss"), "loss", None) if logged else None
 
     def heading(self) -> str:
         return "Accuracy of every answer over training"
@@ -153,6 +154,20 @@ def generalisation(
     )
 
 
+def curves_of(runs: Sequence[Run], kind: str) -> pandas.DataFrame:
+    """Returns a row per logged value of the metrics of a kind, validation before train."""
+    import pandas
+
+    rows = [
+        (run.name, name, split, step, value)
+        for split in SPLITS
+        for run in runs
+        for name in named(run, kind)
+        for step, value in zip(*run.points(name, split), strict=True)
+    ]
+    return pandas.DataFrame(rows, columns=["run", "metric", "split", "step", "value"])
+
+
 def check_level(level: float) -> None:
     if not 0 < level <= 1:
         raise UserError(f"--level {level:g}: an accuracy above 0, at most 1")
@@ -191,17 +206,6 @@ def unread(found: Sequence[Run]) -> Iterator[str]:
                         f"{run.name}: {split} {name} is no number at {len(steps)} logged step"
                         f"{'s' if len(steps) > 1 else ''}, the first of them {steps[0]}: left out."
                     )
-
-
-def named(run: Run, kind: str, split: str = "validation") -> list[str]:
-    """The logged metrics ``accuracy`` (or ``loss``), ``accuracy_q``, ..., of several answers the mean first."""
-    return [name for name in run.logged(split) if name == kind or name.startswith(f"{kind}_")]
-
-
-def modulus(name: str) -> int | None:
-    """11 for ``accuracy_11``."""
-    number = name.rpartition("_")[2]
-    return int(number) if number.isdecimal() else None
 
 
 def reaches_of(run: Run, level: float) -> list[Reach]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
 from interp_tasks.experiments.neurons.active_counts import DEVIATIONS
 from interp_tasks.experiments.neurons.active_history import SIZE
 from interp_tasks.experiments.neurons.rows import (
@@ -16,13 +17,11 @@ from interp_tasks.experiments.neurons.rows import (
     IN_CLUSTERS,
     SECOND,
 )
-from interp_tasks.pages.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas
     import plotly.graph_objects
-
-    from interp_tasks.experiments.neurons.measure import Image
 
 #: Heights in pixels: of a panel, between panels with their titles, above and below all.
 PANEL, GAP, AROUND = 300, 100, 110
@@ -30,10 +29,18 @@ PANEL, GAP, AROUND = 300, 100, 110
 TICKS = 6
 
 
-def images_figure(images: Mapping[str, Image]) -> plotly.graph_objects.Figure:
-    """A row per image: the values on the left, the shares of pairs of frequencies on the right."""
+def images_figure(
+    axes: tuple[str, str], images: Mapping[str, tuple[np.ndarray, np.ndarray]]
+) -> plotly.graph_objects.Figure:
+    """Draws a row per image: the values on the left, the shares of pairs of frequencies on the right.
+
+    Args:
+        axes: names of the two coordinates.
+        images: title -> values ``[a b]``, and shares of their variance ``[k_a k_b]``.
+    """
     from plotly.subplots import make_subplots
 
+    first, second = axes
     whole = PANEL * len(images) + GAP * (len(images) - 1)
     found = make_subplots(
         rows=len(images),
@@ -42,11 +49,10 @@ def images_figure(images: Mapping[str, Image]) -> plotly.graph_objects.Figure:
         vertical_spacing=GAP / whole if len(images) > 1 else 0,
         subplot_titles=[title for name in images for title in (name, "its spectrum")],
     )
-    for row, one in enumerate(images.values(), start=1):
+    for row, (values, shares) in enumerate(images.values(), start=1):
         middle = 1 - (PANEL / 2 + (row - 1) * (PANEL + GAP)) / whole
-        first, second = one.axes
         for column, (table, says, unit) in enumerate(
-            ((one.values, "%{z:.3g}", ""), (100 * one.share, "%{z:.3g}% of the variance", "%")), start=1
+            ((values, "%{z:.3g}", ""), (100 * shares, "%{z:.3g}% of the variance", "%")), start=1
         ):
             found.add_trace(
                 {

@@ -52,7 +52,10 @@ class NeuronsResult(Result):
         from interp_tasks.experiments.neurons.figure import images_figure
 
         ref = list(self.images)[-1] if ref is None else ref
-        return self.titled(images_figure(self.images[ref]), f"Over the inputs, {ref}")
+        images = self.images[ref]
+        axes = next(iter(images.values())).axes
+        drawn = images_figure(axes, {name: (one.values, one.share) for name, one in images.items()})
+        return self.titled(drawn, f"Over the inputs, {ref}")
 
     def over_steps(self) -> plotly.graph_objects.Figure:
         """Active frequencies, clusters and variance explained at the steps of each run."""

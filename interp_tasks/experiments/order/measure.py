@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.order.quantities import QUANTITIES, RunEnd
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.result import Result
@@ -87,7 +88,8 @@ def order(
         raise UserError("order needs a task: leave --tokens out, or give --task NAME instead")
     runs = by_run(check_refs(refs, Examples.of(options)))
     plateaus = {run: plateau_step(run, named) if start == "plateau" else None for run, named in runs.items()}
-    followed = {run: Followed(named, options.get("device", "cpu")) for run, named in runs.items()}
+    device = options.get("device", "cpu")
+    followed = {run: Followed(named, RunEnd(named[-1].resolved.ref, device)) for run, named in runs.items()}
 
     def look(subject: Subject) -> Found:
         import pandas
@@ -158,11 +160,9 @@ class Followed:
     """
 
     named: Sequence[Named]
-    device: str
+    end: RunEnd
     curves: dict[str, dict[int, Array]] = field(default_factory=dict)
     drop: str = ""
-    _end: Any = None
-    _classes: Mapping[str, Any] | None = None
 
     @property
     def last(self) -> Named:
@@ -171,14 +171,13 @@ class Followed:
     def add(self, subject: Subject, kinds: Sequence[str]) -> list[dict[str, Any]]:
         """Measure one checkpoint; its rows."""
         from interp_tasks.experiments.embeddings.measure import interval
-        from interp_tasks.experiments.order.quantities import QUANTITIES
 
         assert subject.task is not None
         self.drop = subject.task.drop_metric.name
         rows = []
         # Everything is compared with the drop metric.
         for kind in dict.fromkeys(["metrics", *kinds]):
-            for name, found in QUANTITIES[kind](subject, self).items():
+            for name, found in QUANTITIES[kind](subject, self.end).items():
                 if kind == "metrics" and kind not in kinds and name != self.drop:
                     continue
                 self.curves.setdefault(name, {})[subject.checkpoint.step] = found
@@ -187,27 +186,6 @@ class Followed:
                 row |= {"ci_low": low, "ci_high": high, "n": len(subject.tokens), "engine": "naive"}
                 rows.append(row)
         return rows
-
-    def end(self) -> Any:
-        """The last checkpoint."""
-        from interp_tasks.checkpoints import load_checkpoint
-
-        if self._end is None:
-            self._end = load_checkpoint(self.last.resolved.ref, device=self.device)
-        return self._end
-
-    def classes(self, subject: Subject) -> Mapping[str, Any]:
-        """Heads by class in the last checkpoint, as ``attention`` finds them; those of no class left out."""
-        from interp_tasks.measurement.head_classes import roles
-
-        if self._classes is None:
-            self._classes = {}
-            if hasattr(subject.task, "attention_templates"):
-                found = roles(replace(subject, checkpoint=self.end()), where=None)
-                self._classes = {
-                    name: heads for name, heads in found.groups().items() if name in found.possible
-                }
-        return self._classes
 
     def stacked(self, name: str) -> tuple[list[int], Array]:
         """The steps and the curve ``[1 + draws, step]`` of a quantity."""

@@ -52,9 +52,14 @@ class PrimeOrderResult(Result):
 
     def plot(self) -> plotly.graph_objects.Figure:
         """The step of every prime, a line per value of p."""
+        import pandas
+
         from interp_tasks.experiments.prime_order.figure import figure
 
-        return self.titled(figure(self.points), self.heading())
+        points = pandas.DataFrame(
+            [{"run": one.run.name, "p": one.p, "q": one.q, "step": one.step} for one in self.points]
+        )
+        return self.titled(figure(points), self.heading())
 
     def heading(self) -> str:
         return "Step at which each prime generalises"

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures.palette import COLOURS, SYMBOLS, template
 from interp_tasks.experiments.progress import table as table
 from interp_tasks.experiments.progress.inputs import ALL
 from interp_tasks.experiments.progress.phases import FEWEST, find_phases
-from interp_tasks.pages.palette import COLOURS, SYMBOLS, template
 
 if TYPE_CHECKING:
+    import pandas
     import plotly.graph_objects
-
-    from interp_tasks.experiments.progress.measure import ProgressResult
 
 PANEL, GAP, TOP, BOTTOM = 280, 90, 110, 60
 #: Panels stand side by side where there are more answers than this.
@@ -26,16 +25,30 @@ SMALLEST = 1e-12
 Curves = Mapping[str, Mapping[int, float]]
 
 
-def figure(result: ProgressResult) -> plotly.graph_objects.Figure:
-    """A block per run: losses of each answer, Gini coefficients, weights; then coefficients and single frequencies."""
+def figure(
+    frame: pandas.DataFrame,
+    curves: Mapping[str, Mapping[str, Curves]],
+    coefficients: Mapping[str, Mapping[str, Sequence[float]]],
+    keys: Mapping[str, Mapping[str, tuple[int, ...]]],
+    runs_of: Mapping[str, str],
+) -> plotly.graph_objects.Figure:
+    """Draws per run losses of each answer, Gini coefficients, weights; then coefficients and single frequencies.
+
+    Args:
+        frame: the tidy table.
+        curves: run -> answer (or ``""`` for the whole model) -> quantity -> step -> value.
+        coefficients: REF -> answer -> frequency -> coefficient, of the last checkpoints.
+        keys: run -> answer -> key frequencies.
+        runs_of: REF -> run, of the last checkpoints.
+    """
     from plotly.subplots import make_subplots
 
     panels: list[tuple[str, Any]] = []
-    for run, by_answer in result.curves.items():
+    for run, by_answer in curves.items():
         name = run.rsplit("/", 1)[-1]
-        several = any(len(curve) > 1 for curves in by_answer.values() for curve in curves.values())
-        for answer, curves in by_answer.items():
-            losses = {quantity: curves[quantity] for quantity in LOSSES if quantity in curves}
+        several = any(len(curve) > 1 for each in by_answer.values() for curve in each.values())
+        for answer, of_answer in by_answer.items():
+            losses = {quantity: of_answer[quantity] for quantity in LOSSES if quantity in of_answer}
             if several and losses:
                 panels.append((f"{name}: {answer}", Lines(losses, "loss (nats)", log=True)))
         whole = by_answer.get("", {})
@@ -44,8 +57,9 @@ def figure(result: ProgressResult) -> plotly.graph_objects.Figure:
         if several and table.SQUARES in whole:
             squares = {table.SQUARES: whole[table.SQUARES]}
             panels.append((f"{name}: weights", Lines(squares, "sum of squares", log=False)))
-        if run in result.keys:
-            panels += frequencies(result, run)
+        if run in keys:
+            refs = {ref: of_ref for ref, of_ref in coefficients.items() if runs_of[ref] == run}
+            panels += frequencies(frame, refs, keys[run])
     columns = COLUMNS if len(panels) > 2 * FEW else 1
     rows = max(1, -(-len(panels) // columns))
     whole_height = PANEL * rows + GAP * (rows - 1)
@@ -197,17 +211,18 @@ class Points:
         found.update_yaxes(title_text="loss (nats)", type="log", exponentformat="power", row=row, col=column)
 
 
-def frequencies(result: ProgressResult, run: str) -> list[tuple[str, Any]]:
-    """Panels of a run's last checkpoint."""
+def frequencies(
+    frame: pandas.DataFrame,
+    coefficients: Mapping[str, Mapping[str, Sequence[float]]],
+    keys: Mapping[str, tuple[int, ...]],
+) -> list[tuple[str, Any]]:
+    """Returns the panels of a run's last checkpoint, by title."""
     panels: list[tuple[str, Any]] = []
-    frame = result.frame
-    mine = frame[frame["ref"].isin(list(result.coefficients)) & (frame["split"] == ALL)]
-    for ref in dict.fromkeys(mine["ref"]):
-        if result.runs_of[ref] != run:
-            continue
-        part = mine[(mine["ref"] == ref) & (mine["metric"] == table.LOSS)]
-        for answer, coefficients in result.coefficients[ref].items():
-            panels.append((f"{ref}: {answer}", Bars(coefficients, result.keys[run][answer])))
+    rows = frame[frame["ref"].isin(list(coefficients)) & (frame["split"] == ALL)]
+    for ref in dict.fromkeys(rows["ref"]):
+        part = rows[(rows["ref"] == ref) & (rows["metric"] == table.LOSS)]
+        for answer, of_answer in coefficients[ref].items():
+            panels.append((f"{ref}: {answer}", Bars(of_answer, keys[answer])))
             points: dict[str, dict[str, float]] = {"unedited": {}}
             for label, intervention in (
                 ("taken out of the logits", table.ONE_EXCLUDED),

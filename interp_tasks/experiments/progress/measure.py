@@ -52,7 +52,7 @@ class ProgressResult(Result):
         """Curves over training where there are several checkpoints of a run, then the last one's frequencies."""
         from interp_tasks.experiments.progress.figure import figure
 
-        return figure(self)
+        return figure(self.frame, self.curves, self.coefficients, self.keys, self.runs_of)
 
     def heading(self) -> str:
         return "Progress measures"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.pages.palette import SEQUENTIAL, template
+from circuits.figures.palette import SEQUENTIAL, template
 
 if TYPE_CHECKING:
     import pandas

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.pages.palette import COLOURS, template
+from circuits.figures.palette import COLOURS, template
 
 if TYPE_CHECKING:
     import numpy as np
     import plotly.graph_objects
     from numpy.typing import NDArray
 
-    from interp_tasks.experiments.weights.measure import Shown
     from interp_tasks.experiments.weights.tensors import Seen
 
 PANEL, GAP, TOP, BOTTOM = 260, 105, 110, 60
@@ -24,13 +23,17 @@ VECTORS = 4
 STEPS = 127
 
 
-def overview(ref: str, shown: Shown) -> plotly.graph_objects.Figure:
-    """For each table a row of singular values and vectors, and one of its spectrum; last the positions."""
+def overview(tables: Sequence[Seen], compared: Mapping[str, tuple[Any, Any]]) -> plotly.graph_objects.Figure:
+    """Draws for each table a row of singular values and vectors, and one of its spectrum; last the positions.
+
+    Args:
+        compared: name -> the two rows of W_pos that are compared.
+    """
     from plotly.subplots import make_subplots
 
     specs: list[list[Any]] = []
     titles: list[str] = []
-    for table in shown.tables:
+    for table in tables:
         if table.axis is None:
             specs.append([{"colspan": 2}, None])
             titles.append(f"singular values of {table.label}")
@@ -38,7 +41,7 @@ def overview(ref: str, shown: Shown) -> plotly.graph_objects.Figure:
             specs += [[{}, {}], [{"colspan": 2}, None]]
             titles += [f"singular values of {table.label}", "leading singular vectors (frequency)"]
             titles.append(f"Fourier norms of {table.label}")
-    for name in shown.positions:
+    for name in compared:
         specs.append([{"colspan": 2}, None])
         titles.append(f"W_pos, {name}: a point per dimension")
     whole = PANEL * len(specs) + GAP * (len(specs) - 1)
@@ -51,14 +54,14 @@ def overview(ref: str, shown: Shown) -> plotly.graph_objects.Figure:
         horizontal_spacing=0.11,
     )
     row = 0
-    for table in shown.tables:
+    for table in tables:
         row += 1
         add_values(found, row, table)
         if table.axis is not None:
             add_vectors(found, row, table)
             row += 1
             add_spectrum(found, row, table)
-    for one, other in shown.positions.values():
+    for one, other in compared.values():
         row += 1
         add_positions(found, row, one, other)
     found.update_layout(
@@ -237,7 +240,7 @@ def add_positions(found: Any, row: int, one: Any, other: Any) -> None:
     found.update_yaxes(title_text="at the second position", row=row, col=1)
 
 
-def heatmaps(ref: str, weights: Mapping[str, NDArray[np.float32]]) -> plotly.graph_objects.Figure:
+def heatmaps(weights: Mapping[str, NDArray[np.float32]]) -> plotly.graph_objects.Figure:
     """A map of each tensor; wide ones take a row of their own."""
     import numpy as np
     from plotly.subplots import make_subplots

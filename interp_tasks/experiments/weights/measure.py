@@ -58,7 +58,7 @@ class WeightsResult(Result):
         from interp_tasks.experiments.weights.figure import overview
 
         ref = next(iter(self.shown)) if ref is None else ref
-        return self.titled(overview(ref, self.shown[ref]), f"Embeddings, {ref}")
+        return self.titled(overview(self.shown[ref].tables, self.shown[ref].positions), f"Embeddings, {ref}")
 
     def maps(self, ref: str | None = None) -> plotly.graph_objects.Figure:
         """Of one checkpoint (default: the first): every weight tensor as a heat map."""
@@ -67,7 +67,7 @@ class WeightsResult(Result):
         ref = next(iter(self.shown)) if ref is None else ref
         if not self.shown[ref].weights:
             raise UserError(f"{ref}: every weight is 0, there is no map to draw")
-        return heatmaps(ref, self.shown[ref].weights)
+        return heatmaps(self.shown[ref].weights)
 
     def page(self, title: str | None = None) -> Page:
         """Both figures of every checkpoint, and the table."""

@@ -10,6 +10,7 @@ from plotly.colors import sample_colorscale
 
 import tasks
 from circuits import CircuitsError, ablate, run
+from circuits.figures.palette import contrast, diverging
 from circuits.interventions.replacements import derangement
 from circuits.model.sites import KINDS
 from circuits.transplant import COMPONENTS as CIRCUITS_COMPONENTS
@@ -28,7 +29,6 @@ from interp_tasks.measurement.options import (
     check_site,
 )
 from interp_tasks.pages import signed
-from interp_tasks.pages.palette import contrast, diverging
 from tasks import Batch
 
 N, SEED = 24, 3

@@ -79,7 +79,7 @@ class FakeTrainer:
         monkeypatch.setattr(trials_module, "train", self)
         if not results:
             monkeypatch.setattr(result, "importances", lambda study, seed: {})
-            monkeypatch.setattr(result.Found, "write", lambda self, folder: [])
+            monkeypatch.setattr(result.SearchResult, "write", lambda self, folder: [])
 
     def __call__(self, task: Any, *, out: Path, config: Any, progress: Any, **rest: Any) -> Path:
         self.runs.append(out.name)
@@ -575,7 +575,7 @@ REAL = {"train.steps": "40", "train.checkpoint_every": "8", "train.log_every": "
 
 def test_killed_with_9_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real runs: the one that was being trained goes on from its last checkpoint, to the same log."""
-    monkeypatch.setattr(result.Found, "write", lambda self, folder: [])
+    monkeypatch.setattr(result.SearchResult, "write", lambda self, folder: [])
     real = plan(settings=REAL)
     child = forked(lambda: search(real, out=tmp_path / "cut", trials=3))
     killed_at = tmp_path / "cut" / "trial-0001" / "checkpoints" / "00000016" / "meta.json"
