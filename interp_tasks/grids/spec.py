@@ -27,7 +27,7 @@ class Entry(BaseModel):
 def seed_numbers(given: Any) -> tuple[int, ...]:
     """Different seeds from ``"0:4"``, ``"0,2"`` or a list."""
     if isinstance(given, str):
-        from interp_tasks.cli.settings import read_seeds
+        from interp_tasks.settings import read_seeds
 
         given = read_seeds(given) or []
     if not isinstance(given, (list, tuple)) or not all(type(seed) is int for seed in given):

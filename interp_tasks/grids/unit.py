@@ -69,7 +69,7 @@ def perform(unit: Unit, root: str, device: str, imports: Sequence[str] = ()) -> 
 
 
 def import_all(files: Sequence[str]) -> None:
-    from interp_tasks.cli.settings import import_file
+    from interp_tasks.settings import import_file
 
     for file in files:
         import_file(Path(file))

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import check_selector, resolve
 from interp_tasks.checkpoints.run_files import is_checkpoint
-from interp_tasks.cli.checkpoint_command import check_device, check_task_name
 from interp_tasks.errors import UserError
 from interp_tasks.grids.spec import MOST_UNITS, Asked, Spec, Training
+from interp_tasks.settings import check_device, check_task_name
 from interp_tasks.training.config import SCHEDULE, Resolved, list_keys, resolve_config
 
 #: What examines no run that is there.

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.settings import SEED_END
 
 MODES = ("uniform", "mean_pattern", "edited_mean_pattern", "zero", "mean", "resample")
 SPLITS = ("train", "validation", "test")
-#: One past the largest seed: generators and the integer column of a table hold no more.
-SEED_END = 2**63
 #: One past the most examples or draws: beyond it the sizes of tensors overflow (``tasks.base`` has the same).
 MOST = 2**40
 #: More draws than any interval or p-value of ours is worth.

@@ -13,7 +13,7 @@ from interp_tasks.report.draw import stepped, width_of
 if TYPE_CHECKING:
     import numpy as np
 
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.embeddings.geometry import Array
     from interp_tasks.report.snapshots import View
     from tasks import Task
 

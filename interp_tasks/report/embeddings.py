@@ -11,7 +11,7 @@ from interp_tasks.report.attention import position_labels
 from interp_tasks.report.draw import rounded, stepped
 
 if TYPE_CHECKING:
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.embeddings.geometry import Array
     from interp_tasks.report.snapshots import View
 
 TITLE = "Embeddings"
@@ -95,7 +95,7 @@ def plane(
     import numpy as np
     import plotly.graph_objects as go
 
-    from interp_tasks.measurement.geometry import principal
+    from interp_tasks.measurement.embeddings.geometry import principal
 
     directions = principal(tables[-1]).directions
     centred = [points - points.mean(0) for points in tables]

@@ -13,8 +13,8 @@ from interp_tasks.measurement.subjects import Examples, Options, Progress, Subje
 if TYPE_CHECKING:
     import pandas
 
-    from interp_tasks.experiments.weights.tensors import Table
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.embeddings.geometry import Array
+    from interp_tasks.measurement.embeddings.tables import Table
     from interp_tasks.report.source import Source
     from tasks import Task
 
@@ -101,8 +101,7 @@ def snapshot(subject: Subject, view: View) -> Snapshot:
 
     from circuits import patterns
     from interp_tasks.experiments.curve.measure import at_checkpoint
-    from interp_tasks.experiments.embeddings.measure import Tables
-    from interp_tasks.experiments.weights.tensors import Table, tables_of
+    from interp_tasks.measurement.embeddings.tables import Table, Tables, tables_of
 
     rows = list(at_checkpoint(view.source.name, subject)) if subject.task is not None else []
     if view.part:

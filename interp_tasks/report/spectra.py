@@ -10,7 +10,7 @@ from interp_tasks.pages import Beside, Section
 from interp_tasks.report.draw import rounded, stepped
 
 if TYPE_CHECKING:
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.embeddings.geometry import Array
     from interp_tasks.report.snapshots import View
 
 HEIGHT = 340

@@ -12,7 +12,6 @@ from interp_tasks.checkpoints.run_files import check_free
 from interp_tasks.cli.output import FORMATS
 from interp_tasks.cli.progress import note, progress_line
 from interp_tasks.cli.rows import print_rows
-from interp_tasks.cli.settings import read_settings
 from interp_tasks.cli.streams import write_data
 from interp_tasks.cli.tables import console
 from interp_tasks.cli.training_command import RecipeCommand
@@ -22,6 +21,7 @@ from interp_tasks.pages import check_writable_folder
 from interp_tasks.search.plan import Plan, make_plan
 from interp_tasks.search.space import read_vary
 from interp_tasks.search.storage import check_storage
+from interp_tasks.settings import read_settings
 
 if TYPE_CHECKING:
     from interp_tasks.search.result import SearchResult

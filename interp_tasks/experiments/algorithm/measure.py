@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.experiments.algorithm.table import DISTANCE, ERRORS, PREDICTIONS, TRUTH
-from interp_tasks.experiments.baseline.comparison import chosen, declared
-from interp_tasks.experiments.baseline.measure import no_tokens
 from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.baselines.comparison import chosen, declared, no_tokens
 from interp_tasks.measurement.paired import LEVEL, paired, resamples, without_intervals
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.baseline.comparison import (
+from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.baselines.comparison import (
+    PAIRED,
     Comparison,
     ComparisonResult,
     chosen,
     declared,
     forward,
+    no_tokens,
 )
-from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.runner import Found, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject, read_task
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
 #: What is varied, unless another group of the task's variations is asked for.
 VARY = "p_mask"
-PAIRED = "Intervals: 95%, bootstrap over examples; effects are paired with the method on the same examples."
 #: Whose rows they are where no model is looked at.
 ALONE = "alone"
 
@@ -122,10 +123,3 @@ def methods_alone(methods: Sequence[str], options: Options) -> ComparisonResult:
         "baseline: that of the matrices themselves; effect and ratio: the method against them.",
     )
     return ComparisonResult("baseline", tidy(frame), config, notes)
-
-
-def no_tokens(options: Options, experiment: str) -> None:
-    if options.get("tokens") is not None:
-        raise UserError(
-            f"{experiment} needs a task, which says what is right: leave --tokens out, or give --task NAME instead"
-        )

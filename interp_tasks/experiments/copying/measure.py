@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.baseline.comparison import forward
-from interp_tasks.experiments.baseline.measure import no_tokens
 from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.baselines.comparison import forward, no_tokens
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure

@@ -9,11 +9,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.drop import final_level, plateau_steps
-from interp_tasks.experiments.drops.measure import measures, plateau_levels
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.paired import without_intervals
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.run_logs import Curve, Run, read_runs
+from interp_tasks.measurement.run_logs import Curve, Run, measures, plateau_levels, read_runs
 from interp_tasks.measurement.subjects import Examples, Options, Subject, subjects
 from interp_tasks.measurement.table import tidy
 from interp_tasks.pages import Figure, Page

@@ -41,7 +41,7 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         import torch
 
         from circuits.statistics import summarise
-        from interp_tasks.experiments.order.quantities import pair
+        from interp_tasks.measurement.paired import read
 
         task, batch = subject.task, subject.batch
         assert task is not None
@@ -53,7 +53,7 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         greedy = decode(subject.model, batch)
         rows: list[dict[str, Any]] = []
         for name, metric in forced.items():
-            pairs = [pair(metric), *([pair(greedy[name])] if name in greedy else [])]
+            pairs = [read(metric), *([read(greedy[name])] if name in greedy else [])]
             sums, counts = (np.stack([one[part] for one in pairs]) for part in (0, 1))
             found = summarise(sums, counts, subject.seed, 1000, 1000, 0.95)
             for index, variant in enumerate((FORCED, GREEDY)[: len(pairs)]):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.fourier.table import KEY, KEYS, NEURONS, OTHER, REST, SHARE, SPECTRUM
 from interp_tasks.measurement.argument_types import checked
-from interp_tasks.measurement.options import check_choice
+from interp_tasks.measurement.key_rules import THRESHOLD, check_threshold, read_rule
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import TOKENS_PER_PASS, Found, measure
 from interp_tasks.measurement.subjects import Options, Subject
 
 if TYPE_CHECKING:
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from circuits.fourier import Spectrum
     from tasks import GridAxis
 
-#: Rules by name, with their usual number (a test holds them to those of ``circuits.fourier``).
-RULES = {"noise": 0.05, "of-largest": 0.25, "above-mean": 1.0, "preferred": 0.0}
-THRESHOLD = 0.85
-#: Examples of one pass hold at most this many tokens.
-TOKENS_PER_PASS = 16384
 #: Where there are no more frequencies than this, each has a row.
 FEW = 16
 
@@ -196,28 +191,6 @@ def notes(threshold: float, every: bool, on_inputs: list[str], frame: Any) -> It
         yield (
             f"Of more than {FEW} frequencies only key ones and those with neurons have rows; --every shows all."
         )
-
-
-def read_rule(rule: str, rules: Mapping[str, float] = RULES) -> tuple[str, float]:
-    """A rule's name and number, from ``NAME`` or ``NAME=NUMBER``; ``rules``: those there are, with their usual numbers.
-
-    Raises:
-        UserError: for a rule there is not, for no number.
-    """
-    name, equals, text = rule.partition("=")
-    check_choice("--rule", name, tuple(rules))
-    try:
-        number = float(text) if equals else rules[name]
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < 1e9:
-        raise UserError(f"--rule {rule}: after = comes a number from 0, such as {name}={rules[name]:g}")
-    return name, number
-
-
-def check_threshold(threshold: float) -> None:
-    if not 0 <= threshold <= 1:
-        raise UserError(f"--threshold {threshold:g}: give a share of the variance, from 0 to 1")
 
 
 def read_axes(subject: Subject) -> tuple[GridAxis, ...]:

@@ -214,7 +214,7 @@ def reaches_of(run: Run, level: float) -> list[Reach]:
     Raises:
         UserError: for a run that logs no accuracy.
     """
-    from interp_tasks.measurement.reaching import reached
+    from interp_tasks.measurement.crossings import reached
 
     found = []
     for split in SPLITS:
@@ -247,7 +247,7 @@ def percent(level: float) -> str:
 
 
 def rows_of(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dict[str, Any]]:
-    from interp_tasks.measurement.reaching import finite
+    from interp_tasks.measurement.crossings import finite
 
     trained = {reach.name: reach for reach in reaches if reach.split == "train"}
     for reach in reaches:
@@ -301,7 +301,7 @@ def mirrored(run: Run, name: str) -> float:
     """
     import numpy as np
 
-    from interp_tasks.experiments.drops.measure import spearman
+    from interp_tasks.measurement.crossings import spearman
 
     beside = f"loss{name.removeprefix(ACCURACY)}"
     one, other = (dict(zip(*run.points(each), strict=True)) for each in (name, beside))
@@ -318,8 +318,7 @@ def order_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dic
     """In which order the answers of a run generalise."""
     import numpy as np
 
-    from interp_tasks.experiments.drops.measure import spearman
-    from interp_tasks.measurement.reaching import finite, in_order
+    from interp_tasks.measurement.crossings import finite, in_order, spearman
 
     of_prime = {modulus(reach.name): reach for reach in reaches if reach.split == "validation"}
     primes = sorted(q for q in of_prime if q is not None)
@@ -378,7 +377,7 @@ def pooled(
     """What several seeds have in common."""
     import numpy as np
 
-    from interp_tasks.measurement.reaching import finite, median, over_seeds
+    from interp_tasks.measurement.crossings import finite, median, over_seeds
 
     mine = [row for row in rows if row["run"] in {run.name for run in group}]
     for key in dict.fromkeys((row["split"], row["variant"], row["metric"]) for row in mine):
@@ -436,7 +435,7 @@ def ratio_rows(
     """
     import numpy as np
 
-    from interp_tasks.measurement.reaching import finite, median, over_seeds, ratio_of_steps
+    from interp_tasks.measurement.crossings import finite, median, over_seeds, ratio_of_steps
 
     beside: dict[tuple[str, Any], Reach] = {}
     for other in others:

@@ -10,6 +10,7 @@ from circuits.figures.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
 from interp_tasks.measurement.curve_figures import line
 
 if TYPE_CHECKING:
+    import pandas
     import plotly.graph_objects
 
 

@@ -231,7 +231,7 @@ def agreement(variant: str, moved: Tensor, reference: Tensor, asked: Influences,
     """The rank correlation of the model's changes with a reference's, over all pairs; resampled over examples."""
     import numpy as np
 
-    from interp_tasks.measurement.geometry import correlation, ranks
+    from interp_tasks.measurement.embeddings.geometry import correlation, ranks
 
     pairs = (asked.changed[:, :, None] & asked.read[:, None] & ~reference.isnan()).cpu()
     row: dict[str, Any] = {"variant": variant, "intervention": "all pairs", "metric": AGREEMENT}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.fourier.measure import TOKENS_PER_PASS
 from interp_tasks.experiments.neurons.active_counts import LEAST
+from interp_tasks.measurement.runner import TOKENS_PER_PASS
 from interp_tasks.measurement.subjects import Subject
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.fourier.measure import THRESHOLD, check_threshold
 from interp_tasks.experiments.neurons.active_counts import LEAST
 from interp_tasks.experiments.neurons.active_history import History
 from interp_tasks.experiments.neurons.features import Measured, features_at, input_axes, measured, wanted_of
 from interp_tasks.experiments.neurons.rows import ACTIVE, rows_of
 from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.key_rules import THRESHOLD, check_threshold
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure
 from interp_tasks.measurement.subjects import Options, Subject

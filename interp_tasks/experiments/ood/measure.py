@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.baseline.comparison import (
+from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.baselines.comparison import (
+    PAIRED,
     Comparison,
     ComparisonResult,
     chosen,
     declared,
     forward,
+    no_tokens,
 )
-from interp_tasks.experiments.baseline.measure import PAIRED, no_tokens
-from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.runner import Found, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject
 

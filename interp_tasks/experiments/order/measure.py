@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects
     from typing_extensions import Unpack
 
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.embeddings.geometry import Array
     from interp_tasks.measurement.subjects import Named
 
 SHARES = (0.1, 0.5, 0.9)
@@ -170,7 +170,7 @@ class Followed:
 
     def add(self, subject: Subject, kinds: Sequence[str]) -> list[dict[str, Any]]:
         """Measure one checkpoint; its rows."""
-        from interp_tasks.experiments.embeddings.measure import interval
+        from interp_tasks.measurement.embeddings.tables import interval
 
         assert subject.task is not None
         self.drop = subject.task.drop_metric.name
@@ -196,8 +196,8 @@ class Followed:
 
     def steps(self, subject: Subject, plateau: int | None) -> list[dict[str, Any]]:
         """Rows of when each quantity has made its way."""
-        from interp_tasks.experiments.embeddings.measure import interval
         from interp_tasks.measurement.crossings import crossing
+        from interp_tasks.measurement.embeddings.tables import interval
 
         rows = []
         of_drop: dict[float, Array] = {}

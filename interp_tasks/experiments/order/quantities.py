@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.measurement.paired import read
 from interp_tasks.measurement.subjects import Subject
 
 if TYPE_CHECKING:
     from interp_tasks.checkpoints import Checkpoint
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.embeddings.geometry import Array
 
 TOKENS_PER_PASS = 32768
 
@@ -57,20 +58,11 @@ def pooled(sums: Any, counts: Any, seed: int) -> Array:
     import numpy as np
 
     from circuits.statistics import bootstrap, ratio
-    from interp_tasks.experiments.embeddings.measure import DRAWS
+    from interp_tasks.measurement.embeddings.tables import DRAWS
 
     total, count = (np.asarray(x, dtype=float)[None] for x in (sums, counts))
     value = ratio(total.sum(1), count.sum(1))
     return np.concatenate([value, bootstrap(total, count, seed, DRAWS)[:, 0]])
-
-
-def pair(metric: Any) -> tuple[Array, Array]:
-    import numpy as np
-
-    if isinstance(metric, tuple):
-        return tuple(part.double().cpu().numpy() for part in metric)
-    values = metric.double().cpu().numpy()
-    return values, np.ones_like(values)
 
 
 def judged(subject: Subject, *edits: Any) -> dict[str, tuple[Array, Array]]:
@@ -79,7 +71,7 @@ def judged(subject: Subject, *edits: Any) -> dict[str, tuple[Array, Array]]:
 
     assert subject.task is not None
     output = run(subject.model, subject.tokens, *edits)
-    return {name: pair(metric) for name, metric in subject.task.metrics(output, subject.batch).items()}  # type: ignore[arg-type]
+    return {name: read(metric) for name, metric in subject.task.metrics(output, subject.batch).items()}  # type: ignore[arg-type]
 
 
 def metrics(subject: Subject, end: RunEnd) -> dict[str, Array]:
@@ -98,10 +90,10 @@ def ablation(subject: Subject, end: RunEnd) -> dict[str, Array]:
 
 
 def embeddings(subject: Subject, end: RunEnd) -> dict[str, Array]:
-    from interp_tasks.experiments.embeddings.measure import ALIGNMENT, Asked, Tables, of_tokens
+    from interp_tasks.measurement.embeddings.tables import ALIGNMENT, EmbeddingTargets, Tables, of_tokens
 
     assert subject.task is not None
-    asked = Asked(subject.task.token_values(), {})
+    asked = EmbeddingTargets(subject.task.token_values(), {})
     if len(asked.values) < 4:
         return {}
     last = Tables.of(end.checkpoint().model)
@@ -113,8 +105,8 @@ def embeddings(subject: Subject, end: RunEnd) -> dict[str, Array]:
 def positions(subject: Subject, end: RunEnd) -> dict[str, Array]:
     import numpy as np
 
-    from interp_tasks.experiments.embeddings.measure import Asked, Tables
-    from interp_tasks.measurement.geometry import distances, silhouette
+    from interp_tasks.measurement.embeddings.geometry import distances, silhouette
+    from interp_tasks.measurement.embeddings.tables import EmbeddingTargets, Tables
 
     assert subject.task is not None
     axes = {axis.name: len(axis.values) for axis in subject.task.grid_axes() if axis.position is None}
@@ -122,7 +114,7 @@ def positions(subject: Subject, end: RunEnd) -> dict[str, Array]:
     cells = int(np.prod(list(axes.values())))
     if not axes or table is None:
         return {}
-    asked, apart = Asked({}, axes), distances(table[:cells])
+    asked, apart = EmbeddingTargets({}, axes), distances(table[:cells])
     return {
         f"silhouette of positions by {axis}": np.array([silhouette(apart, asked.labels(axis))])
         for axis, size in axes.items()
@@ -175,8 +167,7 @@ def probe(subject: Subject, end: RunEnd) -> dict[str, Array]:
     """The first target that the task declares, read after the last layer."""
     import numpy as np
 
-    from interp_tasks.experiments.probe.measure import probed
-    from interp_tasks.experiments.probe.settings import Asked as Probe
+    from interp_tasks.measurement.probes import ProbeSettings, probed
 
     assert subject.task is not None
     assert subject.batch is not None
@@ -185,7 +176,7 @@ def probe(subject: Subject, end: RunEnd) -> dict[str, Array]:
         return {}
     name = next(iter(declared.targets))
     last = subject.model.cfg.n_layers - 1
-    asked = Probe.read(
+    asked = ProbeSettings.read(
         sites=f"resid_post.{last}",
         targets=name,
         heads=None,

@@ -9,6 +9,7 @@ from circuits.figures.palette import COLOURS, SYMBOLS, template
 from circuits.figures.style import log_axis
 
 if TYPE_CHECKING:
+    import pandas
     import plotly.graph_objects
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
 
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.embeddings.geometry import Array
 
 LEVEL = 0.95
 PERMUTATIONS = 9999
@@ -133,7 +133,7 @@ def points_of(run: Run, level: float) -> list[Point]:
     Raises:
         UserError: for a run without a base p or accuracies of primes.
     """
-    from interp_tasks.measurement.reaching import reached
+    from interp_tasks.measurement.crossings import reached
 
     p = setting(run.config, "task.p")
     if setting(run.config, "task.variant") == "shuffled":

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from interp_tasks.experiments.fourier.measure import TOKENS_PER_PASS
 from interp_tasks.experiments.primes.remainders import Inputs
+from interp_tasks.measurement.runner import TOKENS_PER_PASS
 from interp_tasks.measurement.subjects import Subject
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.embeddings.geometry import Array
 
 SHARE, UNIQUE, ADJUSTED = "share of variance", "share beyond the other answers", "share less chance"
 TOGETHER = "all answers"

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.probe.settings import SAMPLES, Asked
 from interp_tasks.experiments.probe.table import notes, tidy_rows
 from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.probes import SAMPLES, ProbeSettings, probed
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure
 from interp_tasks.measurement.subjects import Options, Subject
-from interp_tasks.measurement.untrained import untrained
 
 if TYPE_CHECKING:
     import pandas
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from interp_tasks.pages import Page
-    from tasks import ProbeTarget, ProbeTargets
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ def probe(
     Raises:
         UserError, TaskError, CircuitsError: in one line; a UserError for a task that declares no targets.
     """
-    asked = Asked.read(
+    asked = ProbeSettings.read(
         sites=sites,
         targets=targets,
         heads=heads,
@@ -119,54 +117,3 @@ def probe(
     options = {**options, "samples": options.get("samples") or SAMPLES}
     result = measure("probe", refs, options, look, config={"method": asked.method, **asked.describe()})
     return ProbeResult(**{**vars(result), "notes": tuple(notes(asked, tables))}, tables=tables)
-
-
-def probed(subject: Subject, asked: Asked) -> pandas.DataFrame:
-    """The table of ``circuits.probe`` of one checkpoint."""
-    from circuits import probe as probes
-
-    declared = declared_by(subject)
-    chosen = choose(subject, declared, asked.targets)
-    found = probes.linear(
-        subject.model,
-        subject.tokens,
-        {name: target.values for name, target in chosen.items()},
-        asked.sites,
-        kind={name: target.kind for name, target in chosen.items()},
-        heads=asked.heads,
-        positions=declared.positions if asked.positions is None else asked.positions,
-        per_position=asked.each_position,
-        splits=declared.splits,
-        test=asked.held_out,
-        intercept=asked.intercept,
-        ridge=asked.ridge,
-        folds=asked.folds,
-        untrained=untrained(subject) if asked.untrained else None,
-        shuffles=asked.shuffles,
-        seed=subject.seed,
-    )
-    return found.frame
-
-
-def declared_by(subject: Subject) -> ProbeTargets:
-    """What the checkpoint's task says can be looked for."""
-    task, batch = subject.task, subject.batch
-    assert task is not None
-    assert batch is not None
-    declared = task.probe_targets(batch)
-    if not declared.targets:
-        raise UserError(
-            f"task {task.name!r} declares no targets for probes: give it a method probe_targets(batch)"
-        )
-    return declared
-
-
-def choose(subject: Subject, declared: ProbeTargets, names: Sequence[str]) -> dict[str, ProbeTarget]:
-    """The targets that are asked for, in that order; of none, all."""
-    for name in names:
-        if name not in declared.targets:
-            assert subject.task is not None
-            raise UserError(
-                f"--target {name}: task {subject.task.name!r} declares {', '.join(declared.targets)}"
-            )
-    return {name: declared.targets[name] for name in names or declared.targets}

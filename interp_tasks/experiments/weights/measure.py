@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.embeddings.measure import WEIGHTS, Tables, run_of
 from interp_tasks.experiments.weights.position_similarity import PUBLISHED_DIMENSIONS, of_positions
 from interp_tasks.experiments.weights.tensors import (
     ABOVE_MEAN,
@@ -16,13 +15,13 @@ from interp_tasks.experiments.weights.tensors import (
     ORDERS,
     Seen,
     of_tables,
-    tables_of,
 )
 from interp_tasks.measurement.argument_types import checked
-from interp_tasks.measurement.beside_untrained import BESIDE
+from interp_tasks.measurement.embeddings.tables import WEIGHTS, Tables, run_of, tables_of
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs
+from interp_tasks.measurement.untrained import BESIDE
 from interp_tasks.measurement.untrained import untrained as untrained_model
 from interp_tasks.pages import Figure, Page
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.embeddings.geometry import Array
 
 #: How many untrained models stand beside a checkpoint.
 MODELS = 20

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from interp_tasks.measurement.geometry import Array
+from interp_tasks.measurement.embeddings.geometry import Array
 
 #: Chance that a table whose rows stand in no order has a significant frequency at all.
 LEVEL = 0.05

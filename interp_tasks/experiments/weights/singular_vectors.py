@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from interp_tasks.measurement.geometry import Array
+from interp_tasks.measurement.embeddings.geometry import Array
 
 #: Chance that white noise of the length of a singular vector is called periodic.
 LEVEL = 0.05

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.experiments.weights.position_similarity import COSINE, PEARSON
 from interp_tasks.experiments.weights.tensors import BEST, NORM
-from interp_tasks.measurement.beside_untrained import BESIDE
+from interp_tasks.measurement.untrained import BESIDE
 from interp_tasks.pages import Column, number, p_value, with_interval
 
 if TYPE_CHECKING:

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.embeddings.measure import Tables
-from interp_tasks.measurement.beside_untrained import Key, both
+from interp_tasks.measurement.embeddings.tables import Table
+from interp_tasks.measurement.untrained import Key, both
 
 if TYPE_CHECKING:
     from interp_tasks.experiments.weights.shuffled_rows import Relabelled
     from interp_tasks.experiments.weights.singular_vectors import Singular
-    from interp_tasks.measurement.geometry import Array
-    from tasks import Task
+    from interp_tasks.measurement.embeddings.geometry import Array
 
 #: Random orders of the digits: of the checkpoint's table, and of each untrained one's.
 ORDERS, FEWER_ORDERS = 999, 199
@@ -24,15 +23,6 @@ VALUES, LEADING, SPECTRUM = "singular values", "leading singular vectors", "spec
 PERIODIC, BEST = "periodic share", "share at the best frequency"
 ABOVE_MEAN, ABOVE_RELABELLED = "frequencies above mean + 1 sd", "frequencies above relabelled digits"
 NINETY, GINI, NORM = "frequencies for 90% of the variance", "Gini coefficient of the components", "norm"
-
-
-@dataclass(frozen=True)
-class Table:
-    """A token table ``[row d]``; ``axis`` names the coordinate whose values its rows are in order, if they are."""
-
-    label: str
-    rows: Array
-    axis: str | None
 
 
 @dataclass(frozen=True)
@@ -53,20 +43,6 @@ class Seen:
     frequencies: Relabelled | None = None
     above_mean: float = 0.0
     norms_beside: Array | None = None
-
-
-def tables_of(task: Task, held: Tables) -> list[Table]:
-    """The rows of W_E for each coordinate of the grid of inputs; without one, for the values that tokens stand for."""
-    by_values = {axis.values: axis.name for axis in task.grid_axes() if axis.position is not None}
-    if by_values:
-        one = len(by_values) == 1
-        return [
-            Table("W_E" if one else f"W_E ({name})", held.tokens[list(values)], "digit" if one else name)
-            for values, name in by_values.items()
-        ]
-    values = task.token_values()
-    used = sorted(values, key=lambda token: values[token]) or list(range(len(held.tokens)))
-    return [Table("W_E", held.tokens[used], None)]
 
 
 @dataclass(frozen=True)

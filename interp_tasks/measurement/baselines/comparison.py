@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.subjects import Examples, sample
+from interp_tasks.measurement.subjects import Examples, Options, sample
 
 if TYPE_CHECKING:
     import plotly.graph_objects
     from torch import Tensor
 
     from tasks import Batch, Task
+
+PAIRED = "Intervals: 95%, bootstrap over examples; effects are paired with the method on the same examples."
 
 #: What a row is compared with whose baseline is the right answer's.
 TRUTH = "truth"
@@ -28,7 +30,7 @@ class ComparisonResult(Result):
     """A :class:`Result` whose figure is a line for each model and each method, with a logarithmic axis."""
 
     def plot(self) -> plotly.graph_objects.Figure:
-        from interp_tasks.experiments.baseline.figure import figure
+        from interp_tasks.measurement.baselines.figure import figure
 
         return self.titled(figure(self.frame), self.heading())
 
@@ -115,3 +117,10 @@ def forward(model: Any, tokens: Tensor) -> Tensor:
     lots = tokens.split(max(1, TOKENS_PER_PASS // tokens.shape[1]))
     device = next(model.parameters()).device
     return torch.cat([run(model, lot.to(device)).cpu() for lot in lots])
+
+
+def no_tokens(options: Options, experiment: str) -> None:
+    if options.get("tokens") is not None:
+        raise UserError(
+            f"{experiment} needs a task, which says what is right: leave --tokens out, or give --task NAME instead"
+        )
