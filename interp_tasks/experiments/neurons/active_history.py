@@ -15,13 +15,13 @@ from interp_tasks.experiments.neurons.active_counts import (
     of_equal_size,
 )
 from interp_tasks.experiments.neurons.features import Measured
-from interp_tasks.experiments.neurons.rows import ACTIVE, ACTIVE_EACH, ALL, common_of, row
+from interp_tasks.experiments.neurons.rows import common_of, row
+from interp_tasks.experiments.neurons.table import ACTIVE, ACTIVE_EACH, ALL, SIZE
 from interp_tasks.measurement.subjects import Subject
 
 if TYPE_CHECKING:
     import numpy as np
 
-SIZE = ", without size"
 PEAK, PEAK_STEP, END = ", peak", ", step of the peak", ", end / peak"
 
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from circuits.figures.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
 from interp_tasks.experiments.neurons.active_counts import DEVIATIONS
-from interp_tasks.experiments.neurons.active_history import SIZE
-from interp_tasks.experiments.neurons.rows import (
+from interp_tasks.experiments.neurons.table import (
     ACTIVE,
     ACTIVE_EACH,
     ALL,
@@ -16,6 +15,7 @@ from interp_tasks.experiments.neurons.rows import (
     CLUSTERS,
     IN_CLUSTERS,
     SECOND,
+    SIZE,
 )
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from interp_tasks.errors import UserError
 from interp_tasks.experiments.neurons.active_counts import LEAST
 from interp_tasks.experiments.neurons.active_history import History
 from interp_tasks.experiments.neurons.features import Measured, features_at, input_axes, measured, wanted_of
-from interp_tasks.experiments.neurons.rows import ACTIVE, rows_of
+from interp_tasks.experiments.neurons.rows import rows_of
+from interp_tasks.experiments.neurons.table import ACTIVE
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.key_rules import THRESHOLD, check_threshold
 from interp_tasks.measurement.result import Result

@@ -6,16 +6,26 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from interp_tasks.experiments.neurons.features import Features, Measured
-
-#: Metrics of a neuron, of a cluster, and of all of them.
-FREQUENCY, FIRST, SECOND = "frequency", "variance explained, degree 1", "variance explained, degree 2"
-ALONE, JOINTLY, ONE = "variance by {} alone", "variance by both jointly", "variance by one digit"
-TO_ONE = "share of attention to one digit"
-PAIRS = "pairs of frequencies for half of the variance"
-MEAN, ACTIVE, ACTIVE_EACH = "mean", "active frequencies", "active frequencies per neuron"
-COUNT, CLUSTERS, CLUSTERED, DEAD = "neurons", "clusters", "share of neurons in clusters", "constant neurons"
-#: Variants that are about no single neuron.
-ALL, IN_CLUSTERS, CLUSTER = "all neurons", "in clusters", "cluster "
+from interp_tasks.experiments.neurons.table import (
+    ACTIVE,
+    ACTIVE_EACH,
+    ALL,
+    ALONE,
+    CLUSTER,
+    CLUSTERED,
+    CLUSTERS,
+    COUNT,
+    DEAD,
+    FIRST,
+    FREQUENCY,
+    IN_CLUSTERS,
+    JOINTLY,
+    MEAN,
+    ONE,
+    PAIRS,
+    SECOND,
+    TO_ONE,
+)
 
 
 def rows_of(found: Measured, wanted: Sequence[int]) -> list[dict[str, Any]]:

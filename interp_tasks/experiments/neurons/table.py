@@ -7,29 +7,21 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.experiments.neurons.active_counts import DEVIATIONS, LEAST
-from interp_tasks.experiments.neurons.active_history import SIZE
-from interp_tasks.experiments.neurons.rows import (
-    ACTIVE,
-    ACTIVE_EACH,
-    ALL,
-    ALONE,
-    CLUSTER,
-    CLUSTERED,
-    CLUSTERS,
-    COUNT,
-    FIRST,
-    FREQUENCY,
-    IN_CLUSTERS,
-    JOINTLY,
-    MEAN,
-    PAIRS,
-    SECOND,
-    TO_ONE,
-)
 from interp_tasks.pages import Column
 
 if TYPE_CHECKING:
     import pandas
+
+#: Metrics of a neuron, of a cluster, and of all of them.
+FREQUENCY, FIRST, SECOND = "frequency", "variance explained, degree 1", "variance explained, degree 2"
+ALONE, JOINTLY, ONE = "variance by {} alone", "variance by both jointly", "variance by one digit"
+TO_ONE = "share of attention to one digit"
+PAIRS = "pairs of frequencies for half of the variance"
+MEAN, ACTIVE, ACTIVE_EACH = "mean", "active frequencies", "active frequencies per neuron"
+COUNT, CLUSTERS, CLUSTERED, DEAD = "neurons", "clusters", "share of neurons in clusters", "constant neurons"
+#: Variants that are about no single neuron.
+ALL, IN_CLUSTERS, CLUSTER = "all neurons", "in clusters", "cluster "
+SIZE = ", without size"
 
 BEFORE, AFTER = ALONE.split("{}")
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from circuits.figures.palette import COLOURS, template
-from interp_tasks.experiments.primes.shares import ANSWER, DIGIT, DIGITS, SHARE, TOGETHER
+from interp_tasks.experiments.primes.table import ANSWER, DIGIT, DIGITS, SHARE, TOGETHER
 
 if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
 
-    from interp_tasks.experiments.primes.removal import Damage
 
 #: Heights in pixels: of a panel of bars, of a map, and between panels with their titles.
 BARS, MAP, GAP = 230, 380, 110
@@ -21,8 +20,18 @@ TOP, BOTTOM = 110, 80
 NUMBERED = 8
 
 
-def figure(frame: pandas.DataFrame, damages: Mapping[str, Sequence[Damage]]) -> plotly.graph_objects.Figure:
-    """For every checkpoint its shares, then its maps two abreast: what was removed, and the control beside it."""
+#: Title -> the share of the accuracy above chance that is lost, and the same under the control: a row per answer that
+#: was removed, a column per answer that was judged.
+Maps = Mapping[str, "tuple[pandas.DataFrame, pandas.DataFrame]"]
+
+
+def figure(frame: pandas.DataFrame, maps: Mapping[str, Maps]) -> plotly.graph_objects.Figure:
+    """Draws for every checkpoint its shares, then its maps two abreast: what was removed, and the control beside it.
+
+    Args:
+        frame: the tidy table.
+        maps: REF -> its maps.
+    """
     from plotly.subplots import make_subplots
 
     shares = frame[(frame["metric"] == SHARE) & (frame["variant"] != TOGETHER)]
@@ -33,9 +42,7 @@ def figure(frame: pandas.DataFrame, damages: Mapping[str, Sequence[Damage]]) -> 
             shares["intervention"].str.partition(": ")[2], sort=False
         ):
             panels.append((BARS, f"functions of the answer and of the digits in {tensor}<br>{ref}", part))
-        panels += [
-            (MAP, f"{one.kind} taken away at {one.place}<br>{ref}", one) for one in damages.get(ref, ())
-        ]
+        panels += [(MAP, f"{title}<br>{ref}", pair) for title, pair in maps.get(ref, {}).items()]
     whole = sum(height for height, _, _ in panels) + GAP * (len(panels) - 1)
     found = make_subplots(
         rows=len(panels),
@@ -56,8 +63,8 @@ def figure(frame: pandas.DataFrame, damages: Mapping[str, Sequence[Damage]]) -> 
         if height == BARS:
             bars(found, row, shown)
         else:
-            heatmap(found, row, 1, shown, shown.lost(shown.without))
-            heatmap(found, row, 2, shown, shown.lost(shown.control))
+            for column, lost in enumerate(shown, start=1):
+                heatmap(found, row, column, lost)
     found.update_layout(
         height=TOP + whole + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
@@ -124,9 +131,10 @@ def bars(found: Any, row: int, part: pandas.DataFrame) -> None:
     found.update_yaxes(title_text="share of variance", rangemode="tozero", row=row, col=1)
 
 
-def heatmap(found: Any, row: int, column: int, one: Damage, lost: Any) -> None:
-    names = list(one.names)
-    cells = [[None if value != value else float(value) for value in line] for line in lost]
+def heatmap(found: Any, row: int, column: int, lost: pandas.DataFrame) -> None:
+    """Adds a map: answers that were removed down, answers that are judged across."""
+    names = list(lost.columns)
+    cells = [[None if value != value else float(value) for value in line] for line in lost.to_numpy()]
     found.add_trace(
         {
             "type": "heatmap",

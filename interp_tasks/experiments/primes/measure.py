@@ -33,7 +33,11 @@ class PrimesResult(Result):
         """The share of each answer in every tensor, and what every removal does to every answer."""
         from interp_tasks.experiments.primes.figure import figure
 
-        return self.titled(figure(self.frame, self.damages), self.heading())
+        maps = {
+            ref: {f"{one.kind} taken away at {one.place}": one.maps() for one in of_ref}
+            for ref, of_ref in self.damages.items()
+        }
+        return self.titled(figure(self.frame, maps), self.heading())
 
     def heading(self) -> str:
         return "What belongs to each modular answer"

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from interp_tasks.experiments.primes.remainders import Inputs, sampled
-from interp_tasks.experiments.primes.shares import TOGETHER, Place, squares
+from interp_tasks.experiments.primes.shares import Place, squares
+from interp_tasks.experiments.primes.table import (
+    ACCURACY,
+    CONTROL,
+    LOSS,
+    OTHERS,
+    OWN,
+    SELECTIVE,
+    SIZE,
+    TOGETHER,
+    WITHOUT,
+)
 from interp_tasks.measurement.subjects import Subject
 
 if TYPE_CHECKING:
@@ -18,10 +29,6 @@ if TYPE_CHECKING:
 
     from circuits import Intervention
 
-ACCURACY, LOSS = "accuracy of ", "loss of "
-OWN, OTHERS, SELECTIVE = "damage to itself", "damage to the others", "damage to itself minus the others"
-SIZE = "taken away"
-WITHOUT, CONTROL = "without ", "control of "
 #: The directions removed carry this share of the variance between the means of an answer's classes.
 CARRIED = 0.9
 #: Of examples, behind the intervals of the matrices.
@@ -71,6 +78,16 @@ class Damage:
         """The share of what is above chance that is gone, ``[removed judged]``; NaN of an answer that is not solved."""
         found = (self.accuracy - accuracy) / (self.accuracy - self.chance)
         return np.where(self.solved, found, np.nan)
+
+    def maps(self) -> tuple[pandas.DataFrame, pandas.DataFrame]:
+        """Returns what is lost without each answer, and what is lost under the control, as tables."""
+        import pandas
+
+        without, control = (
+            pandas.DataFrame(self.lost(accuracy), index=self.names, columns=self.names)
+            for accuracy in (self.without, self.control)
+        )
+        return without, control
 
     def own_and_others(self, accuracy: Any) -> tuple[Any, Any]:
         """Of each removed answer: its own damage, and the mean over the other solved ones."""

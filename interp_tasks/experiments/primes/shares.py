@@ -9,6 +9,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from interp_tasks.experiments.primes.remainders import Inputs
+from interp_tasks.experiments.primes.table import (
+    ADJUSTED,
+    ANSWER,
+    BEST,
+    DIGIT,
+    DIGITS,
+    NEURONS,
+    OTHER_FORMS,
+    SERVING,
+    SEVERAL,
+    SHARE,
+    SPREAD,
+    SPREAD_OF_ALL,
+    TOGETHER,
+    UNIQUE,
+)
 from interp_tasks.measurement.runner import TOKENS_PER_PASS
 from interp_tasks.measurement.subjects import Subject
 
@@ -17,18 +33,8 @@ if TYPE_CHECKING:
 
     from interp_tasks.measurement.embeddings.geometry import Array
 
-SHARE, UNIQUE, ADJUSTED = "share of variance", "share beyond the other answers", "share less chance"
-TOGETHER = "all answers"
-SERVING, BEST, SEVERAL, SPREAD, SPREAD_OF_ALL = (
-    "neurons serving it",
-    "neurons serving it most",
-    "neurons serving several",
-    "answers per neuron",
-    "answers per neuron, of all",
-)
-DIGIT, DIGITS, ANSWER, OTHERS, NEURONS = ("digit", "digits", "answer", "other forms", "neurons")
 #: Other linear forms of a modulus that are looked at.
-FORMS = 6
+MOST_FORMS = 6
 #: Random assignments behind the counts that chance would give.
 ASSIGNMENTS = 200
 
@@ -166,7 +172,7 @@ def grid_rows(
     for name, answer in inputs.answers.items():
         q = answer.modulus
         drawn = [inputs.form(answer.coefficients, q, order) for order in orders]
-        forms = [inputs.form(form, q) for form in inputs.other_forms(name, FORMS)]
+        forms = [inputs.form(form, q) for form in inputs.other_forms(name, MOST_FORMS)]
         shares = variance.explained(place.values, torch.stack([real[name], *drawn, *forms]))
         each = (shares @ weights / weights.sum()).numpy()
         control = shares[1 : 1 + draws]
@@ -177,7 +183,7 @@ def grid_rows(
         )
         rows.append(row(place, name, DIGITS, SHARE, float(of_digits[0]), of_digits[1:]))
         if forms:
-            rows.append(row(place, name, OTHERS, SHARE, float(each[1 + draws :].mean())))
+            rows.append(row(place, name, OTHER_FORMS, SHARE, float(each[1 + draws :].mean())))
         chance = (q - 1) / (examples - 1)
         by_feature[name] = (shares[0] - chance) / (1 - chance)
         serving[name] = shares[0] > control.max()
