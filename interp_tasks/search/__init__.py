@@ -12,11 +12,11 @@ from interp_tasks.search.space import Choices, Range, Space
 
 if TYPE_CHECKING:
     from interp_tasks.search.result import SearchResult
-    from interp_tasks.search.search import search
+    from interp_tasks.search.study import search
 
 __all__ = ["Choices", "Plan", "Range", "SearchResult", "Space", "make_plan", "search"]
 
-_HOMES = {"search": "interp_tasks.search.search", "SearchResult": "interp_tasks.search.result"}
+_HOMES = {"search": "interp_tasks.search.study", "SearchResult": "interp_tasks.search.result"}
 
 
 def __getattr__(name: str) -> Any:

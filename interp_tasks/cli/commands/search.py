@@ -113,7 +113,7 @@ class Search(RecipeCommand):
 
     def execute(self) -> None:
         self.import_tasks()
-        from interp_tasks.search.search import search
+        from interp_tasks.search.study import search
 
         with progress_line(self.quiet) as progress:
             found = search(
