@@ -18,6 +18,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from interp_tasks.checkpoints.atomic import (
+    digest,
     is_temporary,
     json_bytes,
     remove_folder,
@@ -25,7 +26,6 @@ from interp_tasks.checkpoints.atomic import (
     sync_folder,
     writing,
 )
-from interp_tasks.checkpoints.digest import digest
 from interp_tasks.checkpoints.load import fill_parameters, read_parameters
 from interp_tasks.checkpoints.lock import LOCK_FILE, RunLock
 from interp_tasks.checkpoints.meta import read_meta

@@ -15,8 +15,14 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from interp_tasks.checkpoints.architecture import check_rebuilds, config_to_json
-from interp_tasks.checkpoints.atomic import json_bytes, new_folder, refuse_existing, to_json, write_synced
-from interp_tasks.checkpoints.digest import digest
+from interp_tasks.checkpoints.atomic import (
+    digest,
+    json_bytes,
+    new_folder,
+    refuse_existing,
+    to_json,
+    write_synced,
+)
 from interp_tasks.checkpoints.dtypes import dtype_name, dtype_named, dtype_names, plain
 from interp_tasks.checkpoints.meta import FORMAT, signed
 from interp_tasks.checkpoints.run_files import META_FILE, TRAINING_STATE_FILE, WEIGHTS_FILE

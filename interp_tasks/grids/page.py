@@ -107,7 +107,7 @@ def page(findings: Findings) -> Page:
         figure = dropped.plot()
         rows = shown_rows(dropped.frame)
         sections += [
-            Figure(figure, "When runs drop", dropped.caption(), height=int(figure.layout.height)),
+            Figure(figure, "When runs drop", dropped.caption()),
             Table(
                 rows,
                 caption=" ".join(dropped.notes),

@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.checkpoints.atomic import replace_file, writing
-from interp_tasks.checkpoints.digest import digest
+from interp_tasks.checkpoints.atomic import digest, replace_file, writing
 from interp_tasks.checkpoints.meta import is_whole
 from interp_tasks.checkpoints.run_files import checkpoint_folder, read_json, stored_steps
 from interp_tasks.errors import UserError

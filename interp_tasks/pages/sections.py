@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -163,12 +163,16 @@ def number_class(numeric: bool) -> str:
     return ' class="number"' if numeric else ""
 
 
+#: Pixels, of a figure that does not say its own.
+USUAL_HEIGHT = 420
+
+
 @dataclass(frozen=True)
 class Figure:
     """A plotly figure, drawn in the reader's colour scheme; ``alt`` says in words what it shows.
 
-    Colours of the palette, and those left to the template, change with the scheme; others stay as they are. ``width``
-    is the most that it takes of the page (default: all).
+    Colours of the palette, and those left to the template, change with the scheme; others stay as they are. ``height``
+    in pixels is the figure's own by default; ``width`` is the most that it takes of the page (default: all).
     """
 
     needs_plotly: ClassVar[bool] = True
@@ -177,7 +181,7 @@ class Figure:
     title: str = ""
     caption: str = ""
     alt: str = ""
-    height: int = field(default=420)
+    height: int | None = None
     width: int | None = None
 
     def html(self, identifier: str) -> str:
@@ -185,7 +189,10 @@ class Figure:
 
         # The page says the title itself.
         figure = untitled(self.figure)
-        height = self.height - ((self.figure.layout.height or 0) - (figure.layout.height or 0))
+        own = self.figure.layout.height
+        height = self.height or int(own or USUAL_HEIGHT)
+        # Without its title a figure is lower.
+        height -= (own or 0) - (figure.layout.height or 0)
         specification = json.loads(figure.to_json())
         specification.get("layout", {}).pop("template", None)
         data = embed(json.dumps(specification))

@@ -184,14 +184,11 @@ def of_row(row: Row, frame: pandas.DataFrame, studies: Sequence[Done], name: str
         # A study that several rows read is drawn with the first of them.
         if done.result is None or done.job.control or done.job.study.rows[0] != row.number:
             continue
-        figure = done.result.plot()
-        height = figure.layout.height
         sections.append(
             Figure(
-                figure,
+                done.result.plot(),
                 caption=f"{done.job.study.id}, {done.job.name}. {done.result.caption()}",
                 alt=f"{row.title}, {done.job.name}",
-                height=int(height) if height else 420,
             )
         )
     return sections

@@ -43,7 +43,7 @@ def page(
     sections: list[Section] = [Text(introduction(summary, objective, ranked))]
     if importances:
         sections.append(
-            drawn(
+            Figure(
                 importance_figure(importances),
                 "Importance",
                 "Share of the objective's variance over the space that fANOVA lays to each setting, from the trials "
@@ -52,17 +52,17 @@ def page(
         )
     if ranked:
         sections += [
-            drawn(
+            Figure(
                 history_figure(objective, ranked),
                 "Course of the search",
                 f"Each trial's {objective['metric']}, and the best until then.",
             ),
-            drawn(
+            Figure(
                 slice_figure(objective, space, ranked),
                 f"{objective['metric']} against every setting",
                 "A point per trial, the best one as a star.",
             ),
-            drawn(
+            Figure(
                 parallel_figure(objective, space, ranked),
                 "Trials as lines",
                 "A line per complete trial.",
@@ -92,10 +92,6 @@ def introduction(summary: str, objective: Mapping[str, Any], ranked: Sequence[Tr
         settings = ", ".join(f"{key} {shown(value)}" for key, value in best["params"].items())
         text += f"\n\nBest: trial {best['trial']} with {number(best['value'])}: {settings}."
     return text
-
-
-def drawn(figure: plotly.graph_objects.Figure, title: str, caption: str) -> Figure:
-    return Figure(figure, title, caption, height=int(figure.layout.height))
 
 
 def shown(value: Any) -> str:

@@ -103,7 +103,7 @@ def algorithm(
         "r_predictions, r_errors: correlations over entries of predictions (baseline: with the truth), and of errors.",
         "Intervals: 95%, bootstrap over examples.",
     )
-    return AlgorithmResult(**{**vars(result), "notes": notes})
+    return AlgorithmResult.of(result, notes=notes)
 
 
 def readouts(subject: Subject) -> list[tuple[dict[str, Any], Tensor]]:

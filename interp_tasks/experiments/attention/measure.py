@@ -24,7 +24,7 @@ from interp_tasks.measurement.options import check_queries
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure
 from interp_tasks.measurement.subjects import Options, Subject
-from interp_tasks.pages import Figure, Page
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
     import pandas
@@ -63,21 +63,17 @@ class AttentionResult(Result):
 
         return over_steps(self.frame)
 
-    def page(self, title: str | None = None) -> Page:
-        """The maps of every checkpoint, and the table; of many checkpoints scores over steps, and two of the maps."""
-        page = super().page(title or "attention")
+    def page_title(self) -> str:
+        return self.experiment
+
+    def figures(self) -> list[Figure]:
+        """Returns the maps of every checkpoint; of many checkpoints scores over steps, and two of the maps."""
         figures, refs = [], list(self.maps)
         if len(refs) >= MANY:
-            steps = self.over_steps()
-            said = "A line per head. Score: share of attention, corrected for chance."
-            figures.append(Figure(steps, "Scores over steps", said, height=int(steps.layout.height)))
+            caption = "A line per head. Score: share of attention, corrected for chance."
+            figures.append(Figure(self.over_steps(), "Scores over steps", caption))
             refs = [refs[0], refs[-1]]
-        for ref in refs:
-            figure = self.plot(ref)
-            figures.append(
-                Figure(figure, f"Mean attention, {ref}", self.caption(), height=int(figure.layout.height))
-            )
-        return Page(page.title, [*figures, *page.sections[1:]], page.config, page.versions)
+        return figures + [Figure(self.plot(ref), f"Mean attention, {ref}", self.caption()) for ref in refs]
 
     def caption(self) -> str:
         return "A map per head, titled with its class: layers down, heads across; queries down, keys across."
@@ -142,14 +138,8 @@ def attention(
         looked,
         config={"templates": asked or "all", "queries": where or "all", "threshold": threshold, "mask": mask},
     )
-    return AttentionResult(
-        result.experiment,
-        result.frame,
-        result.config,
-        notes(classes, result.frame["metric"]),
-        result.versions,
-        maps,
-        classes,
+    return AttentionResult.of(
+        result, notes=notes(classes, result.frame["metric"]), maps=maps, classes=classes
     )
 
 

@@ -85,7 +85,7 @@ def baseline(
     config = {"methods": methods, "vary": vary, "variants": variants}
     result = measure("baseline", refs, options, look, config=config)
     notes = (PAIRED, "baseline: the method named under intervention; effect and ratio: the model against it.")
-    return ComparisonResult(**{**vars(result), "notes": notes})
+    return ComparisonResult.of(result, notes=notes)
 
 
 def methods_alone(methods: Sequence[str], options: Options) -> ComparisonResult:

@@ -60,4 +60,4 @@ def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         "value: the error where a copy of the input is right, 0 in place of MASK. baseline: where the matrix is.",
         "Intervals: 95%, bootstrap over examples; effects are paired.",
     )
-    return Result(**{**vars(result), "notes": notes})
+    return Result.of(result, notes=notes)

@@ -13,7 +13,7 @@ from interp_tasks.measurement.options import check_choice, check_samples, check_
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.subjects import SPLITS, Progress
 from interp_tasks.measurement.table import tidy
-from interp_tasks.pages import Figure, Page
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,15 +87,14 @@ class DataResult(Result):
             f"--plot: task {name!r} declares no grid of two coordinates (grid_axes) to draw; leave it out"
         )
 
-    def page(self, title: str | None = None) -> Page:
+    def page_title(self) -> str:
+        return f"data: {self.frame['ref'].iloc[0]}"
+
+    def figures(self) -> list[Figure]:
+        """Returns every figure, with its caption."""
         from interp_tasks.experiments.data.figure import CAPTIONS
 
-        page = super().page(title or f"data: {self.frame['ref'].iloc[0]}")
-        figures = [
-            Figure(figure, name, CAPTIONS.get(name, ""), height=int(figure.layout.height))
-            for name, figure in self.views().items()
-        ]
-        return Page(page.title, [*figures, *page.sections[1:]], page.config, page.versions)
+        return [Figure(figure, name, CAPTIONS.get(name, "")) for name, figure in self.views().items()]
 
 
 @checked

@@ -14,7 +14,6 @@ from interp_tasks.measurement.crossings import spearman
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Curve, Run, family, measures, plateau_levels, read_runs, setting
 from interp_tasks.measurement.table import tidy
-from interp_tasks.pages import Figure, Page
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -34,12 +33,6 @@ class DropsResult(Result):
         from interp_tasks.measurement.curve_figures import curves_figure
 
         return self.titled(curves_figure(self.curves), self.heading())
-
-    def page(self, title: str | None = None) -> Page:
-        page = super().page(title or "drops")
-        figure = self.plot()
-        drawn = Figure(figure, self.heading(), self.caption(), height=int(figure.layout.height))
-        return Page(page.title, [drawn, *page.sections[1:]], page.config, page.versions)
 
     def heading(self) -> str:
         return "Logged metric of every run"

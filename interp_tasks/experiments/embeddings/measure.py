@@ -23,7 +23,7 @@ from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs
 from interp_tasks.measurement.untrained import untrained as untrained_model
-from interp_tasks.pages import Figure, Page
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
     import pandas
@@ -56,27 +56,19 @@ class EmbeddingsResult(Result):
         found = arrangement(ref, self.tokens.get(ref), self.positions.get(ref))
         return self.titled(found, f"Embeddings, {ref}")
 
-    def page(self, title: str | None = None) -> Page:
-        """The arrangement in every checkpoint, over training where there are several, and the table."""
-        page = super().page(title or "embeddings")
-        shown = {ref: self.plot(ref) for ref in dict.fromkeys([*self.tokens, *self.positions])}
-        figures = [
-            Figure(figure, f"Embeddings, {ref}", self.caption(), height=int(figure.layout.height))
-            for ref, figure in shown.items()
-        ]
-        if len(shown) > 1:
-            from interp_tasks.experiments.embeddings.figure import over_training
+    def page_title(self) -> str:
+        return self.experiment
 
-            trend = over_training(self.frame)
-            figures.append(
-                Figure(
-                    trend,
-                    "Over training",
-                    "Filled: the checkpoint. Open: its baseline.",
-                    height=int(trend.layout.height),
-                )
-            )
-        return Page(page.title, [*figures, *page.sections[1:]], page.config, page.versions)
+    def figures(self) -> list[Figure]:
+        """Returns the arrangement in every checkpoint, and over training where there are several."""
+        from interp_tasks.experiments.embeddings.figure import over_training
+
+        refs = list(dict.fromkeys([*self.tokens, *self.positions]))
+        figures = [Figure(self.plot(ref), f"Embeddings, {ref}", self.caption()) for ref in refs]
+        if len(refs) > 1:
+            caption = "Filled: the checkpoint. Open: its baseline."
+            figures.append(Figure(over_training(self.frame), "Over training", caption))
+        return figures
 
     def caption(self) -> str:
         return "Values: principal components, coloured by bins half a unit wide. Positions: t-SNE, coloured by column."
@@ -149,8 +141,10 @@ def embeddings(
 
     result = measure("embeddings", refs, options, look, config={"largest": largest})
     frame = result.frame.assign(split=WEIGHTS)
-    return EmbeddingsResult(
-        **{**vars(result), "frame": frame, "notes": (*notes(largest), *said)},
+    return EmbeddingsResult.of(
+        result,
+        frame=frame,
+        notes=(*notes(largest), *said),
         tokens=tokens,
         positions=positions,
     )

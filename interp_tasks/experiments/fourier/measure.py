@@ -171,8 +171,10 @@ def fourier(
     frame = result.frame
     # On a complete grid nothing is sampled and nothing drawn.
     frame.loc[frame["ref"].isin(on_inputs), "split"] = "grid"
-    return FourierResult(
-        **{**vars(result), "frame": frame, "notes": (*said, *notes(threshold, every, on_inputs, frame))},
+    return FourierResult.of(
+        result,
+        frame=frame,
+        notes=(*said, *notes(threshold, every, on_inputs, frame)),
         spectra=spectra,
     )
 

@@ -13,7 +13,7 @@ from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Run, family, modulus, named, read_runs
 from interp_tasks.measurement.table import tidy
-from interp_tasks.pages import Figure, Page
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
     import pandas
@@ -73,13 +73,11 @@ class GeneralisationResult(Result):
     def caption(self) -> str:
         return "Validation above, the batches trained on below. Steps on a logarithmic scale."
 
-    def page(self, title: str | None = None) -> Page:
-        page = super().page(title or "generalisation")
+    def figures(self) -> list[Figure]:
+        """Returns the accuracies, and the losses where they are logged by answer."""
         losses = self.losses()
-        if losses is None:
-            return page
-        drawn = Figure(losses, "Loss of every answer over training", "", height=int(losses.layout.height))
-        return Page(page.title, [page.sections[0], drawn, *page.sections[1:]], page.config, page.versions)
+        more = [] if losses is None else [Figure(losses, "Loss of every answer over training")]
+        return super().figures() + more
 
 
 @checked

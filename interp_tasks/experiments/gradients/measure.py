@@ -24,7 +24,7 @@ from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Run, read_runs
 from interp_tasks.measurement.table import tidy
-from interp_tasks.pages import Figure, Page
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -57,15 +57,12 @@ class GradientsResult(Result):
         }
         return self.titled(figure(tables), f"Gradient norms of {run}")
 
-    def page(self, title: str | None = None) -> Page:
-        page = super().page(title or "gradients")
-        figures = []
-        for run in self.logged:
-            drawn = self.plot(run)
-            figures.append(
-                Figure(drawn, f"Gradient norms of {run}", self.caption(), height=int(drawn.layout.height))
-            )
-        return Page(page.title, [*figures, *page.sections[1:]], page.config, page.versions)
+    def page_title(self) -> str:
+        return self.experiment
+
+    def figures(self) -> list[Figure]:
+        """Returns a figure of each run."""
+        return [Figure(self.plot(run), f"Gradient norms of {run}", self.caption()) for run in self.logged]
 
     def caption(self) -> str:
         return "Maps: each tensor's norm over its own largest. Lines: the norms themselves, on a log axis."

@@ -111,7 +111,7 @@ def influence(
         "Other variants: what that way to the answer would move by, to first order.",
         "Intervals: 95%, bootstrap over examples.",
     )
-    return InfluenceResult(**{**vars(result), "notes": notes}, maps=maps)
+    return InfluenceResult.of(result, notes=notes, maps=maps)
 
 
 def check_shift(shift: float | None) -> None:

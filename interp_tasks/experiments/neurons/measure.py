@@ -17,7 +17,7 @@ from interp_tasks.measurement.key_rules import THRESHOLD, check_threshold
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure
 from interp_tasks.measurement.subjects import Options, Subject
-from interp_tasks.pages import Figure, Page
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,22 +64,16 @@ class NeuronsResult(Result):
 
         return steps_figure(self.frame)
 
-    def page(self, title: str | None = None) -> Page:
-        """The images of every checkpoint; of many checkpoints what changes over training, and images of two of them."""
-        page = super().page(title or "neurons")
+    def page_title(self) -> str:
+        return self.experiment
+
+    def figures(self) -> list[Figure]:
+        """Returns the images of every checkpoint; of many what changes over training, and images of two of them."""
         figures, refs = [], list(self.images)
         if len(refs) >= LEAST:
-            steps = self.over_steps()
-            figures.append(
-                Figure(steps, "Over training", "By stored checkpoint.", height=int(steps.layout.height))
-            )
+            figures.append(Figure(self.over_steps(), "Over training", "By stored checkpoint."))
             refs = [refs[0], refs[-1]]
-        for ref in refs:
-            figure = self.plot(ref)
-            figures.append(
-                Figure(figure, f"Over the inputs, {ref}", self.caption(), height=int(figure.layout.height))
-            )
-        return Page(page.title, [*figures, *page.sections[1:]], page.config, page.versions)
+        return figures + [Figure(self.plot(ref), f"Over the inputs, {ref}", self.caption()) for ref in refs]
 
     def caption(self) -> str:
         return (
@@ -157,7 +151,7 @@ def neurons(
     frame = frame.sort_values("ref", key=lambda each: each.map(order), kind="stable", ignore_index=True)
     frame["split"] = "grid"
     said = tuple(notes(kind, threshold, draws, bool(later)))
-    return NeuronsResult(**{**vars(result), "frame": frame, "notes": said}, images=images)
+    return NeuronsResult.of(result, frame=frame, notes=said, images=images)
 
 
 def notes(kind: str, threshold: float, draws: int, over_time: bool) -> Iterator[str]:

@@ -91,7 +91,7 @@ def ood(
         "Position m·i + j is entry (i, j): with other columns the same entry stands at another position.",
         *said,
     )
-    return ComparisonResult(**{**vars(result), "notes": notes})
+    return ComparisonResult.of(result, notes=notes)
 
 
 def misfit(task: Task, model: Any) -> str:

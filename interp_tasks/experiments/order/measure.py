@@ -110,7 +110,7 @@ def order(
         "probes and silhouettes have none. What other runs would give is not in them.",
     )
     curves = {run: one.made(plateaus[run]) for run, one in followed.items()}
-    return OrderResult(**{**vars(result), "config": config, "notes": notes}, curves=curves)
+    return OrderResult.of(result, config=config, notes=notes, curves=curves)
 
 
 def check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:

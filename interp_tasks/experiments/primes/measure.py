@@ -119,9 +119,7 @@ def primes(
             "primes: what these checkpoints compute is the same for every input: no variance to share out"
         )
     frame.loc[frame["variant"].notna() & frame["site"].notna() & is_share(frame), "split"] = "grid"
-    return PrimesResult(
-        **{**vars(result), "frame": frame, "notes": tuple(notes(draws, ablate))}, damages=damages
-    )
+    return PrimesResult.of(result, frame=frame, notes=tuple(notes(draws, ablate)), damages=damages)
 
 
 def is_share(frame: Any) -> Any:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects
     from typing_extensions import Unpack
 
-    from interp_tasks.pages import Page
-
 
 @dataclass(frozen=True)
 class ProbeResult(Result):
@@ -34,8 +32,8 @@ class ProbeResult(Result):
 
         return self.titled(figure(self.tables), self.heading())
 
-    def page(self, title: str | None = None) -> Page:
-        return super().page(title or f"probe: {self.config['method']}")
+    def page_title(self) -> str:
+        return f"probe: {self.config['method']}"
 
     def heading(self) -> str:
         return "Scores of probes on held-out examples, by layer"
@@ -116,4 +114,4 @@ def probe(
 
     options = {**options, "samples": options.get("samples") or SAMPLES}
     result = measure("probe", refs, options, look, config={"method": asked.method, **asked.describe()})
-    return ProbeResult(**{**vars(result), "notes": tuple(notes(asked, tables))}, tables=tables)
+    return ProbeResult.of(result, notes=tuple(notes(asked, tables)), tables=tables)

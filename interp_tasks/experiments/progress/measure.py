@@ -139,12 +139,10 @@ def progress(
     given = {"refs": [refs] if isinstance(refs, str) else list(refs)}
     # A row says which inputs it is of, not what its checkpoint's examples were drawn from.
     result.frame["split"] = splits
-    return ProgressResult(
-        **{
-            **vars(result),
-            "config": {**result.config, **given},
-            "notes": tuple(notes(followed, name, number, chosen)),
-        },
+    return ProgressResult.of(
+        result,
+        config={**result.config, **given},
+        notes=tuple(notes(followed, name, number, chosen)),
         curves={run: one.curves for run, one in followed.items()},
         coefficients={ref: found for one in followed.values() for ref, found in one.coefficients.items()},
         keys={run: one.keys for run, one in followed.items()},

@@ -23,7 +23,7 @@ from interp_tasks.measurement.runner import Found, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs
 from interp_tasks.measurement.untrained import BESIDE
 from interp_tasks.measurement.untrained import untrained as untrained_model
-from interp_tasks.pages import Figure, Page
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,17 +68,17 @@ class WeightsResult(Result):
             raise UserError(f"{ref}: every weight is 0, there is no map to draw")
         return heatmaps(self.shown[ref].weights)
 
-    def page(self, title: str | None = None) -> Page:
-        """Both figures of every checkpoint, and the table."""
-        page = super().page(title or "weights")
+    def page_title(self) -> str:
+        return self.experiment
+
+    def figures(self) -> list[Figure]:
+        """Returns both figures of every checkpoint."""
         figures = []
         for ref in self.shown:
-            drawn = [(self.plot(ref), f"Embeddings, {ref}", self.caption())]
+            figures.append(Figure(self.plot(ref), f"Embeddings, {ref}", self.caption()))
             if self.shown[ref].weights:
-                drawn.append((self.maps(ref), f"Weights, {ref}", MAPS))
-            for figure, name, caption in drawn:
-                figures.append(Figure(figure, name, caption, height=int(figure.layout.height)))
-        return Page(page.title, [*figures, *page.sections[1:]], page.config, page.versions)
+                figures.append(Figure(self.maps(ref), f"Weights, {ref}", MAPS))
+        return figures
 
     def caption(self) -> str:
         return (
@@ -153,12 +153,10 @@ def weights(
     frame = result.frame.assign(split=WEIGHTS)
     # No run trained these.
     frame.loc[frame["intervention"].str.startswith(BESIDE), "n_runs"] = 0
-    return WeightsResult(
-        **{
-            **vars(result),
-            "frame": frame,
-            "notes": tuple(notes(controls, untrained, every, True in ordered)),
-        },
+    return WeightsResult.of(
+        result,
+        frame=frame,
+        notes=tuple(notes(controls, untrained, every, True in ordered)),
         shown=shown,
     )
 

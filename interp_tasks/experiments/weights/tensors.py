@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.embeddings.tables import Table
@@ -129,13 +129,11 @@ def of_tables(
         if own.frequencies is not None:
             norms = [each.frequencies.norms for each in beside if each.frequencies is not None]
             rows += frequency_rows(table, own, norms, common, every)
-            seen = Seen(
-                **{
-                    **vars(seen),
-                    "frequencies": own.frequencies,
-                    "above_mean": own.above_mean,
-                    "norms_beside": np.mean(norms, 0) if norms else None,
-                }
+            seen = replace(
+                seen,
+                frequencies=own.frequencies,
+                above_mean=own.above_mean,
+                norms_beside=np.mean(norms, 0) if norms else None,
             )
         shown.append(seen)
     return rows, shown
