@@ -17,7 +17,7 @@ from interp_tasks.files import check_file
 SEED_END = 2**63
 
 #: More runs than one command would ever finish.
-MOST_SEEDS = 10_000
+MAX_SEEDS = 10_000
 
 
 def read_settings(given: Sequence[str]) -> dict[str, str]:
@@ -42,8 +42,8 @@ def read_seeds(text: str | None) -> list[int] | None:
     except ValueError:
         raise UserError(f"--seeds {text!r}: write 0:8 for seeds 0 to 7, or 0,2,5") from None
     count = max(last - first, 0) if ":" in text else len(numbers)
-    if count > MOST_SEEDS:
-        raise UserError(f"--seeds {text}: a run each, {count} in all; at most {MOST_SEEDS}")
+    if count > MAX_SEEDS:
+        raise UserError(f"--seeds {text}: a run each, {count} in all; at most {MAX_SEEDS}")
     seeds = list(range(first, last)) if ":" in text else numbers
     if not seeds or min(seeds) < 0:
         raise UserError(f"--seeds {text!r} names no seed: the end is excluded, and seeds are not negative")

@@ -31,7 +31,7 @@ Metric = Tensor | tuple[Tensor, Tensor]
 
 
 #: One past the most examples of a sample: beyond it the sizes of tensors overflow.
-MOST_EXAMPLES = 2**40
+MAX_EXAMPLES = 2**40
 
 
 @dataclass(frozen=True)
@@ -305,7 +305,7 @@ def check_sample_size(n: int | None) -> None:
     """Refuse to sample fewer than one example, or more than any memory holds."""
     if n is not None and n < 1:
         raise TaskError(f"cannot sample {n} examples: ask for at least 1")
-    if n is not None and n >= MOST_EXAMPLES:
+    if n is not None and n >= MAX_EXAMPLES:
         raise TaskError(f"cannot sample {n} examples: more than memory can hold")
 
 

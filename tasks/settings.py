@@ -23,7 +23,7 @@ def _is_list(annotation: Any) -> bool:
 
 
 #: Larger ones are slips: with them not even a name for the number of parameters is left.
-MOST_SIZE = 1_000_000
+MAX_SIZE = 1_000_000
 SIZES = ("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "n_ctx")
 
 
@@ -66,8 +66,8 @@ class ModelSettings(BaseModel):
     def _sizes_are_a_models(self) -> ModelSettings:
         for name in SIZES:
             size = getattr(self, name)
-            if size is not None and size > MOST_SIZE:
-                raise ValueError(f"{name} is at most {MOST_SIZE:,}")
+            if size is not None and size > MAX_SIZE:
+                raise ValueError(f"{name} is at most {MAX_SIZE:,}")
         return self
 
     @model_validator(mode="after")

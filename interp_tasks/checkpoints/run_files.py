@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.files import MOST_JSON, read_file
+from interp_tasks.files import MAX_JSON, read_file
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
@@ -26,7 +26,7 @@ CHECKPOINTS_FOLDER = "checkpoints"
 STOPPED_FOLDER = "stopped"
 META_FILE = "meta.json"
 #: Of JSON: how deep, and how long a whole number. Ours is six deep; what is longer than this fits no float.
-MOST_NESTED, MOST_DIGITS = 40, 300
+MAX_NESTED, MAX_DIGITS = 40, 300
 WEIGHTS_FILE = "model.safetensors"
 TRAINING_STATE_FILE = "training_state.safetensors"
 
@@ -93,7 +93,7 @@ def parse_json(content: bytes) -> Any:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     level = [value]
-    for _ in range(MOST_NESTED):
+    for _ in range(MAX_NESTED):
         level = [
             inner
             for part in level
@@ -106,7 +106,7 @@ def parse_json(content: bytes) -> Any:
 
 
 def _whole(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
+    if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)
 
@@ -123,7 +123,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         UserError: in one line, if the file is missing, unreadable, not JSON, or not an object.
     """
     try:
-        content = parse_json(read_file(path, what, MOST_JSON))
+        content = parse_json(read_file(path, what, MAX_JSON))
     except UserError:
         raise
     except ValueError as error:

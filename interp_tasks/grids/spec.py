@@ -17,7 +17,7 @@ from interp_tasks.training.config import SECTIONS
 from tasks.settings import one_line
 
 #: More units than anyone means to ask for.
-MOST_UNITS = 100_000
+MAX_UNITS = 100_000
 
 
 class Entry(BaseModel):
@@ -150,7 +150,7 @@ def axis(value: Any, is_list: bool) -> list[Any]:
     return value
 
 
-class Asked(Entry):
+class ExperimentSpec(Entry):
     """An experiment: a function of ``interp_tasks.experiments``.
 
     Attributes:
@@ -187,7 +187,7 @@ class Spec(Entry):
 
     train: tuple[Training, ...] = ()
     runs: tuple[str, ...] = ()
-    experiment: tuple[Asked, ...] = ()
+    experiment: tuple[ExperimentSpec, ...] = ()
     threads: int = Field(1, ge=1, le=1024, strict=True)
 
     @field_validator("train", "experiment", mode="before")
@@ -199,7 +199,7 @@ class Spec(Entry):
 #: What may stand below a key of a grid.
 KEYS = {
     "train": [field.alias or name for name, field in Training.model_fields.items()],
-    "experiment": list(Asked.model_fields),
+    "experiment": list(ExperimentSpec.model_fields),
 }
 
 

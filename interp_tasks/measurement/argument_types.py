@@ -84,7 +84,7 @@ def check_type(experiment: str, name: str, annotation: str, value: Any) -> None:
     if validate is None:
         return
     try:
-        validate(plain(value))
+        validate(as_json(value))
     except ValidationError:
         shown = " ".join(repr(value).split())
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
@@ -125,12 +125,12 @@ def is_device(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.device)
 
 
-def plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """A value as JSON would have it: paths as text, arrays and numbers of arrays as Python's."""
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, (list, tuple, range)):
-        return [plain(each) for each in value]
+        return [as_json(each) for each in value]
     if hasattr(value, "tolist"):
         return value.tolist()
     return value

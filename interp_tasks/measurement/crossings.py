@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 #: Resamples of runs behind an interval.
 RESAMPLES = 2000
 #: Fewest seeds of an interval over seeds.
-FEWEST_SEEDS = 3
+MIN_SEEDS = 3
 
 Array = NDArray[np.float64]
 
@@ -86,7 +86,7 @@ def over_seeds(values: Array, statistic: Callable[[Array], Array], seed: int) ->
 
     An end that no number is known of is NaN, and so is the interval of fewer than three runs.
     """
-    if len(values) < FEWEST_SEEDS:
+    if len(values) < MIN_SEEDS:
         return math.nan, math.nan
     rng = np.random.default_rng([seed, 4])
     drawn = statistic(values[rng.integers(0, len(values), (RESAMPLES, len(values)))])

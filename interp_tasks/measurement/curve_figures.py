@@ -81,7 +81,7 @@ def run_figure(
     rows = 2 if accuracies else 1
     found = make_subplots(rows=rows, cols=1, shared_xaxes=True, vertical_spacing=0.06)
     for index, curve in enumerate(curves):
-        add_curve(found, drop if curve.metric == drop.metric else plain(curve), curve.metric, index, 1)
+        add_curve(found, drop if curve.metric == drop.metric else without_drop(curve), curve.metric, index, 1)
         level = levels.get(curve.metric, 0.0)
         if level > 0:
             found.add_scatter(
@@ -121,7 +121,7 @@ def axis(curves: Sequence[Curve]) -> dict[str, Any]:
     return log_axis(smallest, largest) if smallest > 0 else {"type": "linear"}
 
 
-def plain(curve: Curve) -> Curve:
+def without_drop(curve: Curve) -> Curve:
     """Without its drop, which is drawn on the task's own metric alone."""
     return Curve(curve.metric, curve.steps, curve.values, None)
 

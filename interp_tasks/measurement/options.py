@@ -12,9 +12,9 @@ from interp_tasks.settings import SEED_END
 MODES = ("uniform", "mean_pattern", "edited_mean_pattern", "zero", "mean", "resample")
 SPLITS = ("train", "validation", "test")
 #: One past the most examples or draws: beyond it the sizes of tensors overflow (``tasks.base`` has the same).
-MOST = 2**40
+MAX_COUNT = 2**40
 #: More draws than any interval or p-value of ours is worth.
-MOST_DRAWS = 100_000
+MAX_DRAWS = 100_000
 #: The word for one row per head.
 EACH = "each"
 #: The word for one row per layer, of all its heads.
@@ -131,8 +131,8 @@ def has_heads(site: str) -> bool:
 def check_draws(draws: int, option: str = "--draws") -> None:
     if draws < 1:
         raise UserError(f"{option} {draws}: at least one draw is needed")
-    if draws > MOST_DRAWS:
-        raise UserError(f"{option} {draws}: at most {MOST_DRAWS}")
+    if draws > MAX_DRAWS:
+        raise UserError(f"{option} {draws}: at most {MAX_DRAWS}")
 
 
 def check_positions(option: str, spec: str) -> tuple[int, ...]:
@@ -166,7 +166,7 @@ def check_keys(spec: Any, mode: str) -> tuple[int, ...] | None:
 def check_samples(samples: int | None) -> None:
     if samples is not None and samples < 1:
         raise UserError(f"--samples {samples}: at least one example is needed")
-    if samples is not None and samples >= MOST:
+    if samples is not None and samples >= MAX_COUNT:
         raise UserError(f"--samples {samples}: more than memory can hold")
 
 

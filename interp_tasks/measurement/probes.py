@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import (
-    MOST_DRAWS,
+    MAX_DRAWS,
     check_heads,
     check_positions,
     check_site,
@@ -77,8 +77,8 @@ class ProbeSettings:
         for option, value, least in (("--folds", given["folds"], 2), ("--shuffles", given["shuffles"], 1)):
             if value < least:
                 raise UserError(f"{option} {value}: at least {least}")
-            if value > MOST_DRAWS:
-                raise UserError(f"{option} {value}: at most {MOST_DRAWS}")
+            if value > MAX_DRAWS:
+                raise UserError(f"{option} {value}: at most {MAX_DRAWS}")
         held_out = given["held_out"]
         if not (0 < held_out < 1 or (held_out >= 2 and held_out == int(held_out))):
             raise UserError(

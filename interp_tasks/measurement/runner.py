@@ -23,7 +23,7 @@ HOLM = "p adj.: sign-flip test, Holm's adjustment over all rows of one command."
 
 
 @dataclass(frozen=True)
-class Found:
+class Measured:
     """What was measured at one checkpoint.
 
     Attributes:
@@ -39,7 +39,7 @@ def measure(
     experiment: str,
     refs: str | Sequence[str],
     options: Options,
-    look: Callable[[Subject], Found],
+    look: Callable[[Subject], Measured],
     *,
     config: Mapping[str, Any],
     notes: Sequence[str] = (),
@@ -84,7 +84,7 @@ def swept(
     metric: Callable[..., Any] | None = None,
     batch: Any = None,
     ratios: bool = False,
-) -> Found:
+) -> Measured:
     """A sweep over variants of one checkpoint, judged by its task's metrics.
 
     Args:
@@ -108,7 +108,7 @@ def swept(
     )
     called = names if isinstance(names, str) else result.frame["variant"].map(dict(names))
     frame = result.frame.assign(intervention=called)
-    return Found(with_ratios(frame) if ratios else frame, result.interventions)
+    return Measured(with_ratios(frame) if ratios else frame, result.interventions)
 
 
 def with_ratios(frame: pandas.DataFrame) -> pandas.DataFrame:

@@ -68,15 +68,15 @@ class TrainingRun(Entry):
 
     def command(self, folder: str) -> str:
         """What trains it."""
-        given = "".join(f" --set {key}={plain(value)}" for key, value in self.settings.items())
+        given = "".join(f" --set {key}={as_typed(value)}" for key, value in self.settings.items())
         seeds = f" --seeds {self.seeds}" if self.seeds else ""
         return f"interp-run train {self.task} --preset {self.train_preset}{given}{seeds} --out {folder}/{self.name}"
 
 
-def plain(value: Any) -> str:
+def as_typed(value: Any) -> str:
     """A setting as one types it."""
     if isinstance(value, (list, tuple)):
-        return ",".join(map(plain, value))
+        return ",".join(map(as_typed, value))
     if isinstance(value, bool) or value is None:
         return str(value).lower()  # none, true, false
     if isinstance(value, float) and float(f"{value:g}") == value:

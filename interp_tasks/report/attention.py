@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TITLE = "Attention"
 #: Characters of a page that maps may take, of all views together; and numbers beyond which they are left out.
-BUDGET, MOST_NUMBERS = 7_800_000, 12_000_000
+BUDGET, MAX_NUMBERS = 7_800_000, 12_000_000
 #: Pixels of the side of a map at most, and around all of them.
 MAP, MARGIN = 170, {"l": 70, "r": 90, "t": 40, "b": 50}
 
@@ -27,7 +27,7 @@ MAP, MARGIN = 170, {"l": 70, "r": 90, "t": 40, "b": 50}
 def attention_section(views: Sequence[View]) -> Section:
     """Maps of all heads at the slider's step, in colours that mean the same at every step."""
     numbers = sum(len(view.snapshots) * view.snapshots[0].maps.size for view in views)
-    if numbers > MOST_NUMBERS:
+    if numbers > MAX_NUMBERS:
         return Text(
             f"Left out: {numbers:,} numbers would make the page too large. Name fewer checkpoints, as in "
             "RUN@0:20000:4000; interp-run attention shows any one of them.",

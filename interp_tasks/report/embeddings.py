@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TITLE = "Embeddings"
 #: Pixels; up to how many points are labelled; beyond how many tokens the rest is left out.
-HEIGHT, LABELLED, MOST_TOKENS = 430, 30, 2000
+HEIGHT, LABELLED, MAX_TOKENS = 430, 30, 2000
 
 
 def embeddings_section(views: Sequence[View]) -> Section:
@@ -52,7 +52,7 @@ def tokens_plane(view: View) -> Section:
 def token_labels(view: View) -> tuple[list[str], list[float], str]:
     """Of the tokens in the first table: what each is called, its number, and what that is."""
     table, task = view.snapshots[0].tables[0], view.task
-    count = min(len(table.rows), MOST_TOKENS)
+    count = min(len(table.rows), MAX_TOKENS)
     axes = [] if task is None else [axis for axis in task.grid_axes() if axis.position is not None]
     if axes:
         digits = list(axes[0].values)[:count]

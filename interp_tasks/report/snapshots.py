@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: What is done to heads: the edit the matrix-completion paper describes, the one its code makes, and none left.
 MODES = ("uniform", "mean_pattern", "zero")
 #: Metrics that are shown; the tables of the experiments have all.
-MOST_METRICS = 3
+MAX_METRICS = 3
 #: What the effect of all heads is called.
 ALL = "all"
 
@@ -160,10 +160,10 @@ def named_metrics(task: Task, subject: Subject) -> set[str]:
 
 
 def shown_metrics(names: Iterable[str], first: str) -> tuple[str, ...]:
-    """At most ``MOST_METRICS``: ``first`` before the others, without those of a part of another (``loss_7``)."""
+    """At most ``MAX_METRICS``: ``first`` before the others, without those of a part of another (``loss_7``)."""
     every = list(dict.fromkeys(map(str, names)))
     whole = [name for name in every if not any(is_part(name, of) for of in every)]
-    return tuple(sorted(whole, key=lambda name: name != first)[:MOST_METRICS])
+    return tuple(sorted(whole, key=lambda name: name != first)[:MAX_METRICS])
 
 
 def is_part(name: str, of: str) -> bool:

@@ -11,9 +11,9 @@ from statistics import NormalDist
 #: What lies outside an interval, on both sides together.
 ALPHA = 0.05
 #: An interval over fewer runs is hardly bounded.
-FEWEST_RUNS = 3
+MIN_RUNS = 3
 #: How many numbers that are known between bounds alone are tried at both ends: 2 to the power of it.
-MOST_CORNERS = 12
+MAX_CORNERS = 12
 
 Interval = tuple[float, float]
 
@@ -114,7 +114,7 @@ def over_bounded_runs(bounds: Sequence[Interval]) -> Interval | None:
     ends = [tuple(dict.fromkeys(pair)) for pair in bounds]
     if any(math.isinf(end) for pair in ends for end in pair):
         return None
-    if len(bounds) < 2 or sum(len(pair) > 1 for pair in ends) > MOST_CORNERS:
+    if len(bounds) < 2 or sum(len(pair) > 1 for pair in ends) > MAX_CORNERS:
         return None
     found = [interval for corner in product(*ends) if (interval := over_runs(corner)) is not None]
     return min(low for low, _ in found), max(high for _, high in found)

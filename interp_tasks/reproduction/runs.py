@@ -157,9 +157,9 @@ def compare(run: TrainingRun, path: Path, key: str, wanted: Any, there: Any) -> 
 
 
 def as_text(value: Any) -> str:
-    from interp_tasks.published.papers import plain
+    from interp_tasks.published.papers import as_typed
 
-    return plain(value)
+    return as_typed(value)
 
 
 def locate_all(paper: Paper, preset: str, folder: Path) -> list[Located]:

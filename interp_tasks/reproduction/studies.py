@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from interp_tasks.experiments import Result
 
 #: Untrained models of one condition.
-MOST_CONTROLS = 3
+MAX_CONTROLS = 3
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def control_jobs(paper: Paper, located: Sequence[Located], rows: Sequence[int] =
                 seen: Counter[str] = Counter()
                 for one in each_alone(playing):
                     seen[one.condition] += 1
-                    if seen[one.condition] <= MOST_CONTROLS:
+                    if seen[one.condition] <= MAX_CONTROLS:
                         found.append(Job(study, (one,), "untrained"))
         if "shuffled" in asked and playing:
             others = [each for each in located if each.run.role == study.shuffled and each.base is not None]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from interp_tasks.pages.numbers import digits
 from interp_tasks.published import Bounds, Claim
 from interp_tasks.reproduction import intervals as intervals
-from interp_tasks.reproduction.intervals import ALPHA, FEWEST_RUNS, Interval
+from interp_tasks.reproduction.intervals import ALPHA, MIN_RUNS, Interval
 from interp_tasks.reproduction.runs import config_of
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def verdict_on(claim: Claim, run: str, found: Measured) -> Outcome:
     outcome = replace(outcome, interval=over)
     if interval is not None:
         outcome = replace(outcome, low=interval[0], high=interval[1])
-    if n_runs < FEWEST_RUNS:
+    if n_runs < MIN_RUNS:
         return replace(outcome, reason=few(n_runs, sides(claim.holds, found)))
     if interval is None:
         return replace(outcome, reason=f"no interval: {over}", interval="")

@@ -15,7 +15,7 @@ Direction = Literal["minimize", "maximize"]
 #: The objective is a mean over so many of the last logged evaluations (Syrkis & Søgaard 2024).
 LAST = 10
 #: The most combinations of settings that are looked at to find one in which a value is valid.
-MOST_COMBINATIONS = 500
+MAX_COMBINATIONS = 500
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Plan:
         for place, dimension in enumerate(self.space.dimensions):
             for value in dimension.samples():
                 complaint: ValueError | None = None
-                for params in islice(self._with(place, value), MOST_COMBINATIONS):
+                for params in islice(self._with(place, value), MAX_COMBINATIONS):
                     try:
                         valid(self.resolved(params))
                         break

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from optuna import Study
 
 #: Trials with a value that fANOVA needs at least to say anything.
-FEWEST = 4
+MIN_TRIALS = 4
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def importances(study: Study, seed: int) -> dict[str, float]:
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    if len(complete) < FEWEST or len({trial.value for trial in complete}) < 2:
+    if len(complete) < MIN_TRIALS or len({trial.value for trial in complete}) < 2:
         return {}
     # A setting that all of them share was never varied, and has no part in it.
     found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=seed % 2**32))

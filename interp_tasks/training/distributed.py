@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from interp_tasks.checkpoints.dtypes import plain, tensors_metadata
+from interp_tasks.checkpoints.dtypes import as_dense_tensor, tensors_metadata
 from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
 from interp_tasks.checkpoints.training_state import TrainingState
 from interp_tasks.errors import ProcessLost, UserError
@@ -285,8 +285,8 @@ def losses_named() -> Iterator[None]:
 
 
 def packed(point: ResumePoint) -> bytes:
-    tensors = {f"parameter/{name}": plain(tensor) for name, tensor in point.parameters.items()}
-    tensors |= {f"state/{name}": plain(tensor) for name, tensor in point.tensors.items()}
+    tensors = {f"parameter/{name}": as_dense_tensor(tensor) for name, tensor in point.parameters.items()}
+    tensors |= {f"state/{name}": as_dense_tensor(tensor) for name, tensor in point.tensors.items()}
     rest = {"step": point.step, "path": str(point.path), "data": dict(point.data)}
     return save(tensors, {"rest": json.dumps(rest)})
 

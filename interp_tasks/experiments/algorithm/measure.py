@@ -11,7 +11,7 @@ from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.baselines.comparison import chosen, declared, no_tokens
 from interp_tasks.measurement.paired import LEVEL, paired, resamples, without_intervals
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def algorithm(
     no_tokens(options, "algorithm")
     known: dict[Any, dict[str, Tensor]] = {}
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
         task = subject.task
@@ -95,7 +95,7 @@ def algorithm(
                     other = truth if name == TRUTH else made[name]
                     found = agreement(output, other, truth, groups[kind], subject.seed)
                     rows += [{**row, **about, "variant": name, "intervention": kind} for row in found]
-        return Found(pandas.DataFrame(rows), {})
+        return Measured(pandas.DataFrame(rows), {})
 
     result = measure("algorithm", refs, options, look, config={"methods": methods, "entries": entries})
     notes = (

@@ -19,10 +19,10 @@ from interp_tasks.experiments.attention.table import (
     QUANTILES,
 )
 from interp_tasks.measurement.argument_types import checked
-from interp_tasks.measurement.head_classes import READ, THRESHOLD, Roles, roles
+from interp_tasks.measurement.head_classes import READ, THRESHOLD, HeadClasses, classify_heads
 from interp_tasks.measurement.options import check_queries
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
 from interp_tasks.pages import Figure
 
@@ -121,15 +121,15 @@ def attention(
     maps: dict[str, Maps] = {}
     classes: dict[str, Classes] = {}
 
-    def looked(subject: Subject) -> Found:
+    def looked(subject: Subject) -> Measured:
         from circuits import patterns
 
         subject = under(subject, mask)
-        found = roles(subject, asked, where, threshold)
+        found = classify_heads(subject, asked, where, threshold)
         ref = str(subject.labels["ref"])
         maps[ref] = patterns.attention(subject.model, subject.tokens)
         classes[ref] = found.classes
-        return Found(table(found), {})
+        return Measured(table(found), {})
 
     result = measure(
         "attention",
@@ -182,7 +182,7 @@ def check_threshold(threshold: float) -> None:
         raise UserError(f"--threshold {threshold:g}: above 0 and at most 1")
 
 
-def table(found: Roles) -> pandas.DataFrame:
+def table(found: HeadClasses) -> pandas.DataFrame:
     """The rows of one checkpoint: head by head its templates, movements and what it follows; then counts of heads."""
     import pandas
 
@@ -216,7 +216,7 @@ def table(found: Roles) -> pandas.DataFrame:
     )
 
 
-def counts(found: Roles) -> pandas.DataFrame:
+def counts(found: HeadClasses) -> pandas.DataFrame:
     """How many heads are in each class, and how many surely follow at half of the queries or more."""
     import pandas
 
@@ -236,7 +236,7 @@ def counts(found: Roles) -> pandas.DataFrame:
     )
 
 
-def distribution(found: Roles) -> pandas.DataFrame:
+def distribution(found: HeadClasses) -> pandas.DataFrame:
     """How scores, corrected for chance, are distributed over heads, with intervals over examples: a quantile, or the
     largest, is taken in each resample anew.
     """

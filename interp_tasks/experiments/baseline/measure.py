@@ -17,7 +17,7 @@ from interp_tasks.measurement.baselines.comparison import (
     no_tokens,
 )
 from interp_tasks.measurement.paired import paired
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject, read_task
 from interp_tasks.measurement.table import tidy
 
@@ -66,7 +66,7 @@ def baseline(
         return methods_alone(methods, options)
     comparison = Comparison(Examples.of(options), options.get("progress"))
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
         assert subject.task is not None
@@ -80,7 +80,7 @@ def baseline(
             task.check_model(subject.model)
             output = forward(subject.model, comparison.batch(task).tokens)
             rows += [{**row, "variant": name} for row in comparison.rows(task, output, using, subject.seed)]
-        return Found(pandas.DataFrame(rows), {})
+        return Measured(pandas.DataFrame(rows), {})
 
     config = {"methods": methods, "vary": vary, "variants": variants}
     result = measure("baseline", refs, options, look, config=config)

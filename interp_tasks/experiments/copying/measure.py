@@ -10,7 +10,7 @@ from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.baselines.comparison import forward, no_tokens
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, Options, Subject
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """
     no_tokens(options, "copying")
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
         task = subject.task
@@ -53,7 +53,7 @@ def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
             output = forward(subject.model, copied.tokens)
             found = paired(task.metrics(output, copied), task.metrics(output, original), subject.seed)
             rows += [{**row, "variant": name, "intervention": "token at hidden entries"} for row in found]
-        return Found(pandas.DataFrame(rows), {})
+        return Measured(pandas.DataFrame(rows), {})
 
     result = measure("copying", refs, options, look, config={})
     notes = (

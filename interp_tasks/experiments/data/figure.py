@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: Sides of panels in pixels, and how many stand beside one another.
 PANEL, GAP, TOP, COLUMNS = 230, 80, 70, 4
 #: Numbers beyond which none is a point of the polar plot.
-MOST_NUMBERS = 20_000
+MAX_NUMBERS = 20_000
 #: Cells have their number written in them up to this side.
 WRITTEN = 13
 POLAR, INPUTS, ANSWERS, DFT, EXAMPLES = "Polar plot", "Inputs (X)", "Answers (Y)", "DFT matrix", "Examples"
@@ -67,7 +67,7 @@ def polar(cells: int, multiples: Sequence[int]) -> plotly.graph_objects.Figure:
 
     from tasks.modular_arithmetic import primes_below
 
-    count = min(cells, MOST_NUMBERS)
+    count = min(cells, MAX_NUMBERS)
     found = make_subplots(
         rows=1,
         cols=2,

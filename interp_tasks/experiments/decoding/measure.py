@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     if options.get("tokens") is not None:
         raise UserError("decoding needs a task that decodes: leave --tokens out, or give --task NAME instead")
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import numpy as np
         import pandas
         import torch
@@ -67,7 +67,7 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
                         "effect_ci_high": found.effect_high[index],
                     }
                 rows.append(row)
-        return Found(pandas.DataFrame(rows), {})
+        return Measured(pandas.DataFrame(rows), {})
 
     notes = (
         "Intervals: 95%, bootstrap over examples; effects are paired.",

@@ -26,7 +26,7 @@ MATRIX_RUN = "zoo:matrix-completion-4x4"
 MODULAR_RUN = "zoo:modular-addition-113"
 
 #: "Hardly changes": by less than this share. Published: 0.2236 -> 0.2236 (Gopalani et al. 2024, 3.1.2).
-HARDLY = 0.05
+MAX_UNCHANGED = 0.05
 #: "Back to about r/9": between these multiples of it. Published: 0.2183 of 0.2222, 0.98 (same, 3.2.1).
 ABOUT = (0.8, 1.25)
 #: "Stays small": below this share of r/9, the error of guessing 0. Published: 0.0037 of 0.2222, 0.017 (same).
@@ -140,8 +140,8 @@ def conclude_matrix_completion(frame: pandas.DataFrame, config: dict[str, Any]) 
         sentences += [
             f"Before the drop (step {before['step']}), {name} in all heads takes mse_masked from "
             f"{number(before['baseline'])} to {number(before['value'])}, a change of {change:+.2%}. The "
-            f"published claim that it hardly changes {verdict(abs(change) < HARDLY)} "
-            f"(rule: by less than {HARDLY:.0%}).",
+            f"published claim that it hardly changes {verdict(abs(change) < MAX_UNCHANGED)} "
+            f"(rule: by less than {MAX_UNCHANGED:.0%}).",
             still_copies(row_of(frame, "pre", "mse_observed", name), guess, published=0.0014),
             f"After it (step {after['step']}), {name} takes mse_masked from {number(after['baseline'])} to "
             f"{value_text(after)}, which is {ratio:.2f} of r/9 = {number(guess)}, the error of guessing 0. The "

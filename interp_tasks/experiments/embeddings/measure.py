@@ -20,7 +20,7 @@ from interp_tasks.measurement.embeddings.tables import (
     run_of,
 )
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs
 from interp_tasks.measurement.untrained import untrained as untrained_model
 from interp_tasks.pages import Figure
@@ -113,7 +113,7 @@ def embeddings(
     said: dict[str, None] = {}
     aligned: dict[str, dict[int, Array]] = {}
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
         ref, task = str(subject.labels["ref"]), subject.task
@@ -137,7 +137,7 @@ def embeddings(
             rows += found
             positions[ref] = table
             said[note] = None
-        return Found(pandas.DataFrame(rows), {})
+        return Measured(pandas.DataFrame(rows), {})
 
     result = measure("embeddings", refs, options, look, config={"largest": largest})
     frame = result.frame.assign(split=WEIGHTS)

@@ -11,7 +11,7 @@ from interp_tasks.experiments.fourier.table import KEY, KEYS, NEURONS, OTHER, RE
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.key_rules import THRESHOLD, check_threshold, read_rule
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import TOKENS_PER_PASS, Found, measure
+from interp_tasks.measurement.runner import TOKENS_PER_PASS, Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tasks import GridAxis
 
 #: Where there are no more frequencies than this, each has a row.
-FEW = 16
+MAX_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def fourier(
     on_inputs: list[str] = []
     said: dict[str, None] = {}
 
-    def looked(subject: Subject) -> Found:
+    def looked(subject: Subject) -> Measured:
         ref = str(subject.labels["ref"])
         axes = read_axes(subject)
         examples = len(subject.tokens)
@@ -163,7 +163,7 @@ def fourier(
             said[f"{found.rule}."] = None
         import pandas
 
-        return Found(pandas.DataFrame(rows), done)
+        return Measured(pandas.DataFrame(rows), done)
 
     result = measure(
         "fourier", refs, options, looked, config={"rule": f"{name}={number:g}", "threshold": threshold}
@@ -191,7 +191,7 @@ def notes(threshold: float, every: bool, on_inputs: list[str], frame: Any) -> It
     yield f"neurons: those of whose variance the frequency explains more than {threshold:g}."
     if not every:
         yield (
-            f"Of more than {FEW} frequencies only key ones and those with neurons have rows; --every shows all."
+            f"Of more than {MAX_ROWS} frequencies only key ones and those with neurons have rows; --every shows all."
         )
 
 
@@ -325,7 +325,7 @@ def rows_of(one: Analysed, examples: int, name: str, number: float, threshold: f
     found = key_frequencies(one.spectrum, MADE[name](number), one.by)
     shares = dict(zip(bands.labels, bands.share.tolist(), strict=True))
     sizes = clusters(one.spectrum, threshold, one.by).sizes if one.neurons else {}
-    every = every or len(shares) <= FEW
+    every = every or len(shares) <= MAX_ROWS
     listed = [label for label in bands.labels if every or label in found.keys or label in sizes]
     common = {"site": one.site, "layer": one.layer, "position": one.position, "n": examples}
     rows: list[dict[str, Any]] = [

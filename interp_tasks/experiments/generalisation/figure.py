@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects
 
 #: More answers than this, or more than one run with several answers, are a map.
-MOST_LINES = 7
+MAX_LINES = 7
 LINES, ROW = 260, 17
 DASHES = ("solid", "dash", "dot", "dashdot")
 
@@ -37,7 +37,7 @@ def figure(curves: pandas.DataFrame, kind: str, level: float | None) -> plotly.g
             panels.append(lines_panel(of_split, [(run, kind) for run in single], split, kind, level))
         for run, names in metrics.items():
             answers = [name for name in names if answer(name).isdecimal()]
-            if len(names) > 1 and len(answers) > MOST_LINES:
+            if len(names) > 1 and len(answers) > MAX_LINES:
                 panels.append(map_panel(of_split, str(run), answers, split, kind))
             elif len(names) > 1:
                 lines = [(str(run), name) for name in answers]

@@ -10,7 +10,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.paired import without_intervals
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def influence(
     maps: dict[tuple[str, str], Any] = {}
     step = None if redraw else shift
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
         ref, asked = str(subject.labels["ref"]), influences_of(subject, step)
@@ -100,7 +100,7 @@ def influence(
                 maps[ref, variant] = drawn
         for variant, reference in asked.references.items():
             rows.append(agreement(variant, moved, reference, asked, subject.seed))
-        return Found(pandas.DataFrame(rows), {})
+        return Measured(pandas.DataFrame(rows), {})
 
     options = {**options, "samples": options.get("samples") or 64}
     result = measure("influence", refs, options, look, config={"shift": step, "redraw": redraw})

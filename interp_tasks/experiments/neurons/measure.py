@@ -7,15 +7,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.neurons.active_counts import LEAST
+from interp_tasks.experiments.neurons.active_counts import MIN_CHECKPOINTS
 from interp_tasks.experiments.neurons.active_history import History
-from interp_tasks.experiments.neurons.features import Measured, features_at, input_axes, measured, wanted_of
+from interp_tasks.experiments.neurons.features import (
+    MeasuredFeatures,
+    features_at,
+    input_axes,
+    measured,
+    wanted_of,
+)
 from interp_tasks.experiments.neurons.rows import rows_of
 from interp_tasks.experiments.neurons.table import ACTIVE
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.key_rules import THRESHOLD, check_threshold
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
 from interp_tasks.pages import Figure
 
@@ -70,7 +76,7 @@ class NeuronsResult(Result):
     def figures(self) -> list[Figure]:
         """Returns the images of every checkpoint; of many what changes over training, and images of two of them."""
         figures, refs = [], list(self.images)
-        if len(refs) >= LEAST:
+        if len(refs) >= MIN_CHECKPOINTS:
             figures.append(Figure(self.over_steps(), "Over training", "By stored checkpoint."))
             refs = [refs[0], refs[-1]]
         return figures + [Figure(self.plot(ref), f"Over the inputs, {ref}", self.caption()) for ref in refs]
@@ -123,7 +129,7 @@ def neurons(
     images: dict[str, dict[str, Image]] = {}
     history = History()
 
-    def looked(subject: Subject) -> Found:
+    def looked(subject: Subject) -> Measured:
         import pandas
 
         ref = str(subject.labels["ref"])
@@ -137,7 +143,7 @@ def neurons(
                 images.setdefault(ref, {})[f"{features.names[at]} of {features.label}"] = image(found, at)
             if kind != "pattern":
                 history.add(subject, found, wanted)
-        return Found(pandas.DataFrame(rows), {})
+        return Measured(pandas.DataFrame(rows), {})
 
     config = {"neurons": list(chosen), "site": site, "threshold": threshold, "draws": draws}
     result = measure("neurons", refs, options, looked, config=config)
@@ -207,7 +213,7 @@ def check_draws(draws: int) -> None:
         )
 
 
-def image(found: Measured, at: int) -> Image:
+def image(found: MeasuredFeatures, at: int) -> Image:
     first, second = found.features.grid.axes
     values = found.features.grid.arrange(found.features.values[:, at]).numpy()
     return Image((first, second), values, found.spectrum.share[..., at].numpy())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from interp_tasks.experiments.neurons.features import Features, Measured
+from interp_tasks.experiments.neurons.features import Features, MeasuredFeatures
 from interp_tasks.experiments.neurons.table import (
     ACTIVE,
     ACTIVE_EACH,
@@ -28,7 +28,7 @@ from interp_tasks.experiments.neurons.table import (
 )
 
 
-def rows_of(found: Measured, wanted: Sequence[int]) -> list[dict[str, Any]]:
+def rows_of(found: MeasuredFeatures, wanted: Sequence[int]) -> list[dict[str, Any]]:
     """Rows of the chosen features, of clusters and of all."""
     features, common = found.features, common_of(found.features)
     rows: list[dict[str, Any]] = []
@@ -61,7 +61,7 @@ def preferences(features: Features) -> Iterator[dict[str, Any]]:
         yield {**about, **row(TO_ONE, float(pair.max() / pair.sum()))}
 
 
-def one_feature(found: Measured, at: int) -> Iterator[dict[str, Any]]:
+def one_feature(found: MeasuredFeatures, at: int) -> Iterator[dict[str, Any]]:
     """Of a feature that does not vary only its mean."""
     yield row(MEAN, found.features.values[:, at].double().mean())
     if float(found.variance[at]) <= 0 or int(found.clusters.best[at]) < 0:
@@ -77,7 +77,7 @@ def one_feature(found: Measured, at: int) -> Iterator[dict[str, Any]]:
     yield row(ACTIVE, found.active.counts[at])
 
 
-def together(found: Measured) -> dict[str, list[dict[str, Any]]]:
+def together(found: MeasuredFeatures) -> dict[str, list[dict[str, Any]]]:
     """Rows of the neurons of each cluster, of all clusters, of all neurons, by variant."""
     import torch
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.neurons.active_counts import DEVIATIONS, LEAST
+from interp_tasks.experiments.neurons.active_counts import DEVIATIONS, MIN_CHECKPOINTS
 from interp_tasks.pages import Column
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         found[one["metric"]] = one["value"]
         if one["metric"] == PAIRS:
             found["relabelled"] = one["baseline"]
-    if frame["ref"].nunique() < LEAST or (frame["variant"] != ALL).all():
+    if frame["ref"].nunique() < MIN_CHECKPOINTS or (frame["variant"] != ALL).all():
         return pandas.DataFrame(list(rows.values()))
     return over_steps(rows)
 

@@ -15,7 +15,7 @@ from interp_tasks.measurement.baselines.comparison import (
     forward,
     no_tokens,
 )
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def ood(
     comparison = Comparison(Examples.of(options), options.get("progress"))
     said: dict[str, None] = {}
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
         assert subject.task is not None
@@ -82,7 +82,7 @@ def ood(
                 output = forward(subject.model, comparison.batch(task).tokens)
                 found = comparison.rows(task, output, using, subject.seed)
                 rows += [{**row, **about} for row in found]
-        return Found(pandas.DataFrame(rows), {})
+        return Measured(pandas.DataFrame(rows), {})
 
     result = measure("ood", refs, options, look, config={"vary": asked, "method": method})
     notes = (

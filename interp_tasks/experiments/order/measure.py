@@ -11,7 +11,7 @@ from interp_tasks.experiments.order.quantities import QUANTITIES, RunEnd
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs
 
 if TYPE_CHECKING:
@@ -89,16 +89,18 @@ def order(
     runs = by_run(check_refs(refs, Examples.of(options)))
     plateaus = {run: plateau_step(run, named) if start == "plateau" else None for run, named in runs.items()}
     device = options.get("device", "cpu")
-    followed = {run: Followed(named, RunEnd(named[-1].resolved.ref, device)) for run, named in runs.items()}
+    followed = {
+        run: RunQuantities(named, RunEnd(named[-1].resolved.ref, device)) for run, named in runs.items()
+    }
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
         run = str(subject.checkpoint.path.parent.parent)
         rows = followed[run].add(subject, asked)
         if subject.checkpoint.path == followed[run].last.resolved.path:
             rows += followed[run].steps(subject, plateaus[run])
-        return Found(pandas.DataFrame(rows), {})
+        return Measured(pandas.DataFrame(rows), {})
 
     result = measure("order", refs_of(runs), options, look, config={"kinds": list(asked), "start": start})
     config = {**result.config, "refs": [refs] if isinstance(refs, str) else list(refs)}
@@ -152,7 +154,7 @@ def plateau_step(run: str, named: Sequence[Named]) -> int:
 
 
 @dataclass
-class Followed:
+class RunQuantities:
     """The quantities of one run over its checkpoints.
 
     Attributes:

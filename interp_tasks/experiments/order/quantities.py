@@ -41,12 +41,12 @@ class RunEnd:
 
     def classes(self, subject: Subject) -> Mapping[str, Any]:
         """Returns its heads by class, as ``attention`` finds them; those of no class left out."""
-        from interp_tasks.measurement.head_classes import roles
+        from interp_tasks.measurement.head_classes import classify_heads
 
         if self._classes is None:
             self._classes = {}
             if hasattr(subject.task, "attention_templates"):
-                found = roles(replace(subject, checkpoint=self.checkpoint()), where=None)
+                found = classify_heads(replace(subject, checkpoint=self.checkpoint()), where=None)
                 self._classes = {
                     name: heads for name, heads in found.groups().items() if name in found.possible
                 }

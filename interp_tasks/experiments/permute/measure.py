@@ -11,7 +11,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.options import called, check_draws
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure, swept
+from interp_tasks.measurement.runner import Measured, measure, swept
 from interp_tasks.measurement.subjects import Options, Subject
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def permute(
     check_draws(draws)
     chosen = check_what(what)
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         from circuits import draws as drawn
 
         makers = {name: maker(subject, name) for name in chosen}

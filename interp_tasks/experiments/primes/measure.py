@@ -10,7 +10,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.options import check_draws
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def primes(
         raise UserError("primes needs a task: leave --tokens out, or give --task NAME instead")
     damages: dict[str, list[Damage]] = {}
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
         from interp_tasks.experiments.primes.remainders import read_inputs
@@ -109,7 +109,7 @@ def primes(
             frame, matrices, done = removed(subject, inputs, *last)
             damages[str(subject.labels["ref"])] = matrices
             frames.append(frame)
-        return Found(pandas.concat(frames, ignore_index=True), done)
+        return Measured(pandas.concat(frames, ignore_index=True), done)
 
     options = {**options, "samples": options.get("samples") or SAMPLES}
     result = measure("primes", refs, options, look, config={"draws": draws, "ablate": ablate})

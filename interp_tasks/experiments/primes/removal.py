@@ -38,7 +38,7 @@ KINDS = ("waves of the digits", "waves of the answer", "directions", "neurons")
 
 
 @dataclass(frozen=True)
-class Judged:
+class RightAnswers:
     """The right remainder of every answer ``[example answer]``, for ``circuits.sweep``."""
 
     answers: Tensor
@@ -46,8 +46,8 @@ class Judged:
     def __len__(self) -> int:
         return len(self.answers)
 
-    def __getitem__(self, rows: slice) -> Judged:
-        return Judged(self.answers[rows])
+    def __getitem__(self, rows: slice) -> RightAnswers:
+        return RightAnswers(self.answers[rows])
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def removed(
     builder.all()
     columns = [list(inputs.answers[name].classes) for name in names]
 
-    def judge(output: Tensor, right: Judged) -> dict[str, Tensor]:
+    def judge(output: Tensor, right: RightAnswers) -> dict[str, Tensor]:
         found = {}
         logits = task.read(output)[:, 0]
         for at, name in enumerate(names):
@@ -243,7 +243,7 @@ def removed(
             examples.tokens.to(subject.tokens.device),
             edits,
             metric=judge,
-            batch=Judged(answers),
+            batch=RightAnswers(answers),
             positions=task.read_positions,
             seed=subject.seed,
             draws=RESAMPLES,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from interp_tasks.measurement.embeddings.geometry import Array
 
 #: Other linear forms of a modulus that are looked at.
-MOST_FORMS = 6
+MAX_FORMS = 6
 #: Random assignments behind the counts that chance would give.
 ASSIGNMENTS = 200
 
@@ -172,7 +172,7 @@ def grid_rows(
     for name, answer in inputs.answers.items():
         q = answer.modulus
         drawn = [inputs.form(answer.coefficients, q, order) for order in orders]
-        forms = [inputs.form(form, q) for form in inputs.other_forms(name, MOST_FORMS)]
+        forms = [inputs.form(form, q) for form in inputs.other_forms(name, MAX_FORMS)]
         shares = variance.explained(place.values, torch.stack([real[name], *drawn, *forms]))
         each = (shares @ weights / weights.sum()).numpy()
         control = shares[1 : 1 + draws]

@@ -11,7 +11,7 @@ from interp_tasks.experiments.probe.table import notes, tidy_rows
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.probes import SAMPLES, ProbeSettings, probed
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
 
 if TYPE_CHECKING:
@@ -107,10 +107,10 @@ def probe(
         )
     tables: dict[str, pandas.DataFrame] = {}
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         table = probed(subject, asked)
         tables[str(subject.labels["ref"])] = table
-        return Found(tidy_rows(table, asked), {})
+        return Measured(tidy_rows(table, asked), {})
 
     options = {**options, "samples": options.get("samples") or SAMPLES}
     result = measure("probe", refs, options, look, config={"method": asked.method, **asked.describe()})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from circuits.figures.palette import COLOURS, SYMBOLS, template
 from interp_tasks.experiments.progress import table as table
 from interp_tasks.experiments.progress.inputs import ALL
-from interp_tasks.experiments.progress.phases import FEWEST, find_phases
+from interp_tasks.experiments.progress.phases import MIN_STEPS, find_phases
 
 if TYPE_CHECKING:
     import pandas
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PANEL, GAP, TOP, BOTTOM = 280, 90, 110, 60
 #: Panels stand side by side where there are more answers than this.
-FEW, COLUMNS = 3, 2
+MAX_IN_A_COLUMN, COLUMNS = 3, 2
 LOSSES = ("train loss", "test loss", "restricted loss", "excluded loss")
 GINIS = ("gini of W_E", "gini of W_L")
 #: Below it losses are drawn at the bottom: a loss of 0 has no logarithm.
@@ -60,7 +60,7 @@ def figure(
         if run in keys:
             refs = {ref: of_ref for ref, of_ref in coefficients.items() if runs_of[ref] == run}
             panels += frequencies(frame, refs, keys[run])
-    columns = COLUMNS if len(panels) > 2 * FEW else 1
+    columns = COLUMNS if len(panels) > 2 * MAX_IN_A_COLUMN else 1
     rows = max(1, -(-len(panels) // columns))
     whole_height = PANEL * rows + GAP * (rows - 1)
     found = make_subplots(
@@ -136,7 +136,7 @@ class Lines:
         if not {"train loss", "test loss"} <= set(self.curves):
             return []
         steps = sorted(self.curves["test loss"])
-        if len(steps) < FEWEST:
+        if len(steps) < MIN_STEPS:
             return []
         train, test = ([self.curves[name][step] for step in steps] for name in ("train loss", "test loss"))
         phases = find_phases(steps, train, test)

@@ -11,7 +11,7 @@ from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.key_rules import RULES, THRESHOLD, read_rule
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs
 
 if TYPE_CHECKING:
@@ -109,11 +109,11 @@ def progress(
     if options.get("tokens") is not None:
         raise UserError("progress needs a task: leave --tokens out, or give --task NAME instead")
     runs = by_run(check_refs(refs, Examples.of(options)))
-    followed = {run: Followed(named) for run, named in runs.items()}
+    followed = {run: RunMeasures(named) for run, named in runs.items()}
     tables: dict[Any, Inputs] = {}
     splits: list[str] = []
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
         task = subject.task
@@ -125,7 +125,9 @@ def progress(
             mine.keys = final_keys(mine.final(), options.get("device", "cpu"), inputs, name, number, chosen)
         rows = mine.measure(subject, inputs, asked)
         splits.extend(row["split"] for row in rows)
-        return Found(pandas.DataFrame(rows), {"keys": {one: list(some) for one, some in mine.keys.items()}})
+        return Measured(
+            pandas.DataFrame(rows), {"keys": {one: list(some) for one, some in mine.keys.items()}}
+        )
 
     config = {
         "rule": f"{name}={number:g}" if chosen is None else None,
@@ -238,7 +240,7 @@ def final_keys(
 
 
 @dataclass
-class Followed:
+class RunMeasures:
     """One run over its checkpoints."""
 
     named: Sequence[Named]
@@ -342,12 +344,12 @@ class Followed:
     def phases(self) -> list[Row]:
         """Boundaries of each answer's phases, what changes during each, and when each curve is half-way."""
         from interp_tasks.experiments.progress import table as table
-        from interp_tasks.experiments.progress.phases import FEWEST, begins, changes, find_phases, made
+        from interp_tasks.experiments.progress.phases import MIN_STEPS, begins, changes, find_phases, made
 
         rows: list[Row] = []
         whole = self.curves.get("", {})
         for answer, own in self.curves.items():
-            if not {"train loss", "test loss"} <= set(own) or len(own["test loss"]) < FEWEST:
+            if not {"train loss", "test loss"} <= set(own) or len(own["test loss"]) < MIN_STEPS:
                 continue
             steps, curves = sorted(own["test loss"]), {**own, **whole}
             lines = {name: [curve[step] for step in steps] for name, curve in curves.items()}
@@ -414,7 +416,7 @@ def embedding_norms(subject: Subject, answer: Answer) -> dict[int, float] | None
 
 
 def notes(
-    followed: Mapping[str, Followed], name: str, number: float, chosen: tuple[int, ...] | None
+    followed: Mapping[str, RunMeasures], name: str, number: float, chosen: tuple[int, ...] | None
 ) -> Sequence[str]:
     from circuits.fourier._key_frequencies import RULES as MADE
 

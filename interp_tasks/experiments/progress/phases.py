@@ -23,7 +23,7 @@ import numpy as np
 from interp_tasks.measurement.crossings import crossing
 
 #: Phases are looked for in curves of this many stored steps at least.
-FEWEST = 4
+MIN_STEPS = 4
 #: Curves that begin their way at their highest value, and at their lowest; the others at their first.
 FROM_MAXIMUM, FROM_MINIMUM = ("test loss", "restricted loss"), ("excluded loss",)
 

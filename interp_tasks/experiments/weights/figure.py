@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects
     from numpy.typing import NDArray
 
-    from interp_tasks.experiments.weights.tensors import Seen
+    from interp_tasks.experiments.weights.tensors import TableView
 
 PANEL, GAP, TOP, BOTTOM = 260, 105, 110, 60
 #: Of the figure with a legend of several lines: above the panels, and of the legend below them.
@@ -23,7 +23,9 @@ VECTORS = 4
 STEPS = 127
 
 
-def overview(tables: Sequence[Seen], compared: Mapping[str, tuple[Any, Any]]) -> plotly.graph_objects.Figure:
+def overview(
+    tables: Sequence[TableView], compared: Mapping[str, tuple[Any, Any]]
+) -> plotly.graph_objects.Figure:
     """Draws for each table a row of singular values and vectors, and one of its spectrum; last the positions.
 
     Args:
@@ -85,7 +87,7 @@ def named(found: Any, name: str) -> dict[str, Any]:
     }
 
 
-def add_values(found: Any, row: int, table: Seen) -> None:
+def add_values(found: Any, row: int, table: TableView) -> None:
     sizes = table.singular.values
     places = list(range(1, len(sizes) + 1))
     for name, values, colour, dash in (
@@ -126,7 +128,7 @@ def add_values(found: Any, row: int, table: Seen) -> None:
     found.update_yaxes(title_text="size", rangemode="tozero", row=row, col=1)
 
 
-def add_vectors(found: Any, row: int, table: Seen) -> None:
+def add_vectors(found: Any, row: int, table: TableView) -> None:
     """The first ones, one above the other: a line of its own each says more than lines that cross."""
     import numpy as np
 
@@ -163,7 +165,7 @@ def add_vectors(found: Any, row: int, table: Seen) -> None:
     )
 
 
-def add_spectrum(found: Any, row: int, table: Seen) -> None:
+def add_spectrum(found: Any, row: int, table: TableView) -> None:
     frequencies = table.frequencies
     assert frequencies is not None
     norms, significant = frequencies.norms, frequencies.significant

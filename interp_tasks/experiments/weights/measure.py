@@ -13,13 +13,13 @@ from interp_tasks.experiments.weights.tensors import (
     ABOVE_RELABELLED,
     LEADING,
     ORDERS,
-    Seen,
+    TableView,
     of_tables,
 )
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.embeddings.tables import WEIGHTS, Tables, run_of, tables_of
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs
 from interp_tasks.measurement.untrained import BESIDE
 from interp_tasks.measurement.untrained import untrained as untrained_model
@@ -38,10 +38,10 @@ MODELS = 20
 
 
 @dataclass(frozen=True)
-class Shown:
+class CheckpointView:
     """What figures show of one checkpoint: its tables, the compared rows of W_pos by name, and every weight."""
 
-    tables: tuple[Seen, ...]
+    tables: tuple[TableView, ...]
     positions: Mapping[str, tuple[Array, Array]]
     weights: Mapping[str, NDArray[np.float32]]
 
@@ -50,7 +50,7 @@ class Shown:
 class WeightsResult(Result):
     """A :class:`Result` with what its figures show, by REF."""
 
-    shown: Mapping[str, Shown] = field(default_factory=dict)
+    shown: Mapping[str, CheckpointView] = field(default_factory=dict)
 
     def plot(self, ref: str | None = None) -> plotly.graph_objects.Figure:
         """Of one checkpoint (default: the first): positions, singular values and vectors, spectrum."""
@@ -124,11 +124,11 @@ def weights(
         raise UserError("weights needs a task that says what its tokens stand for: leave --tokens out")
     mine, controls = ([given] if isinstance(given, str) else list(given) for given in (refs, control))
     check_control(mine, controls, Examples.of(options))
-    shown: dict[str, Shown] = {}
+    shown: dict[str, CheckpointView] = {}
     beside: dict[Any, list[Tables]] = {}
     ordered: dict[bool, None] = {}
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
         task = subject.task
@@ -145,8 +145,8 @@ def weights(
         ordered.update(dict.fromkeys(table.axis is not None for table in tables))
         rows, seen = of_tables(tables, [tables_of(task, one) for one in others], subject.seed, every)
         found, compared = of_positions(task, own, others, subject.seed)
-        shown[str(subject.labels["ref"])] = Shown(tuple(seen), compared, raw(subject.model))
-        return Found(pandas.DataFrame([*found, *rows]), {})
+        shown[str(subject.labels["ref"])] = CheckpointView(tuple(seen), compared, raw(subject.model))
+        return Measured(pandas.DataFrame([*found, *rows]), {})
 
     config = {"control": controls, "untrained": untrained, "every": every}
     result = measure("weights", [*mine, *controls], options, look, config=config)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from interp_tasks.measurement.embeddings.geometry import Array
 
 #: Random orders of the digits: of the checkpoint's table, and of each untrained one's.
-ORDERS, FEWER_ORDERS = 999, 199
+ORDERS, UNTRAINED_ORDERS = 999, 199
 #: Singular vectors that have a row of their own, at most.
 VECTORS = 8
 #: What ``intervention`` says of a row.
@@ -26,7 +26,7 @@ NINETY, GINI, NORM = "frequencies for 90% of the variance", "Gini coefficient of
 
 
 @dataclass(frozen=True)
-class Seen:
+class TableView:
     """What figures show of one table of a checkpoint.
 
     Attributes:
@@ -46,7 +46,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredTable:
     """One table, measured: numbers by key, and what they were read off."""
 
     numbers: dict[Key, float]
@@ -57,7 +57,7 @@ class Measured:
     published: frozenset[int]
 
 
-def measured(table: Table, orders: int, seed: int) -> Measured:
+def measured(table: Table, orders: int, seed: int) -> MeasuredTable:
     """Every number of one table."""
     from interp_tasks.experiments.weights.shuffled_rows import relabelled
     from interp_tasks.experiments.weights.singular_vectors import Singular, periodicity
@@ -70,7 +70,7 @@ def measured(table: Table, orders: int, seed: int) -> Measured:
             numbers[table.label, VALUES, metric] = float(singular.needed(share, power))
     numbers[table.label, VALUES, "effective rank"] = singular.effective_rank
     if table.axis is None:
-        return Measured(numbers, singular, {}, None, 0.0, frozenset())
+        return MeasuredTable(numbers, singular, {}, None, 0.0, frozenset())
     leading = singular.vectors[:, : max(1, singular.needed(0.5))]
     found = periodicity(leading)
     numbers[table.label, LEADING, PERIODIC] = float(found.periodic.mean())
@@ -83,7 +83,7 @@ def measured(table: Table, orders: int, seed: int) -> Measured:
     of_spectrum, bound, published = spectral_numbers(table.rows)
     numbers |= {(table.label, SPECTRUM, metric): value for metric, value in of_spectrum.items()}
     numbers[table.label, SPECTRUM, ABOVE_RELABELLED] = float(frequencies.significant.sum())
-    return Measured(numbers, singular, vectors, frequencies, bound, published)
+    return MeasuredTable(numbers, singular, vectors, frequencies, bound, published)
 
 
 def spectral_numbers(rows: Array) -> tuple[dict[str, float], float, frozenset[int]]:
@@ -110,7 +110,7 @@ def spectral_numbers(rows: Array) -> tuple[dict[str, float], float, frozenset[in
 
 def of_tables(
     tables: Sequence[Table], others: Sequence[Sequence[Table]], seed: int, every: bool
-) -> tuple[list[dict[str, Any]], list[Seen]]:
+) -> tuple[list[dict[str, Any]], list[TableView]]:
     """Rows of token tables, each beside the same table of other models, and what figures show of them."""
     import numpy as np
 
@@ -118,14 +118,14 @@ def of_tables(
     shown = []
     for place, table in enumerate(tables):
         own = measured(table, ORDERS, seed)
-        beside = [measured(each[place], FEWER_ORDERS, seed) for each in others]
+        beside = [measured(each[place], UNTRAINED_ORDERS, seed) for each in others]
         common = {"site": "embed", "n": len(table.rows)}
         for key, value in own.numbers.items():
             rows += both(key, value, [each.numbers[key] for each in beside], common)
             if key[1:] == (LEADING, BEST):
                 rows += vector_rows(table, own, beside, common)
         sizes = np.mean([each.singular.values for each in beside], 0) if beside else None
-        seen = Seen(table.label, table.axis, own.singular, sizes)
+        seen = TableView(table.label, table.axis, own.singular, sizes)
         if own.frequencies is not None:
             norms = [each.frequencies.norms for each in beside if each.frequencies is not None]
             rows += frequency_rows(table, own, norms, common, every)
@@ -140,7 +140,7 @@ def of_tables(
 
 
 def vector_rows(
-    table: Table, own: Measured, beside: Sequence[Measured], common: Mapping[str, Any]
+    table: Table, own: MeasuredTable, beside: Sequence[MeasuredTable], common: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """A row for each of the first leading singular vectors."""
     for name, (frequency, share) in own.vectors.items():
@@ -149,7 +149,7 @@ def vector_rows(
 
 
 def frequency_rows(
-    table: Table, own: Measured, beside: Sequence[Array], common: Mapping[str, Any], every: bool
+    table: Table, own: MeasuredTable, beside: Sequence[Array], common: Mapping[str, Any], every: bool
 ) -> Iterator[dict[str, Any]]:
     """A row for each frequency, unless ``every`` only for those above either bound."""
     found = own.frequencies

@@ -106,7 +106,7 @@ def test_attention_is_that_of_the_heads_that_end_in_a_class(task, refs, monkeypa
 def test_classes_are_those_that_attention_finds(task, refs):
     """A head on its own position everywhere also fits a template that is only there as another class's exception."""
     from interp_tasks.experiments.order.quantities import RunEnd
-    from interp_tasks.measurement.head_classes import roles
+    from interp_tasks.measurement.head_classes import classify_heads
     from interp_tasks.measurement.subjects import Examples, subjects
 
     (subject,) = subjects(refs[2], Examples(samples=64))
@@ -121,7 +121,7 @@ def test_classes_are_those_that_attention_finds(task, refs):
             weight[0, :2, :2] = 20 * torch.eye(2)
     found = RunEnd("", "cpu", _checkpoint=subject.checkpoint).classes(subject)
     assert [(head.layer, head.head) for head in found.get("identity", ())] == [(0, 0)]
-    assert set(found) <= set(roles(subject, where=None).possible)
+    assert set(found) <= set(classify_heads(subject, where=None).possible)
 
 
 def test_the_way_from_the_plateau_is_shorter(run, refs, monkeypatch):
