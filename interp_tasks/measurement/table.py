@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -121,6 +121,18 @@ def shown_columns(frame: pandas.DataFrame) -> list[Column]:
     if frame["p_value"].notna().any():
         columns.append(Column("p adj.", "p_adjusted", lambda row: p_value(read_p(row))))
     return columns
+
+
+def filled(key: str, text: str | Callable[[Any], str]) -> Callable[[Mapping[str, Any]], str]:
+    """Returns a writer of a row's value by a format such as ``".1%"``, or a function; empty where it is missing."""
+
+    def cell(row: Mapping[str, Any]) -> str:
+        value = row.get(key)
+        if value is None or value != value:
+            return ""
+        return format(value, text) if isinstance(text, str) else text(value)
+
+    return cell
 
 
 def view_of(frame: pandas.DataFrame) -> ModuleType | None:

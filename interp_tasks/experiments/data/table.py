@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.measurement.table import filled
 from interp_tasks.pages import Column, number
 
 if TYPE_CHECKING:
@@ -28,8 +28,4 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
     from interp_tasks.measurement.table import COLUMNS
 
     metrics = [str(name) for name in frame.columns if name not in COLUMNS]
-    return [Column("", "variant"), *(Column(name, name, shown(name)) for name in metrics)]
-
-
-def shown(key: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda row: "" if math.isnan(row[key]) else number(row[key])
+    return [Column("", "variant"), *(Column(name, name, filled(name, number)) for name in metrics)]

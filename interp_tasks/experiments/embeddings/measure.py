@@ -17,11 +17,10 @@ from interp_tasks.measurement.embeddings.tables import (
     Tables,
     interval,
     of_tokens,
-    run_of,
 )
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs
+from interp_tasks.measurement.subjects import Examples, Options, Subject, by_run, check_refs, run_of
 from interp_tasks.measurement.untrained import untrained as untrained_model
 from interp_tasks.pages import Figure
 
@@ -176,15 +175,7 @@ class Ends:
 
     @classmethod
     def of(cls, named: Sequence[Named], device: str) -> Ends:
-        by_run: dict[str, list[Named]] = {}
-        for one in named:
-            if one.resolved.run_path is not None:
-                by_run.setdefault(str(one.resolved.run_path), []).append(one)
-        ends = {
-            run: max(several, key=lambda one: one.resolved.step)
-            for run, several in by_run.items()
-            if len(several) > 1
-        }
+        ends = {run: several[-1] for run, several in by_run(named).items() if len(several) > 1}
         return cls(ends, device)
 
     def of_subject(self, subject: Subject) -> Tables | None:

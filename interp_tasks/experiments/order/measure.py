@@ -12,7 +12,7 @@ from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs
+from interp_tasks.measurement.subjects import Examples, Options, Subject, by_run, check_refs, run_of
 
 if TYPE_CHECKING:
     import pandas
@@ -86,7 +86,7 @@ def order(
     check_choice("--start", start, STARTS)
     if options.get("tokens") is not None:
         raise UserError("order needs a task: leave --tokens out, or give --task NAME instead")
-    runs = by_run(check_refs(refs, Examples.of(options)))
+    runs = checked_runs(check_refs(refs, Examples.of(options)))
     plateaus = {run: plateau_step(run, named) if start == "plateau" else None for run, named in runs.items()}
     device = options.get("device", "cpu")
     followed = {
@@ -96,7 +96,7 @@ def order(
     def look(subject: Subject) -> Measured:
         import pandas
 
-        run = str(subject.checkpoint.path.parent.parent)
+        run = run_of(subject)
         rows = followed[run].add(subject, asked)
         if subject.checkpoint.path == followed[run].last.resolved.path:
             rows += followed[run].steps(subject, plateaus[run])
@@ -121,23 +121,21 @@ def check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
     return tuple(kind for kind in KINDS if not kinds or kind in kinds)
 
 
-def by_run(named: Sequence[Named]) -> dict[str, list[Named]]:
-    """The checkpoints of each run, by ascending step.
+def checked_runs(named: Sequence[Named]) -> dict[str, list[Named]]:
+    """Returns the checkpoints of each run, by ascending step.
 
     Raises:
         UserError: for a checkpoint outside a run, and for too few of one.
     """
-    found: dict[str, list[Named]] = {}
     for one in named:
         if one.resolved.run_path is None:
             raise UserError(f"{one.label} is in no run, so nothing comes before or after it")
-        found.setdefault(str(one.resolved.run_path), []).append(one)
-    for several in found.values():
+    runs = by_run(named)
+    for several in runs.values():
         if len(several) < 4:
             run = several[0].resolved.run_name
             raise UserError(f"{run}: {len(several)} checkpoints; order needs at least 4, such as {run}@all")
-        several.sort(key=lambda one: one.resolved.step)
-    return found
+    return runs
 
 
 def refs_of(runs: Mapping[str, Sequence[Named]]) -> list[str]:
@@ -183,7 +181,7 @@ class RunQuantities:
                 if kind == "metrics" and kind not in kinds and name != self.drop:
                     continue
                 self.curves.setdefault(name, {})[subject.checkpoint.step] = found
-                low, high = interval(found[1:]) if len(found) > 1 else (float("nan"), float("nan"))
+                low, high = interval(found[1:])
                 row = {"variant": name, "intervention": kind, "metric": VALUE, "value": found[0]}
                 row |= {"ci_low": low, "ci_high": high, "n": len(subject.tokens), "engine": "naive"}
                 rows.append(row)
@@ -210,13 +208,13 @@ class RunQuantities:
             for share in SHARES:
                 found = crossing(at[first:], curve[:, first:], share, curve[:, first], curve[:, -1])
                 of_drop.setdefault(share, found)
-                low, high = interval(found[1:]) if len(found) > 1 else (float("nan"), float("nan"))
+                low, high = interval(found[1:])
                 row = {"variant": name, "metric": f"{STEP}{share:.0%}", "value": found[0]}
                 row |= {"intervention": "of its way", "ci_low": low, "ci_high": high}
                 row |= {"n": len(subject.tokens), "engine": "naive"}
                 if name != self.drop:
                     gap = found[: len(of_drop[share])] - of_drop[share][: len(found)]
-                    below, above = interval(gap[1:]) if len(gap) > 1 else (float("nan"), float("nan"))
+                    below, above = interval(gap[1:])
                     row |= {"baseline": of_drop[share][0], "effect": gap[0]}
                     row |= {"effect_ci_low": below, "effect_ci_high": above}
                 rows.append(row)

@@ -58,7 +58,7 @@ def pooled(sums: Any, counts: Any, seed: int) -> Array:
     import numpy as np
 
     from circuits.statistics import bootstrap, ratio
-    from interp_tasks.measurement.embeddings.tables import DRAWS
+    from interp_tasks.measurement.paired import DRAWS
 
     total, count = (np.asarray(x, dtype=float)[None] for x in (sums, counts))
     value = ratio(total.sum(1), count.sum(1))

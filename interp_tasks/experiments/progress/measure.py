@@ -12,7 +12,7 @@ from interp_tasks.measurement.key_rules import RULES, THRESHOLD, read_rule
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs
+from interp_tasks.measurement.subjects import Examples, Options, Subject, by_run, check_refs, run_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -186,21 +186,6 @@ def read_keys(text: str | None) -> tuple[int, ...] | None:
     if not all(part.isdecimal() and 0 < int(part) < 10**6 for part in parts):
         raise UserError(f"--keys {text!r}: write frequencies from 1, such as 3,24")
     return tuple(dict.fromkeys(map(int, parts)))
-
-
-def by_run(named: Sequence[Named]) -> dict[str, list[Named]]:
-    """The checkpoints of each run by ascending step; one in no run is a run of its own."""
-    found: dict[str, list[Named]] = {}
-    for one in named:
-        found.setdefault(str(one.resolved.run_path or one.resolved.path), []).append(one)
-    for several in found.values():
-        several.sort(key=lambda one: one.resolved.step)
-    return found
-
-
-def run_of(subject: Subject) -> str:
-    """As ``by_run`` calls it."""
-    return str(subject.checkpoint.path.parent.parent if subject.checkpoint.run else subject.checkpoint.path)
 
 
 def read_inputs_of(subject: Subject, answers: Sequence[str], keys: tuple[int, ...] | None) -> Inputs:

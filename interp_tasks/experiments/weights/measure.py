@@ -17,10 +17,10 @@ from interp_tasks.experiments.weights.tensors import (
     of_tables,
 )
 from interp_tasks.measurement.argument_types import checked
-from interp_tasks.measurement.embeddings.tables import WEIGHTS, Tables, run_of, tables_of
+from interp_tasks.measurement.embeddings.tables import WEIGHTS, Tables, tables_of
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs
+from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs, run_of
 from interp_tasks.measurement.untrained import BESIDE
 from interp_tasks.measurement.untrained import untrained as untrained_model
 from interp_tasks.pages import Figure

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.measurement.paired import LEVEL
+from interp_tasks.measurement.paired import resamples as bootstrap_weights
 from interp_tasks.measurement.subjects import Subject
 
 if TYPE_CHECKING:
@@ -15,8 +17,6 @@ if TYPE_CHECKING:
     from interp_tasks.measurement.embeddings.geometry import Array
     from tasks import Task
 
-#: Resamples behind an interval, and its level.
-DRAWS, LEVEL = 1000, 0.95
 #: What stands in the column ``split`` where no example plays a part.
 WEIGHTS = "weights"
 ALIGNMENT = "alignment with the final embeddings"
@@ -78,18 +78,11 @@ class Tables:
         return self.tokens[list(values)]
 
 
-def run_of(subject: Subject) -> str:
-    """Returns the folder of the checkpoint's run."""
-    return str(subject.checkpoint.path.parent.parent)
-
-
 def resamples(points: int, seed: int) -> Array:
-    """Weights ``[1 + draws, point]``: ones, then those of a bootstrap."""
+    """Returns weights ``[1 + draws, point]``: ones, then those of a bootstrap."""
     import numpy as np
 
-    rng = np.random.default_rng([seed, 4])
-    drawn = rng.multinomial(points, np.full(points, 1 / points), size=DRAWS).astype(float)
-    return np.concatenate([np.ones((1, points)), drawn])
+    return np.concatenate([np.ones((1, points)), bootstrap_weights(seed, points, stream=4)])
 
 
 def of_tokens(
@@ -146,10 +139,10 @@ def turned(correlations: Array) -> Array:
 
 
 def interval(drawn: Array) -> tuple[float, float]:
-    """Returns the percentile interval of resamples; NaN where they are all equal."""
+    """Returns the percentile interval of resamples; NaN where there are none, or all are equal."""
     import numpy as np
 
-    if np.ptp(drawn) == 0:
+    if not len(drawn) or np.ptp(drawn) == 0:
         return float("nan"), float("nan")
     low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
