@@ -135,7 +135,7 @@ def check_numbers(value: Any) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """What a user typed as JSON.
+    """Reads what a user typed as JSON.
 
     Raises:
         json.JSONDecodeError: for what is no JSON.

@@ -1,4 +1,4 @@
-"""What is learned: data, tokens, model, loss, per-example metrics.
+"""Tasks: data, tokens, model, loss, per-example metrics.
 
 ``tasks.get(name, **config)`` is the way in. Names load on first use, so that asking which tasks
 exist does not cost an import of torch.

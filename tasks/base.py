@@ -1,4 +1,4 @@
-"""What a task is: a validated config, and the methods that turn it into data, a model, a loss and metrics.
+"""The base class of tasks: a validated config, and methods that turn it into data, a model, a loss and metrics.
 
 Everything else in the toolkit (trainer, checkpoints, interventions, command line) sees a task only
 through :class:`Task`; a new one is a subclass, registered under a name.
@@ -70,7 +70,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class ProbeTarget:
-    """What a linear probe may look for: numbers to regress on, or classes from 0.
+    """A target of linear probes: numbers to regress on, or classes from 0.
 
     Attributes:
         values: ``[batch]`` or ``[batch pos]``; of vectors ``[batch 1 d]`` or ``[batch pos d]``.
@@ -82,7 +82,7 @@ class ProbeTarget:
 
 @dataclass(frozen=True)
 class ProbeTargets:
-    """What probes may look for in a model of a task.
+    """The targets of probes in a model of a task, and where they are looked for.
 
     Attributes:
         splits: name -> boolean ``[batch pos]``: kinds of entries to be scored separately as well.
@@ -201,7 +201,7 @@ class Task(BaseModel, ABC):
         return tuple(range(self.sequence_length))
 
     def probe_targets(self, batch: Batch) -> ProbeTargets:
-        """What linear probes may look for in the activations on a batch; nothing, unless a task says so."""
+        """Returns the targets of linear probes on a batch; none, unless a task says so."""
         return ProbeTargets()
 
     def grid_axes(self) -> tuple[GridAxis, ...]:
@@ -220,14 +220,14 @@ class Task(BaseModel, ABC):
         return {}
 
     def parts(self) -> Mapping[str, Task]:
-        """Of a mixture, whose every batch is of one kind, a task for each kind, by name; else nothing.
+        """Returns the tasks of a mixture, whose every batch is of one kind, by name; else nothing.
 
         Such a task is evaluated on each of them. Their inputs may differ in length.
         """
         return {}
 
     def plateau_levels(self) -> Mapping[str, float]:
-        """What metrics are on the plateau before the drop, by theory; nothing where there is none."""
+        """Returns the values of metrics on the plateau before the drop, by theory; nothing where there is none."""
         return {}
 
     def loss_shares(self) -> Mapping[str, float]:
@@ -243,7 +243,7 @@ class Task(BaseModel, ABC):
         return {}
 
     def influences(self, batch: Batch, shift: float | None, seed: int) -> Influences | None:
-        """What may be changed in the inputs, one position at a time; ``None`` unless a task says so.
+        """Returns the changes that may be made to the inputs, one position at a time; ``None`` unless a task says so.
 
         Args:
             shift: how far a value moves, up or down by chance; ``None``: to one drawn anew.

@@ -137,7 +137,7 @@ def given(value: object) -> str:
 
 
 def unknown_key(section: str, key: str, valid: Iterable[str]) -> str:
-    """What to say about a key that a section does not have: the closest one, and all of them."""
+    """Returns what to say about a key that a section does not have: the closest one, and all of them."""
     keys = list(valid)
     close = difflib.get_close_matches(key, keys, n=1)
     hint = f"did you mean {section}.{close[0]}? " if close else ""

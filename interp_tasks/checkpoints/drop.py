@@ -1,4 +1,4 @@
-"""Where a metric changes abruptly, from a plateau to its final level. Knows no torch.
+"""Finds the drop of a metric: its abrupt change from a plateau to its final level. Knows no torch.
 
 The rule, in order:
 
@@ -78,7 +78,7 @@ class Drop:
 
 
 def final_level(curve: Sequence[float]) -> float:
-    """Of finite values in order of their steps: the median of the last tenth, and of three at least."""
+    """Returns the median of the last tenth of finite values in order of their steps, of three at least."""
     return float(np.median(curve[-max(3, len(curve) // 10) :]))
 
 
@@ -154,7 +154,7 @@ def detect_drop(
 
 
 def _leaves(theory: float, plateau: float, final: float, direction: Literal["down", "up"]) -> bool:
-    """Whether a fall begins on the plateau by theory and makes half of the way from there to a perfect score.
+    """Returns whether a fall begins on the plateau by theory and makes half of the way from there to a perfect score.
 
     Args:
         plateau, final: as falls, whichever way the metric goes.

@@ -1,4 +1,4 @@
-"""Where things lie in a run folder, and how its JSON is read. Knows no torch.
+"""Paths in a run folder, and readers of its JSON. Knows no torch.
 
 RUN/run.json                   config, seeds, versions, hardware, git state, drop metric
 RUN/metrics.jsonl              one line per logged step
@@ -32,7 +32,7 @@ TRAINING_STATE_FILE = "training_state.safetensors"
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:
-    """Where the checkpoint after ``step`` updates lies; the name sorts as the step does."""
+    """Returns the folder of the checkpoint after ``step`` updates; the name sorts as the step does."""
     return run / CHECKPOINTS_FOLDER / f"{step:08d}"
 
 
@@ -112,7 +112,7 @@ def _whole(digits: str) -> int:
 
 
 def is_step(value: Any) -> bool:
-    """Whether it can be a number of updates."""
+    """Returns whether it can be a number of updates."""
     return type(value) is int and 0 <= value < 2**53
 
 

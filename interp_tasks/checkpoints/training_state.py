@@ -1,4 +1,4 @@
-"""What a run needs besides weights to go on as if it had never stopped: optimiser, filters, random state."""
+"""The training state: what a run needs besides weights to go on as if it had never stopped."""
 
 from __future__ import annotations
 

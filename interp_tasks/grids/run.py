@@ -33,7 +33,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Grid:
-    """What came of a grid.
+    """A grid that was run: its plan, and the record of each unit.
 
     Attributes:
         folder: where it is.
@@ -221,7 +221,10 @@ class _Run:
         running: Sequence[Unit],
         slots: int | None,
     ) -> list[Unit]:
-        """What can begin. Suspects go last and one by one, so that it is known in which of them a process dies."""
+        """Returns the units that can begin.
+
+        Suspects go last and one by one, so that it is known in which of them a process dies.
+        """
         if any(unit.key in self.suspects for unit in running):
             return []
         ready = [unit for unit in waiting if self.is_ready(unit)]
@@ -282,7 +285,7 @@ class _Run:
 
 
 def is_written(run: Path) -> bool:
-    """Whether somebody holds the run."""
+    """Returns whether somebody holds the run."""
     if not run.is_dir():
         return False
     try:

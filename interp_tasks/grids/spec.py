@@ -1,4 +1,4 @@
-"""What a grid asks for: models to train, runs that are there, experiments on all of them. Imports no torch."""
+"""The specification of a grid: models to train, runs that are there, experiments on all of them. Imports no torch."""
 
 from __future__ import annotations
 

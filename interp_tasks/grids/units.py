@@ -182,7 +182,7 @@ def said_of(asked: ExperimentSpec) -> Iterator[None]:
 
 
 def option_parameters() -> list[inspect.Parameter]:
-    """What experiments share as ``**options``."""
+    """Returns the parameters that experiments share as ``**options``."""
     from interp_tasks.experiments import Options
 
     return [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in Options.__annotations__]
@@ -210,7 +210,7 @@ def plan(spec: Spec) -> Plan:
 
 
 def content_of(run: str, asked: ExperimentSpec) -> dict[str, Any]:
-    """What an experiment reads of a run that is there: trained further, it is another."""
+    """Returns what identifies the part of a run that an experiment reads: trained further, it is another."""
     whole = run if is_checkpoint(Path(run)) else f"{run}@all"
     refs = [f"{run}@{mark}" for mark in asked.at] or [whole]
     folders = [checkpoint.path for ref in refs for checkpoint in resolve(ref)]

@@ -93,7 +93,7 @@ def check_type(experiment: str, name: str, annotation: str, value: Any) -> None:
 
 @functools.cache
 def validator_of(annotation: str) -> Callable[[Any], Any] | None:
-    """What raises for a value that is not of a type; ``None`` where the type is not one of ours to check."""
+    """Returns a function that raises for a value not of a type; ``None`` where the type is not ours to check."""
     try:
         hint = eval(annotation, {}, NAMES)
     except NameError:
@@ -114,7 +114,7 @@ def listed(value: Any) -> Any:
 
 
 def is_ordered(values: AbstractSet[Any]) -> bool:
-    """Whether a set can be sorted: its own order differs between processes, as hashes of texts do."""
+    """Returns whether a set can be sorted: its own order differs between processes, as hashes of texts do."""
     return any(
         all(isinstance(each, kind) for each in values) for kind in (str, int, tuple, PurePath)
     ) and isinstance(values, (set, frozenset))

@@ -28,7 +28,7 @@ NO_CLASSES = "--by-class finds classes on other examples, and --tokens are all t
 
 @dataclass(frozen=True)
 class HeadClasses:
-    """What was seen of the heads of one checkpoint.
+    """The scores and classes of the heads of one checkpoint, and what moves and what they follow.
 
     Attributes:
         possible: the templates that may be classes.
@@ -154,7 +154,7 @@ def moved(subject: Subject) -> dict[str, Any]:
 
 
 def followed(subject: Subject, where: str | tuple[int, ...] | None) -> dict[str, Following]:
-    """Whether heads follow what the task says changes place; a mask of queries is that of the examples before it."""
+    """Measures whether heads follow what the task says changes place; a mask of queries is that before the change."""
     from circuits import patterns
 
     declare = getattr(subject.task, "attention_relocations", None)

@@ -1,4 +1,4 @@
-"""What users write for heads, positions, sites and so on, checked before anything slow is imported."""
+"""Readers of what users write for heads, positions, sites and so on; they import nothing slow."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def check_seed(seed: int) -> None:
 
 
 def called(name: str, limits: Mapping[str, Any]) -> str:
-    """What was done, for the table: ``uniform``, ``uniform(keys=0,1)``, ``z(source=negated; queries=hidden)``."""
+    """Returns the name of an edit for the table: ``uniform(keys=0,1)``, ``z(source=negated; queries=hidden)``."""
     said = [
         f"{limit}={given if isinstance(given, (str, int)) else ','.join(map(str, given))}"
         for limit, given in limits.items()

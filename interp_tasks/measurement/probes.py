@@ -138,7 +138,7 @@ def probed(subject: Subject, asked: ProbeSettings) -> pandas.DataFrame:
 
 
 def declared_by(subject: Subject) -> ProbeTargets:
-    """What the checkpoint's task says can be looked for."""
+    """Returns the targets that the checkpoint's task declares."""
     task, batch = subject.task, subject.batch
     assert task is not None
     assert batch is not None

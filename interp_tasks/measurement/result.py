@@ -34,7 +34,7 @@ PAGE = ".html"
 
 
 def target(folder: str | Path, name: str, suffix: str) -> Path:
-    """Where a file of the experiment ``name`` goes."""
+    """Returns the path of a file of the experiment ``name``."""
     return Path(folder) / f"{name}{suffix}"
 
 
@@ -86,7 +86,7 @@ class Result:
         return write_atomically(Path(path), self.parquet())
 
     def parquet(self) -> bytes:
-        """What :meth:`to_parquet` writes."""
+        """Returns the bytes that :meth:`to_parquet` writes."""
         import pyarrow
         import pyarrow.parquet
 

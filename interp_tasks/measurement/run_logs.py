@@ -99,7 +99,7 @@ class Run:
         ) or (self.drop_metric,)
 
     def labels(self) -> dict[str, Any]:
-        """What its rows have in common."""
+        """Returns the columns that all rows of the run share."""
         train = self.config.get("train", {})
         return {
             "run": self.name,
@@ -248,7 +248,7 @@ def measures(curve: Curve) -> dict[str, float]:
 
 
 def plateau_levels(run: Run) -> Mapping[str, float]:
-    """What the run's task says of its plateau; nothing for a task that is not known here."""
+    """Returns the levels that the run's task declares for its plateau; none for a task that is not known here."""
     import tasks
 
     config = dict(run.config.get("task", {}))

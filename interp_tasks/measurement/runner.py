@@ -1,4 +1,4 @@
-"""What all experiments share: go over checkpoints, measure variants beside the unedited model, make one table."""
+"""Goes over checkpoints, measures variants beside the unedited model, and makes one table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOLM = "p adj.: sign-flip test, Holm's adjustment over all rows of one command."
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured at one checkpoint.
+    """The rows that were measured at one checkpoint.
 
     Attributes:
         frame: rows of ``circuits``' table, with the column ``intervention`` as people read it.

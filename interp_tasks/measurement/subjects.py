@@ -1,4 +1,4 @@
-"""Who is examined, and on what: checkpoints, each with its task and the examples it is shown."""
+"""Subjects of experiments: checkpoints, each with its task and the examples it is shown."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Examples:
 
     @classmethod
     def of(cls, options: Options) -> Examples:
-        """Those that an experiment's options ask for.
+        """Returns the examples that an experiment's options ask for.
 
         Raises:
             TypeError: for an option there is not.

@@ -83,7 +83,7 @@ def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """What people see of the table: of several draws the row that pools them, with their spread beside it."""
+    """Returns the rows that people see: of several draws the row that pools them, with their spread beside it."""
     view = view_of(frame)
     if view is not None:
         rows: pandas.DataFrame = view.view_rows(frame)

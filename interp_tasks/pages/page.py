@@ -102,7 +102,7 @@ class Page:
 
 
 def is_page(path: Path) -> bool:
-    """Whether a file is a page that this package wrote."""
+    """Returns whether a file is a page that this package wrote."""
     try:
         with open_regular(path) as file:
             return GENERATOR.encode() in file.read(1000)
@@ -111,7 +111,7 @@ def is_page(path: Path) -> bool:
 
 
 def licence(code: str) -> str:
-    """What a script says of itself in its first comment."""
+    """Returns the first comment of a script: its licence."""
     comment = code.partition("/*")[2].partition("*/")[0]
     return " ".join(comment.replace("*", " ").replace("--", " ").split())
 

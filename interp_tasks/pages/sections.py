@@ -1,4 +1,4 @@
-"""What a page is made of. A section turns itself into HTML; everything that came from outside is escaped."""
+"""Sections of a page. Each turns itself into HTML; everything that came from outside is escaped."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Table:
         return columns, {c.key for c in columns if any(is_number(value) for value in self.frame[c.key])}
 
     def whole(self) -> pandas.DataFrame:
-        """What is downloaded."""
+        """Returns the table that is downloaded."""
         return self.frame if self.download is None else self.download
 
     @staticmethod
@@ -146,7 +146,7 @@ def cell(column: Column, row: Mapping[str, Any], numeric: bool) -> str:
 
 
 def cell_parts(column: Column, row: Mapping[str, Any]) -> tuple[str, str]:
-    """What a cell shows, and what it is sorted by."""
+    """Returns what a cell shows, and what it is sorted by."""
     value = row[column.key]
     return column.shown(row), "" if is_missing(value) else str(value)
 

@@ -67,7 +67,7 @@ class TrainingRun(Entry):
     untestable: str = ""
 
     def command(self, folder: str) -> str:
-        """What trains it."""
+        """Returns the command that trains it."""
         given = "".join(f" --set {key}={as_typed(value)}" for key, value in self.settings.items())
         seeds = f" --seeds {self.seeds}" if self.seeds else ""
         return f"interp-run train {self.task} --preset {self.train_preset}{given}{seeds} --out {folder}/{self.name}"
@@ -137,7 +137,7 @@ class Bounds(Entry):
         return (self.above is None or value > self.above) and (self.below is None or value < self.below)
 
     def hold_between(self, low: float, high: float) -> bool | None:
-        """Of a number that is only known to lie between two: ``None`` where it may hold and may not."""
+        """Judges a number that is only known to lie between two: ``None`` where the rule may hold and may not."""
         if (self.above is None or low >= self.above) and (self.below is None or high <= self.below):
             return True
         none = (self.above is not None and high <= self.above) or (
@@ -228,14 +228,14 @@ class Claim(Entry):
         return self
 
     def controlled(self, study: Study) -> tuple[Control, ...]:
-        """What it is judged on beside the trained models."""
+        """Returns the controls that it is judged on beside the trained models."""
         if self.uncontrolled:
             return ()
         return study.controlled() if self.controls is None else self.controls
 
     @property
     def what(self) -> str:
-        """What our number is, to stand after it."""
+        """Returns what our number is, to stand after it."""
         if self.unit or self.per is None:
             return self.unit
         if isinstance(self.per, dict):
@@ -243,7 +243,7 @@ class Claim(Entry):
         return {"baseline": "of the unedited", "variance": "of the variance"}[self.per]
 
     def divisor(self) -> tuple[str, Filter]:
-        """Of a rule about a share of another row: the column of that row, and what picks it."""
+        """Returns, for a rule about a share of another row, the column of that row and what picks it."""
         assert isinstance(self.per, dict)
         return self.per.get("column", self.column), {k: v for k, v in self.per.items() if k != "column"}
 

@@ -104,7 +104,7 @@ def tiled(view: View, gap: int) -> Array:
 
 
 def places(kind: str, count: int, names: Sequence[str], gap: int, of: str) -> list[str]:
-    """What each row or column of the picture is called; those between maps have blank names of their own."""
+    """Returns the names of the rows or columns of the picture; those between maps have blank names of their own."""
     found: list[str] = []
     for index in range(count):
         found += [f"{kind} {index}, {of} {name}" for name in names]
@@ -113,7 +113,7 @@ def places(kind: str, count: int, names: Sequence[str], gap: int, of: str) -> li
 
 
 def position_labels(task: Task | None, length: int) -> list[str]:
-    """What positions are called: their place on the task's grid, the input that stands there, or a number."""
+    """Returns the names of positions: their place on the task's grid, the input that stands there, or a number."""
     import numpy as np
 
     axes: Sequence[Any] = () if task is None else task.grid_axes()

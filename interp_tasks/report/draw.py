@@ -1,4 +1,4 @@
-"""What the figures of a report have in common."""
+"""Functions that the figures of a report share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the embeddings of tokens and positions lie: on two principal components that stay the same over training."""
+"""Draws the embeddings of tokens and positions on two principal components that stay the same over training."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def tokens_plane(view: View) -> Section:
 
 
 def token_labels(view: View) -> tuple[list[str], list[float], str]:
-    """Of the tokens in the first table: what each is called, its number, and what that is."""
+    """Returns for the tokens in the first table their names, their numbers, and what the numbers are."""
     table, task = view.snapshots[0].tables[0], view.task
     count = min(len(table.rows), MAX_TOKENS)
     axes = [] if task is None else [axis for axis in task.grid_axes() if axis.position is not None]
@@ -78,7 +78,7 @@ def positions_plane(view: View) -> Section:
 
 
 def last_coordinate(label: str, place: int) -> int:
-    """What a position is coloured by: its column, or itself."""
+    """Returns what a position is coloured by: its column, or itself."""
     inside = label.removeprefix("(").removesuffix(")").split(",")
     return int(inside[-1]) if label.startswith("(") and inside[-1].isdigit() else place
 
@@ -135,6 +135,6 @@ def plane(
 
 
 def share(points: Array, scores: Array) -> list[float]:
-    """Of the variance of points, what lies along each of two components."""
+    """Returns the share of the variance of points that lies along each of two components."""
     whole = float((points**2).sum())
     return [float((scores[:, k] ** 2).sum()) / whole if whole else 0.0 for k in (0, 1)]

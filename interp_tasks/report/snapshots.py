@@ -1,4 +1,4 @@
-"""What a report shows of each checkpoint: metrics, effects of heads, attention maps, embeddings."""
+"""Measures each checkpoint for a report: metrics, effects of heads, attention maps, embeddings."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ ROUNDING = 1e-7
 
 
 def spectra_section(views: Sequence[View]) -> Section:
-    """Of every token table that runs through a cycle its frequencies; of all tables singular values."""
+    """Returns the section of frequencies, of token tables that run through a cycle, and of singular values."""
     parts: list[Section] = []
     cyclic = False
     for index in range(max(len(view.snapshots[0].tables) for view in views)):

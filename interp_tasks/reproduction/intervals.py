@@ -73,7 +73,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean of independent numbers, at least two."""
+    """Returns the standard error of the mean of independent numbers, at least two."""
     middle = mean(values)
     spread = math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1)
     return math.sqrt(spread / len(values))
@@ -107,7 +107,7 @@ def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> Interval |
 
 
 def over_bounded_runs(bounds: Sequence[Interval]) -> Interval | None:
-    """What covers the t interval wherever in their bounds the runs' numbers lie; ``None`` for open or too many bounds.
+    """Returns what covers the t interval wherever in their bounds the runs' numbers lie; ``None`` for open bounds.
 
     The ends of a t interval are convex (concave) in the numbers, so that corners are their extremes.
     """

@@ -30,7 +30,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What was found.
+    """A paper's claims with their verdicts, and the studies behind them.
 
     Attributes:
         outcomes: one for each claim and condition (runs of a role that differ in their seed alone), or role, where a
@@ -248,7 +248,7 @@ def reproduce(
 def check(
     paper: str | Paper, preset: str, runs: str | Path, rows: Sequence[int]
 ) -> tuple[Paper, list[Located]]:
-    """What can be refused before slow work."""
+    """Refuses what cannot be reproduced before slow work."""
     paper = read_paper(paper) if isinstance(paper, str) else paper
     check_choice("--preset", preset, PRESETS)
     numbers = [row.number for row in paper.row]
@@ -263,7 +263,7 @@ def id_of(job: Job) -> tuple[str, str, str]:
 
 
 def about(claim: Claim, lacking: Sequence[Located]) -> bool:
-    """Whether a claim is about one of these runs by name."""
+    """Returns whether a claim is about one of these runs by name."""
     filters = [claim.where, *([claim.per] if isinstance(claim.per, dict) else [])]
     given = [each["run"] for each in filters if "run" in each]
     ends = [name for one in given for name in (one if isinstance(one, list) else [str(one)])]

@@ -36,7 +36,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What the outcome calls what it was measured on."""
+        """Returns the name of the run, or runs, for an outcome."""
         if self.study.together:
             return self.on[0].run.name if len(self.on) == 1 else self.study.role
         (one,) = self.on
@@ -45,7 +45,7 @@ class Job:
 
     @property
     def condition(self) -> str:
-        """What its run has in common with others that a claim is decided on together with it."""
+        """Returns the condition that its run shares with others that a claim is decided on together with it."""
         return "" if self.study.together else self.on[0].condition
 
     @property

@@ -32,7 +32,7 @@ JOINED: Mapping[str, Callable[[Iterable[float]], float]] = {"one": max, "min": m
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one claim on the runs of one condition.
+    """The verdict on one claim for the runs of one condition.
 
     Attributes:
         run: the condition, by the name of its first run.
@@ -74,7 +74,7 @@ class NoRow(Unmeasured):
 
 @dataclass(frozen=True)
 class Seed:
-    """What tells a training run from another: its condition (all settings but the seed), and the seed."""
+    """The identity of a training run: its condition (all settings but the seed), and the seed."""
 
     condition: str
     seed: int | None
@@ -171,7 +171,7 @@ CONTROLS = {"untrained": "an untrained model", "shuffled": "a model trained on s
 
 
 def verdict_on(claim: Claim, run: str, found: Measured) -> Outcome:
-    """What the rule says of a claim's numbers."""
+    """Returns the verdict of the rule on a claim's numbers."""
     n_runs = found.n_runs
     value = middle(claim, found)
     own = () if found.against else tuple((each.run, known_or_none(each.value)) for each in found.numbers)
@@ -215,7 +215,7 @@ def few(n_runs: int, where: str) -> str:
 
 
 def sides(bounds: Bounds, found: Measured) -> str:
-    """Where the numbers of too few runs lie."""
+    """Returns a phrase that says where the numbers of too few runs lie."""
     if found.against:
         return ""
     said = [decision(bounds, each.bounds, closed=each.known is None)["verdict"] for each in found.numbers]
@@ -255,7 +255,7 @@ def of_examples(claim: Claim, outcome: Outcome, found: Measured, decided: bool) 
 
 
 def mean_interval(several: Sequence[Interval]) -> Interval:
-    """Of a mean of numbers that may be as dependent as can be: the mean of their ends."""
+    """Returns the interval of a mean of numbers that may be as dependent as can be: the mean of their ends."""
     lows, highs = zip(*several, strict=True)
     return sum(lows) / len(lows), sum(highs) / len(highs)
 
@@ -345,7 +345,7 @@ def decision(bounds: Bounds, interval: Interval, closed: bool = True) -> dict[st
 
 
 def p_value(claim: Claim, values: Sequence[float], error: float) -> float:
-    """Of the mean over runs, on the scale of the interval."""
+    """Returns the p-value of the mean over runs, on the scale of the interval."""
     scaled = logs(claim, values)
     assert scaled is not None
     bounds = claim.holds
@@ -432,7 +432,7 @@ def alone(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def seed_of(name: str, seeds: Seeds) -> Seed:
-    """What a run is; of one that nothing is known of, what its name says."""
+    """Returns the identity of a run; for one that nothing is known of, what its name says."""
     if name in seeds:
         return seeds[name]
     match = re.fullmatch(r"(.*[/:])seed-(\d+)", name)
@@ -581,7 +581,7 @@ def cell_of(
 
 
 def divisor_of(claim: Claim, row: pandas.Series, frame: pandas.DataFrame) -> float:
-    """What the number of a single row is divided by."""
+    """Returns what the number of a single row is divided by."""
     if claim.per is None:
         return 1.0
     if claim.per == "variance":
@@ -630,7 +630,7 @@ def interval_of(row: pandas.Series, column: str) -> Interval | None:
 
 
 def interval_of_baseline(row: pandas.Series) -> Interval | None:
-    """Of the unedited model's number, which is the edited one's less the effect: as wide as both together."""
+    """Returns the interval of the unedited model's number, the edited one's less the effect: as wide as both."""
     value, effect = interval_of(row, "value"), interval_of(row, "effect")
     middle = float(row["baseline"])
     if value is None or effect is None or math.isnan(middle):
@@ -659,7 +659,7 @@ def picked(frame: pandas.DataFrame, where: Mapping[str, Any]) -> pandas.DataFram
 
 
 def named(name: str, ends: Iterable[str]) -> bool:
-    """Whether a run's name ends with one of these, which may be globs: ``sweep/seed-*``."""
+    """Returns whether a run's name ends with one of these, which may be globs: ``sweep/seed-*``."""
     return any(fnmatchcase(name, f"*{end}") for end in ends)
 
 

@@ -33,7 +33,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is searched, in what, for what.
+    """The plan of a search: the task, the space and the objective.
 
     Attributes:
         preset: of the task; the space's and the user's settings override it.
@@ -60,7 +60,7 @@ class Plan:
         return resolve_config(self.task_name, self.preset, self.overrides(params))
 
     def identity(self, key: str, direction: Direction) -> dict[str, Any]:
-        """What may not change between calls, as JSON; ``key`` and ``direction`` of the objective as found."""
+        """Returns what may not change between calls, as JSON; ``key`` and ``direction`` are those of the objective."""
         return {
             "task": self.task_name,
             "preset": self.preset,

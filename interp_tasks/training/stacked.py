@@ -281,7 +281,7 @@ class Stack:
         lines: Sequence[dict[str, Any]],
         before: Sequence[float | None],
     ) -> None:
-        """What each run does between updates; the time of an update is shared out evenly."""
+        """Does what each run does between updates; the time of an update is shared out evenly."""
         self.clock.stop()
         share = (self.clock.seconds or 0.0) / len(self.runs)
         for run, folder, line, seconds in zip(self.runs, folders, lines, before, strict=True):

@@ -232,5 +232,5 @@ def reproducible(config: TrainConfig) -> Iterator[None]:
 
 
 def flushes_denormals() -> bool:
-    """Whether this thread takes float32 numbers below 1.2e-38 for 0."""
+    """Returns whether this thread takes float32 numbers below 1.2e-38 for 0."""
     return not bool(torch.tensor([1e-39]) * 1.0)

@@ -22,7 +22,7 @@ MASK_ID = 0
 
 
 class Matrices(Task):
-    """What tasks about matrices share: their law, the mask, and the tokens of their values.
+    """Tasks about matrices: their law, the mask, and the tokens of their values.
 
     Attributes:
         n, m: rows and columns (``m = None``: square).

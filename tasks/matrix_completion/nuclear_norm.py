@@ -88,7 +88,7 @@ def objective(
     hidden: Bool[Tensor, "batch rows columns"],
     penalty: float | None = None,
 ) -> Float[Tensor, " batch"]:
-    """What :func:`least_nuclear_norm` minimises."""
+    """Returns what :func:`least_nuclear_norm` minimises."""
     norm = torch.linalg.svdvals(matrices).sum(1)
     if penalty is None:
         return norm

@@ -162,7 +162,7 @@ class MatrixCompletion(Matrices):
         return kinds_of_hidden_entries(batch, self.n, self.columns, self.rank)
 
     def properties(self, output: Float[Tensor, "batch pos 1"]) -> dict[str, Metric]:
-        """What an output is like, whatever is right: its ``nuclear_norm`` as a matrix."""
+        """Returns properties of an output, whatever is right: its ``nuclear_norm`` as a matrix."""
         return {"nuclear_norm": nuclear_norms(output, self.n, self.columns)}
 
     def variations(self) -> dict[str, dict[str, Task]]:
@@ -193,7 +193,7 @@ class MatrixCompletion(Matrices):
         return Influences(self.encode(moved), ~hidden, hidden, kinds, references)
 
     def attention_templates(self) -> dict[str, Tensor | Callable[[Batch], Tensor]]:
-        """What a head may attend to: keys ``[query key]``, or a function of a batch: ``[batch query key]``."""
+        """Returns what a head may attend to: keys ``[query key]``, or a function of a batch: ``[batch query key]``."""
         return attention_templates(self.n, self.columns)
 
     def attention_moves(self, batch: Batch, seed: int) -> dict[str, Batch]:

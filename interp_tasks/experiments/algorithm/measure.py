@@ -1,4 +1,4 @@
-"""What algorithm fills the blanks? A model's read-out after each layer beside known methods, entry by entry."""
+"""Compares a model's read-out after each layer with known methods, entry by entry."""
 
 from __future__ import annotations
 

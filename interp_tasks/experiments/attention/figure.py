@@ -1,4 +1,4 @@
-"""What heads attend to over training: a panel per template, a line per head."""
+"""The figure of ``attention`` over training: a panel per template, a line per head."""
 
 from __future__ import annotations
 

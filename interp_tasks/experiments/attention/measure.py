@@ -1,4 +1,4 @@
-"""What attention heads attend to, and how far their attention moves when the input changes in one respect."""
+"""Measures what attention heads attend to, and how far their attention moves when the input changes in one respect."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def under(subject: Subject, mask: str | None) -> Subject:
 
 
 def notes(classes: Mapping[str, Classes], metrics: pandas.Series) -> tuple[str, ...]:
-    """What a reader of the numbers needs; the rule of the classes is the same for all checkpoints."""
+    """Returns the notes below the table; the rule of the classes is the same for all checkpoints."""
     rules = list(dict.fromkeys(found.rule for found in classes.values()))
     moves = metrics.str.startswith(MOVED).any()
     follows = metrics.str.startswith(FOLLOWS).any()

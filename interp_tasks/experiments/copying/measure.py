@@ -1,4 +1,4 @@
-"""Whether a model copies what stands at hidden entries, before and after the drop."""
+"""Measures whether a model copies what stands at hidden entries, before and after the drop."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ def split_rows(task: Task) -> Iterator[dict[str, Any]]:
 
 
 def answer_rows(task: Task, answers: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
-    """What guessing gets of each answer, and of all together; by how much each coordinate counts."""
+    """Yields the accuracy of guessing for each answer and for all together, and each coordinate's coefficient."""
     chances = []
     forms, axes = task.modular_answers(), task.grid_axes()
     for name, values in answers.items():

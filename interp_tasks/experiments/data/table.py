@@ -24,7 +24,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    """Of ``view_rows``."""
+    """Returns the columns of ``view_rows``."""
     from interp_tasks.measurement.table import COLUMNS
 
     metrics = [str(name) for name in frame.columns if name not in COLUMNS]

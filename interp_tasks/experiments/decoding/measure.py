@@ -1,4 +1,4 @@
-"""What a model answers when it has to go on from its own answers, beside what it says of the true ones."""
+"""Compares decoding from a model's own answers with predictions from the true ones."""
 
 from __future__ import annotations
 

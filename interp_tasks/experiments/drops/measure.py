@@ -45,7 +45,7 @@ class DropsResult(Result):
 def drops(
     runs: str | Sequence[str], metric: str | None = None, against: str | Sequence[str] = (), seed: int = 0
 ) -> DropsResult:
-    """Whether each run drops, when, how sharply, from what level to what level.
+    """Measures whether each run drops, when, how sharply, from what level to what level.
 
     Args:
         runs: run folders, globs of some, or ``zoo:NAME``; of ``RUN/seed-0``, ``RUN/seed-1``, ... a row more says the
@@ -150,7 +150,7 @@ def families(found: Sequence[Run]) -> dict[str, list[str]]:
 def pooled(
     name: str, group: Sequence[str], rows: Sequence[Mapping[str, Any]], seed: int
 ) -> Iterator[dict[str, Any]]:
-    """What several seeds have in common: medians (of ``drop`` the mean) and the range."""
+    """Yields rows that pool several seeds: medians (of ``drop`` the mean) and the range."""
     import numpy as np
 
     mine = [row for row in rows if row["run"] in group]

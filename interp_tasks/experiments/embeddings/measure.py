@@ -48,7 +48,7 @@ class EmbeddingsResult(Result):
     positions: Mapping[str, pandas.DataFrame] = field(default_factory=dict)
 
     def plot(self, ref: str | None = None) -> plotly.graph_objects.Figure:
-        """Of one checkpoint (default: the last): components and norms of values, t-SNE and norms of positions."""
+        """Draws one checkpoint (default: the last): components and norms of values, t-SNE and norms of positions."""
         from interp_tasks.experiments.embeddings.figure import arrangement
 
         ref = list(dict.fromkeys([*self.tokens, *self.positions]))[-1] if ref is None else ref

@@ -36,7 +36,7 @@ TOGETHER_FROM = 11
 
 @dataclass(frozen=True)
 class Reach:
-    """What one accuracy of one run does on one split; steps that are never reached are infinite."""
+    """The steps at which one accuracy of a run reaches a level on one split; infinite where it never does."""
 
     run: Run
     name: str
@@ -194,7 +194,7 @@ def notes(found: Sequence[Run], compared: bool) -> tuple[str, ...]:
 
 
 def unread(found: Sequence[Run]) -> Iterator[str]:
-    """What of the logged accuracies is no number."""
+    """Yields a note for each logged accuracy that is no number at some step."""
     for run in found:
         for split in SPLITS:
             for name in named(run, ACCURACY, split):
@@ -372,7 +372,7 @@ def groups_of(found: Sequence[Run]) -> dict[str, list[Run]]:
 def pooled(
     name: str, group: Sequence[Run], rows: Sequence[Mapping[str, Any]], seed: int
 ) -> Iterator[dict[str, Any]]:
-    """What several seeds have in common."""
+    """Yields rows that pool several seeds: medians, ranges and intervals."""
     import numpy as np
 
     from interp_tasks.measurement.crossings import finite, median, over_seeds

@@ -120,7 +120,7 @@ def check_shift(shift: float | None) -> None:
 
 
 def influences_of(subject: Subject, shift: float | None) -> Influences:
-    """What the task says may be changed.
+    """Returns the changes of the input that the task declares.
 
     Raises:
         UserError: if it says nothing, or its output is more than a number.

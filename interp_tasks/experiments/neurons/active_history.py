@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass
 class History:
-    """What needs all checkpoints of a run, by run and tensor: the published count of active frequencies, and peaks."""
+    """Measures that need all checkpoints of a run: the published count of active frequencies, and its peaks."""
 
     seen: dict[tuple[str, str], list[Entry]] = field(default_factory=dict)
 

@@ -35,7 +35,7 @@ class Features:
 
 @dataclass(frozen=True)
 class MeasuredFeatures:
-    """What is said of each feature, ``[feature]``.
+    """The measures of every feature of a tensor, each ``[feature]``.
 
     Attributes:
         clusters: each feature with its first frequency, which explains ``second`` of its variance.

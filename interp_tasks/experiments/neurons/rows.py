@@ -54,7 +54,7 @@ def common_of(features: Features) -> dict[str, Any]:
 
 
 def preferences(features: Features) -> Iterator[dict[str, Any]]:
-    """Of each head, how much of its mean attention to both digits goes to the one that gets more: 0.5 to 1."""
+    """Yields for each head the share of its mean attention to both digits that the one with more gets: 0.5 to 1."""
     means = features.values.double().mean(0).unflatten(0, (-1, 2))
     for head, pair in enumerate(means):
         about = {"variant": f"{features.layer}.{head}", "head": head}
@@ -62,7 +62,7 @@ def preferences(features: Features) -> Iterator[dict[str, Any]]:
 
 
 def one_feature(found: MeasuredFeatures, at: int) -> Iterator[dict[str, Any]]:
-    """Of a feature that does not vary only its mean."""
+    """Yields the rows of one feature; of one that does not vary only its mean."""
     yield row(MEAN, found.features.values[:, at].double().mean())
     if float(found.variance[at]) <= 0 or int(found.clusters.best[at]) < 0:
         return

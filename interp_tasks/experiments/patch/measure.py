@@ -1,4 +1,4 @@
-"""What an activation carries: put in its place what another input, or another checkpoint, gives there."""
+"""Patches activations: each is replaced by what another input, or another checkpoint, gives there."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def selected(site: str, specs: Sequence[Any], model: Any) -> dict[str, Any]:
 
 
 def notes(source: str, donor: Donor | None, judged: bool) -> tuple[str, ...]:
-    """What a reader must know to read the numbers."""
+    """Returns the notes below the table."""
     if donor is not None:
         return (f"Activations come from {donor} on the same examples.",)
     if source == RESAMPLE:

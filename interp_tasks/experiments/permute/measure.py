@@ -1,4 +1,4 @@
-"""What a model knows about positions: shuffle its position embeddings, many times, and see which metrics move."""
+"""Measures which metrics move when position embeddings are shuffled, many times."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def permute(
 
 
 def check_what(what: str | Sequence[str]) -> list[str]:
-    """What to permute, without repeats; whether the task has such a grid shows only when there is a task.
+    """Returns what to permute, without repeats; whether the task has such a grid shows only when there is a task.
 
     Raises:
         UserError: in one line.
@@ -91,7 +91,7 @@ def check_what(what: str | Sequence[str]) -> list[str]:
 
 
 def maker(subject: Subject, name: str) -> Callable[[int], PermutedPositions]:
-    """What draws such a permutation from a seed."""
+    """Returns a function that draws such a permutation from a seed."""
     from circuits import permute as permutations
 
     if name == ALL:

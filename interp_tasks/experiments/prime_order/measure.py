@@ -1,4 +1,4 @@
-"""What the order of generalisation follows: the prime q, whether q divides p − 1, or p mod q; over several p."""
+"""Correlates the order of generalisation with the prime q, whether q divides p − 1, and p mod q; over several p."""
 
 from __future__ import annotations
 

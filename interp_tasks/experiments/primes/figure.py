@@ -88,7 +88,7 @@ def figure(frame: pandas.DataFrame, maps: Mapping[str, Maps]) -> plotly.graph_ob
 
 
 def bars(found: Any, row: int, part: pandas.DataFrame) -> None:
-    """Of one tensor a bar per answer, for functions of the digits and of the answer, with their controls."""
+    """Adds a bar per answer of one tensor, for functions of the digits and of the answer, with their controls."""
     drawn = {trace.name for trace in found.data}
     # Of embeddings there is one digit, of activations all of them: the same in one colour.
     names = {DIGIT: "digits mod q", DIGITS: "digits mod q", ANSWER: "the answer"}

@@ -52,7 +52,7 @@ class RightAnswers:
 
 @dataclass(frozen=True)
 class Damage:
-    """What one kind of removal does.
+    """The accuracies of every answer after each answer is removed in one way, beside a control.
 
     Attributes:
         kind, place: what was removed, where.
@@ -90,7 +90,7 @@ class Damage:
         return without, control
 
     def own_and_others(self, accuracy: Any) -> tuple[Any, Any]:
-        """Of each removed answer: its own damage, and the mean over the other solved ones."""
+        """Returns for each removed answer its own damage, and the mean over the other solved ones."""
         lost = self.lost(accuracy)
         away = ~np.eye(len(lost), dtype=bool)
         others = np.array(

@@ -51,7 +51,7 @@ class Place:
 
 
 def places(subject: Subject, inputs: Inputs) -> Iterator[Place]:
-    """What attention and MLP of every layer write, and the neurons, at the positions that the task reads."""
+    """Yields the outputs of attention and MLP of every layer, and the neurons, at the positions that the task reads."""
     import torch
 
     from circuits import cache
@@ -84,7 +84,7 @@ def places(subject: Subject, inputs: Inputs) -> Iterator[Place]:
 
 
 def embedding_rows(subject: Subject, inputs: Inputs, draws: int) -> Iterator[dict[str, Any]]:
-    """Of the embedding of each coordinate's tokens: the share that is a function of the digit modulo q."""
+    """Yields the share of each coordinate's token embedding that is a function of the digit modulo q."""
     import torch
 
     from circuits import variance
@@ -123,7 +123,7 @@ def shuffled(size: int, seed: int, draw: int) -> Tensor:
 def beyond(
     place: Place, real: Mapping[str, Tensor], drawn: Sequence[Mapping[str, Tensor]], what: str
 ) -> Iterator[dict[str, Any]]:
-    """What each answer adds to all others, and what all explain together; nothing where they fill the space."""
+    """Yields the share that each answer adds to all others, and of all together; nothing where they fill the space."""
     from circuits import variance
 
     degrees = sum(int(one.max()) for one in real.values())
@@ -155,7 +155,7 @@ def pooled(shares: Tensor, weights: Tensor) -> float:
 def grid_rows(
     subject: Subject, inputs: Inputs, place: Place, draws: int
 ) -> tuple[list[dict[str, Any]], Mapping[str, Tensor]]:
-    """Of one tensor over all inputs: its rows, and which features serve each answer most (booleans ``[feature]``)."""
+    """Returns one tensor's rows over all inputs, and which features serve each answer most (booleans ``[feature]``)."""
     import torch
 
     from circuits import variance
@@ -223,7 +223,7 @@ class Marginal:
         return cls(means, float(squares(means).sum() * (len(values) / size) / squares(values).sum()))
 
     def shares(self, q: int, orders: Sequence[Tensor]) -> Array:
-        """Of the tensor's variance, what is a function of the coordinate modulo q; then of the coordinate shuffled.
+        """Returns the share of variance that is a function of the coordinate modulo q; then of the coordinate shuffled.
 
         On a complete grid the functions of different coordinates are orthogonal, and their shares add up.
         """

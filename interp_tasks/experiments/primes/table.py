@@ -67,7 +67,7 @@ def shortened(removal: str) -> str:
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    """Of ``view_rows``; only those that some row has."""
+    """Returns the columns of ``view_rows``; only those that some row has."""
     heads = dict.fromkeys(head for head, _ in SHOWN.values())
     found = [Column("tensor", "where"), Column("q", "variant")]
     return found + [Column(head, head, text(head)) for head in heads if head in frame]

@@ -1,4 +1,4 @@
-"""What can be read off activations by a linear map, beside the same on shuffled targets and an untrained model."""
+"""Fits linear probes to activations, beside the same on shuffled targets and on an untrained model."""
 
 from __future__ import annotations
 

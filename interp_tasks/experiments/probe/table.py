@@ -89,7 +89,7 @@ def notes(asked: ProbeSettings, tables: Mapping[str, pandas.DataFrame]) -> list[
 
 
 def also_measured(tables: Mapping[str, pandas.DataFrame]) -> list[str]:
-    """What of the metrics that were measured the printed table leaves out: nothing of classes."""
+    """Returns a note on the measured metrics that the printed table leaves out; none for classes."""
     measured = {metric for table in tables.values() for metric in table["metric"]}
     left_out = [metric for metric in NOT_SHOWN if metric in measured]
     if not left_out:

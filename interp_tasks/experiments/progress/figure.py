@@ -85,7 +85,7 @@ def figure(
 
 
 def ginis(by_answer: Mapping[str, Curves]) -> dict[str, Mapping[int, float]]:
-    """Of W_E, and of W_L by answer."""
+    """Returns the Gini coefficients of W_E, and of W_L by answer."""
     found = {"gini of W_E": by_answer[""]["gini of W_E"]}
     answers = [answer for answer, curves in by_answer.items() if answer and "gini of W_L" in curves]
     for answer in answers:

@@ -60,7 +60,7 @@ def made(steps: Sequence[int], curve: Sequence[float], share: float, start: str 
 
 
 def begins(name: str) -> str:
-    """Where the way of a curve of this name begins."""
+    """Returns where the way of a curve of this name begins."""
     return "max" if name in FROM_MAXIMUM else "min" if name in FROM_MINIMUM else "first"
 
 

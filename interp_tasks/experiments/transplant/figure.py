@@ -100,7 +100,7 @@ def heatmap(part: pandas.DataFrame, metric: str, colours: Colours) -> dict[str, 
 
 
 def source_of(intervention: str) -> str:
-    """Whose weights a row's ``intervention`` says it got."""
+    """Returns the source of the weights that a row's ``intervention`` names."""
     return intervention.rpartition("source=")[2].removesuffix(")")
 
 

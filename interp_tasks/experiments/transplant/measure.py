@@ -1,4 +1,4 @@
-"""What a component holds: give a model another checkpoint's weights of it, and see which metrics move."""
+"""Transplants components: a model gets another checkpoint's weights of them, and metrics say what that changes."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def all_of(model: Any, layers: Any) -> list[str]:
 
 
 def labelled(row: str, donor: Donor, donors: Sequence[Donor]) -> str:
-    """What a row is called among those of one checkpoint; alone its component says it."""
+    """Returns a row's name among those of one checkpoint; alone its component says it."""
     return row if len(donors) == 1 else f"{row} of {donor.label}"
 
 

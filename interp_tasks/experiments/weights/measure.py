@@ -39,7 +39,7 @@ MODELS = 20
 
 @dataclass(frozen=True)
 class CheckpointView:
-    """What figures show of one checkpoint: its tables, the compared rows of W_pos by name, and every weight."""
+    """The contents of one checkpoint's figures: its tables, the compared rows of W_pos by name, and every weight."""
 
     tables: tuple[TableView, ...]
     positions: Mapping[str, tuple[Array, Array]]
@@ -53,14 +53,14 @@ class WeightsResult(Result):
     shown: Mapping[str, CheckpointView] = field(default_factory=dict)
 
     def plot(self, ref: str | None = None) -> plotly.graph_objects.Figure:
-        """Of one checkpoint (default: the first): positions, singular values and vectors, spectrum."""
+        """Draws one checkpoint (default: the first): positions, singular values and vectors, spectrum."""
         from interp_tasks.experiments.weights.figure import overview
 
         ref = next(iter(self.shown)) if ref is None else ref
         return self.titled(overview(self.shown[ref].tables, self.shown[ref].positions), f"Embeddings, {ref}")
 
     def maps(self, ref: str | None = None) -> plotly.graph_objects.Figure:
-        """Of one checkpoint (default: the first): every weight tensor as a heat map."""
+        """Draws every weight tensor of one checkpoint (default: the first) as a heat map."""
         from interp_tasks.experiments.weights.figure import heatmaps
 
         ref = next(iter(self.shown)) if ref is None else ref

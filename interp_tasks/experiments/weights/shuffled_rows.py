@@ -27,7 +27,7 @@ class Relabelled:
 
     @property
     def p_values(self) -> Array:
-        """Of each frequency: how often a random order has any frequency as strong; adjusted for all frequencies."""
+        """Returns how often a random order has any frequency as strong as each; adjusted for all frequencies."""
         # Ties count against significance; rounding must not break them.
         hits = (self.strongest >= self.norms[:, None] * (1 - 1e-12)).sum(1)
         return np.asarray((1 + hits) / (1 + len(self.strongest)), dtype=float)

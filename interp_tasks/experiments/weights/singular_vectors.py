@@ -56,8 +56,7 @@ def spread_over(values: Array) -> float:
 
 @dataclass(frozen=True)
 class Periodicity:
-    """Of each function ``[k]``: its strongest frequency, the share of its variance there, and whether that is more
-    than white noise would have."""
+    """The strongest frequency of each function ``[k]``, its share of the variance, and whether white noise has less."""
 
     frequency: NDArray[np.int64]
     share: Array

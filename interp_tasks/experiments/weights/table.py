@@ -40,7 +40,7 @@ def what(row: Mapping[Any, Any]) -> str:
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    """Of ``view_rows``."""
+    """Returns the columns of ``view_rows``."""
     columns = [
         Column("of", "variant"),
         Column("metric", "what"),

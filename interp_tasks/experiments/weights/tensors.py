@@ -27,7 +27,7 @@ NINETY, GINI, NORM = "frequencies for 90% of the variance", "Gini coefficient of
 
 @dataclass(frozen=True)
 class TableView:
-    """What figures show of one table of a checkpoint.
+    """The contents of the figure of one table of a checkpoint.
 
     Attributes:
         label, axis: of the table.

@@ -62,7 +62,7 @@ class Comparison:
         return found if describe is None else found | describe(output)
 
     def by_method(self, task: Task, name: str) -> dict[str, Any]:
-        """What a method reaches."""
+        """Returns the metrics of a method on a task, worked out once."""
         if (task, name) not in self.outputs:
             if self.progress is not None:
                 self.progress(len(self.outputs), 0, name)
@@ -92,7 +92,7 @@ class Comparison:
 
 
 def declared(task: Task, what: str) -> Mapping[str, Any]:
-    """What a task declares under a name, or one line that says that it does not."""
+    """Returns what a task declares under a name; a UserError says that it does not."""
     declare = getattr(task, what, None)
     if declare is None:
         raise UserError(f"task {task.name!r} declares no {what}: give it a method {what}()")
