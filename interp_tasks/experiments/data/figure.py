@@ -43,15 +43,15 @@ def of_inputs(
         answers: answer -> its classes over the grid.
         multiples: which multiples the polar plot shows.
     """
-    found = {
+    figures = {
         POLAR: polar(math.prod(axes.values()), multiples),
         INPUTS: panels(tokens, list(axes)),
         ANSWERS: panels(answers, list(axes)),
     }
     sizes = dict.fromkeys(axes.values())
     for size in sizes:
-        found[DFT if len(sizes) == 1 else f"{DFT}, {size}"] = dft(size)
-    return found
+        figures[DFT if len(sizes) == 1 else f"{DFT}, {size}"] = dft(size)
+    return figures
 
 
 def of_matrices(
@@ -68,7 +68,7 @@ def polar(cells: int, multiples: Sequence[int]) -> plotly.graph_objects.Figure:
     from tasks.modular_arithmetic import primes_below
 
     count = min(cells, MAX_NUMBERS)
-    found = make_subplots(
+    figure = make_subplots(
         rows=1,
         cols=2,
         specs=[[{"type": "polar"}, {"type": "polar"}]],
@@ -82,7 +82,7 @@ def polar(cells: int, multiples: Sequence[int]) -> plotly.graph_objects.Figure:
     series.append(("primes", primes_below(count), 0, 2))
     for name, numbers, colour, column in series:
         colour %= len(COLOURS["light"])
-        found.add_trace(
+        figure.add_trace(
             {
                 "type": "scatterpolar",
                 "mode": "markers",
@@ -103,10 +103,12 @@ def polar(cells: int, multiples: Sequence[int]) -> plotly.graph_objects.Figure:
         )
     # One theme for both: the template says nothing of polar axes.
     quiet = {"showticklabels": False, "ticks": "", "gridcolor": "rgba(128,128,128,0.25)", "showline": False}
-    found.update_polars(radialaxis=quiet, angularaxis=quiet, bgcolor="rgba(0,0,0,0)")
-    found.update_layout(height=560, margin={"t": 110, "b": 30}, legend={"y": 1.1}, template=template("light"))
-    found.update_annotations(font_size=13)
-    return found
+    figure.update_polars(radialaxis=quiet, angularaxis=quiet, bgcolor="rgba(0,0,0,0)")
+    figure.update_layout(
+        height=560, margin={"t": 110, "b": 30}, legend={"y": 1.1}, template=template("light")
+    )
+    figure.update_annotations(font_size=13)
+    return figure
 
 
 def panels(maps: Mapping[str, NDArray[np.int64]], axes: list[str]) -> plotly.graph_objects.Figure:
@@ -117,7 +119,7 @@ def panels(maps: Mapping[str, NDArray[np.int64]], axes: list[str]) -> plotly.gra
     columns = min(COLUMNS, len(maps))
     rows = -(-len(maps) // columns)
     whole = PANEL * rows + GAP * (rows - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=rows,
         cols=columns,
         subplot_titles=list(maps),
@@ -137,13 +139,13 @@ def panels(maps: Mapping[str, NDArray[np.int64]], axes: list[str]) -> plotly.gra
         if written:
             trace |= {"texttemplate": "%{z}", "textfont": {"size": 9}}
         at = {"row": place // columns + 1, "col": place % columns + 1}
-        found.add_trace(trace, **at)
+        figure.add_trace(trace, **at)
         quiet = {"showgrid": False, "zeroline": False, "nticks": 4, **at}
-        found.update_yaxes(autorange="reversed", title_text=axes[0] if at["col"] == 1 else None, **quiet)
-        found.update_xaxes(title={"text": axes[1], "standoff": 4}, **quiet)
-    found.update_layout(height=TOP + whole + 40, margin={"t": TOP, "b": 40}, template=template("light"))
-    found.update_annotations(font_size=13)
-    return found
+        figure.update_yaxes(autorange="reversed", title_text=axes[0] if at["col"] == 1 else None, **quiet)
+        figure.update_xaxes(title={"text": axes[1], "standoff": 4}, **quiet)
+    figure.update_layout(height=TOP + whole + 40, margin={"t": TOP, "b": 40}, template=template("light"))
+    figure.update_annotations(font_size=13)
+    return figure
 
 
 def dft(size: int) -> plotly.graph_objects.Figure:
@@ -153,7 +155,7 @@ def dft(size: int) -> plotly.graph_objects.Figure:
     from circuits.fourier import basis
 
     rows = basis(size).numpy().astype(np.float32)
-    found = graph_objects.Figure(
+    figure = graph_objects.Figure(
         {
             "type": "heatmap",
             "z": rows,
@@ -162,7 +164,7 @@ def dft(size: int) -> plotly.graph_objects.Figure:
         }
     )
     largest = float(np.abs(rows).max())
-    found.update_layout(
+    figure.update_layout(
         height=520,
         margin={"t": 40, "b": 50},
         coloraxis=colours(largest, "value"),
@@ -175,7 +177,7 @@ def dft(size: int) -> plotly.graph_objects.Figure:
         },
         template=template("light"),
     )
-    return found
+    return figure
 
 
 def colours(largest: float, title: str) -> dict[str, Any]:
@@ -193,7 +195,7 @@ def examples(matrices: NDArray[np.float64], hidden: NDArray[np.bool_] | None) ->
     columns = min(3, count)
     rows = -(-count // columns)
     whole = PANEL * rows + GAP * (rows - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=rows,
         cols=columns,
         subplot_titles=[f"example {index}" for index in range(count)],
@@ -213,15 +215,15 @@ def examples(matrices: NDArray[np.float64], hidden: NDArray[np.bool_] | None) ->
             "hovertemplate": "row %{y}, column %{x}: %{z:.3g}<extra></extra>",
         }
         at = {"row": place // columns + 1, "col": place % columns + 1}
-        found.add_trace(trace, **at)
+        figure.add_trace(trace, **at)
         quiet = {"showgrid": False, "zeroline": False, "dtick": 1, **at}
-        found.update_yaxes(autorange="reversed", title_text="row" if at["col"] == 1 else None, **quiet)
-        found.update_xaxes(title={"text": "column", "standoff": 4}, **quiet)
-    found.update_layout(
+        figure.update_yaxes(autorange="reversed", title_text="row" if at["col"] == 1 else None, **quiet)
+        figure.update_xaxes(title={"text": "column", "standoff": 4}, **quiet)
+    figure.update_layout(
         height=TOP + whole + 40,
         margin={"t": TOP, "b": 40},
         coloraxis=colours(largest, "entry"),
         template=template("light"),
     )
-    found.update_annotations(font_size=13)
-    return found
+    figure.update_annotations(font_size=13)
+    return figure

@@ -30,7 +30,7 @@ def figure(
 
     tensors = list(spectra)
     whole = PANEL * len(tensors) + GAP * (len(tensors) - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=len(tensors),
         cols=2 if maps else 1,
         vertical_spacing=GAP / whole if len(tensors) > 1 else 0,
@@ -47,13 +47,13 @@ def figure(
     )
     rest = "not key" if any(one["key"].any() for one in spectra.values()) else "share (no frequency is key)"
     for row, key in enumerate(tensors, start=1):
-        bars(found, row, spectra[key], rest)
+        bars(figure, row, spectra[key], rest)
         if key in maps:
-            heatmap(found, row, maps[key])
+            heatmap(figure, row, maps[key])
         elif maps:
-            found.update_xaxes(visible=False, row=row, col=2)
-            found.update_yaxes(visible=False, row=row, col=2)
-    found.update_layout(
+            figure.update_xaxes(visible=False, row=row, col=2)
+            figure.update_yaxes(visible=False, row=row, col=2)
+    figure.update_layout(
         height=TOP + whole + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
         barmode="overlay",
@@ -73,22 +73,22 @@ def figure(
         },
         template=template("light"),
     )
-    found.update_annotations(font_size=13, xanchor="left", align="left")
-    for note in found.layout.annotations:
-        note.x = found.layout.xaxis2.domain[0] if note.x > 0.5 else 0
-    return found
+    figure.update_annotations(font_size=13, xanchor="left", align="left")
+    for note in figure.layout.annotations:
+        note.x = figure.layout.xaxis2.domain[0] if note.x > 0.5 else 0
+    return figure
 
 
-def bars(found: Any, row: int, spectrum: pandas.DataFrame, rest: str) -> None:
+def bars(figure: Any, row: int, spectrum: pandas.DataFrame, rest: str) -> None:
     """Adds a bar per frequency; ``rest`` is what the legend calls those that are not key."""
     labels = spectrum.index.tolist()
     shares = (100 * spectrum["share"]).tolist()
-    drawn = {trace.name for trace in found.data}
+    drawn = {trace.name for trace in figure.data}
     for key in (False, True):
         chosen = [place for place, is_key in enumerate(spectrum["key"]) if is_key == key]
         name = "key frequency" if key else rest
         if chosen:
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "bar",
                     "x": [labels[place] for place in chosen],
@@ -102,7 +102,7 @@ def bars(found: Any, row: int, spectrum: pandas.DataFrame, rest: str) -> None:
                 row=row,
                 col=1,
             )
-    found.add_trace(
+    figure.add_trace(
         {
             "type": "scatter",
             "mode": "markers",
@@ -122,7 +122,7 @@ def bars(found: Any, row: int, spectrum: pandas.DataFrame, rest: str) -> None:
         row=row,
         col=1,
     )
-    found.update_xaxes(
+    figure.update_xaxes(
         title_text=spectrum.index.name,
         type="category",
         categoryorder="array",
@@ -133,13 +133,13 @@ def bars(found: Any, row: int, spectrum: pandas.DataFrame, rest: str) -> None:
         row=row,
         col=1,
     )
-    found.update_yaxes(title_text="share of variance (%)", rangemode="tozero", row=row, col=1)
+    figure.update_yaxes(title_text="share of variance (%)", rangemode="tozero", row=row, col=1)
 
 
-def heatmap(found: Any, row: int, shares: pandas.DataFrame) -> None:
+def heatmap(figure: Any, row: int, shares: pandas.DataFrame) -> None:
     """Adds a map of the shares of pairs of frequencies."""
     first, second = shares.index.name, shares.columns.name
-    found.add_trace(
+    figure.add_trace(
         {
             "type": "heatmap",
             "z": (100 * shares.to_numpy()).tolist(),
@@ -150,8 +150,8 @@ def heatmap(found: Any, row: int, shares: pandas.DataFrame) -> None:
         col=2,
     )
     for update, name, size in (
-        (found.update_xaxes, second, shares.shape[1]),
-        (found.update_yaxes, first, shares.shape[0]),
+        (figure.update_xaxes, second, shares.shape[1]),
+        (figure.update_yaxes, first, shares.shape[0]),
     ):
         ticks = {"tick0": 0, "dtick": max(1, size // 6)}
         update(title_text=f"frequency in {name}", showgrid=False, zeroline=False, row=row, col=2, **ticks)

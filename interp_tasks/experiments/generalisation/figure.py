@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from circuits.figures.palette import COLOURS, SEQUENTIAL
-from interp_tasks.measurement.figure import Panel, drawn
+from interp_tasks.measurement.figure import Panel, stacked_panels
 
 if TYPE_CHECKING:
     import pandas
@@ -43,7 +43,7 @@ def figure(curves: pandas.DataFrame, kind: str, level: float | None) -> plotly.g
                 lines = [(str(run), name) for name in answers]
                 panels.append(lines_panel(of_split, lines, split, kind, level))
     # Lines over steps, which would be moved aside where points stand side by side.
-    return drawn(panels, ragged=True).update_layout(scattermode="overlay")
+    return stacked_panels(panels, ragged=True).update_layout(scattermode="overlay")
 
 
 def lines_panel(
@@ -53,20 +53,20 @@ def lines_panel(
     runs = {run for run, _ in lines}
     title = f"{split} {kind}" + (f", {short(lines[0][0])}" if len(runs) == 1 else "")
 
-    def draw(found: Any, row: int) -> None:
+    def draw(figure: Any, row: int) -> None:
         colours = COLOURS["light"]
         last = 1
         for index, (run, name) in enumerate(lines):
             steps, values = later_points(curves, run, name)
             called = answer(name) if len(runs) == 1 and len(lines) > 1 else short(run)
             last = max(last, *steps, 1)
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "scatter",
                     "mode": "lines",
                     "name": called,
                     "legendgroup": called,
-                    "showlegend": not any(trace.name == called for trace in found.data),
+                    "showlegend": not any(trace.name == called for trace in figure.data),
                     "x": steps,
                     "y": values,
                     "line": {
@@ -87,11 +87,11 @@ def lines_panel(
                 "hoverinfo": "skip",
             }
             line = {"color": colours[-1], "width": 1, "dash": "dot"}
-            found.add_trace({"type": "scatter", **ends, "line": line}, row=row, col=1)
-        found.update_xaxes(type="log", dtick=1, exponentformat="none", title_text="step", row=row, col=1)
+            figure.add_trace({"type": "scatter", **ends, "line": line}, row=row, col=1)
+        figure.update_xaxes(type="log", dtick=1, exponentformat="none", title_text="step", row=row, col=1)
         # Losses fall by powers of ten, and accuracies end at 1.
         bounds = {"range": [-0.02, 1.02]} if level is not None else {"type": "log", "exponentformat": "power"}
-        found.update_yaxes(title_text=kind, row=row, col=1, **bounds)
+        figure.update_yaxes(title_text=kind, row=row, col=1, **bounds)
 
     return Panel(LINES, draw, title)
 
@@ -99,9 +99,9 @@ def lines_panel(
 def map_panel(curves: pandas.DataFrame, run: str, names: Sequence[str], split: str, kind: str) -> Panel:
     """Returns a map with a row per answer, smallest modulus on top; colours are values, from chance to right."""
 
-    def draw(found: Any, row: int) -> None:
+    def draw(figure: Any, row: int) -> None:
         points = [later_points(curves, run, name) for name in names]
-        found.add_trace(
+        figure.add_trace(
             {
                 "type": "heatmap",
                 "x": points[0][0],
@@ -110,15 +110,15 @@ def map_panel(curves: pandas.DataFrame, run: str, names: Sequence[str], split: s
                 "colorscale": SEQUENTIAL,
                 "zmin": 0,
                 "zmax": 1,
-                "showscale": not any(trace.type == "heatmap" for trace in found.data),
+                "showscale": not any(trace.type == "heatmap" for trace in figure.data),
                 "colorbar": {"title": {"text": kind}, "thickness": 12, "len": 0.4, "y": 1, "yanchor": "top"},
                 "hovertemplate": f"{kind} %{{y}}<br>step %{{x}}<br>%{{z:.4g}}<extra></extra>",
             },
             row=row,
             col=1,
         )
-        found.update_xaxes(type="log", dtick=1, exponentformat="none", title_text="step", row=row, col=1)
-        found.update_yaxes(type="category", autorange="reversed", title_text="prime", row=row, col=1)
+        figure.update_xaxes(type="log", dtick=1, exponentformat="none", title_text="step", row=row, col=1)
+        figure.update_yaxes(type="category", autorange="reversed", title_text="prime", row=row, col=1)
 
     return Panel(ROW * len(names) + 20, draw, f"{split} {kind}, {short(run)}")
 

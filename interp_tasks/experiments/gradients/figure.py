@@ -30,7 +30,7 @@ def figure(logged: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
 
     heights = [height for one in logged.values() for height in (ROW * max(4, len(one.columns)), LINES)]
     whole = sum(heights) + GAP * (len(heights) - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=len(heights),
         cols=1,
         row_heights=[height / sum(heights) for height in heights],
@@ -41,7 +41,7 @@ def figure(logged: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
     )
     for place, one in enumerate(logged.values()):
         row = 2 * place + 1
-        found.add_trace(
+        figure.add_trace(
             {
                 "type": "heatmap",
                 "x": one.index.tolist(),
@@ -56,10 +56,10 @@ def figure(logged: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
             row=row,
             col=1,
         )
-        found.update_yaxes(autorange="reversed", dtick=1, row=row, col=1)
+        figure.update_yaxes(autorange="reversed", dtick=1, row=row, col=1)
         for index, (name, values) in enumerate(one.items()):
             style = line(index)
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "scatter",
                     "mode": "lines+markers",
@@ -80,9 +80,9 @@ def figure(logged: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
                 row=row + 1,
                 col=1,
             )
-        found.update_yaxes(type="log", title_text="norm", **POWERS, row=row + 1, col=1)
-    found.update_xaxes(title_text="step")
-    return found.update_layout(
+        figure.update_yaxes(type="log", title_text="norm", **POWERS, row=row + 1, col=1)
+    figure.update_xaxes(title_text="step")
+    return figure.update_layout(
         height=whole + AROUND,
         margin={"t": 60, "b": 50},
         legend={"orientation": "v", "x": 1.02, "y": 1 - (heights[0] + GAP) / whole, "yanchor": "top"},

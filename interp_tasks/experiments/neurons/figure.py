@@ -42,7 +42,7 @@ def images_figure(
 
     first, second = axes
     whole = PANEL * len(images) + GAP * (len(images) - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=len(images),
         cols=2,
         horizontal_spacing=0.18,
@@ -54,7 +54,7 @@ def images_figure(
         for column, (table, says, unit) in enumerate(
             ((values, "%{z:.3g}", ""), (100 * shares, "%{z:.3g}% of the variance", "%")), start=1
         ):
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "heatmap",
                     "z": table.tolist(),
@@ -79,9 +79,9 @@ def images_figure(
             )
             of = "" if column == 1 else "frequency in "
             ticks = {"tick0": 0, "dtick": max(1, table.shape[0] // TICKS), "showgrid": False}
-            found.update_xaxes(title_text=f"{of}{second}", constrain="domain", row=row, col=column, **ticks)
-            found.update_yaxes(title_text=f"{of}{first}", autorange="reversed", row=row, col=column, **ticks)
-    return found.update_layout(height=whole + AROUND, margin={"t": 60, "b": 50}, template=template("light"))
+            figure.update_xaxes(title_text=f"{of}{second}", constrain="domain", row=row, col=column, **ticks)
+            figure.update_yaxes(title_text=f"{of}{first}", autorange="reversed", row=row, col=column, **ticks)
+    return figure.update_layout(height=whole + AROUND, margin={"t": 60, "b": 50}, template=template("light"))
 
 
 def steps_figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
@@ -99,7 +99,7 @@ def steps_figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
         counted += [(variant, metric, f"mean + {end}, {variant}") for variant in (single, ALL)]
     shares = [(IN_CLUSTERS, CLUSTERED, "neurons in clusters"), (ALL, SECOND, "variance explained, degree 2")]
     whole = 2 * PANEL + GAP
-    found = make_subplots(
+    figure = make_subplots(
         rows=2, cols=1, vertical_spacing=GAP / whole, subplot_titles=["Frequencies", "Shares"]
     )
     tensors = list(frame.groupby(["run", "intervention"], sort=False, dropna=False))
@@ -114,13 +114,13 @@ def steps_figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
                 trace = line(said, points["step"].tolist(), points["value"].tolist(), index)
                 # Each panel has its legend beside it.
                 legend = "legend" if panel == 1 else "legend2"
-                found.add_trace({**trace, "legend": legend}, row=panel, col=1)
+                figure.add_trace({**trace, "legend": legend}, row=panel, col=1)
                 index += 1
     beside = {"orientation": "v", "x": 1.02, "yanchor": "top", "font": {"size": 12}}
-    found.update_xaxes(title_text="step")
-    found.update_yaxes(title_text="number", rangemode="tozero", row=1, col=1)
-    found.update_yaxes(title_text="share", range=[0, 1.03], row=2, col=1)
-    return found.update_layout(
+    figure.update_xaxes(title_text="step")
+    figure.update_yaxes(title_text="number", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title_text="share", range=[0, 1.03], row=2, col=1)
+    return figure.update_layout(
         height=whole + AROUND + 60,
         margin={"t": 70, "b": 50},
         legend={**beside, "y": 1, "title": {"text": "number of"}},

@@ -19,7 +19,7 @@ def figure(curves: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
     from plotly.subplots import make_subplots
 
     whole = PANEL * len(curves) + GAP * (len(curves) - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=len(curves),
         cols=1,
         subplot_titles=[run.rsplit("/", 1)[-1] for run in curves],
@@ -30,13 +30,13 @@ def figure(curves: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
         for name in (column for column in table.columns if column != "step"):
             index = names.setdefault(name, len(names))
             colour = COLOURS["light"][index % len(COLOURS["light"])]
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "scatter",
                     "mode": "lines+markers",
                     "name": name,
                     "legendgroup": name,
-                    "showlegend": not any(trace.name == name for trace in found.data),
+                    "showlegend": not any(trace.name == name for trace in figure.data),
                     "x": table["step"].tolist(),
                     "y": table[name].tolist(),
                     "line": {"color": colour, "dash": "solid" if index < len(COLOURS["light"]) else "dash"},
@@ -45,12 +45,12 @@ def figure(curves: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
                 row=row,
                 col=1,
             )
-        found.update_xaxes(title_text="step", row=row, col=1)
-        found.update_yaxes(title_text="share of its way", range=[-0.6, 1.6], row=row, col=1)
-    found.update_layout(
+        figure.update_xaxes(title_text="step", row=row, col=1)
+        figure.update_yaxes(title_text="share of its way", range=[-0.6, 1.6], row=row, col=1)
+    figure.update_layout(
         height=whole + 220,
         margin={"t": 160, "b": 60},
         legend={"y": 1 + 60 / whole},
         template=template("light"),
     )
-    return found
+    return figure

@@ -21,7 +21,7 @@ def figure(points: pandas.DataFrame) -> plotly.graph_objects.Figure:
     """
     from plotly import graph_objects
 
-    found = graph_objects.Figure()
+    figure = graph_objects.Figure()
     runs = list(dict.fromkeys(points["run"]))
     bases = sorted(set(points["p"].tolist()))
     order = sorted(set(points["q"].tolist()))
@@ -35,13 +35,13 @@ def figure(points: pandas.DataFrame) -> plotly.graph_objects.Figure:
         index = bases.index(p) if len(bases) > 1 else runs.index(name)
         colour = COLOURS["light"][index % len(COLOURS["light"])]
         symbol = SYMBOLS[index % len(SYMBOLS)]
-        found.add_trace(
+        figure.add_trace(
             {
                 "type": "scatter",
                 "mode": "lines+markers",
                 "name": kind,
                 "legendgroup": kind,
-                "showlegend": not any(trace.legendgroup == kind for trace in found.data),
+                "showlegend": not any(trace.legendgroup == kind for trace in figure.data),
                 "x": reached["q"].astype(str).tolist(),
                 "y": reached["step"].tolist(),
                 "line": {"color": colour, "width": 1.5},
@@ -53,11 +53,11 @@ def figure(points: pandas.DataFrame) -> plotly.graph_objects.Figure:
                 "hovertemplate": f"{short}<br>q = %{{x}}: step %{{y:.0f}}<extra>p = {p}</extra>",
             }
         )
-    found.update_xaxes(
+    figure.update_xaxes(
         title_text="prime q", type="category", categoryorder="array", categoryarray=list(map(str, order))
     )
     steps = [step for step in points["step"].tolist() if 0 < step < math.inf]
     axis = log_axis(min(steps), max(steps)) if steps else {"type": "log"}
-    found.update_yaxes(title_text="step", **axis)
-    found.update_layout(height=460, margin={"t": 80, "b": 70}, template=template("light"))
-    return found
+    figure.update_yaxes(title_text="step", **axis)
+    figure.update_layout(height=460, margin={"t": 80, "b": 70}, template=template("light"))
+    return figure

@@ -44,7 +44,7 @@ def figure(frame: pandas.DataFrame, maps: Mapping[str, Maps]) -> plotly.graph_ob
             panels.append((BARS, f"functions of the answer and of the digits in {tensor}<br>{ref}", part))
         panels += [(MAP, f"{title}<br>{ref}", pair) for title, pair in maps.get(ref, {}).items()]
     whole = sum(height for height, _, _ in panels) + GAP * (len(panels) - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=len(panels),
         cols=2,
         row_heights=[height for height, _, _ in panels],
@@ -61,11 +61,11 @@ def figure(frame: pandas.DataFrame, maps: Mapping[str, Maps]) -> plotly.graph_ob
     )
     for row, (height, _, shown) in enumerate(panels, start=1):
         if height == BARS:
-            bars(found, row, shown)
+            bars(figure, row, shown)
         else:
             for column, lost in enumerate(shown, start=1):
-                heatmap(found, row, column, lost)
-    found.update_layout(
+                heatmap(figure, row, column, lost)
+    figure.update_layout(
         height=TOP + whole + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
         barmode="group",
@@ -83,20 +83,20 @@ def figure(frame: pandas.DataFrame, maps: Mapping[str, Maps]) -> plotly.graph_ob
         },
         template=template("light"),
     )
-    found.update_annotations(font_size=13)
-    return found
+    figure.update_annotations(font_size=13)
+    return figure
 
 
-def bars(found: Any, row: int, part: pandas.DataFrame) -> None:
+def bars(figure: Any, row: int, part: pandas.DataFrame) -> None:
     """Adds a bar per answer of one tensor, for functions of the digits and of the answer, with their controls."""
-    drawn = {trace.name for trace in found.data}
+    drawn = {trace.name for trace in figure.data}
     # Of embeddings there is one digit, of activations all of them: the same in one colour.
     names = {DIGIT: "digits mod q", DIGITS: "digits mod q", ANSWER: "the answer"}
     for what, rows in part.groupby(part["intervention"].str.partition(": ")[0], sort=False):
         colour = COLOURS["light"][0 if what == ANSWER else 1]
         name = names[str(what)]
         x = rows["variant"].tolist()
-        found.add_trace(
+        figure.add_trace(
             {
                 "type": "bar",
                 "name": name,
@@ -112,7 +112,7 @@ def bars(found: Any, row: int, part: pandas.DataFrame) -> None:
             row=row,
             col=1,
         )
-        found.add_trace(
+        figure.add_trace(
             {
                 "type": "bar",
                 "name": f"{name}, digits shuffled",
@@ -127,15 +127,15 @@ def bars(found: Any, row: int, part: pandas.DataFrame) -> None:
             row=row,
             col=1,
         )
-    found.update_xaxes(type="category", title={"text": "answer", "standoff": 4}, row=row, col=1)
-    found.update_yaxes(title_text="share of variance", rangemode="tozero", row=row, col=1)
+    figure.update_xaxes(type="category", title={"text": "answer", "standoff": 4}, row=row, col=1)
+    figure.update_yaxes(title_text="share of variance", rangemode="tozero", row=row, col=1)
 
 
-def heatmap(found: Any, row: int, column: int, lost: pandas.DataFrame) -> None:
+def heatmap(figure: Any, row: int, column: int, lost: pandas.DataFrame) -> None:
     """Adds a map: answers that were removed down, answers that are judged across."""
     names = list(lost.columns)
     cells = [[None if value != value else float(value) for value in line] for line in lost.to_numpy()]
-    found.add_trace(
+    figure.add_trace(
         {
             "type": "heatmap",
             "x": names,
@@ -148,14 +148,14 @@ def heatmap(found: Any, row: int, column: int, lost: pandas.DataFrame) -> None:
         row=row,
         col=column,
     )
-    found.update_xaxes(
+    figure.update_xaxes(
         type="category",
         title_text="answer that is judged",
         tickangle=-90 if len(names) > NUMBERED else 0,
         row=row,
         col=column,
     )
-    found.update_yaxes(
+    figure.update_yaxes(
         type="category",
         autorange="reversed",
         title_text="answer that is taken away" if column == 1 else None,

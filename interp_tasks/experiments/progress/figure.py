@@ -63,7 +63,7 @@ def figure(
     columns = COLUMNS if len(panels) > 2 * MAX_IN_A_COLUMN else 1
     rows = max(1, -(-len(panels) // columns))
     whole_height = PANEL * rows + GAP * (rows - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=rows,
         cols=columns,
         vertical_spacing=GAP / whole_height if rows > 1 else 0,
@@ -71,8 +71,8 @@ def figure(
         subplot_titles=[title for title, _ in panels],
     )
     for index, (_, panel) in enumerate(panels):
-        panel.draw(found, index // columns + 1, index % columns + 1)
-    found.update_layout(
+        panel.draw(figure, index // columns + 1, index % columns + 1)
+    figure.update_layout(
         height=TOP + whole_height + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
         bargap=0.4,
@@ -80,18 +80,18 @@ def figure(
         legend={"y": 1 + 50 / whole_height},
         template=template("light"),
     )
-    found.update_annotations(font_size=13)
-    return found
+    figure.update_annotations(font_size=13)
+    return figure
 
 
 def ginis(by_answer: Mapping[str, Curves]) -> dict[str, Mapping[int, float]]:
     """Returns the Gini coefficients of W_E, and of W_L by answer."""
-    found = {"gini of W_E": by_answer[""]["gini of W_E"]}
+    ginis_by_label = {"gini of W_E": by_answer[""]["gini of W_E"]}
     answers = [answer for answer, curves in by_answer.items() if answer and "gini of W_L" in curves]
     for answer in answers:
         label = "gini of W_L" if len(answers) == 1 else f"gini of W_L, {answer}"
-        found[label] = by_answer[answer]["gini of W_L"]
-    return found
+        ginis_by_label[label] = by_answer[answer]["gini of W_L"]
+    return ginis_by_label
 
 
 class Lines:
@@ -100,13 +100,13 @@ class Lines:
     def __init__(self, curves: Curves, title: str, *, log: bool) -> None:
         self.curves, self.title, self.log = curves, title, log
 
-    def draw(self, found: Any, row: int, column: int) -> None:
-        shown = {trace.name for trace in found.data}
+    def draw(self, figure: Any, row: int, column: int) -> None:
+        shown = {trace.name for trace in figure.data}
         for index, (name, curve) in enumerate(self.curves.items()):
             steps = sorted(curve)
             values = [max(curve[step], SMALLEST) if self.log else curve[step] for step in steps]
             place = index % len(COLOURS["light"])
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "scatter",
                     "mode": "lines+markers",
@@ -124,11 +124,11 @@ class Lines:
                 row=row,
                 col=column,
             )
-        found.update_xaxes(title_text="step", row=row, col=column)
+        figure.update_xaxes(title_text="step", row=row, col=column)
         axis = {"type": "log", "exponentformat": "power", "dtick": 2} if self.log else {}
-        found.update_yaxes(title_text=self.title, row=row, col=column, **axis)
+        figure.update_yaxes(title_text=self.title, row=row, col=column, **axis)
         for step in self.boundaries():
-            found.add_vline(
+            figure.add_vline(
                 step, line={"dash": "dot", "width": 1, "color": COLOURS["light"][6]}, row=row, col=column
             )
 
@@ -149,8 +149,8 @@ class Bars:
     def __init__(self, coefficients: Sequence[float], keys: Sequence[int]) -> None:
         self.coefficients, self.keys = coefficients, keys
 
-    def draw(self, found: Any, row: int, column: int) -> None:
-        shown = {trace.name for trace in found.data}
+    def draw(self, figure: Any, row: int, column: int) -> None:
+        shown = {trace.name for trace in figure.data}
         every = range(1, len(self.coefficients))
         for index, (name, chosen) in enumerate(
             (
@@ -159,7 +159,7 @@ class Bars:
             )
         ):
             if chosen:
-                found.add_trace(
+                figure.add_trace(
                     {
                         "type": "bar",
                         "width": 0.8,
@@ -174,10 +174,10 @@ class Bars:
                     col=column,
                 )
         last = len(self.coefficients) - 1
-        found.update_xaxes(
+        figure.update_xaxes(
             title_text="frequency", range=[0, last + 1], dtick=max(1, last // 10), row=row, col=column
         )
-        found.update_yaxes(title_text="coefficient (logits)", row=row, col=column)
+        figure.update_yaxes(title_text="coefficient (logits)", row=row, col=column)
 
 
 class Points:
@@ -186,10 +186,10 @@ class Points:
     def __init__(self, values: Mapping[str, Mapping[str, float]]) -> None:
         self.values = values
 
-    def draw(self, found: Any, row: int, column: int) -> None:
-        shown = {trace.name for trace in found.data}
+    def draw(self, figure: Any, row: int, column: int) -> None:
+        shown = {trace.name for trace in figure.data}
         for index, (name, by_key) in enumerate(self.values.items()):
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "scatter",
                     "mode": "markers",
@@ -207,8 +207,8 @@ class Points:
                 row=row,
                 col=column,
             )
-        found.update_xaxes(title_text="frequency taken out", type="category", row=row, col=column)
-        found.update_yaxes(title_text="loss (nats)", type="log", exponentformat="power", row=row, col=column)
+        figure.update_xaxes(title_text="frequency taken out", type="category", row=row, col=column)
+        figure.update_yaxes(title_text="loss (nats)", type="log", exponentformat="power", row=row, col=column)
 
 
 def frequencies(

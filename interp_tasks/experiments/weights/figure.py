@@ -47,7 +47,7 @@ def overview(
         specs.append([{"colspan": 2}, None])
         titles.append(f"W_pos, {name}: a point per dimension")
     whole = PANEL * len(specs) + GAP * (len(specs) - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=len(specs),
         cols=2,
         specs=specs,
@@ -58,15 +58,15 @@ def overview(
     row = 0
     for table in tables:
         row += 1
-        add_values(found, row, table)
+        add_values(figure, row, table)
         if table.axis is not None:
-            add_vectors(found, row, table)
+            add_vectors(figure, row, table)
             row += 1
-            add_spectrum(found, row, table)
+            add_spectrum(figure, row, table)
     for one, other in compared.values():
         row += 1
-        add_positions(found, row, one, other)
-    found.update_layout(
+        add_positions(figure, row, one, other)
+    figure.update_layout(
         height=ABOVE + whole + BOTTOM + KEY,
         margin={"t": ABOVE, "b": BOTTOM + KEY},
         bargap=0.4,
@@ -74,20 +74,20 @@ def overview(
         legend={"y": -60 / whole, "yanchor": "top"},
         template=template("light"),
     )
-    found.update_annotations(font_size=13)
-    return found
+    figure.update_annotations(font_size=13)
+    return figure
 
 
-def named(found: Any, name: str) -> dict[str, Any]:
+def named(figure: Any, name: str) -> dict[str, Any]:
     """One entry of the legend for all traces of a name."""
     return {
         "name": name,
         "legendgroup": name,
-        "showlegend": name not in {trace.name for trace in found.data},
+        "showlegend": name not in {trace.name for trace in figure.data},
     }
 
 
-def add_values(found: Any, row: int, table: TableView) -> None:
+def add_values(figure: Any, row: int, table: TableView) -> None:
     sizes = table.singular.values
     places = list(range(1, len(sizes) + 1))
     for name, values, colour, dash in (
@@ -95,7 +95,7 @@ def add_values(found: Any, row: int, table: TableView) -> None:
         ("singular values", sizes, COLOURS["light"][0], "solid"),
     ):
         if values is not None:
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "scatter",
                     "mode": "lines",
@@ -103,7 +103,7 @@ def add_values(found: Any, row: int, table: TableView) -> None:
                     "y": values.tolist(),
                     "line": {"color": colour, "dash": dash},
                     "hovertemplate": "value %{x}: %{y:.3g}<extra></extra>",
-                    **named(found, name),
+                    **named(figure, name),
                 },
                 row=row,
                 col=1,
@@ -111,7 +111,7 @@ def add_values(found: Any, row: int, table: TableView) -> None:
     for share, symbol in ((0.5, "diamond"), (0.9, "square")):
         at = table.singular.needed(share)
         if at:
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "scatter",
                     "mode": "markers",
@@ -119,16 +119,16 @@ def add_values(found: Any, row: int, table: TableView) -> None:
                     "y": [float(sizes[at - 1])],
                     "marker": {"symbol": symbol, "size": 11, "color": COLOURS["light"][1]},
                     "hovertemplate": f"{share:.0%} of the sum with %{{x}}<extra></extra>",
-                    **named(found, f"singular values: {share:.0%} of ΣS"),
+                    **named(figure, f"singular values: {share:.0%} of ΣS"),
                 },
                 row=row,
                 col=1,
             )
-    found.update_xaxes(title_text="number of the singular value", row=row, col=1)
-    found.update_yaxes(title_text="size", rangemode="tozero", row=row, col=1)
+    figure.update_xaxes(title_text="number of the singular value", row=row, col=1)
+    figure.update_yaxes(title_text="size", rangemode="tozero", row=row, col=1)
 
 
-def add_vectors(found: Any, row: int, table: TableView) -> None:
+def add_vectors(figure: Any, row: int, table: TableView) -> None:
     """The first ones, one above the other: a line of its own each says more than lines that cross."""
     import numpy as np
 
@@ -140,7 +140,7 @@ def add_vectors(found: Any, row: int, table: TableView) -> None:
     ticks = []
     for k in range(vectors.shape[1]):
         ticks.append(f"{k + 1} ({about.frequency[k]})")
-        found.add_trace(
+        figure.add_trace(
             {
                 "type": "scatter",
                 "mode": "lines",
@@ -154,8 +154,8 @@ def add_vectors(found: Any, row: int, table: TableView) -> None:
             row=row,
             col=2,
         )
-    found.update_xaxes(title_text=table.axis, row=row, col=2)
-    found.update_yaxes(
+    figure.update_xaxes(title_text=table.axis, row=row, col=2)
+    figure.update_yaxes(
         tickmode="array",
         tickvals=[-k * step for k in range(len(ticks))],
         ticktext=ticks,
@@ -165,7 +165,7 @@ def add_vectors(found: Any, row: int, table: TableView) -> None:
     )
 
 
-def add_spectrum(found: Any, row: int, table: TableView) -> None:
+def add_spectrum(figure: Any, row: int, table: TableView) -> None:
     frequencies = table.frequencies
     assert frequencies is not None
     norms, significant = frequencies.norms, frequencies.significant
@@ -175,14 +175,14 @@ def add_spectrum(found: Any, row: int, table: TableView) -> None:
     ):
         held = chosen.nonzero()[0]
         if len(held):
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "bar",
                     "x": (held + 1).tolist(),
                     "y": norms[held].tolist(),
                     "marker": {"color": colour},
                     "hovertemplate": "frequency %{x}: %{y:.3g}<extra></extra>",
-                    **named(found, name),
+                    **named(figure, name),
                 },
                 row=row,
                 col=1,
@@ -200,7 +200,7 @@ def add_spectrum(found: Any, row: int, table: TableView) -> None:
     if table.norms_beside is not None:
         lines.append(("untrained, mean", table.norms_beside.tolist(), COLOURS["light"][6], "dot"))
     for name, values, colour, dash in lines:
-        found.add_trace(
+        figure.add_trace(
             {
                 "type": "scatter",
                 "mode": "lines",
@@ -208,16 +208,16 @@ def add_spectrum(found: Any, row: int, table: TableView) -> None:
                 "y": values,
                 "line": {"color": colour, "dash": dash, "width": 1.5},
                 "hoverinfo": "name",
-                **named(found, name),
+                **named(figure, name),
             },
             row=row,
             col=1,
         )
-    found.update_xaxes(title_text="frequency", row=row, col=1)
-    found.update_yaxes(title_text="norm of cos and sin", rangemode="tozero", row=row, col=1)
+    figure.update_xaxes(title_text="frequency", row=row, col=1)
+    figure.update_yaxes(title_text="norm of cos and sin", rangemode="tozero", row=row, col=1)
 
 
-def add_positions(found: Any, row: int, one: Any, other: Any) -> None:
+def add_positions(figure: Any, row: int, one: Any, other: Any) -> None:
     from interp_tasks.experiments.weights.position_similarity import PUBLISHED_DIMENSIONS
 
     for name, part, colour, symbol in (
@@ -225,7 +225,7 @@ def add_positions(found: Any, row: int, one: Any, other: Any) -> None:
         ("W_pos: other dimensions", slice(PUBLISHED_DIMENSIONS, None), 0, "circle"),
     ):
         if len(one[part]):
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "scatter",
                     "mode": "markers",
@@ -233,13 +233,13 @@ def add_positions(found: Any, row: int, one: Any, other: Any) -> None:
                     "y": other[part].tolist(),
                     "marker": {"color": COLOURS["light"][colour], "symbol": symbol, "size": 6},
                     "hovertemplate": "(%{x:.3g}, %{y:.3g})<extra></extra>",
-                    **named(found, name),
+                    **named(figure, name),
                 },
                 row=row,
                 col=1,
             )
-    found.update_xaxes(title_text="W_pos at the first position", row=row, col=1)
-    found.update_yaxes(title_text="at the second position", row=row, col=1)
+    figure.update_xaxes(title_text="W_pos at the first position", row=row, col=1)
+    figure.update_yaxes(title_text="at the second position", row=row, col=1)
 
 
 def heatmaps(weights: Mapping[str, NDArray[np.float32]]) -> plotly.graph_objects.Figure:
@@ -250,7 +250,7 @@ def heatmaps(weights: Mapping[str, NDArray[np.float32]]) -> plotly.graph_objects
     panels = list(weights.items())
     heights = [min(PANEL, max(40, 2 * len(values))) for _, values in panels]
     whole = sum(heights) + GAP * (len(panels) - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=len(panels),
         cols=1,
         row_heights=[height / sum(heights) for height in heights],
@@ -262,7 +262,7 @@ def heatmaps(weights: Mapping[str, NDArray[np.float32]]) -> plotly.graph_objects
     )
     for row, (_, values) in enumerate(panels, start=1):
         largest = float(np.abs(values).max())
-        found.add_trace(
+        figure.add_trace(
             {
                 "type": "heatmap",
                 # Bytes, which plotly writes as they are: a model has millions of weights.
@@ -273,12 +273,12 @@ def heatmaps(weights: Mapping[str, NDArray[np.float32]]) -> plotly.graph_objects
             row=row,
             col=1,
         )
-        found.update_yaxes(autorange="reversed", showgrid=False, zeroline=False, nticks=4, row=row, col=1)
-        found.update_yaxes(title_text="row", row=row, col=1)
-        found.update_xaxes(
+        figure.update_yaxes(autorange="reversed", showgrid=False, zeroline=False, nticks=4, row=row, col=1)
+        figure.update_yaxes(title_text="row", row=row, col=1)
+        figure.update_xaxes(
             title={"text": "column", "standoff": 4}, showgrid=False, zeroline=False, row=row, col=1
         )
-    found.update_layout(
+    figure.update_layout(
         height=TOP + whole + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
         template=template("light"),
@@ -296,5 +296,5 @@ def heatmaps(weights: Mapping[str, NDArray[np.float32]]) -> plotly.graph_objects
             },
         },
     )
-    found.update_annotations(font_size=13)
-    return found
+    figure.update_annotations(font_size=13)
+    return figure
