@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from interp_tasks.pages.numbers import digits
 from interp_tasks.published import Bounds, Claim
-from interp_tasks.reproduction import intervals as intervals
+from interp_tasks.reproduction import intervals
 from interp_tasks.reproduction.intervals import ALPHA, MIN_RUNS, Interval
 from interp_tasks.reproduction.runs import config_of
 

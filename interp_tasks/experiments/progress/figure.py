@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from circuits.figures.palette import COLOURS, SYMBOLS, template
-from interp_tasks.experiments.progress import table as table
+from interp_tasks.experiments.progress import table
 from interp_tasks.experiments.progress.inputs import ALL
 from interp_tasks.experiments.progress.phases import MIN_STEPS, find_phases
 

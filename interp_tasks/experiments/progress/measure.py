@@ -304,7 +304,7 @@ class RunMeasures:
 
     def follow(self, rows: Sequence[Row], step: int) -> None:
         """Keep what the phases and the figure are made of."""
-        from interp_tasks.experiments.progress import table as table
+        from interp_tasks.experiments.progress import table
         from interp_tasks.experiments.progress.inputs import ALL, TEST, TRAIN
 
         names = {
@@ -328,7 +328,7 @@ class RunMeasures:
 
     def phases(self) -> list[Row]:
         """Boundaries of each answer's phases, what changes during each, and when each curve is half-way."""
-        from interp_tasks.experiments.progress import table as table
+        from interp_tasks.experiments.progress import table
         from interp_tasks.experiments.progress.phases import MIN_STEPS, begins, changes, find_phases, made
 
         rows: list[Row] = []
