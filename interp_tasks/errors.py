@@ -2,7 +2,7 @@
 
 
 class UserError(ValueError):
-    """What is wrong and what would be right, in one line."""
+    """A user's mistake: the message says in one line what is wrong and what would be right."""
 
 
 class Stopped(Exception):

@@ -19,7 +19,7 @@ else:
     import tomli as tomllib
 
 #: Bytes of a file that somebody wrote (a grid, a space, Python), and of a JSON object that describes something.
-MOST_TEXT, MOST_JSON = 4 << 20, 64 << 20
+MAX_TEXT, MAX_JSON = 4 << 20, 64 << 20
 #: One past the largest whole number: TOML has no larger ones, and no setting takes one.
 WHOLE_END = 2**63
 TOO_LARGE = "whole numbers lie below 2^63"
@@ -106,7 +106,7 @@ def read_toml(file: Path, what: str, option: str = "") -> dict[str, Any]:
     """
     named = f"{option} {file}".lstrip()
     try:
-        values = tomllib.loads(read_file(file, what, MOST_TEXT, option).decode())
+        values = tomllib.loads(read_file(file, what, MAX_TEXT, option).decode())
         check_numbers(values)
     except UnicodeDecodeError:
         raise UserError(f"{named} is no UTF-8 text: it should hold {what}") from None
@@ -135,7 +135,7 @@ def check_numbers(value: Any) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """What a user typed as JSON.
+    """Reads what a user typed as JSON.
 
     Raises:
         json.JSONDecodeError: for what is no JSON.

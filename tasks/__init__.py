@@ -1,4 +1,4 @@
-"""What is learned: data, tokens, model, loss, per-example metrics.
+"""Tasks: data, tokens, model, loss, per-example metrics.
 
 ``tasks.get(name, **config)`` is the way in. Names load on first use, so that asking which tasks
 exist does not cost an import of torch.
@@ -12,21 +12,10 @@ from typing import TYPE_CHECKING, Any
 from tasks.catalog import names as list
 
 if TYPE_CHECKING:
-    from tasks.base import (
-        Batch,
-        DropMetric,
-        GridAxis,
-        Metric,
-        ProbeTarget,
-        ProbeTargets,
-        Split,
-        Task,
-        TaskError,
-        derive_seed,
-        generator,
-        pool,
-    )
+    from tasks.base import Batch, DropMetric, GridAxis, Metric, ProbeTarget, ProbeTargets, Split, Task, pool
+    from tasks.errors import TaskError
     from tasks.registry import get, register, task_class
+    from tasks.seeds import derive_seed, generator
     from tasks.settings import ModelSettings
 
 _HOMES = {
@@ -39,11 +28,10 @@ _HOMES = {
         "ProbeTargets",
         "Split",
         "Task",
-        "TaskError",
-        "derive_seed",
-        "generator",
         "pool",
     ),
+    "tasks.errors": ("TaskError",),
+    "tasks.seeds": ("derive_seed", "generator"),
     "tasks.registry": ("get", "register", "task_class"),
     "tasks.settings": ("ModelSettings",),
 }

@@ -1,4 +1,4 @@
-"""What a task may say of its attention heads beyond templates: when a template is a class, and what changes place."""
+"""Values by which a task describes its attention heads beyond templates: rules of classes, and what changes place."""
 
 from __future__ import annotations
 

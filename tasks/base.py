@@ -1,4 +1,4 @@
-"""What a task is: a validated config, and the methods that turn it into data, a model, a loss and metrics.
+"""The base class of tasks: a validated config, and methods that turn it into data, a model, a loss and metrics.
 
 Everything else in the toolkit (trainer, checkpoints, interventions, command line) sees a task only
 through :class:`Task`; a new one is a subclass, registered under a name.
@@ -6,7 +6,6 @@ through :class:`Task`; a new one is a subclass, registered under a name.
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,8 @@ from jaxtyping import Float, Int
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from tasks.errors import TaskError
+from tasks.hooked import ModelSizes, build_hooked_transformer
 from tasks.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -30,22 +31,7 @@ Metric = Tensor | tuple[Tensor, Tensor]
 
 
 #: One past the most examples of a sample: beyond it the sizes of tensors overflow.
-MOST_EXAMPLES = 2**40
-
-
-class TaskError(ValueError):
-    """A task, model or batch that cannot be; the message is one line that says what would be right."""
-
-
-def derive_seed(seed: int, *labels: object) -> int:
-    """A 63-bit seed from ``seed`` and labels: the same on every machine, unrelated for different labels."""
-    text = "\x1f".join([str(int(seed)), *map(str, labels)])
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
-
-
-def generator(seed: int, *labels: object) -> torch.Generator:
-    """A local CPU generator for one purpose; global random state is never touched."""
-    return torch.Generator().manual_seed(derive_seed(seed, *labels))
+MAX_EXAMPLES = 2**40
 
 
 @dataclass(frozen=True)
@@ -84,7 +70,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class ProbeTarget:
-    """What a linear probe may look for: numbers to regress on, or classes from 0.
+    """A target of linear probes: numbers to regress on, or classes from 0.
 
     Attributes:
         values: ``[batch]`` or ``[batch pos]``; of vectors ``[batch 1 d]`` or ``[batch pos d]``.
@@ -96,7 +82,7 @@ class ProbeTarget:
 
 @dataclass(frozen=True)
 class ProbeTargets:
-    """What probes may look for in a model of a task.
+    """The targets of probes in a model of a task, and where they are looked for.
 
     Attributes:
         splits: name -> boolean ``[batch pos]``: kinds of entries to be scored separately as well.
@@ -215,7 +201,7 @@ class Task(BaseModel, ABC):
         return tuple(range(self.sequence_length))
 
     def probe_targets(self, batch: Batch) -> ProbeTargets:
-        """What linear probes may look for in the activations on a batch; nothing, unless a task says so."""
+        """Returns the targets of linear probes on a batch; none, unless a task says so."""
         return ProbeTargets()
 
     def grid_axes(self) -> tuple[GridAxis, ...]:
@@ -234,14 +220,14 @@ class Task(BaseModel, ABC):
         return {}
 
     def parts(self) -> Mapping[str, Task]:
-        """Of a mixture, whose every batch is of one kind, a task for each kind, by name; else nothing.
+        """Returns the tasks of a mixture, whose every batch is of one kind, by name; else nothing.
 
         Such a task is evaluated on each of them. Their inputs may differ in length.
         """
         return {}
 
     def plateau_levels(self) -> Mapping[str, float]:
-        """What metrics are on the plateau before the drop, by theory; nothing where there is none."""
+        """Returns the values of metrics on the plateau before the drop, by theory; nothing where there is none."""
         return {}
 
     def loss_shares(self) -> Mapping[str, float]:
@@ -257,7 +243,7 @@ class Task(BaseModel, ABC):
         return {}
 
     def influences(self, batch: Batch, shift: float | None, seed: int) -> Influences | None:
-        """What may be changed in the inputs, one position at a time; ``None`` unless a task says so.
+        """Returns the changes that may be made to the inputs, one position at a time; ``None`` unless a task says so.
 
         Args:
             shift: how far a value moves, up or down by chance; ``None``: to one drawn anew.
@@ -295,9 +281,8 @@ class Task(BaseModel, ABC):
         Raises:
             TaskError: if the settings leave no room for the task's inputs.
         """
-        from tasks.hooked import build_hooked_transformer
-
-        return build_hooked_transformer(self, settings or self.Model(), seed)
+        sizes = ModelSizes(self.name, self.sequence_length, self.d_vocab, self.d_vocab_out, self.n_read_outs)
+        return build_hooked_transformer(sizes, settings or self.Model(), seed)
 
     def constrain(self, model: HookedTransformer, settings: ModelSettings) -> None:
         """Put back what the settings hold fixed, after weights were copied in from elsewhere."""
@@ -320,7 +305,7 @@ def check_sample_size(n: int | None) -> None:
     """Refuse to sample fewer than one example, or more than any memory holds."""
     if n is not None and n < 1:
         raise TaskError(f"cannot sample {n} examples: ask for at least 1")
-    if n is not None and n >= MOST_EXAMPLES:
+    if n is not None and n >= MAX_EXAMPLES:
         raise TaskError(f"cannot sample {n} examples: more than memory can hold")
 
 

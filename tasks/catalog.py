@@ -1,4 +1,4 @@
-"""What tasks and presets there are, without importing torch (``--help`` and argument errors use it)."""
+"""Lists tasks and presets without importing torch (``--help`` and argument errors use it)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a task and its architecture settings to an initialised ``HookedTransformer``."""
+"""Builds an initialised ``HookedTransformer`` from the sizes that a task needs and its architecture settings."""
 
 from __future__ import annotations
 
@@ -6,22 +6,40 @@ import contextlib
 import random
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy
 import torch
 
-from tasks.base import TaskError, generator
+from tasks.errors import TaskError
+from tasks.seeds import generator
 from tasks.settings import ModelSettings
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
-    from tasks.base import Task
-
 # JAX draws "he_normal" from a normal cut at two standard deviations, rescaled to the variance asked for.
 STD_OF_NORMAL_CUT_AT_2 = 0.87962566103423978
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """The sizes of a model that its task fixes.
+
+    Attributes:
+        task: the name of the task, for messages.
+        n_ctx: positions of an input.
+        d_vocab, d_vocab_out: input token ids, and outputs per position.
+        n_read_outs: separate answers that the output axis holds side by side (for the fan-in of "he").
+    """
+
+    task: str
+    n_ctx: int
+    d_vocab: int
+    d_vocab_out: int
+    n_read_outs: int = 1
 
 
 @contextlib.contextmanager
@@ -49,15 +67,20 @@ def construct(config: HookedTransformerConfig) -> HookedTransformer:
         return HookedTransformer(config)
 
 
-def hooked_config(task: Task, settings: ModelSettings) -> HookedTransformerConfig:
+def hooked_config(sizes: ModelSizes, settings: ModelSettings) -> HookedTransformerConfig:
+    """Returns the config of a model of these sizes.
+
+    Raises:
+        TaskError: if the settings leave no room for the task's inputs.
+    """
     from transformer_lens import HookedTransformerConfig
 
     from tasks.post_norm import EPS, PostNormConfig
 
-    n_ctx = settings.n_ctx or task.sequence_length
-    if n_ctx < task.sequence_length:
+    n_ctx = settings.n_ctx or sizes.n_ctx
+    if n_ctx < sizes.n_ctx:
         raise TaskError(
-            f"model.n_ctx = {n_ctx} is too short: task {task.name!r} has {task.sequence_length} positions"
+            f"model.n_ctx = {n_ctx} is too short: task {sizes.task!r} has {sizes.n_ctx} positions"
         )
     post = settings.norm == "post"
     described = partial(PostNormConfig, eps=EPS) if post else HookedTransformerConfig
@@ -68,8 +91,8 @@ def hooked_config(task: Task, settings: ModelSettings) -> HookedTransformerConfi
         d_head=settings.d_head or settings.d_model // settings.n_heads,
         d_mlp=None if settings.attn_only else settings.d_mlp or 4 * settings.d_model,
         n_ctx=n_ctx,
-        d_vocab=task.d_vocab,
-        d_vocab_out=task.d_vocab_out,
+        d_vocab=sizes.d_vocab,
+        d_vocab_out=sizes.d_vocab_out,
         attn_only=settings.attn_only,
         act_fn=settings.act_fn,
         normalization_type=settings.normalization,
@@ -79,9 +102,9 @@ def hooked_config(task: Task, settings: ModelSettings) -> HookedTransformerConfi
     )
 
 
-def build_hooked_transformer(task: Task, settings: ModelSettings, seed: int) -> HookedTransformer:
+def build_hooked_transformer(sizes: ModelSizes, settings: ModelSettings, seed: int) -> HookedTransformer:
     """Construct and initialise; each tensor has its own generator, so none depends on the others."""
-    model = construct(hooked_config(task, settings))
+    model = construct(hooked_config(sizes, settings))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             kind = name.split(".")[-1]
@@ -93,12 +116,12 @@ def build_hooked_transformer(task: Task, settings: ModelSettings, seed: int) -> 
             elif kind.startswith("b"):
                 parameter.zero_()
             elif settings.init == "he":
-                std = (2 / fan_in(kind, parameter, task)) ** 0.5 / STD_OF_NORMAL_CUT_AT_2
+                std = (2 / fan_in(kind, parameter, sizes.n_read_outs)) ** 0.5 / STD_OF_NORMAL_CUT_AT_2
                 torch.nn.init.trunc_normal_(
                     parameter, std=std, a=-2 * std, b=2 * std, generator=random_stream
                 )
             else:
-                parameter.normal_(0.0, normal_std(kind, settings, task), generator=random_stream)
+                parameter.normal_(0.0, normal_std(kind, settings, sizes.d_vocab_out), generator=random_stream)
     for name, parameter in model.named_parameters():
         if is_bias(name) and (
             settings.biases == "frozen" or (settings.biases == "mlp" and ".mlp." not in name)
@@ -117,12 +140,13 @@ def is_bias(name: str) -> bool:
     return name.split(".")[-1].startswith("b_")
 
 
-def normal_std(kind: str, settings: ModelSettings, task: Task) -> float:
+def normal_std(kind: str, settings: ModelSettings, d_vocab_out: int) -> float:
+    """Returns the standard deviation that a matrix of this kind is drawn with."""
     if settings.init == "normal":
         return settings.init_std
     if settings.init == "torch":
         return 1.0  # of what torch_bound leaves: the embeddings
-    return float((task.d_vocab_out if kind == "W_U" else settings.d_model) ** -0.5)
+    return float((d_vocab_out if kind == "W_U" else settings.d_model) ** -0.5)
 
 
 def torch_bound(kind: str, settings: ModelSettings) -> float | None:
@@ -140,8 +164,8 @@ def torch_bound(kind: str, settings: ModelSettings) -> float | None:
     return float(fans[kind] ** -0.5) if kind in fans else None
 
 
-def fan_in(kind: str, parameter: torch.Tensor, task: Task) -> int:
-    """JAX's fan-in of the tensor as the MIIII code shapes it: all but its last axis, heads included."""
+def fan_in(kind: str, parameter: torch.Tensor, n_read_outs: int) -> int:
+    """Returns JAX's fan-in of the tensor as the MIIII code shapes it: all but its last axis, heads included."""
     if kind == "W_U":
-        return parameter.shape[0] * task.n_read_outs
+        return parameter.shape[0] * n_read_outs
     return parameter.numel() // parameter.shape[-1]

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from tasks import catalog
-from tasks.base import Task, TaskError
-from tasks.messages import one_line
+from tasks.base import Task
+from tasks.errors import TaskError
+from tasks.settings import one_line
 
 TaskClass = TypeVar("TaskClass", bound=type[Task])
 

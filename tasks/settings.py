@@ -1,12 +1,13 @@
-"""Architecture settings shared by every task: everything about a model that the task's data does not fix."""
+"""The architecture settings that every task has, and mistakes in settings said in one line."""
 
 from __future__ import annotations
 
+import difflib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serializer, model_validator
 
 
 def list_fields(model: type[BaseModel]) -> tuple[str, ...]:
@@ -22,7 +23,7 @@ def _is_list(annotation: Any) -> bool:
 
 
 #: Larger ones are slips: with them not even a name for the number of parameters is left.
-MOST_SIZE = 1_000_000
+MAX_SIZE = 1_000_000
 SIZES = ("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "n_ctx")
 
 
@@ -65,8 +66,8 @@ class ModelSettings(BaseModel):
     def _sizes_are_a_models(self) -> ModelSettings:
         for name in SIZES:
             size = getattr(self, name)
-            if size is not None and size > MOST_SIZE:
-                raise ValueError(f"{name} is at most {MOST_SIZE:,}")
+            if size is not None and size > MAX_SIZE:
+                raise ValueError(f"{name} is at most {MAX_SIZE:,}")
         return self
 
     @model_validator(mode="after")
@@ -93,3 +94,54 @@ class ModelSettings(BaseModel):
         if self.norm == "pre":
             found.pop("norm", None)
         return found
+
+
+#: Characters of a value, and of a list of keys, that are shown.
+SHOWN, LISTED = 80, 150
+
+
+def one_line(
+    error: ValidationError,
+    section: str,
+    valid: Iterable[str],
+    inner: Mapping[str, Iterable[str]] | None = None,
+) -> str:
+    """Each complaint headed by the key a user would type, joined by semicolons.
+
+    Args:
+        valid: the section's keys.
+        inner: the keys of what lies under a key of the section.
+    """
+    complaints = []
+    for complaint in error.errors():
+        key = ".".join([section, *map(str, complaint["loc"])])
+        if complaint["type"] == "extra_forbidden":
+            first, *rest = map(str, complaint["loc"])
+            where, last = key.rpartition(".")[::2]
+            known = (inner or {}).get(first, ()) if rest else valid
+            complaints.append(unknown_key(where, last, known) if known else f"no setting {key}")
+            continue
+        message = complaint["msg"].removeprefix("Value error, ")
+        shown = f", got {given(complaint['input'])}" if complaint["loc"] else ""
+        complaints.append(f"{key}: {message[:1].lower()}{message[1:]}{shown}")
+    return "; ".join(complaints)
+
+
+def given(value: object) -> str:
+    """A value as it was given, or the two ends of a long one."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python spells no whole number of so many digits
+        return "a number of thousands of digits"
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 28]}...{text[-25:]}"
+
+
+def unknown_key(section: str, key: str, valid: Iterable[str]) -> str:
+    """Returns what to say about a key that a section does not have: the closest one, and all of them."""
+    keys = list(valid)
+    close = difflib.get_close_matches(key, keys, n=1)
+    hint = f"did you mean {section}.{close[0]}? " if close else ""
+    listed = ", ".join(keys)
+    if len(listed) > LISTED:
+        listed = f"{listed[: listed.rindex(', ', 0, LISTED)]} and others, {len(keys)} in all"
+    return f"no setting {section}.{key}: {hint}{section} has {listed}"

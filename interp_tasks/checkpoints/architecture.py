@@ -22,7 +22,7 @@ from tasks.post_norm import PostNormConfig
 # Where a model runs is no part of what it is; n_params is computed.
 _NOT_STORED = {"device", "n_devices", "n_params"}
 #: Bytes of masks and rotary tables, which the config alone sizes.
-MOST_TABLES = 1 << 30
+MAX_TABLES = 1 << 30
 
 
 def config_to_json(config: HookedTransformerConfig, dtype: torch.dtype) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def parameter_shapes(stored: Mapping[str, Any], count: int, file: Path) -> dict[
     with torch.device("meta"):
         model = model_from_json(stored, file, "meta")
     tables = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
-    if tables > MOST_TABLES:
+    if tables > MAX_TABLES:
         raise UserError(f"{file} describes a model whose tables of positions take {tables} bytes")
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 

@@ -1,4 +1,4 @@
-"""Where a metric changes abruptly, from a plateau to its final level. Knows no torch.
+"""Finds the drop of a metric: its abrupt change from a plateau to its final level. Knows no torch.
 
 The rule, in order:
 
@@ -35,9 +35,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-FEWEST_VALUES = 8
+MIN_VALUES = 8
 #: Splits tried for the first guess; more do not move it.
-MOST_SPLITS = 50
+MAX_SPLITS = 50
 LEAST_CHANGE = 0.3
 #: Speed along the plateau over speed from 30% to 70% of the drop. A straight line has 1, exp(-t) 2, a loss
 #: that sinks by a quarter before it drops 0.4, an S-curve from a level plateau less than 0.1.
@@ -78,7 +78,7 @@ class Drop:
 
 
 def final_level(curve: Sequence[float]) -> float:
-    """Of finite values in order of their steps: the median of the last tenth, and of three at least."""
+    """Returns the median of the last tenth of finite values in order of their steps, of three at least."""
     return float(np.median(curve[-max(3, len(curve) // 10) :]))
 
 
@@ -108,7 +108,7 @@ def detect_drop(
         raise ValueError("steps must ascend")
     # Seen as a fall, whichever way the metric goes.
     curve = logged[kept] if direction == "down" else -logged[kept]
-    if len(curve) < FEWEST_VALUES:
+    if len(curve) < MIN_VALUES:
         return None
     final = final_level(list(curve))
     plateau = _level_before_best_split(at, curve)
@@ -154,7 +154,7 @@ def detect_drop(
 
 
 def _leaves(theory: float, plateau: float, final: float, direction: Literal["down", "up"]) -> bool:
-    """Whether a fall begins on the plateau by theory and makes half of the way from there to a perfect score.
+    """Returns whether a fall begins on the plateau by theory and makes half of the way from there to a perfect score.
 
     Args:
         plateau, final: as falls, whichever way the metric goes.
@@ -217,7 +217,7 @@ def _level_before_best_split(at: Array, curve: Array) -> float:
     """The higher level in the best description of the curve as one level and then a lower one."""
     edges = np.concatenate([at[:1], (at[1:] + at[:-1]) / 2, at[-1:]])
     weights = np.maximum(np.diff(edges), 1e-9)
-    splits = np.unique(np.linspace(1, len(curve) - 1, MOST_SPLITS).astype(int))
+    splits = np.unique(np.linspace(1, len(curve) - 1, MAX_SPLITS).astype(int))
     best, level = np.inf, -np.inf
     for split in splits:
         before = _weighted_median(curve[:split], weights[:split])

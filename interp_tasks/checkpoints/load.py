@@ -15,14 +15,15 @@ from transformer_lens import HookedTransformer
 
 import tasks
 from interp_tasks.checkpoints.architecture import model_from_json, parameter_shapes
-from interp_tasks.checkpoints.digest import check_digest
+from interp_tasks.checkpoints.atomic import check_digest
 from interp_tasks.checkpoints.dtypes import dtype_name, dtype_named, dtype_names
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve
 from interp_tasks.checkpoints.run_files import META_FILE, WEIGHTS_FILE
 from interp_tasks.errors import UserError
 from interp_tasks.files import read_file
-from tasks.base import Task, TaskError
+from tasks.base import Task
+from tasks.errors import TaskError
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a checkpoint's description is good, and its weights are there in the size that it says."""
+    """Returns whether a checkpoint's description is good, and its weights are there in the size that it says."""
     try:
         return (folder / WEIGHTS_FILE).stat().st_size == read_meta(folder)["weights"].get("bytes")
     except (UserError, OSError):

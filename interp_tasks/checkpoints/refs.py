@@ -76,7 +76,7 @@ def resolve(ref: str | Path) -> list[ResolvedCheckpoint]:
 
 
 def zoo_folder() -> Path:
-    """Where the shipped runs lie."""
+    """Returns the folder of the shipped runs."""
     return Path(str(files("interp_tasks"))) / "zoo"
 
 

@@ -19,7 +19,7 @@ _MISSING = "(not set)"
 
 @dataclass(frozen=True)
 class Schedule:
-    """What decides whether a run may go on by another schedule: only if no step taken had another learning rate.
+    """A learning-rate schedule: a run may go on by another only if no step taken had another learning rate.
 
     Attributes:
         settings: the names of those train settings that may change so.

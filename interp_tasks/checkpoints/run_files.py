@@ -1,4 +1,4 @@
-"""Where things lie in a run folder, and how its JSON is read. Knows no torch.
+"""Paths in a run folder, and readers of its JSON. Knows no torch.
 
 RUN/run.json                   config, seeds, versions, hardware, git state, drop metric
 RUN/metrics.jsonl              one line per logged step
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.files import MOST_JSON, read_file
+from interp_tasks.files import MAX_JSON, read_file
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
@@ -26,13 +26,13 @@ CHECKPOINTS_FOLDER = "checkpoints"
 STOPPED_FOLDER = "stopped"
 META_FILE = "meta.json"
 #: Of JSON: how deep, and how long a whole number. Ours is six deep; what is longer than this fits no float.
-MOST_NESTED, MOST_DIGITS = 40, 300
+MAX_NESTED, MAX_DIGITS = 40, 300
 WEIGHTS_FILE = "model.safetensors"
 TRAINING_STATE_FILE = "training_state.safetensors"
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:
-    """Where the checkpoint after ``step`` updates lies; the name sorts as the step does."""
+    """Returns the folder of the checkpoint after ``step`` updates; the name sorts as the step does."""
     return run / CHECKPOINTS_FOLDER / f"{step:08d}"
 
 
@@ -93,7 +93,7 @@ def parse_json(content: bytes) -> Any:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     level = [value]
-    for _ in range(MOST_NESTED):
+    for _ in range(MAX_NESTED):
         level = [
             inner
             for part in level
@@ -106,13 +106,13 @@ def parse_json(content: bytes) -> Any:
 
 
 def _whole(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
+    if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)
 
 
 def is_step(value: Any) -> bool:
-    """Whether it can be a number of updates."""
+    """Returns whether it can be a number of updates."""
     return type(value) is int and 0 <= value < 2**53
 
 
@@ -123,7 +123,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         UserError: in one line, if the file is missing, unreadable, not JSON, or not an object.
     """
     try:
-        content = parse_json(read_file(path, what, MOST_JSON))
+        content = parse_json(read_file(path, what, MAX_JSON))
     except UserError:
         raise
     except ValueError as error:

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from interp_tasks.checkpoints.atomic import (
+    digest,
     is_temporary,
     json_bytes,
     remove_folder,
@@ -25,7 +26,6 @@ from interp_tasks.checkpoints.atomic import (
     sync_folder,
     writing,
 )
-from interp_tasks.checkpoints.digest import digest
 from interp_tasks.checkpoints.load import fill_parameters, read_parameters
 from interp_tasks.checkpoints.lock import LOCK_FILE, RunLock
 from interp_tasks.checkpoints.meta import read_meta
@@ -53,7 +53,7 @@ from tasks.base import Task
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a run goes on: after ``step`` updates, with the tensors and data its trainer saved there."""
+    """The point at which a run goes on: after ``step`` updates, with the tensors and data its trainer saved there."""
 
     step: int
     path: Path
@@ -193,7 +193,7 @@ class RunFolder:
         self._clock.append({"step": step, "seconds": round(seconds, 6)})
 
     def time_at(self, step: int) -> float | None:
-        """What ``clock.jsonl`` says of a step."""
+        """Returns the time that ``clock.jsonl`` has for a step."""
         return read_clock(self.path).get(step)
 
     def finish(self, peaks: Mapping[str, int]) -> None:
@@ -274,7 +274,7 @@ def resumable(run: Path) -> list[int]:
 
 
 def _resume_point(folder: Path, step: int | None, faults: list[str]) -> ResumePoint | None:
-    """What a checkpoint folder holds; it must be of ``step``, ``None``: of whichever it says."""
+    """Reads the point in a checkpoint folder; it must be of ``step``, or with ``None`` of any step."""
     try:
         meta = read_meta(folder)
         state = read_training_state(folder, meta)

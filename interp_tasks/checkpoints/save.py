@@ -15,9 +15,15 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from interp_tasks.checkpoints.architecture import check_rebuilds, config_to_json
-from interp_tasks.checkpoints.atomic import json_bytes, new_folder, refuse_existing, to_json, write_synced
-from interp_tasks.checkpoints.digest import digest
-from interp_tasks.checkpoints.dtypes import dtype_name, dtype_named, dtype_names, plain
+from interp_tasks.checkpoints.atomic import (
+    digest,
+    json_bytes,
+    new_folder,
+    refuse_existing,
+    to_json,
+    write_synced,
+)
+from interp_tasks.checkpoints.dtypes import as_dense_tensor, dtype_name, dtype_named, dtype_names
 from interp_tasks.checkpoints.meta import FORMAT, signed
 from interp_tasks.checkpoints.run_files import META_FILE, TRAINING_STATE_FILE, WEIGHTS_FILE
 from interp_tasks.checkpoints.training_state import TrainingState, training_state_bytes
@@ -105,7 +111,7 @@ def weights_bytes(model: HookedTransformer, weights_dtype: str | None) -> bytes:
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             raise UserError(f"parameter {name} holds NaN or infinite values: the model is not stored")
-        tensor = plain(parameter)
+        tensor = as_dense_tensor(parameter)
         tensors[name] = tensor if dtype is None else tensor.to(dtype)
         if not tensors[name].isfinite().all():
             raise UserError(

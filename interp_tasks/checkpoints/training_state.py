@@ -1,4 +1,4 @@
-"""What a run needs besides weights to go on as if it had never stopped: optimiser, filters, random state."""
+"""The training state: what a run needs besides weights to go on as if it had never stopped."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from interp_tasks.checkpoints.digest import check_digest
-from interp_tasks.checkpoints.dtypes import plain, tensors_metadata
+from interp_tasks.checkpoints.atomic import check_digest
+from interp_tasks.checkpoints.dtypes import as_dense_tensor, tensors_metadata
 from interp_tasks.checkpoints.run_files import TRAINING_STATE_FILE, parse_json
 from interp_tasks.errors import UserError
 from interp_tasks.files import read_file
@@ -37,7 +37,9 @@ def training_state_bytes(state: TrainingState) -> bytes:
         data = json.dumps(dict(state.data))
     except (TypeError, ValueError) as error:
         raise UserError(f"the data of a training state must be plain JSON: {error}") from None
-    return save({name: plain(tensor) for name, tensor in state.tensors.items()}, metadata={"data": data})
+    return save(
+        {name: as_dense_tensor(tensor) for name, tensor in state.tensors.items()}, metadata={"data": data}
+    )
 
 
 def read_training_state(folder: Path, meta: Mapping[str, Any]) -> TrainingState | None:

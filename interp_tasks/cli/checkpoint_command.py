@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,26 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from interp_tasks.cli.result_command import PrintingCommand, ResultCommand
-from interp_tasks.cli.settings import read_settings
-from interp_tasks.errors import UserError
 from interp_tasks.files import check_file
 from interp_tasks.measurement.subjects import Examples, Options, Progress, check_refs
+from interp_tasks.settings import check_device, check_task_name, task_config
 
-DEVICE = re.compile(r"cpu|(cuda|mps)(:\d+)?", re.ASCII)
 REF_HELP = (
     "Checkpoint: RUN@4000, RUN@last, @all, @0:20000:2000 (end included), @pre, @onset, @end, @post, "
     "zoo:NAME@..., or a checkpoint folder. Repeat for several."
 )
-
-
-def check_device(device: str) -> None:
-    """Refuse what cannot be the name of a device; whether it is there, torch says.
-
-    Raises:
-        UserError: in one line.
-    """
-    if not DEVICE.fullmatch(device):
-        raise UserError(f"--device {device!r}: write cpu, cuda, cuda:1 or mps")
 
 
 @dataclass(kw_only=True)
@@ -106,29 +92,3 @@ class ExperimentCommand(ExamplesCommand, ResultCommand):
     @property
     def reads_checkpoints(self) -> bool:
         return True
-
-
-def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:
-    """A task's own settings as ``--set`` gives them."""
-    if not settings:
-        return {}
-    from interp_tasks.training.config import list_keys, typed
-    from tasks import catalog
-
-    # A task that --import brings is not known yet when the options are checked.
-    lists = list_keys(task) if task in catalog.names() else frozenset()
-    config = {}
-    for key, value in read_settings(settings).items():
-        section, _, name = key.rpartition(".")
-        if section not in ("", "task"):
-            raise UserError(f"--set {key}: here it sets the task's own settings, such as task.n=4")
-        config[name] = typed(value, is_list=f"task.{name}" in lists)
-    return config
-
-
-def check_task_name(name: str) -> None:
-    """Refuse an unknown task without importing any."""
-    from tasks import catalog
-
-    if name not in catalog.names():
-        raise UserError(catalog.unknown(name))

@@ -12,10 +12,10 @@ import typer
 from interp_tasks.cli.base import Command
 from interp_tasks.cli.output import FORMATS, PICTURES, PLOT_FORMATS, check_targets, emit
 from interp_tasks.cli.progress import progress_line
-from interp_tasks.cli.settings import import_file
 from interp_tasks.files import check_file
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.subjects import Progress
+from interp_tasks.settings import import_file
 
 if TYPE_CHECKING:
     from interp_tasks.experiments import Result

@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from interp_tasks.cli.base import Command
-from interp_tasks.cli.checkpoint_command import check_device
-from interp_tasks.cli.settings import import_file, read_settings
 from interp_tasks.files import check_file
+from interp_tasks.settings import check_device, import_file, read_settings
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,6 @@ Importing this package imports neither torch nor pandas; running an experiment d
 from interp_tasks.experiments.ablation.measure import ablation
 from interp_tasks.experiments.algorithm.measure import AlgorithmResult, algorithm
 from interp_tasks.experiments.attention.measure import AttentionResult, attention
-from interp_tasks.experiments.baseline.comparison import ComparisonResult
 from interp_tasks.experiments.baseline.measure import baseline
 from interp_tasks.experiments.copying.measure import copying
 from interp_tasks.experiments.curve.measure import CurveResult, curve
@@ -33,6 +32,7 @@ from interp_tasks.experiments.probe.measure import ProbeResult, probe
 from interp_tasks.experiments.progress.measure import ProgressResult, progress
 from interp_tasks.experiments.transplant.measure import transplant
 from interp_tasks.experiments.weights.measure import WeightsResult, weights
+from interp_tasks.measurement.baselines.comparison import ComparisonResult
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.subjects import Examples, Options, Subject, subjects
 from interp_tasks.measurement.table import COLUMNS

@@ -1,4 +1,4 @@
-"""Who does the work: anything with the interface of ``concurrent.futures.Executor``."""
+"""Executors of a grid's units: anything with the interface of ``concurrent.futures.Executor``."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Here(Executor):
 
 
 def is_here(executor: str | Executor) -> bool:
-    """Whether it is known that all work is done on this machine."""
+    """Returns whether it is known that all work is done on this machine."""
     match = DASK.fullmatch(executor) if isinstance(executor, str) else None
     return executor in ("serial", "processes") or (match is not None and match["address"] is None)
 

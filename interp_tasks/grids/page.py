@@ -24,7 +24,7 @@ INDEX = "index.html"
 
 @dataclass(frozen=True)
 class Findings:
-    """What a grid found.
+    """The results of a grid: its table and what became of its units.
 
     Attributes:
         rows: the table of all its experiments, see :func:`interp_tasks.grids.table.table`.
@@ -75,7 +75,7 @@ def drops_of(grid: Grid) -> DropsResult | None:
 
 
 def sentences(grid: Grid) -> list[str]:
-    """What became of the units."""
+    """Returns sentences on how many units were done, and how."""
     records = list(grid.records.values())
     done = sum(record.status == "done" for record in records)
     lines = [
@@ -90,7 +90,7 @@ def sentences(grid: Grid) -> list[str]:
 
 
 def failures(grid: Grid) -> list[tuple[str, str]]:
-    """What failed, and why."""
+    """Returns the units that failed, each with its reason."""
     return [(record.what, record.error) for record in grid.failed]
 
 
@@ -107,7 +107,7 @@ def page(findings: Findings) -> Page:
         figure = dropped.plot()
         rows = shown_rows(dropped.frame)
         sections += [
-            Figure(figure, "When runs drop", dropped.caption(), height=int(figure.layout.height)),
+            Figure(figure, "When runs drop", dropped.caption()),
             Table(
                 rows,
                 caption=" ".join(dropped.notes),

@@ -15,7 +15,6 @@ from interp_tasks.checkpoints.lock import RunLock
 from interp_tasks.checkpoints.run_files import check_free
 from interp_tasks.errors import UserError
 from interp_tasks.grids.executors import PATIENCE, Workplace, is_here, workplace
-from interp_tasks.grids.spec import Spec, read_spec, spec_of
 from interp_tasks.grids.unit import (
     Record,
     is_trained,
@@ -26,6 +25,7 @@ from interp_tasks.grids.unit import (
 )
 from interp_tasks.grids.units import MeasureUnit, Plan, TrainUnit, Unit, check, plan, said_of
 from interp_tasks.measurement.subjects import check_device
+from interp_tasks.recipes.spec import Spec, read_spec, spec_of
 
 #: Called as progress(done, total, what).
 Progress = Callable[[int, int, str], None]
@@ -33,7 +33,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Grid:
-    """What came of a grid.
+    """A grid that was run: its plan, and the record of each unit.
 
     Attributes:
         folder: where it is.
@@ -221,7 +221,10 @@ class _Run:
         running: Sequence[Unit],
         slots: int | None,
     ) -> list[Unit]:
-        """What can begin. Suspects go last and one by one, so that it is known in which of them a process dies."""
+        """Returns the units that can begin.
+
+        Suspects go last and one by one, so that it is known in which of them a process dies.
+        """
         if any(unit.key in self.suspects for unit in running):
             return []
         ready = [unit for unit in waiting if self.is_ready(unit)]
@@ -282,7 +285,7 @@ class _Run:
 
 
 def is_written(run: Path) -> bool:
-    """Whether somebody holds the run."""
+    """Returns whether somebody holds the run."""
     if not run.is_dir():
         return False
     try:

@@ -1,4 +1,4 @@
-"""What a grid found, as one tidy table: every unit's rows, the settings that vary, and what seeds have in common."""
+"""The tidy table of a grid: every unit's rows, the settings that vary, and rows that pool seeds."""
 
 from __future__ import annotations
 

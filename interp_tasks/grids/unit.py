@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.checkpoints.atomic import replace_file, writing
-from interp_tasks.checkpoints.digest import digest
+from interp_tasks.checkpoints.atomic import digest, replace_file, writing
 from interp_tasks.checkpoints.meta import is_whole
 from interp_tasks.checkpoints.run_files import checkpoint_folder, read_json, stored_steps
 from interp_tasks.errors import UserError
@@ -26,7 +25,7 @@ UNITS = "units"
 
 @dataclass(frozen=True)
 class Record:
-    """What became of a unit.
+    """The record of a unit: whether it was done, and what it made.
 
     Attributes:
         status: ``"done"`` or ``"failed"``.
@@ -69,7 +68,7 @@ def perform(unit: Unit, root: str, device: str, imports: Sequence[str] = ()) -> 
 
 
 def import_all(files: Sequence[str]) -> None:
-    from interp_tasks.cli.settings import import_file
+    from interp_tasks.settings import import_file
 
     for file in files:
         import_file(Path(file))
@@ -78,7 +77,7 @@ def import_all(files: Sequence[str]) -> None:
 def one_line(failure: Exception) -> str:
     """A user's mistake in its own words, anything else with its kind."""
     from circuits import CircuitsError
-    from tasks.base import TaskError
+    from tasks.errors import TaskError
 
     expected = isinstance(failure, (UserError, TaskError, CircuitsError))
     text = " ".join(str(failure).split())
@@ -142,7 +141,7 @@ def accepts_options(call: Any) -> bool:
 
 
 def place_of(run: str, root: Path) -> str:
-    """Where a run is: one of the grid's under its folder, any other as it is named."""
+    """Returns the path of a run: one of the grid's under its folder, any other as it is named."""
     return str(root / run) if run.startswith("runs/") and (root / run).is_dir() else run
 
 
@@ -170,7 +169,7 @@ def write_unit(file: Path, content: bytes) -> None:
 
 
 def read_record(root: Path, unit: Unit) -> Record | None:
-    """What became of a unit, if that still holds: what it made must be there. A mangled record is none."""
+    """Reads the record of a unit, if what it made is still there. A mangled record is none."""
     try:
         record = Record(**read_json(record_file(root, unit.key), "what became of a unit"))
     except (UserError, TypeError):
@@ -194,7 +193,7 @@ def is_made(root: Path, unit: Unit, record: Record) -> bool:
 
 
 def is_trained(root: Path, unit: TrainUnit) -> bool:
-    """Whether the run is there to its end."""
+    """Returns whether the run is there to its end."""
     run = root / unit.folder
     steps = stored_steps(run)
     return (
@@ -203,7 +202,7 @@ def is_trained(root: Path, unit: TrainUnit) -> bool:
 
 
 def result_sha256(root: Path, key: str) -> str:
-    """Of a unit's rows; empty where there are none."""
+    """Returns the sha256 of a unit's rows; empty where there are none."""
     try:
         return str(digest(read_file(result_file(root, key), "the rows of a unit"))["sha256"])
     except UserError:

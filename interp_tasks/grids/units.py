@@ -15,18 +15,18 @@ from typing import Any, TypeAlias
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import check_selector, resolve
 from interp_tasks.checkpoints.run_files import is_checkpoint
-from interp_tasks.cli.checkpoint_command import check_device, check_task_name
 from interp_tasks.errors import UserError
-from interp_tasks.grids.spec import MOST_UNITS, Asked, Spec, Training
+from interp_tasks.recipes.spec import MAX_UNITS, ExperimentSpec, Spec, Training
+from interp_tasks.settings import check_device, check_task_name
 from interp_tasks.training.config import SCHEDULE, Resolved, list_keys, resolve_config
 
 #: What examines no run that is there.
-NOT_OF_RUNS = frozenset({"data", "demo", "subjects"})
+NEEDS_NO_RUN = frozenset({"data", "demo", "subjects"})
 KEY_LENGTH = 16
 #: Train settings under which a run goes on in the folder that it has, see :class:`~interp_tasks.checkpoints.RunFolder`.
 GOES_ON = ("steps", *SCHEDULE)
 #: A run that is not there.
-NOWHERE = "runs/\N{EM DASH}"
+PLACEHOLDER_RUN = "runs/\N{EM DASH}"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class MeasureUnit:
     """
 
     key: str
-    asked: Asked
+    asked: ExperimentSpec
     runs: tuple[str, ...]
     needs: tuple[str, ...]
     threads: int
@@ -102,8 +102,8 @@ def check(spec: Spec) -> None:
     count = 0
     for block in spec.train:
         count += len(block.seeds) * block.size(list_keys(block.task))
-        if count > MOST_UNITS:
-            raise UserError(f"the grid asks for more than {MOST_UNITS:,} runs: fewer values, or fewer seeds")
+        if count > MAX_UNITS:
+            raise UserError(f"the grid asks for more than {MAX_UNITS:,} runs: fewer values, or fewer seeds")
     for block in spec.train:
         for values in combinations(block):
             start = resolved_of(block, values).train.start_from
@@ -118,7 +118,7 @@ def check(spec: Spec) -> None:
         check_given(run, [asked for asked in spec.experiment if asked.at])
 
 
-def check_given(run: str, asked: Sequence[Asked]) -> None:
+def check_given(run: str, asked: Sequence[ExperimentSpec]) -> None:
     """Refuse a run that is not there, and marks or steps that it does not have."""
     if not Path(run).is_dir():
         resolve(run)
@@ -126,13 +126,13 @@ def check_given(run: str, asked: Sequence[Asked]) -> None:
         resolve(f"{run}@{mark}")
 
 
-def check_experiment(asked: Asked) -> None:
+def check_experiment(asked: ExperimentSpec) -> None:
     from interp_tasks import experiments
 
     names = sorted(
         name
         for name in experiments.__all__
-        if name.islower() and name not in NOT_OF_RUNS and inspect.isfunction(getattr(experiments, name))
+        if name.islower() and name not in NEEDS_NO_RUN and inspect.isfunction(getattr(experiments, name))
     )
     if asked.name not in names:
         raise UserError(f"no experiment {asked.name!r}: experiments are {', '.join(names)}")
@@ -153,16 +153,16 @@ def check_experiment(asked: Asked) -> None:
     rehearse(asked, getattr(experiments, asked.name))
 
 
-def rehearse(asked: Asked, experiment: Callable[..., Any]) -> None:
+def rehearse(asked: ExperimentSpec, experiment: Callable[..., Any]) -> None:
     """Refuse arguments before the runs are trained that they are for.
 
     Experiments look at their arguments before they look for their runs: of one that is not there, they say so last.
     """
     with said_of(asked):
         try:
-            experiment([NOWHERE], **asked.settings)
+            experiment([PLACEHOLDER_RUN], **asked.settings)
         except UserError as error:
-            if NOWHERE not in str(error):
+            if PLACEHOLDER_RUN not in str(error):
                 raise
         # Where to run, and on what, is looked at once the run is there.
         if "device" in asked.settings:
@@ -172,7 +172,7 @@ def rehearse(asked: Asked, experiment: Callable[..., Any]) -> None:
 
 
 @contextlib.contextmanager
-def said_of(asked: Asked) -> Iterator[None]:
+def said_of(asked: ExperimentSpec) -> Iterator[None]:
     """A mistake in the arguments of an experiment, which is named once."""
     try:
         yield
@@ -182,7 +182,7 @@ def said_of(asked: Asked) -> Iterator[None]:
 
 
 def option_parameters() -> list[inspect.Parameter]:
-    """What experiments share as ``**options``."""
+    """Returns the parameters that experiments share as ``**options``."""
     from interp_tasks.experiments import Options
 
     return [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in Options.__annotations__]
@@ -209,15 +209,17 @@ def plan(spec: Spec) -> Plan:
     return Plan(tuple(trained.values()), tuple(measured.values()))
 
 
-def content_of(run: str, asked: Asked) -> dict[str, Any]:
-    """What an experiment reads of a run that is there: trained further, it is another."""
+def content_of(run: str, asked: ExperimentSpec) -> dict[str, Any]:
+    """Returns what identifies the part of a run that an experiment reads: trained further, it is another."""
     whole = run if is_checkpoint(Path(run)) else f"{run}@all"
     refs = [f"{run}@{mark}" for mark in asked.at] or [whole]
     folders = [checkpoint.path for ref in refs for checkpoint in resolve(ref)]
     return {"run": run, "checkpoints": [read_meta(folder)["sha256"] for folder in folders]}
 
 
-def groups(asked: Asked, trained: Sequence[TrainUnit], given: Sequence[str]) -> list[tuple[str, ...]]:
+def groups(
+    asked: ExperimentSpec, trained: Sequence[TrainUnit], given: Sequence[str]
+) -> list[tuple[str, ...]]:
     """The runs of each call."""
     if asked.over == "all":
         return [(*(unit.folder for unit in trained), *given)]

@@ -1,1 +1,1 @@
-"""What the experiments share: checkpoints as subjects, options, results, tables and figures."""
+"""Code that experiments share: checkpoints as subjects, options, results, tables and figures."""

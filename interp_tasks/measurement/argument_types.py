@@ -84,7 +84,7 @@ def check_type(experiment: str, name: str, annotation: str, value: Any) -> None:
     if validate is None:
         return
     try:
-        validate(plain(value))
+        validate(as_json(value))
     except ValidationError:
         shown = " ".join(repr(value).split())
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
@@ -93,7 +93,7 @@ def check_type(experiment: str, name: str, annotation: str, value: Any) -> None:
 
 @functools.cache
 def validator_of(annotation: str) -> Callable[[Any], Any] | None:
-    """What raises for a value that is not of a type; ``None`` where the type is not one of ours to check."""
+    """Returns a function that raises for a value not of a type; ``None`` where the type is not ours to check."""
     try:
         hint = eval(annotation, {}, NAMES)
     except NameError:
@@ -114,7 +114,7 @@ def listed(value: Any) -> Any:
 
 
 def is_ordered(values: AbstractSet[Any]) -> bool:
-    """Whether a set can be sorted: its own order differs between processes, as hashes of texts do."""
+    """Returns whether a set can be sorted: its own order differs between processes, as hashes of texts do."""
     return any(
         all(isinstance(each, kind) for each in values) for kind in (str, int, tuple, PurePath)
     ) and isinstance(values, (set, frozenset))
@@ -125,12 +125,12 @@ def is_device(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.device)
 
 
-def plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """A value as JSON would have it: paths as text, arrays and numbers of arrays as Python's."""
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, (list, tuple, range)):
-        return [plain(each) for each in value]
+        return [as_json(each) for each in value]
     if hasattr(value, "tolist"):
         return value.tolist()
     return value

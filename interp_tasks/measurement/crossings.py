@@ -1,11 +1,22 @@
-"""When a curve over training steps has made some share of its way. Numpy only."""
+"""Steps at which curves have made a share of their way, or reach a level; and what many runs have in common.
+
+A run that ended before is censored: its step is infinite here, and NaN in a table. That it lies beyond every step
+reached is all that is known of it, which is enough for a median, a rank, or a bound on a ratio. Numpy only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+#: Resamples of runs behind an interval.
+RESAMPLES = 2000
+#: Fewest seeds of an interval over seeds.
+MIN_SEEDS = 3
 
 Array = NDArray[np.float64]
 
@@ -32,3 +43,89 @@ def crossing(steps: Sequence[int], values: Array, share: float, start: Array, en
             part = (share - curve[last]) / (curve[last + 1] - curve[last])
             found[row] = at[last] + part * (at[last + 1] - at[last])
     return found
+
+
+def spearman(pairs: Any) -> Any:
+    """Rank correlations ``[resample]`` of pairs ``[resample run 2]``; ties have average ranks, equal numbers NaN."""
+    import numpy as np
+
+    smaller = (pairs[:, :, None] > pairs[:, None]).sum(2)
+    equal = (pairs[:, :, None] == pairs[:, None]).sum(2)
+    ranks = smaller + (equal - 1) / 2
+    centred = ranks - ranks.mean(1, keepdims=True)
+    spread = np.sqrt((centred**2).sum(1).prod(1))
+    return np.divide(centred.prod(2).sum(1), spread, out=np.full(len(pairs), np.nan), where=spread > 0)
+
+
+def reached(steps: Sequence[int], values: Sequence[float], level: float) -> tuple[float, float]:
+    """The first step at a level, and the one after which a curve is never below it again; infinite where there is none.
+
+    Linear between logged steps.
+    """
+    curve = np.asarray(values, dtype=float)
+    if not len(curve):
+        return math.inf, math.inf
+    ways = np.stack([np.maximum.accumulate(curve), curve])
+    first, lasting = crossing(steps, ways, level, np.zeros(2), np.ones(2))
+    return (
+        math.inf if math.isnan(first) else float(first),
+        math.inf if math.isnan(lasting) else float(lasting),
+    )
+
+
+def median(values: Array) -> Array:
+    """Medians ``[...]`` of ``[... run]`` with infinite ones; infinite (NaN between two signs) where it is not known."""
+    ordered = np.sort(values, axis=-1)
+    n = values.shape[-1]
+    with np.errstate(invalid="ignore"):
+        return np.asarray((ordered[..., (n - 1) // 2] + ordered[..., n // 2]) / 2)
+
+
+def over_seeds(values: Array, statistic: Callable[[Array], Array], seed: int) -> tuple[float, float]:
+    """95% percentile interval of a statistic ``[resample run] -> [resample]``, by bootstrap over runs.
+
+    An end that no number is known of is NaN, and so is the interval of fewer than three runs.
+    """
+    if len(values) < MIN_SEEDS:
+        return math.nan, math.nan
+    rng = np.random.default_rng([seed, 4])
+    drawn = statistic(values[rng.integers(0, len(values), (RESAMPLES, len(values)))])
+    drawn = drawn[~np.isnan(drawn)]
+    if not len(drawn):
+        return math.nan, math.nan
+    low, high = (np.quantile(drawn, share, method="nearest") for share in (0.025, 0.975))
+    return finite(low), finite(high)
+
+
+def finite(value: float) -> float:
+    """NaN for what is not known."""
+    return float(value) if math.isfinite(value) else math.nan
+
+
+def ratio_of_steps(
+    mine: float, mine_until: float, other: float, other_until: float
+) -> tuple[float, float, float]:
+    """How many times as many steps one run needs as another: ratio, and what it is at least and at most.
+
+    Where both get there all three are the same number. Where one is censored the ratio is infinite, or zero, and the
+    last steps (``until``) bound it from one side; where both are it is NaN, and nothing bounds it.
+    """
+    if math.isinf(mine) and math.isinf(other):
+        return math.nan, 0.0, math.inf
+    if math.isinf(mine):
+        return math.inf, mine_until / other if other else math.inf, math.inf
+    if math.isinf(other):
+        return 0.0, 0.0, mine / other_until if other_until else math.inf
+    found = mine / other if other else math.nan
+    return found, found, found
+
+
+def in_order(steps: Array) -> float:
+    """The share of pairs whose second comes later than its first, a tie counting half; both censored: no pair."""
+    counted = [
+        0.5 if steps[i] == steps[j] else float(steps[i] < steps[j])
+        for i in range(len(steps))
+        for j in range(i + 1, len(steps))
+        if not (math.isinf(steps[i]) and math.isinf(steps[j]))
+    ]
+    return float(np.mean(counted)) if counted else math.nan

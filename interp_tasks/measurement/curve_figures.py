@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures.palette import COLOURS, SYMBOLS, template
 from circuits.figures.style import log_axis
 from interp_tasks.measurement.run_logs import Curve
-from interp_tasks.pages.palette import COLOURS, SYMBOLS, template
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -21,21 +21,21 @@ def curves_figure(curves: Mapping[tuple[str, str], Curve]) -> plotly.graph_objec
     """Every curve in one panel; what lies between onset and end is bold."""
     import plotly.graph_objects as go
 
-    found = go.Figure()
+    figure = go.Figure()
     metrics = list(dict.fromkeys(metric for _, metric in curves))
     for index, ((run, metric), curve) in enumerate(curves.items()):
         name = run if len(metrics) == 1 else f"{run}, {metric}"
-        add_curve(found, curve, name, index)
-    found.update_xaxes(title_text="step")
-    found.update_yaxes(title_text=" or ".join(metrics[:3]), **axis(list(curves.values())))
-    finish(found, len(curves))
-    return found
+        add_curve(figure, curve, name, index)
+    figure.update_xaxes(title_text="step")
+    figure.update_yaxes(title_text=" or ".join(metrics[:3]), **axis(list(curves.values())))
+    finish(figure, len(curves))
+    return figure
 
 
-def add_curve(found: Any, curve: Curve, name: str, index: int, row: int | None = None) -> None:
+def add_curve(figure: Any, curve: Curve, name: str, index: int, row: int | None = None) -> None:
     style = line(index)
     where: dict[str, Any] = {} if row is None else {"row": row, "col": 1}
-    found.add_scatter(
+    figure.add_scatter(
         x=curve.steps,
         y=curve.values,
         name=name,
@@ -51,7 +51,7 @@ def add_curve(found: Any, curve: Curve, name: str, index: int, row: int | None =
         for step, value in zip(curve.steps, curve.values, strict=True)
         if curve.drop.onset <= step <= curve.drop.end
     ]
-    found.add_scatter(
+    figure.add_scatter(
         x=[step for step, _ in bold],
         y=[value for _, value in bold],
         name=f"{name}, drop",
@@ -79,12 +79,14 @@ def run_figure(
     from plotly.subplots import make_subplots
 
     rows = 2 if accuracies else 1
-    found = make_subplots(rows=rows, cols=1, shared_xaxes=True, vertical_spacing=0.06)
+    figure = make_subplots(rows=rows, cols=1, shared_xaxes=True, vertical_spacing=0.06)
     for index, curve in enumerate(curves):
-        add_curve(found, drop if curve.metric == drop.metric else plain(curve), curve.metric, index, 1)
+        add_curve(
+            figure, drop if curve.metric == drop.metric else without_drop(curve), curve.metric, index, 1
+        )
         level = levels.get(curve.metric, 0.0)
         if level > 0:
-            found.add_scatter(
+            figure.add_scatter(
                 x=[curve.steps[0], curve.steps[-1]],
                 y=[level, level],
                 name=f"{curve.metric}, plateau by theory",
@@ -96,7 +98,7 @@ def run_figure(
                 col=1,
             )
     for index, (name, (steps, values)) in enumerate(accuracies.items()):
-        found.add_scatter(
+        figure.add_scatter(
             x=list(steps),
             y=list(values),
             name=name,
@@ -106,12 +108,12 @@ def run_figure(
             row=2,
             col=1,
         )
-    found.update_yaxes(title_text="validation metric", row=1, col=1, **axis(curves))
+    figure.update_yaxes(title_text="validation metric", row=1, col=1, **axis(curves))
     if accuracies:
-        found.update_yaxes(title_text="accuracy", rangemode="tozero", row=2, col=1)
-    found.update_xaxes(title_text="step", row=rows, col=1)
-    finish(found, len(curves) + len(accuracies), rows)
-    return found
+        figure.update_yaxes(title_text="accuracy", rangemode="tozero", row=2, col=1)
+    figure.update_xaxes(title_text="step", row=rows, col=1)
+    finish(figure, len(curves) + len(accuracies), rows)
+    return figure
 
 
 def axis(curves: Sequence[Curve]) -> dict[str, Any]:
@@ -121,16 +123,16 @@ def axis(curves: Sequence[Curve]) -> dict[str, Any]:
     return log_axis(smallest, largest) if smallest > 0 else {"type": "linear"}
 
 
-def plain(curve: Curve) -> Curve:
+def without_drop(curve: Curve) -> Curve:
     """Without its drop, which is drawn on the task's own metric alone."""
     return Curve(curve.metric, curve.steps, curve.values, None)
 
 
-def finish(found: Any, entries: int, panels: int = 1) -> None:
+def finish(figure: Any, entries: int, panels: int = 1) -> None:
     """Room for the legend, of about three entries a line, below the panels."""
     legend = LEGEND_LINE * (entries // 3 + 1)
     height = panels * PANEL + AROUND + legend
-    found.update_layout(
+    figure.update_layout(
         template=template("light"),
         height=height,
         margin={"t": 40, "b": 70 + legend},

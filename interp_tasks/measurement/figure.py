@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures.palette import COLOURS, SYMBOLS, Scheme, mixed, readable_on, template
 from interp_tasks.pages import signed
-from interp_tasks.pages.palette import COLOURS, SYMBOLS, Scheme, mixed, readable_on, template
 
 if TYPE_CHECKING:
     import pandas
@@ -40,7 +40,7 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
         panels.append(
             points_panel(points[points["metric"] == metric], str(metric), list(dict.fromkeys(frame["ref"])))
         )
-    return drawn(panels, ragged=len(maps) > 0)
+    return stacked_panels(panels, ragged=len(maps) > 0)
 
 
 def in_map(frame: pandas.DataFrame) -> pandas.Series:
@@ -50,13 +50,13 @@ def in_map(frame: pandas.DataFrame) -> pandas.Series:
     ).fillna(False)
 
 
-def drawn(panels: list[Panel], *, ragged: bool) -> plotly.graph_objects.Figure:
+def stacked_panels(panels: list[Panel], *, ragged: bool) -> plotly.graph_objects.Figure:
     """Panels below each other, of their own heights; ``ragged``: each with a title and an x axis of its own."""
     from plotly.subplots import make_subplots
 
     gap = GAP_TITLED if ragged else GAP
     whole = sum(panel.height for panel in panels) + gap * (len(panels) - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=len(panels),
         cols=1,
         shared_xaxes=not ragged,
@@ -65,9 +65,9 @@ def drawn(panels: list[Panel], *, ragged: bool) -> plotly.graph_objects.Figure:
         subplot_titles=[panel.title for panel in panels] if ragged else None,
     )
     for row, panel in enumerate(panels, start=1):
-        panel.draw(found, row)
+        panel.draw(figure, row)
     top, bottom = 100 if ragged else 70, 70
-    found.update_layout(
+    figure.update_layout(
         # Points of different checkpoints stand side by side, not on top of each other.
         scattermode="group",
         scattergap=0.6,
@@ -77,16 +77,16 @@ def drawn(panels: list[Panel], *, ragged: bool) -> plotly.graph_objects.Figure:
         legend={"y": 1 + (45 if ragged else 12) / whole},
         template=template("light"),
     )
-    found.update_annotations(font_size=13, x=0, xanchor="left", align="left")
+    figure.update_annotations(font_size=13, x=0, xanchor="left", align="left")
     if not ragged:
-        found.update_xaxes(title_text="variant", row=len(panels), col=1)
-    return found
+        figure.update_xaxes(title_text="variant", row=len(panels), col=1)
+    return figure
 
 
 def points_panel(part: pandas.DataFrame, metric: str, refs: list[Any]) -> Panel:
     """Values with their intervals (filled), single draws (faint) and baselines (open) of one metric."""
 
-    def draw(found: Any, row: int) -> None:
+    def draw(figure: Any, row: int) -> None:
         for index, ref in enumerate(refs):
             mine = part[part["ref"] == ref]
             pooled = mine[mine["draw"].isna()]
@@ -97,14 +97,14 @@ def points_panel(part: pandas.DataFrame, metric: str, refs: list[Any]) -> Panel:
                 if len(rows):
                     trace = series(rows, str(ref), index, kind)
                     in_legend = kind == "edited" and not any(
-                        old.legendgroup == trace["legendgroup"] for old in found.data
+                        old.legendgroup == trace["legendgroup"] for old in figure.data
                     )
-                    found.add_trace({**trace, "showlegend": in_legend}, row=row, col=1)
+                    figure.add_trace({**trace, "showlegend": in_legend}, row=row, col=1)
         axis = scale(part)
         powers = {"dtick": powers_apart(part), "exponentformat": "power"} if axis == "log" else {}
-        found.update_yaxes(title_text=metric, type=axis, row=row, col=1, **powers)
+        figure.update_yaxes(title_text=metric, type=axis, row=row, col=1, **powers)
         # Plotly would read head "0.1" as a number.
-        found.update_xaxes(type="category", row=row, col=1)
+        figure.update_xaxes(type="category", row=row, col=1)
 
     return Panel(POINTS, draw, f"{metric}: heads together")
 
@@ -171,8 +171,8 @@ def map_panel(part: pandas.DataFrame, ref: str, metric: str, largest: float) -> 
     """The effect of each head on one metric, layer by head, in one checkpoint; no effect has the ground's colour."""
     effects = part.pivot(index="layer", columns="head", values="effect")
 
-    def draw(found: Any, row: int) -> None:
-        found.add_trace(
+    def draw(figure: Any, row: int) -> None:
+        figure.add_trace(
             {
                 "type": "heatmap",
                 "x": [str(head) for head in effects.columns],
@@ -190,10 +190,10 @@ def map_panel(part: pandas.DataFrame, ref: str, metric: str, largest: float) -> 
             row=row,
             col=1,
         )
-        found.add_trace(numbers_of(effects, largest), row=row, col=1)
-        for update, title in ((found.update_xaxes, "head"), (found.update_yaxes, "layer")):
+        figure.add_trace(numbers_of(effects, largest), row=row, col=1)
+        for update, title in ((figure.update_xaxes, "head"), (figure.update_yaxes, "layer")):
             update(type="category", title={"text": title, "standoff": 4}, showgrid=False, row=row, col=1)
-        found.update_yaxes(autorange="reversed", row=row, col=1)
+        figure.update_yaxes(autorange="reversed", row=row, col=1)
 
     return Panel(MAP_ROW * len(effects.index), draw, f"{metric}: effect of each head alone<br>{ref}")
 

@@ -27,8 +27,8 @@ NO_CLASSES = "--by-class finds classes on other examples, and --tokens are all t
 
 
 @dataclass(frozen=True)
-class Roles:
-    """What was seen of the heads of one checkpoint.
+class HeadClasses:
+    """The scores and classes of the heads of one checkpoint, and what moves and what they follow.
 
     Attributes:
         possible: the templates that may be classes.
@@ -65,12 +65,12 @@ class Roles:
         return found | ({UNINTERPRETABLE: tuple(sorted(rest))} if rest else {})
 
 
-def roles(
+def classify_heads(
     subject: Subject,
     asked: Sequence[str] = (),
     where: str | tuple[int, ...] | None = READ,
     threshold: float = THRESHOLD,
-) -> Roles:
+) -> HeadClasses:
     """Scores, classes, movements, and what the heads follow, on the examples of a subject.
 
     A template that the task makes a class under a rule (``attention_rules()``) keeps it only among the templates asked
@@ -95,10 +95,10 @@ def roles(
         among={name: moves[rule.static].static() for name, rule in rules.items() if rule.static in moves},
     )
     possible = tuple(name for name in templates if name not in unless.values())
-    return Roles(scores, classes, possible, moves, followed(subject, where), chosen)
+    return HeadClasses(scores, classes, possible, moves, followed(subject, where), chosen)
 
 
-def roles_elsewhere(subject: Subject, threshold: float = THRESHOLD) -> Roles:
+def head_classes_held_out(subject: Subject, threshold: float = THRESHOLD) -> HeadClasses:
     """The same on other examples of the task, so that no group is chosen by what is measured of it.
 
     Raises:
@@ -109,7 +109,7 @@ def roles_elsewhere(subject: Subject, threshold: float = THRESHOLD) -> Roles:
     split: Split = "validation" if subject.labels["split"] != "validation" else "test"
     size = max(DEFAULT_SAMPLES, len(subject.tokens))
     batch = subject.task.sample(size, seed=subject.seed, split=split).to(str(subject.tokens.device))
-    return roles(replace(subject, batch=batch, tokens=batch.tokens), threshold=threshold)
+    return classify_heads(replace(subject, batch=batch, tokens=batch.tokens), threshold=threshold)
 
 
 def declared_rules(subject: Subject) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def moved(subject: Subject) -> dict[str, Any]:
 
 
 def followed(subject: Subject, where: str | tuple[int, ...] | None) -> dict[str, Following]:
-    """Whether heads follow what the task says changes place; a mask of queries is that of the examples before it."""
+    """Measures whether heads follow what the task says changes place; a mask of queries is that before the change."""
     from circuits import patterns
 
     declare = getattr(subject.task, "attention_relocations", None)

@@ -110,7 +110,7 @@ def pairs(spec: Any) -> list[tuple[int, int]]:
 
 
 def is_pairs(heads: Any) -> bool:
-    """Whether a list is one choice of heads, ``[(0, 1), (0, 2)]``, rather than a list of specs."""
+    """Returns whether a list is one choice of heads, ``[(0, 1), (0, 2)]``, rather than a list of specs."""
     return bool(heads) and all(
         isinstance(head, (list, tuple))
         and len(head) == 2
@@ -149,7 +149,7 @@ def by_layer(every: Sequence[Head]) -> dict[str, tuple[Head, ...]]:
 
 
 def positions(subject: Subject, queries: str | tuple[int, ...] | None) -> Any:
-    """Where to edit: as given, or for a name the boolean mask ``[batch pos]`` that the examples carry.
+    """Returns the positions to edit: as given, or for a name the boolean mask ``[batch pos]`` that the examples carry.
 
     ``observed`` is the complement of ``hidden``.
     """

@@ -1,4 +1,4 @@
-"""What users write for heads, positions, sites and so on, checked before anything slow is imported."""
+"""Readers of what users write for heads, positions, sites and so on; they import nothing slow."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.settings import SEED_END
 
 MODES = ("uniform", "mean_pattern", "edited_mean_pattern", "zero", "mean", "resample")
 SPLITS = ("train", "validation", "test")
-#: One past the largest seed: generators and the integer column of a table hold no more.
-SEED_END = 2**63
 #: One past the most examples or draws: beyond it the sizes of tensors overflow (``tasks.base`` has the same).
-MOST = 2**40
+MAX_COUNT = 2**40
 #: More draws than any interval or p-value of ours is worth.
-MOST_DRAWS = 100_000
+MAX_DRAWS = 100_000
 #: The word for one row per head.
 EACH = "each"
 #: The word for one row per layer, of all its heads.
@@ -132,8 +131,8 @@ def has_heads(site: str) -> bool:
 def check_draws(draws: int, option: str = "--draws") -> None:
     if draws < 1:
         raise UserError(f"{option} {draws}: at least one draw is needed")
-    if draws > MOST_DRAWS:
-        raise UserError(f"{option} {draws}: at most {MOST_DRAWS}")
+    if draws > MAX_DRAWS:
+        raise UserError(f"{option} {draws}: at most {MAX_DRAWS}")
 
 
 def check_positions(option: str, spec: str) -> tuple[int, ...]:
@@ -167,7 +166,7 @@ def check_keys(spec: Any, mode: str) -> tuple[int, ...] | None:
 def check_samples(samples: int | None) -> None:
     if samples is not None and samples < 1:
         raise UserError(f"--samples {samples}: at least one example is needed")
-    if samples is not None and samples >= MOST:
+    if samples is not None and samples >= MAX_COUNT:
         raise UserError(f"--samples {samples}: more than memory can hold")
 
 
@@ -177,7 +176,7 @@ def check_seed(seed: int) -> None:
 
 
 def called(name: str, limits: Mapping[str, Any]) -> str:
-    """What was done, for the table: ``uniform``, ``uniform(keys=0,1)``, ``z(source=negated; queries=hidden)``."""
+    """Returns the name of an edit for the table: ``uniform(keys=0,1)``, ``z(source=negated; queries=hidden)``."""
     said = [
         f"{limit}={given if isinstance(given, (str, int)) else ','.join(map(str, given))}"
         for limit, given in limits.items()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy
 
+#: Resamples behind an interval, and its level.
 DRAWS, LEVEL = 1000, 0.95
 
 
@@ -41,11 +42,15 @@ def paired(
 
 
 @lru_cache(maxsize=4)
-def resamples(seed: int, examples: int) -> numpy.ndarray:
-    """How often each example is in each resample: [draws examples]; the same for every row of a table."""
+def resamples(seed: int, examples: int, stream: int = 1) -> numpy.ndarray:
+    """Returns how often each example is in each resample: [draws examples]; the same for every row of a table.
+
+    Args:
+        stream: tells apart what is resampled under one seed.
+    """
     import numpy as np
 
-    drawn = np.random.default_rng([seed, 1]).multinomial(
+    drawn = np.random.default_rng([seed, stream]).multinomial(
         examples, np.full(examples, 1 / examples), size=DRAWS
     )
     return drawn.astype(float)

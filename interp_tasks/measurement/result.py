@@ -1,4 +1,4 @@
-"""What an experiment gives back: the tidy table, with the configuration and versions that made it."""
+"""Results of experiments: the tidy table, with the configuration and versions that made it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from interp_tasks.pages import (
 if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
+    from typing_extensions import Self
 
 from interp_tasks.measurement.table import shown_columns, shown_rows, spread
 
@@ -33,7 +34,7 @@ PAGE = ".html"
 
 
 def target(folder: str | Path, name: str, suffix: str) -> Path:
-    """Where a file of the experiment ``name`` goes."""
+    """Returns the path of a file of the experiment ``name``."""
     return Path(folder) / f"{name}{suffix}"
 
 
@@ -52,6 +53,11 @@ class Result:
     config: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=versions)
+
+    @classmethod
+    def of(cls, result: Result, **more: Any) -> Self:
+        """Returns a result as one of this class, with these attributes added or replaced."""
+        return cls(**{**vars(result), **more})
 
     def records(self) -> list[dict[str, Any]]:
         """The rows as JSON values: what was not measured is ``None``, never NaN."""
@@ -80,7 +86,7 @@ class Result:
         return write_atomically(Path(path), self.parquet())
 
     def parquet(self) -> bytes:
-        """What :meth:`to_parquet` writes."""
+        """Returns the bytes that :meth:`to_parquet` writes."""
         import pyarrow
         import pyarrow.parquet
 
@@ -137,28 +143,24 @@ class Result:
         return titled(figure, title, self.caption())
 
     def page(self, title: str | None = None) -> Page:
-        """Figure and table on one self-contained page."""
-        figure = self.plot()
+        """Returns the figures and the table on one self-contained page."""
         rows = shown_rows(self.frame)
         columns = [Column("ref", "ref"), *shown_columns(rows)]
-        interventions = [
-            name for name in dict.fromkeys(map(str, self.frame["intervention"])) if name != "none"
-        ]
-        named = f": {', '.join(interventions)}" if 0 < len(interventions) < 3 else ""
-        return Page(
-            title or f"{self.experiment}{named}",
-            [
-                Figure(figure, self.heading(), self.caption(), height=int(figure.layout.height)),
-                Table(
-                    rows, "Table", " ".join(self.notes), columns, name=self.experiment, download=self.frame
-                ),
-            ],
-            self.config,
-            self.versions,
-        )
+        notes = " ".join(self.notes)
+        table = Table(rows, "Table", notes, columns, name=self.experiment, download=self.frame)
+        return Page(title or self.page_title(), [*self.figures(), table], self.config, self.versions)
+
+    def page_title(self) -> str:
+        """Returns the experiment, with what was done to the models where that is one thing or two."""
+        names = [name for name in dict.fromkeys(map(str, self.frame["intervention"])) if name != "none"]
+        return f"{self.experiment}: {', '.join(names)}" if 0 < len(names) < 3 else self.experiment
+
+    def figures(self) -> list[Figure]:
+        """Returns the figures of the page, in order: that of :meth:`plot`, unless an experiment has others."""
+        return [Figure(self.plot(), self.heading(), self.caption())]
 
     def heading(self) -> str:
-        """What the figure shows."""
+        """Returns what the figure shows."""
         from interp_tasks.measurement.figure import in_map
 
         if in_map(self.frame).any():
@@ -166,17 +168,17 @@ class Result:
         return "Every metric under the edit and without it"
 
     def caption(self) -> str:
-        """How to read the figure."""
+        """Returns how to read the figure."""
         from interp_tasks.measurement.figure import in_map
 
-        said = ["Filled: under the edit, with the 95% interval. Open: the unedited model."]
+        sentences = ["Filled: under the edit, with the 95% interval. Open: the unedited model."]
         if self.frame["draw"].notna().any():
-            said.append("Small: single draws.")
+            sentences.append("Small: single draws.")
         if in_map(self.frame).any():
-            said.append(
+            sentences.append(
                 "Maps: the effect of one head alone, in colours that mean the same in every map of a metric."
             )
-        return " ".join(said)
+        return " ".join(sentences)
 
 
 def join(results: Sequence[Result]) -> Result:

@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from interp_tasks.checkpoints import Drop, detect_drop, read_metrics, read_run, resolve
+from interp_tasks.checkpoints.drop import final_level
 from interp_tasks.checkpoints.marks import theoretical_plateau
 from interp_tasks.checkpoints.refs import ZOO, find_run, shipped
 from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, read_clock
 from interp_tasks.errors import UserError
+
+#: What is said of a curve, in order.
+QUANTITIES = ("drop", "onset", "crossing", "end", "length", "sharpness", "plateau", "final")
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class Run:
         ) or (self.drop_metric,)
 
     def labels(self) -> dict[str, Any]:
-        """What its rows have in common."""
+        """Returns the columns that all rows of the run share."""
         train = self.config.get("train", {})
         return {
             "run": self.name,
@@ -205,3 +209,48 @@ def family(name: str) -> str | None:
     """``RUN/seed-*`` for ``RUN/seed-3``; ``None`` for other names."""
     match = re.fullmatch(r"(.*[/:])seed-\d+", name)
     return f"{match[1]}seed-*" if match else None
+
+
+def named(run: Run, kind: str, split: str = "validation") -> list[str]:
+    """The logged metrics ``accuracy`` (or ``loss``), ``accuracy_q``, ..., of several answers the mean first."""
+    return [name for name in run.logged(split) if name == kind or name.startswith(f"{kind}_")]
+
+
+def modulus(name: str) -> int | None:
+    """11 for ``accuracy_11``."""
+    number = name.rpartition("_")[2]
+    return int(number) if number.isdecimal() else None
+
+
+def shared_folder(names: Sequence[str]) -> str:
+    """The folder that all names lie in; of paths and ``zoo:`` names alike."""
+    shared: list[str] = []
+    for level in zip(*(name.split("/")[:-1] for name in names), strict=False):
+        if len(set(level)) > 1:
+            break
+        shared.append(level[0])
+    return "/".join(shared)
+
+
+def measures(curve: Curve) -> dict[str, float]:
+    """The quantities of one curve; what it lacks is NaN."""
+    drop = curve.drop
+    found = dict.fromkeys(QUANTITIES, math.nan) | {
+        "drop": float(drop is not None),
+        "final": final_level(curve.values),
+    }
+    if drop is not None:
+        found |= {
+            name: float(getattr(drop, name)) for name in ("onset", "crossing", "end", "plateau", "final")
+        }
+        found |= {"length": float(drop.end - drop.onset), "sharpness": drop.sharpness}
+    return found
+
+
+def plateau_levels(run: Run) -> Mapping[str, float]:
+    """Returns the levels that the run's task declares for its plateau; none for a task that is not known here."""
+    import tasks
+
+    config = dict(run.config.get("task", {}))
+    name = config.pop("name", None)
+    return tasks.get(name, **config).plateau_levels() if name in tasks.list() else {}

@@ -1,4 +1,4 @@
-"""What all experiments share: go over checkpoints, measure variants beside the unedited model, make one table."""
+"""Goes over checkpoints, measures variants beside the unedited model, and makes one table."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from interp_tasks.measurement.table import tidy
 if TYPE_CHECKING:
     import pandas
 
+#: Examples of one pass hold at most this many tokens.
+TOKENS_PER_PASS = 16384
+
 INTERVALS = "Intervals: 95%, bootstrap over examples; effects are paired with the unedited model."
 #: What the name of a ratio's metric ends with.
 RATIO = " ratio"
@@ -20,8 +23,8 @@ HOLM = "p adj.: sign-flip test, Holm's adjustment over all rows of one command."
 
 
 @dataclass(frozen=True)
-class Found:
-    """What was measured at one checkpoint.
+class Measured:
+    """The rows that were measured at one checkpoint.
 
     Attributes:
         frame: rows of ``circuits``' table, with the column ``intervention`` as people read it.
@@ -36,7 +39,7 @@ def measure(
     experiment: str,
     refs: str | Sequence[str],
     options: Options,
-    look: Callable[[Subject], Found],
+    look: Callable[[Subject], Measured],
     *,
     config: Mapping[str, Any],
     notes: Sequence[str] = (),
@@ -81,7 +84,7 @@ def swept(
     metric: Callable[..., Any] | None = None,
     batch: Any = None,
     ratios: bool = False,
-) -> Found:
+) -> Measured:
     """A sweep over variants of one checkpoint, judged by its task's metrics.
 
     Args:
@@ -105,7 +108,7 @@ def swept(
     )
     called = names if isinstance(names, str) else result.frame["variant"].map(dict(names))
     frame = result.frame.assign(intervention=called)
-    return Found(with_ratios(frame) if ratios else frame, result.interventions)
+    return Measured(with_ratios(frame) if ratios else frame, result.interventions)
 
 
 def with_ratios(frame: pandas.DataFrame) -> pandas.DataFrame:

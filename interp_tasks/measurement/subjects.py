@@ -1,4 +1,4 @@
-"""Who is examined, and on what: checkpoints, each with its task and the examples it is shown."""
+"""Subjects of experiments: checkpoints, each with its task and the examples it is shown."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Examples:
 
     @classmethod
     def of(cls, options: Options) -> Examples:
-        """Those that an experiment's options ask for.
+        """Returns the examples that an experiment's options ask for.
 
         Raises:
             TypeError: for an option there is not.
@@ -277,3 +277,18 @@ def devices() -> list[str]:
     import torch
 
     return ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+
+
+def by_run(named: Sequence[Named]) -> dict[str, list[Named]]:
+    """Returns the checkpoints of each run by ascending step; one in no run is a run of its own."""
+    runs: dict[str, list[Named]] = {}
+    for one in named:
+        runs.setdefault(str(one.resolved.run_path or one.resolved.path), []).append(one)
+    for several in runs.values():
+        several.sort(key=lambda one: one.resolved.step)
+    return runs
+
+
+def run_of(subject: Subject) -> str:
+    """Returns what :func:`by_run` calls the run of a subject."""
+    return str(subject.checkpoint.path.parent.parent if subject.checkpoint.run else subject.checkpoint.path)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -82,10 +83,10 @@ def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """What people see of the table: of several draws the row that pools them, with their spread beside it."""
-    own = view_of(frame)
-    if own is not None:
-        rows: pandas.DataFrame = own.view_rows(frame)
+    """Returns the rows that people see: of several draws the row that pools them, with their spread beside it."""
+    view = view_of(frame)
+    if view is not None:
+        rows: pandas.DataFrame = view.view_rows(frame)
         return rows
     found = spread(frame)
     if found.empty:
@@ -99,9 +100,9 @@ def spread_text(row: Mapping[str, Any]) -> str:
 
 def shown_columns(frame: pandas.DataFrame) -> list[Column]:
     """How people see ``shown_rows``; the intervention only where it is needed to tell rows apart."""
-    own = view_of(frame)
-    if own is not None:
-        columns: list[Column] = own.view_columns(frame)
+    view = view_of(frame)
+    if view is not None:
+        columns: list[Column] = view.view_columns(frame)
         return columns
     columns = [Column("variant", "variant")]
     if frame.duplicated(["ref", "variant", "metric", "draw"]).any():
@@ -122,30 +123,24 @@ def shown_columns(frame: pandas.DataFrame) -> list[Column]:
     return columns
 
 
-#: Experiments whose rows people see in another form: the module, which has ``view_rows(frame)`` and
-#: ``view_columns(rows)``.
-VIEWS: Mapping[str, str] = {
-    "algorithm": "algorithm",
-    "ood": "ood",
-    "attention": "attention",
-    "curve": "curve",
-    "data": "data",
-    "drops": "drops",
-    "fourier": "fourier",
-    "gradients": "gradient_plots",
-    "generalisation": "generalisation",
-    "influence": "influence_plots",
-    "neurons": "neurons",
-    "order": "order_plots",
-    "primes": "primes",
-    "prime-order": "prime_order_plots",
-    "probe": "probe",
-    "progress": "progress",
-    "weights": "weights",
-}
+def filled(key: str, text: str | Callable[[Any], str]) -> Callable[[Mapping[str, Any]], str]:
+    """Returns a writer of a row's value by a format such as ``".1%"``, or a function; empty where it is missing."""
+
+    def cell(row: Mapping[str, Any]) -> str:
+        value = row.get(key)
+        if value is None or value != value:
+            return ""
+        return format(value, text) if isinstance(text, str) else text(value)
+
+    return cell
 
 
 def view_of(frame: pandas.DataFrame) -> ModuleType | None:
-    experiments = set(frame["experiment"])
-    module = VIEWS.get(experiments.pop()) if len(experiments) == 1 else None
-    return None if module is None else import_module(f"interp_tasks.experiments.{module}.table")
+    """Returns ``experiments/NAME/table.py`` of the frame's one experiment, where there is such a file.
+
+    It has ``view_rows(frame)`` and ``view_columns(rows)``: the rows in another form, for people.
+    """
+    names = set(frame["experiment"])
+    folder = f"interp_tasks.experiments.{names.pop()}".replace("-", "_") if len(names) == 1 else ""
+    has_table = folder and find_spec(folder) and find_spec(f"{folder}.table")
+    return import_module(f"{folder}.table") if has_table else None

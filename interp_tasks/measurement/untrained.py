@@ -1,7 +1,8 @@
-"""What a checkpoint's model was before training: the same task and architecture, another seed."""
+"""Untrained models of a checkpoint's task and architecture, with another seed, and rows that compare with them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
@@ -11,6 +12,13 @@ if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
 
     from tasks import Task
+
+#: The share of the untrained models that their range holds.
+RANGE = 0.95
+#: How ``intervention`` begins where the row is of the untrained models.
+BESIDE = "untrained: "
+#: Of a row: variant, intervention, metric.
+Key = tuple[str, str, str]
 
 #: Settings of a task's model by the field of the config that holds them.
 HELD_AS = {
@@ -76,3 +84,24 @@ def refusal(subject: Subject, task: Task, what: str) -> UserError:
         f"{subject.labels['ref']}: task {task.name!r} builds no untrained model of its architecture ({what}); "
         "leave that control out with --no-untrained"
     )
+
+
+def both(
+    key: Key, value: float, beside: Sequence[float], more: Mapping[str, Any], own_row: bool = True
+) -> list[dict[str, Any]]:
+    """A row, and below it one of the untrained models (but not where ``own_row`` is false)."""
+    import numpy as np
+
+    variant, about, metric = key
+    row: dict[str, Any] = {"variant": variant, "intervention": about, "metric": metric, "value": value}
+    row |= {"engine": "exact", **more}
+    if not beside:
+        return [row]
+    middle = float(np.mean(beside))
+    row |= {"baseline": middle, "effect": value - middle}
+    if not own_row:
+        return [row]
+    low, high = np.quantile(beside, [(1 - RANGE) / 2, (1 + RANGE) / 2])
+    other = {"variant": variant, "intervention": BESIDE + about, "metric": metric, "value": middle}
+    other |= {"site": row["site"], "ci_low": float(low), "ci_high": float(high), "n": len(beside)}
+    return [row, {**other, "engine": "exact"}]

@@ -50,7 +50,7 @@ class Page:
         if any(section.needs_plotly for section in self.sections):
             from plotly.offline import get_plotlyjs
 
-            from interp_tasks.pages.palette import template
+            from circuits.figures.palette import template
 
             templates = embed(json.dumps({"light": template("light"), "dark": template("dark")}))
             scripts += ["figures.js", "stepper.js"]
@@ -102,7 +102,7 @@ class Page:
 
 
 def is_page(path: Path) -> bool:
-    """Whether a file is a page that this package wrote."""
+    """Returns whether a file is a page that this package wrote."""
     try:
         with open_regular(path) as file:
             return GENERATOR.encode() in file.read(1000)
@@ -111,7 +111,7 @@ def is_page(path: Path) -> bool:
 
 
 def licence(code: str) -> str:
-    """What a script says of itself in its first comment."""
+    """Returns the first comment of a script: its licence."""
     comment = code.partition("/*")[2].partition("*/")[0]
     return " ".join(comment.replace("*", " ").replace("--", " ").split())
 
@@ -123,7 +123,7 @@ def asset(name: str) -> str:
 def colours() -> str:
     """The palette as CSS variables, so that plots and page cannot drift apart."""
     # Where torch is loaded: the palette is that of ``circuits``, and a command's help needs no page.
-    from interp_tasks.pages.palette import COLOURS, GRID, GROUND, INK
+    from circuits.figures.palette import COLOURS, GRID, GROUND, INK
 
     def variables(scheme: Any) -> str:
         accent = COLOURS[scheme][0]

@@ -28,7 +28,7 @@ def marked(picture: bytes, kind: str) -> bytes:
 
 
 def is_marked(path: Path) -> bool:
-    """Whether a file is a picture that :func:`marked` made."""
+    """Returns whether a file is a picture that :func:`marked` made."""
     try:
         with open_regular(path) as file:
             content = file.read()

@@ -1,4 +1,4 @@
-"""What a page is made of. A section turns itself into HTML; everything that came from outside is escaped."""
+"""Sections of a page. Each turns itself into HTML; everything that came from outside is escaped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -119,7 +119,7 @@ class Table:
         return columns, {c.key for c in columns if any(is_number(value) for value in self.frame[c.key])}
 
     def whole(self) -> pandas.DataFrame:
-        """What is downloaded."""
+        """Returns the table that is downloaded."""
         return self.frame if self.download is None else self.download
 
     @staticmethod
@@ -146,7 +146,7 @@ def cell(column: Column, row: Mapping[str, Any], numeric: bool) -> str:
 
 
 def cell_parts(column: Column, row: Mapping[str, Any]) -> tuple[str, str]:
-    """What a cell shows, and what it is sorted by."""
+    """Returns what a cell shows, and what it is sorted by."""
     value = row[column.key]
     return column.shown(row), "" if is_missing(value) else str(value)
 
@@ -163,12 +163,16 @@ def number_class(numeric: bool) -> str:
     return ' class="number"' if numeric else ""
 
 
+#: Pixels, of a figure that does not say its own.
+USUAL_HEIGHT = 420
+
+
 @dataclass(frozen=True)
 class Figure:
     """A plotly figure, drawn in the reader's colour scheme; ``alt`` says in words what it shows.
 
-    Colours of the palette, and those left to the template, change with the scheme; others stay as they are. ``width``
-    is the most that it takes of the page (default: all).
+    Colours of the palette, and those left to the template, change with the scheme; others stay as they are. ``height``
+    in pixels is the figure's own by default; ``width`` is the most that it takes of the page (default: all).
     """
 
     needs_plotly: ClassVar[bool] = True
@@ -177,7 +181,7 @@ class Figure:
     title: str = ""
     caption: str = ""
     alt: str = ""
-    height: int = field(default=420)
+    height: int | None = None
     width: int | None = None
 
     def html(self, identifier: str) -> str:
@@ -185,7 +189,10 @@ class Figure:
 
         # The page says the title itself.
         figure = untitled(self.figure)
-        height = self.height - ((self.figure.layout.height or 0) - (figure.layout.height or 0))
+        own = self.figure.layout.height
+        height = self.height or int(own or USUAL_HEIGHT)
+        # Without its title a figure is lower.
+        height -= (own or 0) - (figure.layout.height or 0)
         specification = json.loads(figure.to_json())
         specification.get("layout", {}).pop("template", None)
         data = embed(json.dumps(specification))

@@ -1,4 +1,4 @@
-"""What a result was made with: versions of what can change a number, without importing any of it."""
+"""Versions of what can change a number, read without importing any of it."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from interp_tasks.errors import UserError
-from interp_tasks.grids.spec import seed_numbers
-from interp_tasks.zoo.recipe import Ordered, ordered_runs
+from interp_tasks.recipes.recipe import Ordered, ordered_runs
+from interp_tasks.recipes.spec import seed_numbers
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -71,16 +71,16 @@ class TrainingRun(Entry):
     untestable: str = ""
 
     def command(self, folder: str) -> str:
-        """What trains it."""
-        given = "".join(f" --set {key}={plain(value)}" for key, value in self.settings.items())
+        """Returns the command that trains it."""
+        given = "".join(f" --set {key}={as_typed(value)}" for key, value in self.settings.items())
         seeds = f" --seeds {self.seeds}" if self.seeds else ""
         return f"interp-run train {self.task} --preset {self.train_preset}{given}{seeds} --out {folder}/{self.name}"
 
 
-def plain(value: Any) -> str:
+def as_typed(value: Any) -> str:
     """A setting as one types it."""
     if isinstance(value, (list, tuple)):
-        return ",".join(map(plain, value))
+        return ",".join(map(as_typed, value))
     if isinstance(value, bool) or value is None:
         return str(value).lower()  # none, true, false
     if isinstance(value, float) and float(f"{value:g}") == value:
@@ -141,7 +141,7 @@ class Bounds(Entry):
         return (self.above is None or value > self.above) and (self.below is None or value < self.below)
 
     def hold_between(self, low: float, high: float) -> bool | None:
-        """Of a number that is only known to lie between two: ``None`` where it may hold and may not."""
+        """Judges a number that is only known to lie between two: ``None`` where the rule may hold and may not."""
         if (self.above is None or low >= self.above) and (self.below is None or high <= self.below):
             return True
         none = (self.above is not None and high <= self.above) or (
@@ -232,14 +232,14 @@ class Claim(Entry):
         return self
 
     def controlled(self, study: Study) -> tuple[Control, ...]:
-        """What it is judged on beside the trained models."""
+        """Returns the controls that it is judged on beside the trained models."""
         if self.uncontrolled:
             return ()
         return study.controlled() if self.controls is None else self.controls
 
     @property
     def what(self) -> str:
-        """What our number is, to stand after it."""
+        """Returns what our number is, to stand after it."""
         if self.unit or self.per is None:
             return self.unit
         if isinstance(self.per, dict):
@@ -247,7 +247,7 @@ class Claim(Entry):
         return {"baseline": "of the unedited", "variance": "of the variance"}[self.per]
 
     def divisor(self) -> tuple[str, Filter]:
-        """Of a rule about a share of another row: the column of that row, and what picks it."""
+        """Returns, for a rule about a share of another row, the column of that row and what picks it."""
         assert isinstance(self.per, dict)
         return self.per.get("column", self.column), {k: v for k, v in self.per.items() if k != "column"}
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures.palette import SEQUENTIAL
 from interp_tasks.pages import Beside, Section, Text
 from interp_tasks.pages.pack import pack
-from interp_tasks.pages.palette import SEQUENTIAL
 from interp_tasks.report.draw import stepped, width_of
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.embeddings.geometry import Array
     from interp_tasks.report.snapshots import View
     from tasks import Task
 
 TITLE = "Attention"
 #: Characters of a page that maps may take, of all views together; and numbers beyond which they are left out.
-BUDGET, MOST_NUMBERS = 7_800_000, 12_000_000
+BUDGET, MAX_NUMBERS = 7_800_000, 12_000_000
 #: Pixels of the side of a map at most, and around all of them.
 MAP, MARGIN = 170, {"l": 70, "r": 90, "t": 40, "b": 50}
 
@@ -27,7 +27,7 @@ MAP, MARGIN = 170, {"l": 70, "r": 90, "t": 40, "b": 50}
 def attention_section(views: Sequence[View]) -> Section:
     """Maps of all heads at the slider's step, in colours that mean the same at every step."""
     numbers = sum(len(view.snapshots) * view.snapshots[0].maps.size for view in views)
-    if numbers > MOST_NUMBERS:
+    if numbers > MAX_NUMBERS:
         return Text(
             f"Left out: {numbers:,} numbers would make the page too large. Name fewer checkpoints, as in "
             "RUN@0:20000:4000; interp-run attention shows any one of them.",
@@ -104,7 +104,7 @@ def tiled(view: View, gap: int) -> Array:
 
 
 def places(kind: str, count: int, names: Sequence[str], gap: int, of: str) -> list[str]:
-    """What each row or column of the picture is called; those between maps have blank names of their own."""
+    """Returns the names of the rows or columns of the picture; those between maps have blank names of their own."""
     found: list[str] = []
     for index in range(count):
         found += [f"{kind} {index}, {of} {name}" for name in names]
@@ -113,7 +113,7 @@ def places(kind: str, count: int, names: Sequence[str], gap: int, of: str) -> li
 
 
 def position_labels(task: Task | None, length: int) -> list[str]:
-    """What positions are called: their place on the task's grid, the input that stands there, or a number."""
+    """Returns the names of positions: their place on the task's grid, the input that stands there, or a number."""
     import numpy as np
 
     axes: Sequence[Any] = () if task is None else task.grid_axes()

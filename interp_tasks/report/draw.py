@@ -1,12 +1,12 @@
-"""What the figures of a report have in common."""
+"""Functions that the figures of a report share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures.palette import COLOURS, template
 from interp_tasks.pages import Figure, Stepped
-from interp_tasks.pages.palette import COLOURS, template
 
 if TYPE_CHECKING:
     from interp_tasks.report.snapshots import View

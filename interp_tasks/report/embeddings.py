@@ -1,22 +1,22 @@
-"""Where the embeddings of tokens and positions lie: on two principal components that stay the same over training."""
+"""Draws the embeddings of tokens and positions on two principal components that stay the same over training."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures.palette import COLOURS, SEQUENTIAL, SYMBOLS
 from interp_tasks.pages import Beside, Section, Text
-from interp_tasks.pages.palette import COLOURS, SEQUENTIAL, SYMBOLS
 from interp_tasks.report.attention import position_labels
 from interp_tasks.report.draw import rounded, stepped
 
 if TYPE_CHECKING:
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.embeddings.geometry import Array
     from interp_tasks.report.snapshots import View
 
 TITLE = "Embeddings"
 #: Pixels; up to how many points are labelled; beyond how many tokens the rest is left out.
-HEIGHT, LABELLED, MOST_TOKENS = 430, 30, 2000
+HEIGHT, LABELLED, MAX_TOKENS = 430, 30, 2000
 
 
 def embeddings_section(views: Sequence[View]) -> Section:
@@ -50,9 +50,9 @@ def tokens_plane(view: View) -> Section:
 
 
 def token_labels(view: View) -> tuple[list[str], list[float], str]:
-    """Of the tokens in the first table: what each is called, its number, and what that is."""
+    """Returns for the tokens in the first table their names, their numbers, and what the numbers are."""
     table, task = view.snapshots[0].tables[0], view.task
-    count = min(len(table.rows), MOST_TOKENS)
+    count = min(len(table.rows), MAX_TOKENS)
     axes = [] if task is None else [axis for axis in task.grid_axes() if axis.position is not None]
     if axes:
         digits = list(axes[0].values)[:count]
@@ -78,7 +78,7 @@ def positions_plane(view: View) -> Section:
 
 
 def last_coordinate(label: str, place: int) -> int:
-    """What a position is coloured by: its column, or itself."""
+    """Returns what a position is coloured by: its column, or itself."""
     inside = label.removeprefix("(").removesuffix(")").split(",")
     return int(inside[-1]) if label.startswith("(") and inside[-1].isdigit() else place
 
@@ -95,7 +95,7 @@ def plane(
     import numpy as np
     import plotly.graph_objects as go
 
-    from interp_tasks.measurement.geometry import principal
+    from interp_tasks.measurement.embeddings.geometry import principal
 
     directions = principal(tables[-1]).directions
     centred = [points - points.mean(0) for points in tables]
@@ -135,6 +135,6 @@ def plane(
 
 
 def share(points: Array, scores: Array) -> list[float]:
-    """Of the variance of points, what lies along each of two components."""
+    """Returns the share of the variance of points that lies along each of two components."""
     whole = float((points**2).sum())
     return [float((scores[:, k] ** 2).sum()) / whole if whole else 0.0 for k in (0, 1)]

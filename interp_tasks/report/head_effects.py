@@ -1,12 +1,12 @@
-"""What becomes of the metrics without each head: maps at the slider's step, and all heads over training."""
+"""Draws the effect of each head on the metrics: maps at the slider's step, and all heads over training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures.palette import COLOURS, INK, SYMBOLS
 from interp_tasks.pages import Beside, Section, number, signed
-from interp_tasks.pages.palette import COLOURS, INK, SYMBOLS
 from interp_tasks.report.draw import (
     move_line,
     rounded,
@@ -47,7 +47,7 @@ def effects_section(views: Sequence[View]) -> Section:
 
 
 def largest_effect(views: Sequence[View], metric: str) -> float:
-    """Where the scale of colours ends: a few checkpoints of an untrained model would take it up alone."""
+    """Returns the end of the colour scale, which a few checkpoints of an untrained model would take up alone."""
     import pandas
 
     rows = pandas.concat([view.effects() for view in views])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from interp_tasks.measurement.table import effect_text, read_p, value_text
@@ -17,7 +17,7 @@ from interp_tasks.report.training_curve import training_section
 if TYPE_CHECKING:
     import pandas
 
-    from interp_tasks.report.report import Report
+    from interp_tasks.report.published import Published
     from interp_tasks.report.snapshots import View
 
 #: Columns of a download; the others of the tidy table are empty here, or the same in every row.
@@ -27,9 +27,16 @@ COLUMNS = (
 )
 
 
-def sections(report: Report) -> list[Section]:
-    views = report.views
-    marks = {name: list(beside.marks) for name, beside in report.published.items()}
+def sections(
+    views: Sequence[View], published: Mapping[str, Published], effects: pandas.DataFrame
+) -> list[Section]:
+    """Returns the sections of a report.
+
+    Args:
+        published: by view, what is published on its task.
+        effects: every effect of heads, of all views.
+    """
+    marks = {name: list(beside.marks) for name, beside in published.items()}
     curves = {name: [mark for mark in each if mark.of_curve] for name, each in marks.items()}
     levels = {name: [mark for mark in each if not mark.of_curve] for name, each in marks.items()}
     return [
@@ -41,8 +48,8 @@ def sections(report: Report) -> list[Section]:
         attention_section(views),
         embeddings_section(views),
         spectra_section(views),
-        *published_section(report.published),
-        effects_table(report.effects(), views),
+        *published_section(published),
+        effects_table(effects, views),
         metrics_table(metrics_frame(views)),
     ]
 

@@ -34,7 +34,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Published:
-    """What is published on the task of a view, beside what was found."""
+    """The numbers published on the task of a view, beside those measured."""
 
     outcomes: Sequence[tuple[Paper, Outcome]]
     marks: Sequence[Mark]
@@ -69,7 +69,7 @@ def published_beside(view: View) -> Published:
 
 
 def studies(task: str, run: Run) -> Iterator[tuple[Paper, Study, TrainingRun | None]]:
-    """Of every paper with a run of this task what this report measures too.
+    """Yields the studies of papers on this task that the report measures too.
 
     What is said of curves and edits holds for any run of the task; of when it generalises, for a run with the settings
     of one of the paper's, which comes along.
@@ -138,7 +138,7 @@ def generalisation_rows(run: Run) -> pandas.DataFrame | None:
 
 
 def marks_of(claim: Claim, paper: Paper, frame: pandas.DataFrame, view: View) -> Iterator[Mark]:
-    """Where a claim's published number is drawn: none for what is no level of a metric."""
+    """Yields the marks at which a claim's published number is drawn; none for what is no level of a metric."""
     from interp_tasks.reproduction.verdicts import divisor_of, picked
 
     rows = picked(frame, claim.where)

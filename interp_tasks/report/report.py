@@ -51,12 +51,12 @@ class Report:
         from interp_tasks.report.page import sections
 
         names = " and ".join(dict.fromkeys(view.source.name for view in self.views))
-        found: list[Section] = sections(self)
+        found: list[Section] = sections(self.views, self.published, self.effects())
         return Page(title or f"Report on {names}", found, self.config, self.versions)
 
 
 def check_report(run: str, compare: str | None, options: Options) -> list[Source]:
-    """What a report would be of; fast, and refuses what cannot be.
+    """Returns what a report would be of; fast, and refuses what cannot be.
 
     Raises:
         UserError: in one line.

@@ -1,4 +1,4 @@
-"""What a report shows of each checkpoint: metrics, effects of heads, attention maps, embeddings."""
+"""Measures each checkpoint for a report: metrics, effects of heads, attention maps, embeddings."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from interp_tasks.measurement.subjects import Examples, Options, Progress, Subje
 if TYPE_CHECKING:
     import pandas
 
-    from interp_tasks.experiments.weights.tensors import Table
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.embeddings.geometry import Array
+    from interp_tasks.measurement.embeddings.tables import Table
     from interp_tasks.report.source import Source
     from tasks import Task
 
 #: What is done to heads: the edit the matrix-completion paper describes, the one its code makes, and none left.
 MODES = ("uniform", "mean_pattern", "zero")
 #: Metrics that are shown; the tables of the experiments have all.
-MOST_METRICS = 3
+MAX_METRICS = 3
 #: What the effect of all heads is called.
 ALL = "all"
 
@@ -101,8 +101,7 @@ def snapshot(subject: Subject, view: View) -> Snapshot:
 
     from circuits import patterns
     from interp_tasks.experiments.curve.measure import at_checkpoint
-    from interp_tasks.experiments.embeddings.measure import Tables
-    from interp_tasks.experiments.weights.tensors import Table, tables_of
+    from interp_tasks.measurement.embeddings.tables import Table, Tables, tables_of
 
     rows = list(at_checkpoint(view.source.name, subject)) if subject.task is not None else []
     if view.part:
@@ -161,10 +160,10 @@ def named_metrics(task: Task, subject: Subject) -> set[str]:
 
 
 def shown_metrics(names: Iterable[str], first: str) -> tuple[str, ...]:
-    """At most ``MOST_METRICS``: ``first`` before the others, without those of a part of another (``loss_7``)."""
+    """At most ``MAX_METRICS``: ``first`` before the others, without those of a part of another (``loss_7``)."""
     every = list(dict.fromkeys(map(str, names)))
     whole = [name for name in every if not any(is_part(name, of) for of in every)]
-    return tuple(sorted(whole, key=lambda name: name != first)[:MOST_METRICS])
+    return tuple(sorted(whole, key=lambda name: name != first)[:MAX_METRICS])
 
 
 def is_part(name: str, of: str) -> bool:

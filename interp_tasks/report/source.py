@@ -1,4 +1,4 @@
-"""What a report is of: checkpoints of a run, with its log and its drop where there is one. Knows no torch."""
+"""The source of a report: checkpoints of a run, with its log and its drop where there is one. Knows no torch."""
 
 from __future__ import annotations
 
@@ -76,5 +76,5 @@ def read_source(ref: str) -> Source:
 
 
 def nearest(steps: Sequence[int], others: Sequence[int]) -> list[int]:
-    """Of each step the index of the nearest among the others; of two as near the earlier."""
+    """Returns for each step the index of the nearest among the others; of two as near the earlier."""
     return [min(range(len(others)), key=lambda index: abs(others[index] - step)) for step in steps]

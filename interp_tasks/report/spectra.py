@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures.palette import COLOURS
 from interp_tasks.pages import Beside, Section
-from interp_tasks.pages.palette import COLOURS
 from interp_tasks.report.draw import rounded, stepped
 
 if TYPE_CHECKING:
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.embeddings.geometry import Array
     from interp_tasks.report.snapshots import View
 
 HEIGHT = 340
@@ -19,7 +19,7 @@ ROUNDING = 1e-7
 
 
 def spectra_section(views: Sequence[View]) -> Section:
-    """Of every token table that runs through a cycle its frequencies; of all tables singular values."""
+    """Returns the section of frequencies, of token tables that run through a cycle, and of singular values."""
     parts: list[Section] = []
     cyclic = False
     for index in range(max(len(view.snapshots[0].tables) for view in views)):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.drops.measure import plateau_levels
+from circuits.figures.palette import COLOURS, template
 from interp_tasks.measurement.curve_figures import DASHES
+from interp_tasks.measurement.run_logs import plateau_levels
 from interp_tasks.pages import Beside, Figure, Section, Stepped, Text
-from interp_tasks.pages.palette import COLOURS, template
 from interp_tasks.report.draw import move_line, see_through, step_line
 from interp_tasks.report.head_effects import add_mark, value_axis
 from interp_tasks.report.snapshots import shown_metrics

@@ -11,9 +11,9 @@ from statistics import NormalDist
 #: What lies outside an interval, on both sides together.
 ALPHA = 0.05
 #: An interval over fewer runs is hardly bounded.
-FEWEST_RUNS = 3
+MIN_RUNS = 3
 #: How many numbers that are known between bounds alone are tried at both ends: 2 to the power of it.
-MOST_CORNERS = 12
+MAX_CORNERS = 12
 
 Interval = tuple[float, float]
 
@@ -73,7 +73,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean of independent numbers, at least two."""
+    """Returns the standard error of the mean of independent numbers, at least two."""
     middle = mean(values)
     spread = math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1)
     return math.sqrt(spread / len(values))
@@ -107,14 +107,14 @@ def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> Interval |
 
 
 def over_bounded_runs(bounds: Sequence[Interval]) -> Interval | None:
-    """What covers the t interval wherever in their bounds the runs' numbers lie; ``None`` for open or too many bounds.
+    """Returns what covers the t interval wherever in their bounds the runs' numbers lie; ``None`` for open bounds.
 
     The ends of a t interval are convex (concave) in the numbers, so that corners are their extremes.
     """
     ends = [tuple(dict.fromkeys(pair)) for pair in bounds]
     if any(math.isinf(end) for pair in ends for end in pair):
         return None
-    if len(bounds) < 2 or sum(len(pair) > 1 for pair in ends) > MOST_CORNERS:
+    if len(bounds) < 2 or sum(len(pair) > 1 for pair in ends) > MAX_CORNERS:
         return None
     found = [interval for corner in product(*ends) if (interval := over_runs(corner)) is not None]
     return min(low for low, _ in found), max(high for _, high in found)

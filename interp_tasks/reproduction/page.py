@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.pages import Column, Figure, Page, Section, Table, Text, number, with_interval
 from interp_tasks.published import Claim, Paper, Row
+from interp_tasks.reproduction.runs import Located
+from interp_tasks.reproduction.studies import Done
 
 if TYPE_CHECKING:
-    from interp_tasks.reproduction.reproduce import Reproduction
+    import pandas
 
 
 def ours(row: Mapping[str, Any]) -> str:
@@ -30,13 +32,12 @@ def short(row: Mapping[str, Any]) -> str:
     return f"{number(row['value'])} {row['what']}".rstrip()
 
 
-def summary(found: Reproduction) -> str:
-    """What stands there, without a score: a count of verdicts would weigh a headline like a footnote."""
-    return summary_of(found.frame().to_dict("records"))
-
-
 def summary_of(outcomes: Sequence[Mapping[Any, Any]]) -> str:
-    """The same of rows of ``Reproduction.frame()``."""
+    """Says how many claims there are, without a score: a count of verdicts would weigh a headline like a footnote.
+
+    Args:
+        outcomes: rows of ``Reproduction.frame()``.
+    """
     claims = len({each["claim"] for each in outcomes})
     tested = sum(each["p_holm"] == each["p_holm"] for each in outcomes)
     family = (
@@ -87,47 +88,71 @@ SHOWN = (
 )
 
 
-def page(found: Reproduction) -> Page:
-    """What was found, experiment by experiment, with every table's rule and every figure."""
-    frame = found.frame()
+def page(
+    paper: Paper,
+    preset: str,
+    frame: pandas.DataFrame,
+    summary: str,
+    *,
+    done: Sequence[Done],
+    located: Sequence[Located],
+    missing: Sequence[Located],
+    rows: Sequence[int],
+    folder: str,
+    versions: Mapping[str, str],
+) -> Page:
+    """Returns a page of the claims, experiment by experiment, with every table's rule and every figure.
+
+    Args:
+        frame: a row per outcome, as ``Reproduction.frame`` gives it.
+        summary: a sentence or two on all verdicts.
+        done: each study's result, or why there is none.
+        located, missing: every run of the scale; those that studies lack.
+        rows: experiments of the paper to show; none: all.
+        folder: where missing runs would be trained.
+    """
     sections: list[Section] = [
-        Text(introduction(found)),
+        Text(introduction(paper, preset, summary, done, missing)),
         Table(
             frame.sort_values("headline", ascending=False, kind="stable").sort_values("row", kind="stable"),
             "Claims",
             "A verdict is what the rule says of the whole 95% interval: held, failed, or undecided where it reaches "
             "across. Rules and each run's own number stand below, by experiment.",
             SUMMARY,
-            name=f"{found.paper.name}-claims",
+            name=f"{paper.name}-claims",
             download=frame,
         ),
     ]
-    if found.missing:
-        sections.append(missing_table(found))
-    for row in found.paper.row:
-        if not found.rows or row.number in found.rows:
-            sections += of_row(found, row)
+    if missing:
+        sections.append(missing_table(missing, folder))
+    for row in paper.row:
+        if not rows or row.number in rows:
+            sections += of_row(paper, row, frame, done, f"{paper.name}-{row.number}")
     config = {
-        "paper": found.paper.name,
-        "preset": found.preset,
-        "runs": {each.run.name: each.base for each in found.located},
+        "paper": paper.name,
+        "preset": preset,
+        "runs": {each.run.name: each.base for each in located},
     }
-    return Page(f"{found.paper.title}: published and ours", sections, config, found.versions)
+    return Page(f"{paper.title}: published and ours", sections, config, versions)
 
 
-def introduction(found: Reproduction) -> str:
-    used = (each for done in found.done if done.result is not None for each in done.job.on)
+def introduction(
+    paper: Paper, preset: str, summary: str, done: Sequence[Done], missing: Sequence[Located]
+) -> str:
+    """Returns the head of the page: what was repeated at which scale, and how our models differ."""
+    used = (each for study in done if study.result is not None for each in study.job.on)
     there = {base for each in used for base in each.bases.values()}
-    departures = "\n".join(f"- {line}" for line in found.paper.departures)
+    departures = "\n".join(f"- {line}" for line in paper.departures)
     return (
-        f"{found.paper.citation}, repeated at the scale {found.preset}. {summary(found)}\n\n"
-        f"Measured on {len(there)} training runs; {len(found.missing)} more are described but "
+        f"{paper.citation}, repeated at the scale {preset}. {summary}\n\n"
+        f"Measured on {len(there)} training runs; {len(missing)} more are described but "
         "not trained. Our models differ from theirs:\n\n"
         f"{departures}"
     )
 
 
-def missing_table(found: Reproduction) -> Table:
+def missing_table(missing: Sequence[Located], folder: str) -> Table:
+    """Returns a table of the runs that are not trained, each with its command."""
     import pandas
 
     rows = [
@@ -135,9 +160,9 @@ def missing_table(found: Reproduction) -> Table:
             "run": each.run.name,
             "role": each.run.role,
             "hours": each.run.hours,
-            "command": each.run.command(found.folder),
+            "command": each.run.command(folder),
         }
-        for each in found.missing
+        for each in missing
     ]
     return Table(
         pandas.DataFrame(rows),
@@ -153,53 +178,46 @@ def missing_table(found: Reproduction) -> Table:
     )
 
 
-def of_row(found: Reproduction, row: Row) -> list[Section]:
-    """An experiment of the paper: its claims with their rules, then a figure for each study and run."""
-    outcomes = [each for each in found.outcomes if each.claim.row == row.number]
-    lines = []
-    for claim in {each.claim.id: each.claim for each in outcomes}.values():
-        lines.append(f"- {claim.says} ({claim.source}) Rule: {claim.rule}.{beside(claim)}")
+def of_row(
+    paper: Paper, row: Row, frame: pandas.DataFrame, studies: Sequence[Done], name: str
+) -> list[Section]:
+    """Returns an experiment of the paper: its claims with their rules, then a figure for each study and run."""
+    of_experiment = frame[frame["row"] == row.number]
+    lines = [
+        f"- {claim.says} ({claim.source}) Rule: {claim.rule}.{beside(claim)}"
+        for claim in paper.claim
+        if claim.id in set(of_experiment["claim"])
+    ]
     where = f" ({row.where})" if row.where else ""
     body = "\n".join(lines) or (row.note or "Nothing of it is decided here.")
     sections: list[Section] = [Text(body, f"{row.number}. {row.title}{where}")]
-    if outcomes:
-        frame = found.frame()
+    if lines:
         sections.append(
             Table(
-                frame[frame["row"] == row.number],
+                of_experiment,
                 caption="Intervals: 95%, over training runs (a mean with Student's t), or as the table says.",
                 columns=SHOWN,
-                name=f"{found.paper.name}-{row.number}",
+                name=name,
             )
         )
-    for done in found.done:
+    for done in studies:
         # A study that several rows read is drawn with the first of them.
         if done.result is None or done.job.control or done.job.study.rows[0] != row.number:
             continue
-        figure = done.result.plot()
-        height = figure.layout.height
         sections.append(
             Figure(
-                figure,
+                done.result.plot(),
                 caption=f"{done.job.study.id}, {done.job.name}. {done.result.caption()}",
                 alt=f"{row.title}, {done.job.name}",
-                height=int(height) if height else 420,
             )
         )
     return sections
 
 
-def markdown(found: Reproduction) -> str:
-    """The claims as Markdown, experiment by experiment, each with its rule."""
-    rows: list[Any] = found.frame().to_dict("records")
-    told = [row for row in found.paper.row if not found.rows or row.number in found.rows]
-    return f"{summary(found)}\n\n{claims_markdown(found.paper, rows, told)}"
-
-
 def claims_markdown(
     paper: Paper, outcomes: Sequence[Mapping[str, Any]], told: Sequence[Row], level: int = 2
 ) -> str:
-    """A section for each experiment of a paper, in Markdown: its claims with their rules, a table below each.
+    """Returns a section for each experiment of a paper, in Markdown: its claims with their rules, a table below each.
 
     Args:
         outcomes: rows of ``Reproduction.frame()``, or of what was stored of it.
@@ -251,7 +269,7 @@ def cell(text: str) -> str:
 
 
 def beside(claim: Claim) -> str:
-    """What else there is to know of a claim, as sentences to go on with."""
+    """Returns how a claim departs from the paper and why it has no control, as sentences to go on with."""
     departures = f" Departs: {claim.departures.rstrip('.')}." if claim.departures else ""
     uncontrolled = f" No control: {claim.uncontrolled.rstrip('.')}." if claim.uncontrolled else ""
     return f"{' A headline.' if claim.headline else ''}{departures}{uncontrolled}"

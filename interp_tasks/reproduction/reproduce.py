@@ -14,6 +14,7 @@ from interp_tasks.pages import versions, write_atomically
 from interp_tasks.published import Claim, Paper, read_paper
 from interp_tasks.published.papers import PRESETS
 from interp_tasks.reproduction.intervals import ALPHA, holm
+from interp_tasks.reproduction.page import claims_markdown, page, summary_of
 from interp_tasks.reproduction.runs import Located, as_text, locate_all
 from interp_tasks.reproduction.studies import Done, Job, control_jobs, jobs_of, perform_all, untestable
 from interp_tasks.reproduction.verdicts import Outcome, Seed, Seeds, judge, named
@@ -29,7 +30,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What was found.
+    """A paper's claims with their verdicts, and the studies behind them.
 
     Attributes:
         outcomes: one for each claim and condition (runs of a role that differ in their seed alone), or role, where a
@@ -133,14 +134,23 @@ class Reproduction:
 
     def markdown(self) -> str:
         """The claims with their rules and verdicts, experiment by experiment."""
-        from interp_tasks.reproduction.page import markdown
-
-        return markdown(self)
+        outcomes: list[Any] = self.frame().to_dict("records")
+        told = [row for row in self.paper.row if not self.rows or row.number in self.rows]
+        return f"{summary_of(outcomes)}\n\n{claims_markdown(self.paper, outcomes, told)}"
 
     def page(self) -> Page:
-        from interp_tasks.reproduction.page import page
-
-        return page(self)
+        return page(
+            self.paper,
+            self.preset,
+            self.frame(),
+            summary(self),
+            done=self.done,
+            located=self.located,
+            missing=self.missing,
+            rows=self.rows,
+            folder=self.folder,
+            versions=self.versions,
+        )
 
     def write(self, folder: str | Path) -> list[Path]:
         """``claims.csv``, ``.json`` and ``.md``, every study's tables under ``studies``, and a page, ``index.html``.
@@ -162,6 +172,11 @@ class Reproduction:
                 done.result.write(place)
         written.append(self.page().write(folder / "index.html"))
         return written
+
+
+def summary(found: Reproduction) -> str:
+    """Returns how many claims there are and which are corrected."""
+    return summary_of(found.frame().to_dict("records"))
 
 
 COLUMNS = (
@@ -224,7 +239,7 @@ def reproduce(
 def check(
     paper: str | Paper, preset: str, runs: str | Path, rows: Sequence[int]
 ) -> tuple[Paper, list[Located]]:
-    """What can be refused before slow work."""
+    """Refuses what cannot be reproduced before slow work."""
     paper = read_paper(paper) if isinstance(paper, str) else paper
     check_choice("--preset", preset, PRESETS)
     numbers = [row.number for row in paper.row]
@@ -239,7 +254,7 @@ def id_of(job: Job) -> tuple[str, str, str]:
 
 
 def about(claim: Claim, lacking: Sequence[Located]) -> bool:
-    """Whether a claim is about one of these runs by name."""
+    """Returns whether a claim is about one of these runs by name."""
     filters = [claim.where, *([claim.per] if isinstance(claim.per, dict) else [])]
     given = [each["run"] for each in filters if "run" in each]
     ends = [name for one in given for name in (one if isinstance(one, list) else [str(one)])]

@@ -1,4 +1,4 @@
-"""Where the runs are that a paper's studies read: shipped, in the user's folder, or nowhere yet."""
+"""Locates the runs that a paper's studies read: shipped, in the user's folder, or nowhere yet."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Located:
 
     @property
     def condition(self) -> str:
-        """What it has in common with other seeds: every setting but the seed, and what leaves the weights as they are.
+        """Returns its condition: every setting but the seed, and what leaves the weights as they are.
 
         A longer run at a constant rate begins as a shorter one, and both are read where they have learnt.
         """
@@ -88,7 +88,7 @@ def locate(run: TrainingRun, folder: Path) -> Located:
 
 
 def is_finished(path: Path) -> bool:
-    """Whether a run has stored its last step; of one that ships its log alone, whether it has logged it."""
+    """Returns whether a run has stored its last step; of one that ships its log alone, whether it has logged it."""
     steps = stored_steps(path)
     if not steps and (path / METRICS_FILE).is_file():
         steps = [line["step"] for line in read_metrics(path)]
@@ -139,7 +139,7 @@ def check_settings(run: TrainingRun, path: Path) -> None:
 
 
 def is_alike(run: TrainingRun, path: Path) -> bool:
-    """Whether a folder holds a run of these settings, whatever its seed, and the whole of it."""
+    """Returns whether a folder holds a run of these settings, whatever its seed, and the whole of it."""
     try:
         check_settings(run.model_copy(update={"seeds": "any"}), path)
     except UserError:
@@ -157,9 +157,9 @@ def compare(run: TrainingRun, path: Path, key: str, wanted: Any, there: Any) -> 
 
 
 def as_text(value: Any) -> str:
-    from interp_tasks.published.papers import plain
+    from interp_tasks.published.papers import as_typed
 
-    return plain(value)
+    return as_typed(value)
 
 
 def locate_all(paper: Paper, preset: str, folder: Path) -> list[Located]:

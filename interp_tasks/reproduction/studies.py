@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from interp_tasks.experiments import Result
 
 #: Untrained models of one condition.
-MOST_CONTROLS = 3
+MAX_CONTROLS = 3
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What the outcome calls what it was measured on."""
+        """Returns the name of the run, or runs, for an outcome."""
         if self.study.together:
             return self.on[0].run.name if len(self.on) == 1 else self.study.role
         (one,) = self.on
@@ -45,7 +45,7 @@ class Job:
 
     @property
     def condition(self) -> str:
-        """What its run has in common with others that a claim is decided on together with it."""
+        """Returns the condition that its run shares with others that a claim is decided on together with it."""
         return "" if self.study.together else self.on[0].condition
 
     @property
@@ -128,7 +128,7 @@ def control_jobs(paper: Paper, located: Sequence[Located], rows: Sequence[int] =
                 seen: Counter[str] = Counter()
                 for one in each_alone(playing):
                     seen[one.condition] += 1
-                    if seen[one.condition] <= MOST_CONTROLS:
+                    if seen[one.condition] <= MAX_CONTROLS:
                         found.append(Job(study, (one,), "untrained"))
         if "shuffled" in asked and playing:
             others = [each for each in located if each.run.role == study.shuffled and each.base is not None]
@@ -141,7 +141,7 @@ def perform(job: Job) -> Done:
     from circuits import CircuitsError
     from interp_tasks import experiments
     from interp_tasks.errors import UserError
-    from tasks.base import TaskError
+    from tasks.errors import TaskError
 
     if not job.refs():
         return Done(job, None, "not trained")

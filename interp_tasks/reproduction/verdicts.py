@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from interp_tasks.pages.numbers import digits
 from interp_tasks.published import Bounds, Claim
-from interp_tasks.reproduction import intervals as intervals
-from interp_tasks.reproduction.intervals import ALPHA, FEWEST_RUNS, Interval
+from interp_tasks.reproduction import intervals
+from interp_tasks.reproduction.intervals import ALPHA, MIN_RUNS, Interval
 from interp_tasks.reproduction.runs import config_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ JOINED: Mapping[str, Callable[[Iterable[float]], float]] = {"one": max, "min": m
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one claim on the runs of one condition.
+    """The verdict on one claim for the runs of one condition.
 
     Attributes:
         run: the condition, by the name of its first run.
@@ -74,7 +74,7 @@ class NoRow(Unmeasured):
 
 @dataclass(frozen=True)
 class Seed:
-    """What tells a training run from another: its condition (all settings but the seed), and the seed."""
+    """The identity of a training run: its condition (all settings but the seed), and the seed."""
 
     condition: str
     seed: int | None
@@ -175,7 +175,7 @@ CONTROLS = {"untrained": "an untrained model", "shuffled": "a model trained on s
 
 
 def verdict_on(claim: Claim, run: str, found: Measured) -> Outcome:
-    """What the rule says of a claim's numbers."""
+    """Returns the verdict of the rule on a claim's numbers."""
     n_runs = found.n_runs
     value = middle(claim, found)
     own = () if found.against else tuple((each.run, known_or_none(each.value)) for each in found.numbers)
@@ -193,7 +193,7 @@ def verdict_on(claim: Claim, run: str, found: Measured) -> Outcome:
     outcome = replace(outcome, interval=over)
     if interval is not None:
         outcome = replace(outcome, low=interval[0], high=interval[1])
-    if n_runs < FEWEST_RUNS:
+    if n_runs < MIN_RUNS:
         return replace(outcome, reason=few(n_runs, sides(claim.holds, found)))
     if interval is None:
         return replace(outcome, reason=f"no interval: {over}", interval="")
@@ -219,7 +219,7 @@ def few(n_runs: int, where: str) -> str:
 
 
 def sides(bounds: Bounds, found: Measured) -> str:
-    """Where the numbers of too few runs lie."""
+    """Returns a phrase that says where the numbers of too few runs lie."""
     if found.against:
         return ""
     said = [decision(bounds, each.bounds, closed=each.known is None)["verdict"] for each in found.numbers]
@@ -259,7 +259,7 @@ def of_examples(claim: Claim, outcome: Outcome, found: Measured, decided: bool) 
 
 
 def mean_interval(several: Sequence[Interval]) -> Interval:
-    """Of a mean of numbers that may be as dependent as can be: the mean of their ends."""
+    """Returns the interval of a mean of numbers that may be as dependent as can be: the mean of their ends."""
     lows, highs = zip(*several, strict=True)
     return sum(lows) / len(lows), sum(highs) / len(highs)
 
@@ -349,7 +349,7 @@ def decision(bounds: Bounds, interval: Interval, closed: bool = True) -> dict[st
 
 
 def p_value(claim: Claim, values: Sequence[float], error: float) -> float:
-    """Of the mean over runs, on the scale of the interval."""
+    """Returns the p-value of the mean over runs, on the scale of the interval."""
     scaled = logs(claim, values)
     assert scaled is not None
     bounds = claim.holds
@@ -436,7 +436,7 @@ def alone(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def seed_of(name: str, seeds: Seeds) -> Seed:
-    """What a run is; of one that nothing is known of, what its name says."""
+    """Returns the identity of a run; for one that nothing is known of, what its name says."""
     if name in seeds:
         return seeds[name]
     match = re.fullmatch(r"(.*[/:])seed-(\d+)", name)
@@ -585,7 +585,7 @@ def cell_of(
 
 
 def divisor_of(claim: Claim, row: pandas.Series, frame: pandas.DataFrame) -> float:
-    """What the number of a single row is divided by."""
+    """Returns what the number of a single row is divided by."""
     if claim.per is None:
         return 1.0
     if claim.per == "variance":
@@ -634,7 +634,7 @@ def interval_of(row: pandas.Series, column: str) -> Interval | None:
 
 
 def interval_of_baseline(row: pandas.Series) -> Interval | None:
-    """Of the unedited model's number, which is the edited one's less the effect: as wide as both together."""
+    """Returns the interval of the unedited model's number, the edited one's less the effect: as wide as both."""
     value, effect = interval_of(row, "value"), interval_of(row, "effect")
     middle = float(row["baseline"])
     if value is None or effect is None or math.isnan(middle):
@@ -663,7 +663,7 @@ def picked(frame: pandas.DataFrame, where: Mapping[str, Any]) -> pandas.DataFram
 
 
 def named(name: str, ends: Iterable[str]) -> bool:
-    """Whether a run's name ends with one of these, which may be globs: ``sweep/seed-*``."""
+    """Returns whether a run's name ends with one of these, which may be globs: ``sweep/seed-*``."""
     return any(fnmatchcase(name, f"*{end}") for end in ends)
 
 

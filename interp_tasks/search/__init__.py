@@ -1,6 +1,6 @@
 """Hyper-parameter search: :func:`search` trains a run for every trial, and Optuna says what to try next.
 
-``search`` and ``Found`` load on first use; :class:`Plan` and what it is made of need neither torch nor Optuna.
+``search`` and ``SearchResult`` load on first use; :class:`Plan` and what it is made of need neither torch nor Optuna.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from interp_tasks.search.plan import Plan, make_plan
 from interp_tasks.search.space import Choices, Range, Space
 
 if TYPE_CHECKING:
-    from interp_tasks.search.result import Found
-    from interp_tasks.search.search import search
+    from interp_tasks.search.result import SearchResult
+    from interp_tasks.search.study import search
 
-__all__ = ["Choices", "Found", "Plan", "Range", "Space", "make_plan", "search"]
+__all__ = ["Choices", "Plan", "Range", "SearchResult", "Space", "make_plan", "search"]
 
-_HOMES = {"search": "interp_tasks.search.search", "Found": "interp_tasks.search.result"}
+_HOMES = {"search": "interp_tasks.search.study", "SearchResult": "interp_tasks.search.result"}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,76 +7,91 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures.palette import COLOURS, SYMBOLS, template
 from interp_tasks.pages import Column, Figure, Page, Section, Table, Text, number
-from interp_tasks.pages.palette import COLOURS, SYMBOLS, template
 
 if TYPE_CHECKING:
+    import pandas
     import plotly.graph_objects
 
-    from interp_tasks.search.result import Found
 
 PANEL, GAP, PER_ROW = 220, 90, 3
 
 
-def page(found: Found) -> Page:
-    """Importances, the course of the search, the objective against every setting, and all trials."""
-    objective = found.identity["objective"]
-    sections: list[Section] = [Text(said(found))]
-    if found.importances:
+#: A trial as ``SearchResult.trials`` has it.
+Trial = Mapping[str, Any]
+
+
+def page(
+    identity: Mapping[str, Any],
+    ranked: Sequence[Trial],
+    frame: pandas.DataFrame,
+    importances: Mapping[str, float],
+    summary: str,
+    versions: Mapping[str, str],
+) -> Page:
+    """Returns importances, the course of the search, the objective against every setting, and all trials.
+
+    Args:
+        identity: what was searched, as ``search.json`` has it.
+        ranked: complete trials, the best first.
+        frame: a row per trial, with a column per setting.
+        importances: setting -> share of the variance of the objective; may be empty.
+        summary: how many trials there are of each kind.
+    """
+    objective, space = identity["objective"], identity["space"]
+    sections: list[Section] = [Text(introduction(summary, objective, ranked))]
+    if importances:
         sections.append(
-            drawn(
-                importance_figure(found.importances),
+            Figure(
+                importance_figure(importances),
                 "Importance",
                 "Share of the objective's variance over the space that fANOVA lays to each setting, from the trials "
                 "there are; few trials tell little.",
             )
         )
-    if found.ranked:
+    if ranked:
         sections += [
-            drawn(
-                history_figure(found),
+            Figure(
+                history_figure(objective, ranked),
                 "Course of the search",
                 f"Each trial's {objective['metric']}, and the best until then.",
             ),
-            drawn(
-                slice_figure(found),
+            Figure(
+                slice_figure(objective, space, ranked),
                 f"{objective['metric']} against every setting",
                 "A point per trial, the best one as a star.",
             ),
-            drawn(
-                parallel_figure(found),
+            Figure(
+                parallel_figure(objective, space, ranked),
                 "Trials as lines",
                 "A line per complete trial.",
             ),
         ]
-    frame = found.frame()
     columns = [
         Column("trial", "trial"),
         Column(objective["metric"], "value"),
-        *(Column(key, key, lambda row, key=key: shown(row[key])) for key in found.identity["space"]),  # type: ignore[misc]
+        *(Column(key, key, lambda row, key=key: shown(row[key])) for key in space),  # type: ignore[misc]
         Column("state", "state"),
         Column("reason", "reason", lambda row: str(row["reason"] or ""), sentences=True),
     ]
     sections.append(Table(frame, "Trials", "The best first.", columns, name="trials"))
-    title = f"Search: {found.identity['task']}, {found.identity['preset']}"
-    return Page(title, sections, found.identity, found.versions)
+    title = f"Search: {identity['task']}, {identity['preset']}"
+    return Page(title, sections, identity, versions)
 
 
-def said(found: Found) -> str:
-    objective, best = found.identity["objective"], found.best
+def introduction(summary: str, objective: Mapping[str, Any], ranked: Sequence[Trial]) -> str:
+    """Returns what was wanted, and the best trial with its settings."""
     aim = "lowest" if objective["direction"] == "minimize" else "highest"
     text = (
-        f"{found.summary()}. Wanted is the {aim} {objective['metric']} on validation examples, as the mean of the last "
+        f"{summary}. Wanted is the {aim} {objective['metric']} on validation examples, as the mean of the last "
         f"{objective['last']} evaluations."
     )
-    if best is not None:
+    if ranked:
+        best = ranked[0]
         settings = ", ".join(f"{key} {shown(value)}" for key, value in best["params"].items())
         text += f"\n\nBest: trial {best['trial']} with {number(best['value'])}: {settings}."
     return text
-
-
-def drawn(figure: plotly.graph_objects.Figure, title: str, caption: str) -> Figure:
-    return Figure(figure, title, caption, height=int(figure.layout.height))
 
 
 def shown(value: Any) -> str:
@@ -111,12 +126,12 @@ def importance_figure(shares: Mapping[str, float]) -> plotly.graph_objects.Figur
     return figure
 
 
-def history_figure(found: Found) -> plotly.graph_objects.Figure:
-    """The value of every trial by number, and the best so far."""
+def history_figure(objective: Mapping[str, Any], ranked: Sequence[Trial]) -> plotly.graph_objects.Figure:
+    """Draws the value of every trial by number, and the best so far."""
     import plotly.graph_objects as go
 
-    complete = sorted(found.ranked, key=lambda trial: trial["trial"])
-    pick = min if found.identity["objective"]["direction"] == "minimize" else max
+    complete = sorted(ranked, key=lambda trial: trial["trial"])
+    pick = min if objective["direction"] == "minimize" else max
     values = [trial["value"] for trial in complete]
     best = [pick(values[: end + 1]) for end in range(len(values))]
     numbers = [trial["trial"] for trial in complete]
@@ -146,16 +161,18 @@ def history_figure(found: Found) -> plotly.graph_objects.Figure:
     figure.update_xaxes(
         title_text="trial", tickformat="d", dtick=max(1, math.ceil(max(numbers, default=0) / 12))
     )
-    figure.update_yaxes(title_text=found.identity["objective"]["metric"], **value_axis(values))
+    figure.update_yaxes(title_text=objective["metric"], **value_axis(values))
     figure.update_layout(template=template("light"), height=360)
     return figure
 
 
-def slice_figure(found: Found) -> plotly.graph_objects.Figure:
-    """A panel per setting: its values across, the objective upwards."""
+def slice_figure(
+    objective: Mapping[str, Any], space: Mapping[str, Any], ranked: Sequence[Trial]
+) -> plotly.graph_objects.Figure:
+    """Draws a panel per setting: its values across, the objective upwards."""
     from plotly.subplots import make_subplots
 
-    keys = list(found.identity["space"])
+    keys = list(space)
     rows = math.ceil(len(keys) / PER_ROW)
     whole = PANEL * rows + GAP * (rows - 1)
     figure = make_subplots(
@@ -165,16 +182,16 @@ def slice_figure(found: Found) -> plotly.graph_objects.Figure:
         horizontal_spacing=0.04,
         vertical_spacing=GAP / whole if rows > 1 else 0,
     )
-    values = [trial["value"] for trial in found.ranked]
+    values = [trial["value"] for trial in ranked]
     for place, key in enumerate(keys):
         row, column = place // PER_ROW + 1, place % PER_ROW + 1
-        said_of = found.identity["space"][key]
+        values_of = space[key]
         for trials, marker in (
             (
-                found.ranked[1:],
+                ranked[1:],
                 {"color": COLOURS["light"][0], "symbol": SYMBOLS[0], "size": 7, "opacity": 0.7},
             ),
-            (found.ranked[:1], {"color": COLOURS["light"][1], "symbol": "star", "size": 13}),
+            (ranked[:1], {"color": COLOURS["light"][1], "symbol": "star", "size": 13}),
         ):
             at = [trial["params"][key] for trial in trials]
             figure.add_trace(
@@ -182,7 +199,7 @@ def slice_figure(found: Found) -> plotly.graph_objects.Figure:
                     "type": "scatter",
                     "mode": "markers",
                     "showlegend": False,
-                    "x": [shown(value) for value in at] if isinstance(said_of, list) else at,
+                    "x": [shown(value) for value in at] if isinstance(values_of, list) else at,
                     "y": [trial["value"] for trial in trials],
                     "marker": marker,
                     "text": [f"trial {trial['trial']}: {described(trial)}" for trial in trials],
@@ -191,8 +208,8 @@ def slice_figure(found: Found) -> plotly.graph_objects.Figure:
                 row=row,
                 col=column,
             )
-        figure.update_xaxes(title_text=key, row=row, col=column, **setting_axis(said_of))
-        metric = found.identity["objective"]["metric"]
+        figure.update_xaxes(title_text=key, row=row, col=column, **setting_axis(values_of))
+        metric = objective["metric"]
         figure.update_yaxes(
             title_text=metric if column == 1 else None, row=row, col=column, **value_axis(values)
         )
@@ -200,33 +217,34 @@ def slice_figure(found: Found) -> plotly.graph_objects.Figure:
     return figure
 
 
-def parallel_figure(found: Found) -> plotly.graph_objects.Figure:
-    """A line per complete trial across an upright axis per setting, the objective the first; the best third stands out.
+def parallel_figure(
+    objective: Mapping[str, Any], space: Mapping[str, Any], ranked: Sequence[Trial]
+) -> plotly.graph_objects.Figure:
+    """Draws a line per complete trial across an upright axis per setting, the objective the first.
 
-    Plain lines: plotly's own parallel coordinates need WebGL.
+    The best third stands out. Plain lines: plotly's own parallel coordinates need WebGL.
     """
     import plotly.graph_objects as go
 
-    objective = found.identity["objective"]
     scales = [
-        value_scale(objective["metric"], [trial["value"] for trial in found.ranked]),
-        *(setting_scale(key, said_of) for key, said_of in found.identity["space"].items()),
+        value_scale(objective["metric"], [trial["value"] for trial in ranked]),
+        *(setting_scale(key, values_of) for key, values_of in space.items()),
     ]
-    third = math.ceil(len(found.ranked) / 3)
+    third = math.ceil(len(ranked) / 3)
     blue, orange, _, _, _, _, grey = COLOURS["light"]
     figure = go.Figure()
     for name, trials, line, opacity in (
-        ("other trials", found.ranked[third:], {"color": grey, "width": 1}, 0.45),
-        ("best third", found.ranked[1:third], {"color": blue, "width": 1.5}, 0.9),
-        ("best", found.ranked[:1], {"color": orange, "width": 3}, 1.0),
+        ("other trials", ranked[third:], {"color": grey, "width": 1}, 0.45),
+        ("best third", ranked[1:third], {"color": blue, "width": 1.5}, 0.9),
+        ("best", ranked[:1], {"color": orange, "width": 3}, 1.0),
     ):
         heights: list[float | None] = []
         texts: list[str] = []
         for trial in trials:
-            values = [trial["value"], *(trial["params"][key] for key in found.identity["space"])]
+            values = [trial["value"], *(trial["params"][key] for key in space)]
             heights += [*(scale.height(value) for scale, value in zip(scales, values, strict=True)), None]
-            told = f"trial {trial['trial']}: {number(trial['value'])}<br>{described(trial)}"
-            texts += [told] * (len(scales) + 1)
+            label = f"trial {trial['trial']}: {number(trial['value'])}<br>{described(trial)}"
+            texts += [label] * (len(scales) + 1)
         if trials:
             figure.add_trace(
                 {
@@ -278,10 +296,10 @@ def value_scale(label: str, values: Sequence[float]) -> Scale:
     return numbers_scale(label, min(values), max(values), value_axis(values).get("type") == "log")
 
 
-def setting_scale(key: str, said_of: Any) -> Scale:
-    if not isinstance(said_of, list):
-        return numbers_scale(key, said_of["low"], said_of["high"], bool(said_of.get("log")))
-    texts = [shown(value) for value in said_of]
+def setting_scale(key: str, values_of: Any) -> Scale:
+    if not isinstance(values_of, list):
+        return numbers_scale(key, values_of["low"], values_of["high"], bool(values_of.get("log")))
+    texts = [shown(value) for value in values_of]
     return Scale(
         key,
         lambda value: texts.index(shown(value)) / (len(texts) - 1),
@@ -320,9 +338,9 @@ def value_axis(values: Sequence[float]) -> dict[str, Any]:
     return {}
 
 
-def setting_axis(said_of: Any) -> dict[str, Any]:
-    if isinstance(said_of, list):
-        order = [shown(value) for value in said_of]
+def setting_axis(values_of: Any) -> dict[str, Any]:
+    if isinstance(values_of, list):
+        order = [shown(value) for value in values_of]
         # Values that were not tried have their place too.
         return {
             "type": "category",
@@ -330,8 +348,8 @@ def setting_axis(said_of: Any) -> dict[str, Any]:
             "categoryarray": order,
             "range": [-0.5, len(order) - 0.5],
         }
-    if not said_of.get("log"):
+    if not values_of.get("log"):
         return {}
     # Ticks at 1, 2 and 5, or at powers of ten where there are many.
-    wide = said_of["high"] > 300 * said_of["low"]
+    wide = values_of["high"] > 300 * values_of["low"]
     return {"type": "log", "exponentformat": "power", "dtick": 1 if wide else "D2"}

@@ -15,7 +15,7 @@ Direction = Literal["minimize", "maximize"]
 #: The objective is a mean over so many of the last logged evaluations (Syrkis & Søgaard 2024).
 LAST = 10
 #: The most combinations of settings that are looked at to find one in which a value is valid.
-MOST_COMBINATIONS = 500
+MAX_COMBINATIONS = 500
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is searched, in what, for what.
+    """The plan of a search: the task, the space and the objective.
 
     Attributes:
         preset: of the task; the space's and the user's settings override it.
@@ -60,7 +60,7 @@ class Plan:
         return resolve_config(self.task_name, self.preset, self.overrides(params))
 
     def identity(self, key: str, direction: Direction) -> dict[str, Any]:
-        """What may not change between calls, as JSON; ``key`` and ``direction`` of the objective as found."""
+        """Returns what may not change between calls, as JSON; ``key`` and ``direction`` are those of the objective."""
         return {
             "task": self.task_name,
             "preset": self.preset,
@@ -83,7 +83,7 @@ class Plan:
         for place, dimension in enumerate(self.space.dimensions):
             for value in dimension.samples():
                 complaint: ValueError | None = None
-                for params in islice(self._with(place, value), MOST_COMBINATIONS):
+                for params in islice(self._with(place, value), MAX_COMBINATIONS):
                     try:
                         valid(self.resolved(params))
                         break

@@ -1,4 +1,4 @@
-"""What a search found: its trials, how much each setting matters, and the page that shows both."""
+"""The result of a search: its trials, how much each setting matters, and the page that shows both."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from optuna import Study
 
 #: Trials with a value that fANOVA needs at least to say anything.
-FEWEST = 4
+MIN_TRIALS = 4
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The trials of a search.
 
     Attributes:
@@ -40,7 +40,7 @@ class Found:
     versions: Mapping[str, str] = field(default_factory=versions, repr=False)
 
     @classmethod
-    def of(cls, study: Study, identity: Mapping[str, Any], out: Path) -> Found:
+    def of(cls, study: Study, identity: Mapping[str, Any], out: Path) -> SearchResult:
         trials = []
         for trial in study.get_trials(deepcopy=False):
             same_as = trial.user_attrs.get("same_as")
@@ -106,7 +106,7 @@ class Found:
         """Importances, the course of the search, and the objective against every setting."""
         from interp_tasks.search.page import page
 
-        return page(self)
+        return page(self.identity, self.ranked, self.frame(), self.importances, self.summary(), self.versions)
 
     def write(self, folder: Path) -> list[Path]:
         """``trials.csv``, ``trials.json`` and ``search.html``, together or not at all."""
@@ -124,7 +124,7 @@ def importances(study: Study, seed: int) -> dict[str, float]:
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    if len(complete) < FEWEST or len({trial.value for trial in complete}) < 2:
+    if len(complete) < MIN_TRIALS or len({trial.value for trial in complete}) < 2:
         return {}
     # A setting that all of them share was never varied, and has no part in it.
     found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=seed % 2**32))

@@ -1,4 +1,4 @@
-"""What a search tries: settings, and the values or the range of each. Imports neither torch nor Optuna."""
+"""The space of a search: settings, and the values or the range of each. Imports neither torch nor Optuna."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def listed(text: str) -> list[Any]:
 
 
 def is_whole(key: str, numbers: Sequence[Any]) -> bool:
-    """Whether a setting takes whole numbers: as declared, or else (of a task) as the range is written."""
+    """Returns whether a setting takes whole numbers: as declared, or else (of a task) as the range is written."""
     section, _, name = key.partition(".")
     classes: dict[str, type[BaseModel]] = {"train": TrainConfig, "model": ModelSettings}
     declared = classes.get(section)

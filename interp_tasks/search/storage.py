@@ -1,4 +1,4 @@
-"""Where trials are recorded: an Optuna study in a database, tied to the folder that holds their runs."""
+"""Stores trials in an Optuna study in a database, tied to the folder that holds their runs."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from interp_tasks.training.config import Resolved
 from interp_tasks.training.forward import HookedForward
 from interp_tasks.training.trainer import model_settings, train
 from tasks import get
-from tasks.base import Task, TaskError, pool_parts
+from tasks.base import Task, pool_parts
+from tasks.errors import TaskError
 from tasks.settings import ModelSettings
 
 #: Called as progress(step, steps, text).

@@ -13,14 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 from interp_tasks.errors import UserError
 from interp_tasks.files import parse_value
 from tasks import catalog
-from tasks.messages import one_line, unknown_key
-from tasks.settings import list_fields
+from tasks.settings import list_fields, one_line, unknown_key
 
 SECTIONS = ("task", "model", "train")
 #: The parts of a model, see :mod:`interp_tasks.training.components`.
 Part = Literal["attn", "mlp", "embed", "pos_embed", "unembed"]
 PARTS: tuple[Part, ...] = get_args(Part)
-MOST_CHECKPOINTS = 1_000_000
+MAX_CHECKPOINTS = 1_000_000
 #: What says how the learning rate falls. A run may be given another schedule while no step taken is changed by it.
 SCHEDULE = ("schedule", "schedule_start", "schedule_end", "schedule_floor")
 
@@ -111,9 +110,9 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _checkpoints_are_so_few_that_they_can_be_listed(self) -> TrainConfig:
-        if self.steps // self.checkpoint_every > MOST_CHECKPOINTS:
+        if self.steps // self.checkpoint_every > MAX_CHECKPOINTS:
             raise ValueError(
-                f"checkpoint_every = {self.checkpoint_every} of {self.steps:,} steps: more than {MOST_CHECKPOINTS:,} "
+                f"checkpoint_every = {self.checkpoint_every} of {self.steps:,} steps: more than {MAX_CHECKPOINTS:,} "
                 "checkpoints; choose it larger"
             )
         return self

@@ -1,4 +1,4 @@
-"""What training will cost: parameters, FLOP, memory, disk and time, before the first step of it."""
+"""Estimates what training will cost before its first step: parameters, FLOP, memory, disk and time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MEASURED_STEPS = 3
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run takes.
+    """The cost of one run.
 
     Attributes:
         parameters, trained: numbers in the model, and those of them that change.
@@ -73,7 +73,7 @@ class Cost:
 
     @property
     def memory_bytes(self) -> int:
-        """Of all tensors that live at once, at the end of a forward pass."""
+        """Returns the bytes of all tensors that live at once, at the end of a forward pass."""
         return (
             self.weights_bytes
             + self.gradients_bytes
@@ -108,7 +108,7 @@ def cost(
     gflop_per_second: float | None = None,
     device: str = "cpu",
 ) -> Cost:
-    """What ``train(task, settings=settings, config=config)`` would take; nothing is written.
+    """Estimates what ``train(task, settings=settings, config=config)`` would take; nothing is written.
 
     FLOP and activations are counted on tensors that have shapes and no values, so this takes a moment however large
     the run.
@@ -225,7 +225,7 @@ def _without_values(task: Task, config: TrainConfig, split: Any, n: int) -> Batc
 
 
 def _evaluation_flop(model: HookedTransformer, task: Task, config: TrainConfig) -> int:
-    """Of the validation sample; of a mixture of each of its parts."""
+    """Returns the FLOP of evaluating the validation sample; for a mixture of each of its parts."""
     total = 0
     for part in (task.parts() or {"": task}).values():
         n = _examples(part, config.eval_samples, "validation")

@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from interp_tasks.checkpoints.dtypes import plain, tensors_metadata
+from interp_tasks.checkpoints.dtypes import as_dense_tensor, tensors_metadata
 from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
 from interp_tasks.checkpoints.training_state import TrainingState
 from interp_tasks.errors import ProcessLost, UserError
@@ -54,15 +54,15 @@ class Processes:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the one that prints, locks and writes."""
+        """Tells whether this is the process that prints, locks and writes."""
         return self.launch.rank == 0
 
     def described(self) -> dict[str, Any] | None:
-        """What ``run.json`` keeps."""
+        """Returns what ``run.json`` keeps of it."""
         return {"count": self.launch.count, "backend": self.backend} if self.several else None
 
     def lead(self, work: Callable[[], Result]) -> Result | None:
-        """What the first process does for all; if it fails there, it fails for all.
+        """Lets the first process do work for all; if it fails there, it fails for all.
 
         Raises:
             UserError: on the others, if it failed.
@@ -93,7 +93,7 @@ class Processes:
         return int(told)
 
     def any(self, value: bool) -> bool:
-        """Whether it is so on any process, on all."""
+        """Returns on all processes whether it is so on any."""
         if not self.several:
             return value
         told = torch.tensor(int(value))
@@ -102,7 +102,7 @@ class Processes:
         return bool(told)
 
     def point(self, point: ResumePoint | None) -> ResumePoint | None:
-        """Where the first process goes on from, on all."""
+        """Returns on all processes the point that the first one goes on from."""
         if not self.several:
             return point
         content = b"" if point is None else packed(point)
@@ -190,7 +190,7 @@ def summed(bucket: dist.GradBucket) -> Any:
 
 
 class Follower:
-    """What a run folder is to a process that does not write."""
+    """A run folder for a process that does not write."""
 
     path = Path()
 
@@ -285,8 +285,8 @@ def losses_named() -> Iterator[None]:
 
 
 def packed(point: ResumePoint) -> bytes:
-    tensors = {f"parameter/{name}": plain(tensor) for name, tensor in point.parameters.items()}
-    tensors |= {f"state/{name}": plain(tensor) for name, tensor in point.tensors.items()}
+    tensors = {f"parameter/{name}": as_dense_tensor(tensor) for name, tensor in point.parameters.items()}
+    tensors |= {f"state/{name}": as_dense_tensor(tensor) for name, tensor in point.tensors.items()}
     rest = {"step": point.step, "path": str(point.path), "data": dict(point.data)}
     return save(tensors, {"rest": json.dumps(rest)})
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tasks.base import generator
+from tasks.seeds import generator
 
 Place = Literal["resid_mid", "resid_post"]
 

@@ -129,7 +129,7 @@ class FusedForward:
         return x if self.post_norm else self._norm(name, x)
 
     def _after(self, name: str, x: Tensor) -> Tensor:
-        """What goes on, from a sum in the residual stream: normalised where the model is post-norm."""
+        """Returns a sum in the residual stream, normalised where the model is post-norm."""
         return self._norm(name, x) if self.post_norm else x
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ def attend_from_one(
 
 
 def why_not_fused(model: HookedTransformer) -> str | None:
-    """What keeps a model from the fused forward, or ``None``."""
+    """Returns the reason that keeps a model from the fused forward, or ``None``."""
     cfg = model.cfg
     checks = {
         "positions are not a learned table": cfg.positional_embedding_type != "standard",

@@ -50,7 +50,7 @@ class Launch:
 
 
 def launched() -> Launch:
-    """What the environment says; one process alone where it says nothing.
+    """Reads the launch from the environment; one process alone where it says nothing.
 
     Raises:
         UserError: if it says so much of it that another process must be meant.
@@ -76,7 +76,7 @@ def launched() -> Launch:
 
 
 def follows() -> bool:
-    """Whether this is one of several processes, and not the first."""
+    """Returns whether this is one of several processes, and not the first."""
     try:
         return launched().rank > 0
     except UserError:

@@ -19,7 +19,8 @@ from interp_tasks.training.dropout import Dropout
 from interp_tasks.training.forward import Forward, fastest_forward
 from interp_tasks.training.observers import Activations, GradientNorms, Observer
 from interp_tasks.training.optimizer import Updater
-from tasks.base import Batch, Task, derive_seed, pool, pool_parts
+from tasks.base import Batch, Task, pool, pool_parts
+from tasks.seeds import derive_seed
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -65,7 +66,7 @@ class Loop:
         self.wanted = set(config.checkpoint_steps(task.published_steps))
 
     def described(self) -> dict[str, Any]:
-        """What ``run.json`` keeps of it."""
+        """Returns what ``run.json`` keeps of it."""
         return {
             "forward": {"kind": self.forward.kind, "reason": self.forward_reason},
             "stacked": None,
@@ -127,11 +128,11 @@ class Loop:
         return line
 
     def logs(self, step: int) -> bool:
-        """Whether metrics are due after ``step`` updates."""
+        """Returns whether metrics are due after ``step`` updates."""
         return step % self.config.log_every == 0 or step in self.wanted or step == self.config.steps
 
     def pauses(self, step: int) -> bool:
-        """Whether something else than updates is due after ``step`` of them."""
+        """Returns whether something else than updates is due after ``step`` of them."""
         return self.logs(step) or any(step % observer.every == 0 for observer in self.observers)
 
     def after(self, folder: RunFolder | Follower, step: int, line: dict[str, Any]) -> None:
@@ -155,7 +156,7 @@ class Loop:
             folder.save(step, self.model, self.task, self.training_state(), metrics=line.get("validation"))
 
     def training_state(self) -> TrainingState:
-        """What the weights alone do not say."""
+        """Returns the state of training beside the weights."""
         return TrainingState(self.updater.state())
 
     def load_training_state(self, tensors: Mapping[str, Tensor]) -> None:
@@ -214,7 +215,7 @@ class Loop:
 
 
 def stopped(runs: str, step: int, steps: int) -> Stopped:
-    """What is raised once all is stored."""
+    """Returns the exception to raise once all is stored."""
     return Stopped(
         f"{runs}: stopped after step {step} of {steps}, which is stored; the same command goes on from there"
     )

@@ -1,4 +1,4 @@
-"""What a run looks at besides its loss, each at its own cadence."""
+"""Observers of a run: what it logs besides its loss, each at its own cadence."""
 
 from __future__ import annotations
 

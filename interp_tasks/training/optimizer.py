@@ -104,7 +104,7 @@ class Updater:
 
 
 def _kept(prefix: str, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """What is stored under ``prefix``, by what follows its slash: by nothing if it is the tensor itself."""
+    """Returns the tensors stored under ``prefix``, by what follows its slash: by nothing if it is the tensor itself."""
     return {
         key[len(prefix) + 1 :]: tensor.to(device)
         for key, tensor in tensors.items()

@@ -1,4 +1,4 @@
-"""What a run records about where it came from."""
+"""The provenance that a run records: where it came from."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def command() -> str:
 
 
 def is_published(task: Task, preset: str | None) -> bool:
-    """Whether the data is the paper's: the preset ``paper``, none of its task settings overridden."""
+    """Returns whether the data is the paper's: the preset ``paper``, none of its task settings overridden."""
     return preset == "paper" and task == type(task)(**task.presets["paper"].get("task", {}))
 
 

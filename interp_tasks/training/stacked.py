@@ -27,7 +27,8 @@ from interp_tasks.training.optimizer import RANDOM
 from interp_tasks.training.stacked_forward import StackedForward
 from interp_tasks.training.stacked_optimizer import StackedParameters, StackedUpdater
 from interp_tasks.training.trainer import opening, prepared, reproducible, resolved, train, with_threads
-from tasks.base import Batch, Task, derive_seed
+from tasks.base import Batch, Task
+from tasks.seeds import derive_seed
 from tasks.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -280,7 +281,7 @@ class Stack:
         lines: Sequence[dict[str, Any]],
         before: Sequence[float | None],
     ) -> None:
-        """What each run does between updates; the time of an update is shared out evenly."""
+        """Does what each run does between updates; the time of an update is shared out evenly."""
         self.clock.stop()
         share = (self.clock.seconds or 0.0) / len(self.runs)
         for run, folder, line, seconds in zip(self.runs, folders, lines, before, strict=True):

@@ -50,7 +50,7 @@ def hooked(owners: Sequence[Tensor], gradients: Tensor) -> Tensor:
 
 
 class StackedUpdater(Updater):
-    """What works element by element (optimiser, Grokfast) as for one model; clipping seed by seed."""
+    """An updater of stacked models: optimiser and Grokfast element by element, clipping seed by seed."""
 
     def __init__(self, parameters: StackedParameters, config: TrainConfig) -> None:
         super().__init__(parameters, config)
@@ -65,7 +65,7 @@ class StackedUpdater(Updater):
             gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
 
     def state_of(self, index: int) -> dict[str, Tensor]:
-        """What :meth:`Updater.state` would be of one seed alone."""
+        """Returns what :meth:`Updater.state` would be of one seed alone."""
         return {
             name: tensor if is_shared(name, tensor) else tensor.select(seed_axis(name), index)
             for name, tensor in self.state().items()

@@ -24,10 +24,10 @@ from interp_tasks.training.launch import launched
 from interp_tasks.training.loop import Loop, Progress
 from interp_tasks.training.observers import Observer
 from interp_tasks.training.provenance import run_info
-from tasks.base import Task, derive_seed
-from tasks.messages import one_line
+from tasks.base import Task
 from tasks.registry import get
-from tasks.settings import ModelSettings
+from tasks.seeds import derive_seed
+from tasks.settings import ModelSettings, one_line
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -232,5 +232,5 @@ def reproducible(config: TrainConfig) -> Iterator[None]:
 
 
 def flushes_denormals() -> bool:
-    """Whether this thread takes float32 numbers below 1.2e-38 for 0."""
+    """Returns whether this thread takes float32 numbers below 1.2e-38 for 0."""
     return not bool(torch.tensor([1e-39]) * 1.0)

@@ -21,7 +21,7 @@ from interp_tasks.checkpoints.run_files import CLOCK_FILE, METRICS_FILE, RUN_FIL
 from interp_tasks.errors import UserError
 from interp_tasks.grids.unit import is_trained
 from interp_tasks.training.provenance import declared_drop
-from interp_tasks.zoo.recipe import ShippedRun, shipped_runs
+from interp_tasks.zoo.shipped import ShippedRun, shipped_runs
 from tasks.base import Task, pool_parts
 
 #: Test examples behind the stored metrics; finite tasks have fewer and use them all.

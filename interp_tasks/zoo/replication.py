@@ -12,7 +12,7 @@ from interp_tasks.checkpoints.refs import find_run
 from interp_tasks.checkpoints.run_files import METRICS_FILE, read_metrics
 from interp_tasks.errors import UserError
 from interp_tasks.zoo.pack import shortened
-from interp_tasks.zoo.recipe import recipe_of
+from interp_tasks.zoo.shipped import recipe_of
 
 ZOO = "zoo:"
 

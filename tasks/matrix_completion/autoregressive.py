@@ -14,12 +14,13 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from tasks.base import Batch, DropMetric, Metric, ProbeTarget, ProbeTargets, derive_seed, generator
+from tasks.base import Batch, DropMetric, Metric, ProbeTarget, ProbeTargets
 from tasks.catalog import built_in_presets
 from tasks.matrix_completion.decoding import greedy
 from tasks.matrix_completion.matrices import MASK_ID, Matrices
 from tasks.matrix_completion.templates import Templates, autoregressive_templates
 from tasks.registry import register
+from tasks.seeds import derive_seed, generator
 from tasks.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class AutoregressiveCompletion(Matrices):
 
     @property
     def read_positions(self) -> tuple[int, ...]:
-        """What the loss reads: all positions, or SEP and after."""
+        """Returns the positions that the loss reads: all, or SEP and after."""
         return tuple(range(0 if self.loss_on == "sequence" else self.entries, self.sequence_length))
 
     def batch(self, values: Float[Tensor, "batch entry"], hidden: Bool[Tensor, "batch entry"]) -> Batch:
@@ -97,7 +98,7 @@ class AutoregressiveCompletion(Matrices):
         return F.cross_entropy(self.read(output).flatten(0, 1), targets.flatten())
 
     def metrics(self, output: Float[Tensor, "batch _ vocab"], batch: Batch) -> dict[str, Metric]:
-        """Of the full entries, each predicted from the true ones before it (teacher forcing).
+        """Returns the metrics of the full entries, each predicted from the true ones before it (teacher forcing).
 
         ``loss_answer [batch]``: cross-entropy. ``accuracy_observed``, ``accuracy_hidden``: exact tokens, as (sum,
         count) pairs over entries. ``size_hidden``: right but for the sign; ``sign_hidden``: of those, other than 0,
@@ -141,7 +142,7 @@ class AutoregressiveCompletion(Matrices):
         return {"negated": self.batch(-self._matrices(batch), batch.extras["hidden"])}
 
     def attention_templates(self) -> Templates:
-        """What a head may attend to; see :func:`autoregressive_templates`."""
+        """Returns what a head may attend to; see :func:`autoregressive_templates`."""
         return autoregressive_templates(self.n, self.columns)
 
     def attention_moves(self, batch: Batch, seed: int) -> dict[str, Batch]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from tasks.base import TaskError
+from tasks.errors import TaskError
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

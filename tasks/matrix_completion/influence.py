@@ -51,7 +51,7 @@ def steps_between(observed: Bool[Tensor, "batch n m"]) -> Int[Tensor, "batch nod
 
 
 def on_shortest_path(observed: Bool[Tensor, "batch n m"]) -> Bool[Tensor, "batch source target"]:
-    """Whether an entry lies on a shortest path of observed entries from the target's row to its column."""
+    """Returns whether an entry lies on a shortest path of observed entries from the target's row to its column."""
     n, m = observed.shape[1:]
     steps = steps_between(observed)
     across = steps[:, :n, n:].flatten(1)[:, None]

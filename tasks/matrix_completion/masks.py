@@ -9,7 +9,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tasks.attention import Relocation
-from tasks.base import Batch, TaskError
+from tasks.base import Batch
+from tasks.errors import TaskError
 from tasks.matrix_completion.templates import longest_column
 
 
@@ -32,7 +33,7 @@ def _two_rows(n: int, m: int) -> tuple[str, ...]:
 
 
 def read_mask(text: str, n: int, m: int) -> Bool[Tensor, " pos"]:
-    """Where a mask hides entries: a name, or rows divided by commas, as in ``..#,#..,...``.
+    """Reads a mask, True at hidden entries: a name, or rows divided by commas, as in ``..#,#..,...``.
 
     Raises:
         TaskError: in one line.

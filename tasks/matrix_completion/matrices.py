@@ -14,13 +14,15 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from tasks.base import Batch, GridAxis, Split, Task, TaskError, check_sample_size, generator
+from tasks.base import Batch, GridAxis, Split, Task, check_sample_size
+from tasks.errors import TaskError
+from tasks.seeds import generator
 
 MASK_ID = 0
 
 
 class Matrices(Task):
-    """What tasks about matrices share: their law, the mask, and the tokens of their values.
+    """Tasks about matrices: their law, the mask, and the tokens of their values.
 
     Attributes:
         n, m: rows and columns (``m = None``: square).

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tasks.base import TaskError
+from tasks.errors import TaskError
 
 #: Matrices that are worked on together: more do not fit a processor's cache.
 CHUNK = 64
 #: No problem has been seen to need half as many steps.
-MOST_STEPS = 100
+MAX_STEPS = 100
 #: Of the way to the edge of the cone that a step goes, and of the gap that it aims to leave.
 TO_THE_EDGE, SIGMA = 0.95, 0.2
 JITTER = 1e-9
@@ -88,7 +88,7 @@ def objective(
     hidden: Bool[Tensor, "batch rows columns"],
     penalty: float | None = None,
 ) -> Float[Tensor, " batch"]:
-    """What :func:`least_nuclear_norm` minimises."""
+    """Returns what :func:`least_nuclear_norm` minimises."""
     norm = torch.linalg.svdvals(matrices).sum(1)
     if penalty is None:
         return norm
@@ -108,7 +108,7 @@ def _solve(
     matrices, bound = torch.empty_like(observed), torch.empty_like(known)
     working = torch.arange(len(observed))
     state = _State.start(observed / scale, ~hidden, soft)
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         completed, dual, gap = state.certificate(keep_observed=penalty is None)
         # Where there is nothing to complete the objective is 0: the gap is then absolute.
         done = gap <= tolerance * (gap + dual).clamp(min=0.1)

@@ -1,4 +1,4 @@
-"""What a probe may look for in a model of matrix completion."""
+"""The targets of probes in a model of matrix completion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model of matrix completion is compared with: outputs of known methods, on the examples of a batch."""
+"""Outputs of known methods on the examples of a batch, to compare models of matrix completion with."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def convex_baselines(rows: int, columns: int) -> dict[str, Method]:
 
 
 def candidate_methods(rows: int, columns: int, rank: int) -> dict[str, Method]:
-    """What may fill the blanks: from nothing at all to methods that are exact at the true rank."""
+    """Returns methods that may fill the blanks, from none at all to those that are exact at the true rank."""
     als, descent = completion.alternating_least_squares, completion.gradient_descent
     fillings: dict[str, Filling] = {
         "zero": completion.zeros,

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field, model_validator
 
-from tasks.base import Batch, Split, Task, generator
+from tasks.base import Batch, Split, Task
 from tasks.catalog import built_in_presets
 from tasks.matrix_completion.task import MatrixCompletion
 from tasks.registry import register
+from tasks.seeds import generator
 
 
 @register("matrix-completion-sizes")

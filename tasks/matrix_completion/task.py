@@ -11,19 +11,9 @@ from pydantic import Field
 from torch import Tensor
 
 from tasks.attention import ClassRule, Relocation
-from tasks.base import (
-    Batch,
-    DropMetric,
-    Influences,
-    Metric,
-    ProbeTargets,
-    Split,
-    Task,
-    TaskError,
-    derive_seed,
-    generator,
-)
+from tasks.base import Batch, DropMetric, Influences, Metric, ProbeTargets, Split, Task
 from tasks.catalog import built_in_presets
+from tasks.errors import TaskError
 from tasks.matrix_completion.influence import pairs_of_entries
 from tasks.matrix_completion.masks import move_longest_column, read_mask
 from tasks.matrix_completion.matrices import MASK_ID, Matrices
@@ -37,6 +27,7 @@ from tasks.matrix_completion.reference_outputs import (
 from tasks.matrix_completion.templates import ATTENTION_RULES, attention_templates
 from tasks.matrix_completion.variations import copying_inputs, variations
 from tasks.registry import register
+from tasks.seeds import derive_seed, generator
 from tasks.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -171,16 +162,16 @@ class MatrixCompletion(Matrices):
         return kinds_of_hidden_entries(batch, self.n, self.columns, self.rank)
 
     def properties(self, output: Float[Tensor, "batch pos 1"]) -> dict[str, Metric]:
-        """What an output is like, whatever is right: its ``nuclear_norm`` as a matrix."""
+        """Returns properties of an output, whatever is right: its ``nuclear_norm`` as a matrix."""
         return {"nuclear_norm": nuclear_norms(output, self.n, self.columns)}
 
     def variations(self) -> dict[str, dict[str, Task]]:
         """Other data to try a model on: by what varies, then by name; see :func:`variations`."""
-        return variations(self)
+        return variations(self, MatrixCompletion)
 
     def copying_inputs(self, n: int, seed: int, split: Split) -> dict[str, tuple[Batch, Batch]]:
         """Inputs with another token at hidden entries; see :func:`copying_inputs`."""
-        return copying_inputs(self, n, seed, split)
+        return copying_inputs(self, MatrixCompletion, n, seed, split)
 
     def influences(self, batch: Batch, shift: float | None, seed: int) -> Influences:
         """Observed entries given another value; kinds and the reference: see :func:`pairs_of_entries`."""
@@ -202,7 +193,7 @@ class MatrixCompletion(Matrices):
         return Influences(self.encode(moved), ~hidden, hidden, kinds, references)
 
     def attention_templates(self) -> dict[str, Tensor | Callable[[Batch], Tensor]]:
-        """What a head may attend to: keys ``[query key]``, or a function of a batch: ``[batch query key]``."""
+        """Returns what a head may attend to: keys ``[query key]``, or a function of a batch: ``[batch query key]``."""
         return attention_templates(self.n, self.columns)
 
     def attention_moves(self, batch: Batch, seed: int) -> dict[str, Batch]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from tasks.base import Batch, Split, Task
-
-if TYPE_CHECKING:
-    from tasks.matrix_completion.task import MatrixCompletion
+from tasks.matrix_completion.matrices import Matrices
 
 #: Shares of hidden entries (Gopalani, Lubana, Hu 2024, section 3.2 and figure 3).
 SHARES = tuple(round(0.10 + 0.05 * k, 2) for k in range(11))
@@ -18,49 +17,51 @@ REPLACEMENTS = (0.44, -0.24)
 REACH = 2
 
 
-def variations(task: MatrixCompletion) -> dict[str, dict[str, Task]]:
-    """Tasks by what they vary, then by name; each differs in that one thing.
+def variations(task: Matrices, make: type[Matrices]) -> dict[str, dict[str, Task]]:
+    """Returns tasks by what they vary, then by name; each differs in that one thing.
 
     ``p_mask``: section 3.2. ``entries``: the law of the factors, as in appendix J.2 (Gaussian of s.d. 0.5, Laplace of
     diversity 0.25). ``rank``, ``rows``, ``columns``: figure 19.
+
+    Args:
+        make: the class of the variations; of a task of several sizes it is that of one, with the largest of them.
     """
     rows, columns = task.n, task.columns
+    different = partial(varied, task, make)
 
-    def sized(kept: int, least: int) -> list[int]:
-        return [size for size in range(kept - REACH, kept + REACH + 1) if size >= max(least, 1)]
+    def sized(size: int, least: int) -> list[int]:
+        return [near for near in range(size - REACH, size + REACH + 1) if near >= max(least, 1)]
 
     return {
-        "p_mask": {f"p_mask {share:.2f}": varied(task, p_mask=share, mask=None) for share in SHARES},
+        "p_mask": {f"p_mask {share:.2f}": different(p_mask=share, mask=None) for share in SHARES},
         "entries": {
             "as trained": task,
-            "gaussian 0.5": varied(task, law="factors", distribution="gaussian", scale=0.5),
-            "laplace 0.25": varied(task, law="factors", distribution="laplace", scale=0.25),
+            "gaussian 0.5": different(law="factors", distribution="gaussian", scale=0.5),
+            "laplace 0.25": different(law="factors", distribution="laplace", scale=0.25),
         },
         "rank": {
-            f"rank {rank}": varied(task, law="factors", rank=rank)
-            for rank in range(1, min(rows, columns) + 1)
+            f"rank {rank}": different(law="factors", rank=rank) for rank in range(1, min(rows, columns) + 1)
         },
-        "rows": {f"{n}x{columns}": varied(task, n=n, m=columns, mask=None) for n in sized(rows, task.rank)},
-        "columns": {f"{rows}x{m}": varied(task, n=rows, m=m, mask=None) for m in sized(columns, task.rank)},
+        "rows": {f"{n}x{columns}": different(n=n, m=columns, mask=None) for n in sized(rows, task.rank)},
+        "columns": {f"{rows}x{m}": different(n=rows, m=m, mask=None) for m in sized(columns, task.rank)},
     }
 
 
-def varied(task: MatrixCompletion, **settings: Any) -> MatrixCompletion:
-    from tasks.matrix_completion.task import MatrixCompletion
-
-    # Of a task of several sizes its largest.
-    own = {name: getattr(task, name) for name in MatrixCompletion.model_fields}
-    return MatrixCompletion(**{**own, **settings})
+def varied(task: Matrices, make: type[Matrices], **settings: Any) -> Matrices:
+    """Returns a task of class ``make`` with the fields of ``task`` that it has, but for these settings."""
+    return make(**{**{name: getattr(task, name) for name in make.model_fields}, **settings})
 
 
-def copying_inputs(task: MatrixCompletion, n: int, seed: int, split: Split) -> dict[str, tuple[Batch, Batch]]:
+def copying_inputs(
+    task: Matrices, make: type[Matrices], n: int, seed: int, split: Split
+) -> dict[str, tuple[Batch, Batch]]:
     """Inputs with another token at hidden entries, by name; twice, with what a copy of them is and with the matrix.
 
     Section 3.1.1, table 1: hidden entries hold MASK (its "copy" is 0), or the value of the grid nearest to 0.44 or
     −0.24. Matrices are the task's own, or have independent entries, uniform on [-1, 1].
     """
     own = f"rank {task.rank}" if task.law == "factors" else "own"
-    full = varied(task, law="entries", distribution="uniform", scale=1.0)
+    full = varied(task, make, law="entries", distribution="uniform", scale=1.0)
     found: dict[str, tuple[Batch, Batch]] = {}
     for kind, drawn in ((own, task), ("full rank", full)):
         batch = drawn.sample(n, seed=seed, split=split)

@@ -43,7 +43,7 @@ class OneModulus(ModularTask):
         return self.d_vocab if self.equals_class else self.p
 
     def attention_templates(self) -> dict[str, Tensor]:
-        """Those of every modular task, and the operator where there is one."""
+        """Returns the templates of every modular task, and the operator where there is one."""
         found = super().attention_templates()
         if self.operator_token:
             operator = torch.arange(self.sequence_length) == 1

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from tasks.base import Batch, DropMetric, GridAxis, Metric, ModularAnswer, generator
+from tasks.base import Batch, DropMetric, GridAxis, Metric, ModularAnswer
 from tasks.catalog import built_in_presets
 from tasks.modular_arithmetic.table import (
     ArithmeticModelSettings,
@@ -20,6 +20,7 @@ from tasks.modular_arithmetic.table import (
     primes_below,
 )
 from tasks.registry import register
+from tasks.seeds import generator
 from tasks.settings import ModelSettings
 
 

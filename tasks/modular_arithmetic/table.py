@@ -1,4 +1,4 @@
-"""What the modular tasks share: a finite table of inputs [digit, digit, '='], its split, float64 losses."""
+"""The base of modular tasks: a finite table of inputs [digit, digit, '='], its split, float64 losses."""
 
 from __future__ import annotations
 
@@ -11,17 +11,8 @@ from jaxtyping import Float, Int
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
-from tasks.base import (
-    Batch,
-    DropMetric,
-    GridAxis,
-    ProbeTarget,
-    ProbeTargets,
-    Split,
-    Task,
-    check_sample_size,
-    generator,
-)
+from tasks.base import Batch, DropMetric, GridAxis, ProbeTarget, ProbeTargets, Split, Task, check_sample_size
+from tasks.seeds import generator
 from tasks.settings import ModelSettings
 
 
@@ -80,7 +71,7 @@ class ModularTask(Task):
 
     @property
     def operand_positions(self) -> tuple[int, int]:
-        """Where the two operands stand in the tokens; what is read stands last."""
+        """Returns the positions of the two operands; what is read stands last."""
         return (0, 1)
 
     @property
@@ -171,7 +162,7 @@ class ModularTask(Task):
         return {name: self._batch(rows) for name, rows in found.items() if bool((rows >= 0).all())}
 
     def _rows_of(self, operands: Int[Tensor, "batch 2"]) -> Int[Tensor, " batch"]:
-        """Where they stand in the table, -1 for none."""
+        """Returns the rows of the table that operands are in, -1 for none."""
         table = torch.full((self.p, self.p), -1)
         table[tuple(self._operands.T)] = torch.arange(self.n_inputs)
         return table[tuple(operands.T)]
@@ -181,7 +172,7 @@ class ModularTask(Task):
         return {}
 
     def attention_templates(self) -> dict[str, Tensor]:
-        """What a head may attend to, keys ``[query key]``: each operand, both, and '=' itself."""
+        """Returns what a head may attend to, keys ``[query key]``: each operand, both, and '=' itself."""
         first, second = self.operand_positions
         positions = {
             "operand_1": [first],

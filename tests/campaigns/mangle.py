@@ -148,7 +148,7 @@ def tried(what: str, act: Callable[[], Any]) -> Any:
 
     from circuits import CircuitsError
     from interp_tasks.errors import UserError
-    from tasks.base import TaskError
+    from tasks.errors import TaskError
 
     try:
         return act()
@@ -178,7 +178,7 @@ def tried(what: str, act: Callable[[], Any]) -> Any:
 
 def mangle_checkpoint(folder: Path, chance: random.Random, canary: Path) -> tuple[str, bool]:
     """What was done to it, and whether its digests were made anew."""
-    from interp_tasks.checkpoints.digest import digest
+    from interp_tasks.checkpoints.atomic import digest
     from interp_tasks.checkpoints.meta import signed
 
     meta_file = folder / "meta.json"

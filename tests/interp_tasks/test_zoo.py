@@ -22,15 +22,16 @@ from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import zoo_folder
 from interp_tasks.cli import main
 from interp_tasks.grids import grid
+from interp_tasks.recipes.recipe import recipe_names
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.trainer import model_settings
 from interp_tasks.zoo import catalog as catalogs
 from interp_tasks.zoo import pack as packing
-from interp_tasks.zoo import recipe as recipes
+from interp_tasks.zoo import shipped as recipes
 from interp_tasks.zoo.catalog import catalog
 from interp_tasks.zoo.pack import pack_recipe, stored_metrics
-from interp_tasks.zoo.recipe import recipe_names, shipped_runs
 from interp_tasks.zoo.replication import difference, replicate
+from interp_tasks.zoo.shipped import shipped_runs
 
 #: A wheel on PyPI has at most 100 MB.
 MOST_BYTES = 95e6

@@ -7,9 +7,9 @@ from pydantic import ValidationError
 
 from tasks import ModelSettings
 from tasks.matrix_completion import MatrixModelSettings
-from tasks.messages import one_line
 from tasks.modular_arithmetic.remainders import MiiiiModelSettings
 from tasks.modular_arithmetic.table import ArithmeticModelSettings
+from tasks.settings import one_line
 
 
 def test_heads_must_divide_the_width_unless_their_width_is_given() -> None:

@@ -9,10 +9,10 @@ import typer
 
 from interp_tasks.cli.output import FORMATS
 from interp_tasks.cli.rows import print_rows
-from interp_tasks.cli.settings import read_settings
 from interp_tasks.cli.training_command import RecipeCommand
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
+from interp_tasks.settings import read_settings
 from interp_tasks.training.config import resolve_config
 
 if TYPE_CHECKING:

@@ -10,20 +10,19 @@ import typer
 
 from interp_tasks.checkpoints.run_files import check_free
 from interp_tasks.cli.base import Command
-from interp_tasks.cli.checkpoint_command import check_device
 from interp_tasks.cli.commands.cost import FASTEST, duration, flop, size
 from interp_tasks.cli.output import FORMATS, write_and_show
 from interp_tasks.cli.progress import note, progress_line
 from interp_tasks.cli.rows import print_rows
-from interp_tasks.cli.settings import import_file
 from interp_tasks.errors import UserError
 from interp_tasks.files import check_file
 from interp_tasks.grids.executors import KINDS, check_executor
-from interp_tasks.grids.spec import read_spec
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import check_writable_folder
+from interp_tasks.recipes.recipe import recipe_file
+from interp_tasks.recipes.spec import read_spec
+from interp_tasks.settings import check_device, import_file
 from interp_tasks.texts import one_line
-from interp_tasks.zoo.recipe import recipe_file
 
 if TYPE_CHECKING:
     from interp_tasks.grids.page import Findings

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.cli.base import Command
-from interp_tasks.cli.checkpoint_command import check_device
 from interp_tasks.cli.output import FORMATS, write_and_show
 from interp_tasks.cli.progress import note, progress_line
 from interp_tasks.cli.rows import plain
@@ -24,6 +23,7 @@ from interp_tasks.pages import check_writable_folder
 from interp_tasks.published import papers
 from interp_tasks.reproduction import Reproduction, reproduce, train_missing
 from interp_tasks.reproduction.reproduce import check
+from interp_tasks.settings import check_device
 from interp_tasks.texts import one_line
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def print_claims(found: Reproduction, verbose: bool) -> None:
     """A line for each claim and condition, by experiment of the paper; then what is missing."""
     from rich.text import Text
 
-    from interp_tasks.reproduction.page import summary
+    from interp_tasks.reproduction.reproduce import summary
 
     out = console()
     width = out.width

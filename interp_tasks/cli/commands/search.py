@@ -12,7 +12,6 @@ from interp_tasks.checkpoints.run_files import check_free
 from interp_tasks.cli.output import FORMATS
 from interp_tasks.cli.progress import note, progress_line
 from interp_tasks.cli.rows import print_rows
-from interp_tasks.cli.settings import read_settings
 from interp_tasks.cli.streams import write_data
 from interp_tasks.cli.tables import console
 from interp_tasks.cli.training_command import RecipeCommand
@@ -22,9 +21,10 @@ from interp_tasks.pages import check_writable_folder
 from interp_tasks.search.plan import Plan, make_plan
 from interp_tasks.search.space import read_vary
 from interp_tasks.search.storage import check_storage
+from interp_tasks.settings import read_settings
 
 if TYPE_CHECKING:
-    from interp_tasks.search.result import Found
+    from interp_tasks.search.result import SearchResult
 
 #: Trials that people are shown.
 SHOWN = 10
@@ -113,7 +113,7 @@ class Search(RecipeCommand):
 
     def execute(self) -> None:
         self.import_tasks()
-        from interp_tasks.search.search import search
+        from interp_tasks.search.study import search
 
         with progress_line(self.quiet) as progress:
             found = search(
@@ -127,7 +127,7 @@ class Search(RecipeCommand):
         self.show(found)
         note(f"wrote {self.folder() / 'search.html'}, trials.csv, trials.json", self.quiet)
 
-    def show(self, found: Found) -> None:
+    def show(self, found: SearchResult) -> None:
         if self.format == "json":
             write_data(found.to_json())
         elif self.format == "csv":
@@ -136,7 +136,7 @@ class Search(RecipeCommand):
             print_found(found)
 
 
-def print_found(found: Found) -> None:
+def print_found(found: SearchResult) -> None:
     """The best trials, then importances."""
     objective = found.identity["objective"]
     out = console()

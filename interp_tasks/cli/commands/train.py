@@ -13,12 +13,12 @@ from interp_tasks.checkpoints import resolve
 from interp_tasks.checkpoints.run_files import check_no_run
 from interp_tasks.cli.progress import note, progress_line
 from interp_tasks.cli.rows import plain
-from interp_tasks.cli.settings import read_seeds, read_settings
 from interp_tasks.cli.signals import asked_to_stop
 from interp_tasks.cli.streams import write_line
 from interp_tasks.cli.training_command import RecipeCommand
 from interp_tasks.errors import UserError
 from interp_tasks.pages import check_writable_folder
+from interp_tasks.settings import read_seeds, read_settings
 from interp_tasks.training.config import Resolved, resolve_config
 from interp_tasks.training.launch import launched
 

@@ -64,8 +64,8 @@ class Zoo(Command):
         if self.steps is not None and self.steps < 1:
             raise UserError(f"--steps {self.steps}: give a number of steps from 1 up")
         if self.pack is not None:
-            from interp_tasks.grids.spec import read_spec
-            from interp_tasks.zoo.recipe import recipe_file
+            from interp_tasks.recipes.recipe import recipe_file
+            from interp_tasks.recipes.spec import read_spec
 
             read_spec(recipe_file(self.pack))
             check_writable_folder(self.zoo())

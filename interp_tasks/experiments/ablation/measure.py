@@ -1,4 +1,4 @@
-"""What attention heads are for: change them, and see which metrics move."""
+"""Measures which metrics move when attention heads are changed."""
 
 from __future__ import annotations
 

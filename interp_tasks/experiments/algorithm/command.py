@@ -9,7 +9,7 @@ import typer
 
 from interp_tasks.cli.checkpoint_command import ExperimentCommand
 from interp_tasks.experiments import Result, algorithm
-from interp_tasks.experiments.baseline.measure import no_tokens
+from interp_tasks.measurement.baselines.comparison import no_tokens
 from interp_tasks.measurement.subjects import Progress
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from interp_tasks.experiments.algorithm.measure import DISTANCE, ERRORS, PREDICTIONS
+from circuits.figures.palette import template
+from interp_tasks.experiments.algorithm.table import DISTANCE, ERRORS, PREDICTIONS
 from interp_tasks.pages import number
-from interp_tasks.pages.palette import template
 
 if TYPE_CHECKING:
     import pandas
@@ -24,7 +24,7 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
     pairs = list(dict.fromkeys(zip(frame["ref"], frame["intervention"], strict=True)))
     height = ROW * frame["variant"].nunique()
     whole = height * len(pairs) + GAP * (len(pairs) - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=len(pairs),
         cols=len(metrics),
         shared_yaxes=True,
@@ -44,7 +44,7 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
             table = table.reindex(
                 index=list(dict.fromkeys(mine["variant"])), columns=list(dict.fromkeys(after))
             )
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "heatmap",
                     "x": list(table.columns),
@@ -61,10 +61,10 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
                 row=row,
                 col=column,
             )
-            found.update_xaxes(type="category", title_text="read-out after layer", row=row, col=column)
-            found.update_yaxes(type="category", autorange="reversed", row=row, col=column)
-    found.update_layout(
+            figure.update_xaxes(type="category", title_text="read-out after layer", row=row, col=column)
+            figure.update_yaxes(type="category", autorange="reversed", row=row, col=column)
+    figure.update_layout(
         height=TOP + whole + BOTTOM, margin={"t": TOP, "b": BOTTOM}, template=template("light")
     )
-    found.update_annotations(font_size=12)
-    return found
+    figure.update_annotations(font_size=12)
+    return figure

@@ -1,4 +1,4 @@
-"""What algorithm fills the blanks? A model's read-out after each layer beside known methods, entry by entry."""
+"""Compares a model's read-out after each layer with known methods, entry by entry."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.baseline.comparison import chosen, declared
-from interp_tasks.experiments.baseline.measure import no_tokens
+from interp_tasks.experiments.algorithm.table import DISTANCE, ERRORS, PREDICTIONS, TRUTH
 from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.baselines.comparison import chosen, declared, no_tokens
 from interp_tasks.measurement.paired import LEVEL, paired, resamples, without_intervals
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
 
 if TYPE_CHECKING:
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from typing_extensions import Unpack
 
-#: The metrics of a row: of the distance of predictions, of the correlation of predictions and of errors.
-DISTANCE, PREDICTIONS, ERRORS = "distance", "r_predictions", "r_errors"
-#: Whose rows compare the read-out with what is right.
-TRUTH = "truth"
 #: Numbers whose s.d. is below this count as constant; values of the tasks are of order 1.
 CONSTANT = 1e-6
 
@@ -76,7 +72,7 @@ def algorithm(
     no_tokens(options, "algorithm")
     known: dict[Any, dict[str, Tensor]] = {}
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
         task = subject.task
@@ -99,7 +95,7 @@ def algorithm(
                     other = truth if name == TRUTH else made[name]
                     found = agreement(output, other, truth, groups[kind], subject.seed)
                     rows += [{**row, **about, "variant": name, "intervention": kind} for row in found]
-        return Found(pandas.DataFrame(rows), {})
+        return Measured(pandas.DataFrame(rows), {})
 
     result = measure("algorithm", refs, options, look, config={"methods": methods, "entries": entries})
     notes = (
@@ -107,7 +103,7 @@ def algorithm(
         "r_predictions, r_errors: correlations over entries of predictions (baseline: with the truth), and of errors.",
         "Intervals: 95%, bootstrap over examples.",
     )
-    return AlgorithmResult(**{**vars(result), "notes": notes})
+    return AlgorithmResult.of(result, notes=notes)
 
 
 def readouts(subject: Subject) -> list[tuple[dict[str, Any], Tensor]]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.algorithm.measure import DISTANCE, ERRORS, PREDICTIONS
 from interp_tasks.pages import Column, number, with_interval
 
 if TYPE_CHECKING:
     import pandas
+
+#: The metrics of a row: of the distance of predictions, of the correlation of predictions and of errors.
+DISTANCE, PREDICTIONS, ERRORS = "distance", "r_predictions", "r_errors"
+#: Whose rows compare the read-out with what is right.
+TRUTH = "truth"
 
 HEADERS = {DISTANCE: "distance [95% CI]", PREDICTIONS: "r", ERRORS: "r of errors [95% CI]"}
 

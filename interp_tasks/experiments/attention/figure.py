@@ -1,11 +1,11 @@
-"""What heads attend to over training: a panel per template, a line per head."""
+"""The figure of ``attention`` over training: a panel per template, a line per head."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from interp_tasks.experiments.attention.measure import ALL_HEADS, FOLLOWS, MOVED
-from interp_tasks.pages.palette import COLOURS, SYMBOLS, template
+from circuits.figures.palette import COLOURS, SYMBOLS, template
+from interp_tasks.experiments.attention.table import ALL_HEADS, FOLLOWS, MOVED
 
 if TYPE_CHECKING:
     import pandas
@@ -23,7 +23,7 @@ def over_steps(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
     metrics = list(dict.fromkeys(heads["metric"]))
     down = -(-len(metrics) // ACROSS)
     whole = PANEL * down + GAP * (down - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=down,
         cols=ACROSS,
         shared_xaxes="all",
@@ -38,7 +38,7 @@ def over_steps(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
             line = part.sort_values("step")
             layer = int(line["layer"].iloc[0])
             legend = f"layer {layer}"
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "scatter",
                     "mode": "lines+markers",
@@ -56,17 +56,17 @@ def over_steps(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
             )
             drawn.add(legend)
     for place in range(max(0, len(metrics) - ACROSS), len(metrics)):
-        found.update_xaxes(
+        figure.update_xaxes(
             title_text="step", showticklabels=True, row=place // ACROSS + 1, col=place % ACROSS + 1
         )
-    found.update_layout(
+    figure.update_layout(
         height=TOP + whole + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
         legend={"y": 1 + 40 / whole},
         template=template("light"),
     )
-    found.update_annotations(font_size=13)
-    return found
+    figure.update_annotations(font_size=13)
+    return figure
 
 
 def shown(rows: pandas.DataFrame, metric: str) -> pandas.Series:

@@ -1,4 +1,4 @@
-"""What attention heads attend to, and how far their attention moves when the input changes in one respect."""
+"""Measures what attention heads attend to, and how far their attention moves when the input changes in one respect."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.attention.table import (
+    ALL_HEADS,
+    BEST,
+    COUNTED,
+    FOLLOWING,
+    FOLLOWS,
+    LARGEST,
+    MANY,
+    MOVED,
+    QUANTILES,
+)
 from interp_tasks.measurement.argument_types import checked
-from interp_tasks.measurement.head_classes import READ, THRESHOLD, Roles, roles
+from interp_tasks.measurement.head_classes import READ, THRESHOLD, HeadClasses, classify_heads
 from interp_tasks.measurement.options import check_queries
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
-from interp_tasks.pages import Figure, Page
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
     import pandas
@@ -21,19 +32,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from circuits.patterns import Classes, Maps
-
-#: What metrics of movement and of following begin with; the rest is what was changed, or what moved.
-MOVED, FOLLOWS = "moved by ", "follows "
-#: What metrics that count heads begin with; the rest is their class, or what they follow.
-COUNTED, FOLLOWING = "heads: ", "heads that follow "
-#: What metrics of the distribution of scores over heads begin with: of the template that each head comes closest to its
-#: quantiles, and the largest score of each template.
-BEST, LARGEST = "best score: ", "largest score: "
-QUANTILES = {"smallest": 0.0, "10%": 0.1, "25%": 0.25, "median": 0.5, "75%": 0.75, "90%": 0.9, "largest": 1.0}
-#: Their variant: they are about no single head.
-ALL_HEADS = "all heads"
-#: From so many checkpoints on people see counts by class and scores over steps.
-MANY = 3
 
 
 @dataclass(frozen=True)
@@ -65,21 +63,17 @@ class AttentionResult(Result):
 
         return over_steps(self.frame)
 
-    def page(self, title: str | None = None) -> Page:
-        """The maps of every checkpoint, and the table; of many checkpoints scores over steps, and two of the maps."""
-        page = super().page(title or "attention")
+    def page_title(self) -> str:
+        return self.experiment
+
+    def figures(self) -> list[Figure]:
+        """Returns the maps of every checkpoint; of many checkpoints scores over steps, and two of the maps."""
         figures, refs = [], list(self.maps)
         if len(refs) >= MANY:
-            steps = self.over_steps()
-            said = "A line per head. Score: share of attention, corrected for chance."
-            figures.append(Figure(steps, "Scores over steps", said, height=int(steps.layout.height)))
+            caption = "A line per head. Score: share of attention, corrected for chance."
+            figures.append(Figure(self.over_steps(), "Scores over steps", caption))
             refs = [refs[0], refs[-1]]
-        for ref in refs:
-            figure = self.plot(ref)
-            figures.append(
-                Figure(figure, f"Mean attention, {ref}", self.caption(), height=int(figure.layout.height))
-            )
-        return Page(page.title, [*figures, *page.sections[1:]], page.config, page.versions)
+        return figures + [Figure(self.plot(ref), f"Mean attention, {ref}", self.caption()) for ref in refs]
 
     def caption(self) -> str:
         return "A map per head, titled with its class: layers down, heads across; queries down, keys across."
@@ -127,15 +121,15 @@ def attention(
     maps: dict[str, Maps] = {}
     classes: dict[str, Classes] = {}
 
-    def looked(subject: Subject) -> Found:
+    def looked(subject: Subject) -> Measured:
         from circuits import patterns
 
         subject = under(subject, mask)
-        found = roles(subject, asked, where, threshold)
+        found = classify_heads(subject, asked, where, threshold)
         ref = str(subject.labels["ref"])
         maps[ref] = patterns.attention(subject.model, subject.tokens)
         classes[ref] = found.classes
-        return Found(table(found), {})
+        return Measured(table(found), {})
 
     result = measure(
         "attention",
@@ -144,14 +138,8 @@ def attention(
         looked,
         config={"templates": asked or "all", "queries": where or "all", "threshold": threshold, "mask": mask},
     )
-    return AttentionResult(
-        result.experiment,
-        result.frame,
-        result.config,
-        notes(classes, result.frame["metric"]),
-        result.versions,
-        maps,
-        classes,
+    return AttentionResult.of(
+        result, notes=notes(classes, result.frame["metric"]), maps=maps, classes=classes
     )
 
 
@@ -171,7 +159,7 @@ def under(subject: Subject, mask: str | None) -> Subject:
 
 
 def notes(classes: Mapping[str, Classes], metrics: pandas.Series) -> tuple[str, ...]:
-    """What a reader of the numbers needs; the rule of the classes is the same for all checkpoints."""
+    """Returns the notes below the table; the rule of the classes is the same for all checkpoints."""
     rules = list(dict.fromkeys(found.rule for found in classes.values()))
     moves = metrics.str.startswith(MOVED).any()
     follows = metrics.str.startswith(FOLLOWS).any()
@@ -194,7 +182,7 @@ def check_threshold(threshold: float) -> None:
         raise UserError(f"--threshold {threshold:g}: above 0 and at most 1")
 
 
-def table(found: Roles) -> pandas.DataFrame:
+def table(found: HeadClasses) -> pandas.DataFrame:
     """The rows of one checkpoint: head by head its templates, movements and what it follows; then counts of heads."""
     import pandas
 
@@ -228,7 +216,7 @@ def table(found: Roles) -> pandas.DataFrame:
     )
 
 
-def counts(found: Roles) -> pandas.DataFrame:
+def counts(found: HeadClasses) -> pandas.DataFrame:
     """How many heads are in each class, and how many surely follow at half of the queries or more."""
     import pandas
 
@@ -248,7 +236,7 @@ def counts(found: Roles) -> pandas.DataFrame:
     )
 
 
-def distribution(found: Roles) -> pandas.DataFrame:
+def distribution(found: HeadClasses) -> pandas.DataFrame:
     """How scores, corrected for chance, are distributed over heads, with intervals over examples: a quantile, or the
     largest, is taken in each resample anew.
     """

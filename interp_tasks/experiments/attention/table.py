@@ -7,11 +7,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.attention.measure import ALL_HEADS, COUNTED, FOLLOWING, FOLLOWS, MANY, MOVED
 from interp_tasks.pages import Column, number, with_interval
 
 if TYPE_CHECKING:
     import pandas
+
+#: What metrics of movement and of following begin with; the rest is what was changed, or what moved.
+MOVED, FOLLOWS = "moved by ", "follows "
+#: What metrics that count heads begin with; the rest is their class, or what they follow.
+COUNTED, FOLLOWING = "heads: ", "heads that follow "
+#: What metrics of the distribution of scores over heads begin with: of the template that each head comes closest to its
+#: quantiles, and the largest score of each template.
+BEST, LARGEST = "best score: ", "largest score: "
+QUANTILES = {"smallest": 0.0, "10%": 0.1, "25%": 0.25, "median": 0.5, "75%": 0.75, "90%": 0.9, "largest": 1.0}
+#: Their variant: they are about no single head.
+ALL_HEADS = "all heads"
+#: From so many checkpoints on people see counts by class and scores over steps.
+MANY = 3
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:

@@ -10,8 +10,9 @@ import typer
 from interp_tasks.cli.checkpoint_command import ExperimentCommand
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import Result, baseline, ood
-from interp_tasks.experiments.baseline.measure import VARY, no_tokens
+from interp_tasks.experiments.baseline.measure import VARY
 from interp_tasks.experiments.ood.measure import GROUPS
+from interp_tasks.measurement.baselines.comparison import no_tokens
 from interp_tasks.measurement.subjects import Progress
 
 

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.baseline.comparison import (
+from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.baselines.comparison import (
+    PAIRED,
     Comparison,
     ComparisonResult,
     chosen,
     declared,
     forward,
+    no_tokens,
 )
-from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.paired import paired
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject, read_task
 from interp_tasks.measurement.table import tidy
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
 #: What is varied, unless another group of the task's variations is asked for.
 VARY = "p_mask"
-PAIRED = "Intervals: 95%, bootstrap over examples; effects are paired with the method on the same examples."
 #: Whose rows they are where no model is looked at.
 ALONE = "alone"
 
@@ -65,7 +66,7 @@ def baseline(
         return methods_alone(methods, options)
     comparison = Comparison(Examples.of(options), options.get("progress"))
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
         assert subject.task is not None
@@ -79,12 +80,12 @@ def baseline(
             task.check_model(subject.model)
             output = forward(subject.model, comparison.batch(task).tokens)
             rows += [{**row, "variant": name} for row in comparison.rows(task, output, using, subject.seed)]
-        return Found(pandas.DataFrame(rows), {})
+        return Measured(pandas.DataFrame(rows), {})
 
     config = {"methods": methods, "vary": vary, "variants": variants}
     result = measure("baseline", refs, options, look, config=config)
     notes = (PAIRED, "baseline: the method named under intervention; effect and ratio: the model against it.")
-    return ComparisonResult(**{**vars(result), "notes": notes})
+    return ComparisonResult.of(result, notes=notes)
 
 
 def methods_alone(methods: Sequence[str], options: Options) -> ComparisonResult:
@@ -122,10 +123,3 @@ def methods_alone(methods: Sequence[str], options: Options) -> ComparisonResult:
         "baseline: that of the matrices themselves; effect and ratio: the method against them.",
     )
     return ComparisonResult("baseline", tidy(frame), config, notes)
-
-
-def no_tokens(options: Options, experiment: str) -> None:
-    if options.get("tokens") is not None:
-        raise UserError(
-            f"{experiment} needs a task, which says what is right: leave --tokens out, or give --task NAME instead"
-        )

@@ -1,4 +1,4 @@
-"""Whether a model copies what stands at hidden entries, before and after the drop."""
+"""Measures whether a model copies what stands at hidden entries, before and after the drop."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.baseline.comparison import forward
-from interp_tasks.experiments.baseline.measure import no_tokens
 from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.baselines.comparison import forward, no_tokens
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, Options, Subject
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """
     no_tokens(options, "copying")
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
         task = subject.task
@@ -54,11 +53,11 @@ def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
             output = forward(subject.model, copied.tokens)
             found = paired(task.metrics(output, copied), task.metrics(output, original), subject.seed)
             rows += [{**row, "variant": name, "intervention": "token at hidden entries"} for row in found]
-        return Found(pandas.DataFrame(rows), {})
+        return Measured(pandas.DataFrame(rows), {})
 
     result = measure("copying", refs, options, look, config={})
     notes = (
         "value: the error where a copy of the input is right, 0 in place of MASK. baseline: where the matrix is.",
         "Intervals: 95%, bootstrap over examples; effects are paired.",
     )
-    return Result(**{**vars(result), "notes": notes})
+    return Result.of(result, notes=notes)

@@ -7,12 +7,12 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from interp_tasks.cli.checkpoint_command import DEVICE
 from interp_tasks.cli.runs_command import RunsCommand
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import Result, curve
 from interp_tasks.measurement.options import check_samples, check_seed
 from interp_tasks.measurement.subjects import Progress
+from interp_tasks.settings import DEVICE
 
 
 @dataclass(kw_only=True)

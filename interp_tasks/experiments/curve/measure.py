@@ -9,14 +9,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.drop import final_level, plateau_steps
-from interp_tasks.experiments.drops.measure import measures, plateau_levels
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.paired import without_intervals
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.run_logs import Curve, Run, read_runs
+from interp_tasks.measurement.run_logs import Curve, Run, measures, plateau_levels, read_runs
 from interp_tasks.measurement.subjects import Examples, Options, Subject, subjects
 from interp_tasks.measurement.table import tidy
-from interp_tasks.pages import Figure, Page
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -50,15 +49,12 @@ class CurveResult(Result):
         found = run_figure(list(curves.values()), levels, curves[self.own[run]], accuracies)
         return self.titled(found, f"Training of {run}")
 
-    def page(self, title: str | None = None) -> Page:
-        page = super().page(title or "curve")
-        figures = []
-        for run in self.curves:
-            figure = self.plot(run)
-            figures.append(
-                Figure(figure, f"Training of {run}", self.caption(), height=int(figure.layout.height))
-            )
-        return Page(page.title, [*figures, *page.sections[1:]], page.config, page.versions)
+    def page_title(self) -> str:
+        return self.experiment
+
+    def figures(self) -> list[Figure]:
+        """Returns a figure of each run."""
+        return [Figure(self.plot(run), f"Training of {run}", self.caption()) for run in self.curves]
 
     def caption(self) -> str:
         return "Dotted: the plateau by theory. Bold: from onset to end of the drop."

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.pages.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
+from circuits.figures.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
 
 if TYPE_CHECKING:
     import numpy as np
     import plotly.graph_objects
     from numpy.typing import NDArray
 
-    from interp_tasks.experiments.data.measure import Inputs, Matrices
-
 #: Sides of panels in pixels, and how many stand beside one another.
 PANEL, GAP, TOP, COLUMNS = 230, 80, 70, 4
+#: Numbers beyond which none is a point of the polar plot.
+MAX_NUMBERS = 20_000
 #: Cells have their number written in them up to this side.
 WRITTEN = 13
 POLAR, INPUTS, ANSWERS, DFT, EXAMPLES = "Polar plot", "Inputs (X)", "Answers (Y)", "DFT matrix", "Examples"
@@ -28,34 +29,46 @@ CAPTIONS: Mapping[str, str] = {
 }
 
 
-def of_inputs(inputs: Inputs) -> dict[str, plotly.graph_objects.Figure]:
-    """Polar plot, X, Y, and the DFT matrix of each length of a coordinate."""
-    found = {
-        POLAR: polar(inputs),
-        INPUTS: panels(inputs.tokens, list(inputs.axes)),
-        ANSWERS: panels(inputs.answers, list(inputs.axes)),
+def of_inputs(
+    axes: Mapping[str, int],
+    tokens: Mapping[str, NDArray[np.int64]],
+    answers: Mapping[str, NDArray[np.int64]],
+    multiples: Sequence[int],
+) -> dict[str, plotly.graph_objects.Figure]:
+    """Draws by title the polar plot, X, Y, and the DFT matrix of each length of a coordinate.
+
+    Args:
+        axes: the names of the coordinates, and how many values each has.
+        tokens: coordinate -> its token ids over the grid ``[first second]``.
+        answers: answer -> its classes over the grid.
+        multiples: which multiples the polar plot shows.
+    """
+    figures = {
+        POLAR: polar(math.prod(axes.values()), multiples),
+        INPUTS: panels(tokens, list(axes)),
+        ANSWERS: panels(answers, list(axes)),
     }
-    sizes = dict.fromkeys(inputs.axes.values())
+    sizes = dict.fromkeys(axes.values())
     for size in sizes:
-        found[DFT if len(sizes) == 1 else f"{DFT}, {size}"] = dft(size)
-    return found
+        figures[DFT if len(sizes) == 1 else f"{DFT}, {size}"] = dft(size)
+    return figures
 
 
-def of_matrices(matrices: Matrices) -> dict[str, plotly.graph_objects.Figure]:
-    return {EXAMPLES: examples(matrices)}
+def of_matrices(
+    values: NDArray[np.float64], hidden: NDArray[np.bool_] | None
+) -> dict[str, plotly.graph_objects.Figure]:
+    """Draws examples ``[example row column]``, hidden entries crossed, by title."""
+    return {EXAMPLES: examples(values, hidden)}
 
 
-def polar(inputs: Inputs) -> plotly.graph_objects.Figure:
-    """The numbers that the cells of the grid stand for; on the left multiples, on the right primes."""
-    from math import prod
-
+def polar(cells: int, multiples: Sequence[int]) -> plotly.graph_objects.Figure:
+    """Draws the numbers from 0 that the cells of a grid stand for; on the left multiples, on the right primes."""
     from plotly.subplots import make_subplots
 
-    from interp_tasks.experiments.data.measure import MOST_NUMBERS
     from tasks.modular_arithmetic import primes_below
 
-    count = min(prod(inputs.axes.values()), MOST_NUMBERS)
-    found = make_subplots(
+    count = min(cells, MAX_NUMBERS)
+    figure = make_subplots(
         rows=1,
         cols=2,
         specs=[[{"type": "polar"}, {"type": "polar"}]],
@@ -64,12 +77,12 @@ def polar(inputs: Inputs) -> plotly.graph_objects.Figure:
     series: list[tuple[str, Sequence[int], int, int]] = [("n", range(count), 6, 1)]
     series += [
         (f"multiples of {number}", range(number, count, number), place, 1)
-        for place, number in enumerate(inputs.multiples)
+        for place, number in enumerate(multiples)
     ]
     series.append(("primes", primes_below(count), 0, 2))
     for name, numbers, colour, column in series:
         colour %= len(COLOURS["light"])
-        found.add_trace(
+        figure.add_trace(
             {
                 "type": "scatterpolar",
                 "mode": "markers",
@@ -90,10 +103,12 @@ def polar(inputs: Inputs) -> plotly.graph_objects.Figure:
         )
     # One theme for both: the template says nothing of polar axes.
     quiet = {"showticklabels": False, "ticks": "", "gridcolor": "rgba(128,128,128,0.25)", "showline": False}
-    found.update_polars(radialaxis=quiet, angularaxis=quiet, bgcolor="rgba(0,0,0,0)")
-    found.update_layout(height=560, margin={"t": 110, "b": 30}, legend={"y": 1.1}, template=template("light"))
-    found.update_annotations(font_size=13)
-    return found
+    figure.update_polars(radialaxis=quiet, angularaxis=quiet, bgcolor="rgba(0,0,0,0)")
+    figure.update_layout(
+        height=560, margin={"t": 110, "b": 30}, legend={"y": 1.1}, template=template("light")
+    )
+    figure.update_annotations(font_size=13)
+    return figure
 
 
 def panels(maps: Mapping[str, NDArray[np.int64]], axes: list[str]) -> plotly.graph_objects.Figure:
@@ -104,7 +119,7 @@ def panels(maps: Mapping[str, NDArray[np.int64]], axes: list[str]) -> plotly.gra
     columns = min(COLUMNS, len(maps))
     rows = -(-len(maps) // columns)
     whole = PANEL * rows + GAP * (rows - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=rows,
         cols=columns,
         subplot_titles=list(maps),
@@ -124,13 +139,13 @@ def panels(maps: Mapping[str, NDArray[np.int64]], axes: list[str]) -> plotly.gra
         if written:
             trace |= {"texttemplate": "%{z}", "textfont": {"size": 9}}
         at = {"row": place // columns + 1, "col": place % columns + 1}
-        found.add_trace(trace, **at)
+        figure.add_trace(trace, **at)
         quiet = {"showgrid": False, "zeroline": False, "nticks": 4, **at}
-        found.update_yaxes(autorange="reversed", title_text=axes[0] if at["col"] == 1 else None, **quiet)
-        found.update_xaxes(title={"text": axes[1], "standoff": 4}, **quiet)
-    found.update_layout(height=TOP + whole + 40, margin={"t": TOP, "b": 40}, template=template("light"))
-    found.update_annotations(font_size=13)
-    return found
+        figure.update_yaxes(autorange="reversed", title_text=axes[0] if at["col"] == 1 else None, **quiet)
+        figure.update_xaxes(title={"text": axes[1], "standoff": 4}, **quiet)
+    figure.update_layout(height=TOP + whole + 40, margin={"t": TOP, "b": 40}, template=template("light"))
+    figure.update_annotations(font_size=13)
+    return figure
 
 
 def dft(size: int) -> plotly.graph_objects.Figure:
@@ -140,7 +155,7 @@ def dft(size: int) -> plotly.graph_objects.Figure:
     from circuits.fourier import basis
 
     rows = basis(size).numpy().astype(np.float32)
-    found = graph_objects.Figure(
+    figure = graph_objects.Figure(
         {
             "type": "heatmap",
             "z": rows,
@@ -149,7 +164,7 @@ def dft(size: int) -> plotly.graph_objects.Figure:
         }
     )
     largest = float(np.abs(rows).max())
-    found.update_layout(
+    figure.update_layout(
         height=520,
         margin={"t": 40, "b": 50},
         coloraxis=colours(largest, "value"),
@@ -162,7 +177,7 @@ def dft(size: int) -> plotly.graph_objects.Figure:
         },
         template=template("light"),
     )
-    return found
+    return figure
 
 
 def colours(largest: float, title: str) -> dict[str, Any]:
@@ -171,43 +186,44 @@ def colours(largest: float, title: str) -> dict[str, Any]:
     return {"autocolorscale": True, "cmin": -largest, "cmax": largest, "colorbar": bar}
 
 
-def examples(matrices: Matrices) -> plotly.graph_objects.Figure:
+def examples(matrices: NDArray[np.float64], hidden: NDArray[np.bool_] | None) -> plotly.graph_objects.Figure:
+    """Draws a map of each matrix ``[example row column]``, hidden entries crossed."""
     import numpy as np
     from plotly.subplots import make_subplots
 
-    count = len(matrices.values)
+    count = len(matrices)
     columns = min(3, count)
     rows = -(-count // columns)
     whole = PANEL * rows + GAP * (rows - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=rows,
         cols=columns,
         subplot_titles=[f"example {index}" for index in range(count)],
         vertical_spacing=GAP / whole if rows > 1 else 0,
         horizontal_spacing=0.06,
     )
-    largest = float(np.abs(matrices.values).max())
-    for place, values in enumerate(matrices.values):
-        hidden = np.zeros(values.shape, bool) if matrices.hidden is None else matrices.hidden[place]
+    largest = float(np.abs(matrices).max())
+    for place, values in enumerate(matrices):
+        crossed = np.zeros(values.shape, bool) if hidden is None else hidden[place]
         trace = {
             "type": "heatmap",
             "z": values.tolist(),
             "coloraxis": "coloraxis",
-            "text": np.where(hidden, "×", "").tolist(),
+            "text": np.where(crossed, "×", "").tolist(),
             "texttemplate": "%{text}",
             "textfont": {"size": 16},
             "hovertemplate": "row %{y}, column %{x}: %{z:.3g}<extra></extra>",
         }
         at = {"row": place // columns + 1, "col": place % columns + 1}
-        found.add_trace(trace, **at)
+        figure.add_trace(trace, **at)
         quiet = {"showgrid": False, "zeroline": False, "dtick": 1, **at}
-        found.update_yaxes(autorange="reversed", title_text="row" if at["col"] == 1 else None, **quiet)
-        found.update_xaxes(title={"text": "column", "standoff": 4}, **quiet)
-    found.update_layout(
+        figure.update_yaxes(autorange="reversed", title_text="row" if at["col"] == 1 else None, **quiet)
+        figure.update_xaxes(title={"text": "column", "standoff": 4}, **quiet)
+    figure.update_layout(
         height=TOP + whole + 40,
         margin={"t": TOP, "b": 40},
         coloraxis=colours(largest, "entry"),
         template=template("light"),
     )
-    found.update_annotations(font_size=13)
-    return found
+    figure.update_annotations(font_size=13)
+    return figure

@@ -13,7 +13,7 @@ from interp_tasks.measurement.options import check_choice, check_samples, check_
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.subjects import SPLITS, Progress
 from interp_tasks.measurement.table import tidy
-from interp_tasks.pages import Figure, Page
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 SAMPLES = 256
 #: What multiples the polar plot shows, as figure 1 of the paper says.
 MULTIPLES = (11, 17, 23)
-#: Numbers beyond which none is a point of the polar plot.
-MOST_NUMBERS = 20_000
 #: Examples that are drawn, of a task without a grid of inputs.
 DRAWN = 6
 #: What stands in the column ``split`` where every input is looked at.
@@ -78,26 +76,25 @@ class DataResult(Result):
 
     def views(self) -> dict[str, plotly.graph_objects.Figure]:
         """Every figure, by title: of inputs the polar plot, X, Y and the DFT matrix; else some examples."""
-        from interp_tasks.experiments.data import figure as data_plots
+        from interp_tasks.experiments.data.figure import of_inputs, of_matrices
 
         if self.inputs is not None:
-            return data_plots.of_inputs(self.inputs)
+            return of_inputs(**vars(self.inputs))
         if self.matrices is not None:
-            return data_plots.of_matrices(self.matrices)
+            return of_matrices(**vars(self.matrices))
         name = self.frame["ref"].iloc[0]
         raise UserError(
             f"--plot: task {name!r} declares no grid of two coordinates (grid_axes) to draw; leave it out"
         )
 
-    def page(self, title: str | None = None) -> Page:
+    def page_title(self) -> str:
+        return f"data: {self.frame['ref'].iloc[0]}"
+
+    def figures(self) -> list[Figure]:
+        """Returns every figure, with its caption."""
         from interp_tasks.experiments.data.figure import CAPTIONS
 
-        page = super().page(title or f"data: {self.frame['ref'].iloc[0]}")
-        figures = [
-            Figure(figure, name, CAPTIONS.get(name, ""), height=int(figure.layout.height))
-            for name, figure in self.views().items()
-        ]
-        return Page(page.title, [*figures, *page.sections[1:]], page.config, page.versions)
+        return [Figure(figure, name, CAPTIONS.get(name, "")) for name, figure in self.views().items()]
 
 
 @checked
@@ -249,7 +246,7 @@ def split_rows(task: Task) -> Iterator[dict[str, Any]]:
 
 
 def answer_rows(task: Task, answers: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
-    """What guessing gets of each answer, and of all together; by how much each coordinate counts."""
+    """Yields the accuracy of guessing for each answer and for all together, and each coordinate's coefficient."""
     chances = []
     forms, axes = task.modular_answers(), task.grid_axes()
     for name, values in answers.items():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.measurement.table import filled
 from interp_tasks.pages import Column, number
 
 if TYPE_CHECKING:
@@ -24,12 +24,8 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    """Of ``view_rows``."""
+    """Returns the columns of ``view_rows``."""
     from interp_tasks.measurement.table import COLUMNS
 
     metrics = [str(name) for name in frame.columns if name not in COLUMNS]
-    return [Column("", "variant"), *(Column(name, name, shown(name)) for name in metrics)]
-
-
-def shown(key: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda row: "" if math.isnan(row[key]) else number(row[key])
+    return [Column("", "variant"), *(Column(name, name, filled(name, number)) for name in metrics)]

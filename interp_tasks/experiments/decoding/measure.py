@@ -1,4 +1,4 @@
-"""What a model answers when it has to go on from its own answers, beside what it says of the true ones."""
+"""Compares decoding from a model's own answers with predictions from the true ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     if options.get("tokens") is not None:
         raise UserError("decoding needs a task that decodes: leave --tokens out, or give --task NAME instead")
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import numpy as np
         import pandas
         import torch
 
         from circuits.statistics import summarise
-        from interp_tasks.experiments.order.quantities import pair
+        from interp_tasks.measurement.paired import read
 
         task, batch = subject.task, subject.batch
         assert task is not None
@@ -53,7 +53,7 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         greedy = decode(subject.model, batch)
         rows: list[dict[str, Any]] = []
         for name, metric in forced.items():
-            pairs = [pair(metric), *([pair(greedy[name])] if name in greedy else [])]
+            pairs = [read(metric), *([read(greedy[name])] if name in greedy else [])]
             sums, counts = (np.stack([one[part] for one in pairs]) for part in (0, 1))
             found = summarise(sums, counts, subject.seed, 1000, 1000, 0.95)
             for index, variant in enumerate((FORCED, GREEDY)[: len(pairs)]):
@@ -67,7 +67,7 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
                         "effect_ci_high": found.effect_high[index],
                     }
                 rows.append(row)
-        return Found(pandas.DataFrame(rows), {})
+        return Measured(pandas.DataFrame(rows), {})
 
     notes = (
         "Intervals: 95%, bootstrap over examples; effects are paired.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         if options.get(name) is not None:
             raise UserError(f"detector looks at all inputs of every split: leave --{name} out")
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
-        return Found(pandas.DataFrame(list(rows_of(subject))).assign(engine="naive"), {})
+        return Measured(pandas.DataFrame(list(rows_of(subject))).assign(engine="naive"), {})
 
     result = measure("detector", refs, options, look, config={})
     notes = (

@@ -7,19 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.checkpoints.drop import final_level, first_lasting
+from interp_tasks.checkpoints.drop import first_lasting
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.crossings import spearman
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.run_logs import Curve, Run, family, read_runs, setting
+from interp_tasks.measurement.run_logs import Curve, Run, family, measures, plateau_levels, read_runs, setting
 from interp_tasks.measurement.table import tidy
-from interp_tasks.pages import Figure, Page
 
 if TYPE_CHECKING:
     import plotly.graph_objects
 
-#: What is said of a curve, in order.
-QUANTITIES = ("drop", "onset", "crossing", "end", "length", "sharpness", "plateau", "final")
 #: Resamples of runs behind an interval.
 RESAMPLES = 2000
 
@@ -36,12 +34,6 @@ class DropsResult(Result):
 
         return self.titled(curves_figure(self.curves), self.heading())
 
-    def page(self, title: str | None = None) -> Page:
-        page = super().page(title or "drops")
-        figure = self.plot()
-        drawn = Figure(figure, self.heading(), self.caption(), height=int(figure.layout.height))
-        return Page(page.title, [drawn, *page.sections[1:]], page.config, page.versions)
-
     def heading(self) -> str:
         return "Logged metric of every run"
 
@@ -53,7 +45,7 @@ class DropsResult(Result):
 def drops(
     runs: str | Sequence[str], metric: str | None = None, against: str | Sequence[str] = (), seed: int = 0
 ) -> DropsResult:
-    """Whether each run drops, when, how sharply, from what level to what level.
+    """Measures whether each run drops, when, how sharply, from what level to what level.
 
     Args:
         runs: run folders, globs of some, or ``zoo:NAME``; of ``RUN/seed-0``, ``RUN/seed-1``, ... a row more says the
@@ -121,21 +113,6 @@ def notes(found: Sequence[Run], against: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def measures(curve: Curve) -> dict[str, float]:
-    """The quantities of one curve; what it lacks is NaN."""
-    drop = curve.drop
-    found = dict.fromkeys(QUANTITIES, math.nan) | {
-        "drop": float(drop is not None),
-        "final": final_level(curve.values),
-    }
-    if drop is not None:
-        found |= {
-            name: float(getattr(drop, name)) for name in ("onset", "crossing", "end", "plateau", "final")
-        }
-        found |= {"length": float(drop.end - drop.onset), "sharpness": drop.sharpness}
-    return found
-
-
 def rows_of(run: Run, curves: Mapping[tuple[str, str], Curve]) -> Iterator[dict[str, Any]]:
     theory = plateau_levels(run)
     for (name, metric), curve in curves.items():
@@ -160,15 +137,6 @@ def plateau_until(steps: Sequence[int], values: Sequence[float], level: float) -
     return steps[-1 if index is None else index]
 
 
-def plateau_levels(run: Run) -> Mapping[str, float]:
-    """What the run's task says of its plateau; nothing for a task that is not known here."""
-    import tasks
-
-    config = dict(run.config.get("task", {}))
-    name = config.pop("name", None)
-    return tasks.get(name, **config).plateau_levels() if name in tasks.list() else {}
-
-
 def families(found: Sequence[Run]) -> dict[str, list[str]]:
     """Names of the runs that are seeds of one, by ``RUN/seed-*``; two at least."""
     groups: dict[str, list[str]] = {}
@@ -182,7 +150,7 @@ def families(found: Sequence[Run]) -> dict[str, list[str]]:
 def pooled(
     name: str, group: Sequence[str], rows: Sequence[Mapping[str, Any]], seed: int
 ) -> Iterator[dict[str, Any]]:
-    """What several seeds have in common: medians (of ``drop`` the mean) and the range."""
+    """Yields rows that pool several seeds: medians (of ``drop`` the mean) and the range."""
     import numpy as np
 
     mine = [row for row in rows if row["run"] in group]
@@ -287,15 +255,3 @@ def without(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
         }
         for section, values in sorted(config.items())
     }
-
-
-def spearman(pairs: Any) -> Any:
-    """Rank correlations ``[resample]`` of pairs ``[resample run 2]``; ties have average ranks, equal numbers NaN."""
-    import numpy as np
-
-    smaller = (pairs[:, :, None] > pairs[:, None]).sum(2)
-    equal = (pairs[:, :, None] == pairs[:, None]).sum(2)
-    ranks = smaller + (equal - 1) / 2
-    centred = ranks - ranks.mean(1, keepdims=True)
-    spread = np.sqrt((centred**2).sum(1).prod(1))
-    return np.divide(centred.prod(2).sum(1), spread, out=np.full(len(pairs), np.nan), where=spread > 0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.measurement.run_logs import shared_folder
 from interp_tasks.pages import Column, number, with_interval
 
 if TYPE_CHECKING:
@@ -48,16 +49,6 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     title = f"{runs} run{'s' if runs != 1 else ''}{' of ' + folder if folder else ''}"
     short = shown_frame["run"].str.removeprefix(f"{folder}/") if folder else shown_frame["run"]
     return shown_frame.assign(ref=title, step=steps, seed=every, run=short)
-
-
-def shared_folder(names: Sequence[str]) -> str:
-    """The folder that all names lie in; of paths and ``zoo:`` names alike."""
-    shared: list[str] = []
-    for level in zip(*(name.split("/")[:-1] for name in names), strict=False):
-        if len(set(level)) > 1:
-            break
-        shared.append(level[0])
-    return "/".join(shared)
 
 
 def said(drop: float | None, kind: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.pages.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
+from circuits.figures.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
 
 if TYPE_CHECKING:
     import pandas
@@ -28,26 +28,26 @@ def arrangement(
         titles += [f"positions: t-SNE<br>{ref}", "positions: norms"]
     rows = len(titles) // 2
     whole = PANEL * rows + GAP * (rows - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=rows, cols=2, subplot_titles=titles, vertical_spacing=GAP / whole if rows > 1 else 0
     )
     row = 0
     if tokens is not None:
         row += 1
-        add_values(found, row, tokens)
+        add_values(figure, row, tokens)
     if positions is not None:
-        add_positions(found, row + 1, positions)
-    found.update_layout(
+        add_positions(figure, row + 1, positions)
+    figure.update_layout(
         height=whole + 150,
         margin={"t": 90, "b": 60},
         showlegend=False,
         template=template("light"),
     )
-    found.update_annotations(font_size=13)
-    return found
+    figure.update_annotations(font_size=13)
+    return figure
 
 
-def add_values(found: Any, row: int, table: pandas.DataFrame) -> None:
+def add_values(figure: Any, row: int, table: pandas.DataFrame) -> None:
     bins = (table["value"] / BIN).round() * BIN
     hover = [f"{value:g}" for value in table["value"]]
     marker = {"size": 7, "color": bins.tolist(), "colorscale": SEQUENTIAL}
@@ -55,7 +55,7 @@ def add_values(found: Any, row: int, table: pandas.DataFrame) -> None:
         (1, "component 1", "component 2", ("component 1", "component 2")),
         (2, "value", "norm", ("value", "norm")),
     ):
-        found.add_trace(
+        figure.add_trace(
             {
                 "type": "scatter",
                 "mode": "markers",
@@ -68,11 +68,11 @@ def add_values(found: Any, row: int, table: pandas.DataFrame) -> None:
             row=row,
             col=column,
         )
-        found.update_xaxes(title_text=labels[0], row=row, col=column)
-        found.update_yaxes(title_text=labels[1], row=row, col=column)
+        figure.update_xaxes(title_text=labels[0], row=row, col=column)
+        figure.update_yaxes(title_text=labels[1], row=row, col=column)
 
 
-def add_positions(found: Any, row: int, table: pandas.DataFrame) -> None:
+def add_positions(figure: Any, row: int, table: pandas.DataFrame) -> None:
     axes = [name for name in table.columns if name not in ("position", "norm", "t-SNE 1", "t-SNE 2")]
     last = axes[-1]
     for line in sorted(set(table[last])):
@@ -84,7 +84,7 @@ def add_positions(found: Any, row: int, table: pandas.DataFrame) -> None:
         }
         text = [", ".join(f"{axis} {where[axis]}" for axis in axes) for where in part.to_dict("records")]
         for column, x, y in ((1, "t-SNE 1", "t-SNE 2"), (2, "position", "norm")):
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "scatter",
                     "mode": "markers",
@@ -97,8 +97,8 @@ def add_positions(found: Any, row: int, table: pandas.DataFrame) -> None:
                 row=row,
                 col=column,
             )
-            found.update_xaxes(title_text=x, row=row, col=column)
-            found.update_yaxes(title_text=y, row=row, col=column)
+            figure.update_xaxes(title_text=x, row=row, col=column)
+            figure.update_yaxes(title_text=y, row=row, col=column)
 
 
 def over_training(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
@@ -109,7 +109,7 @@ def over_training(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
     metrics = list(dict.fromkeys(shown["metric"]))
     rows = (len(metrics) + 1) // 2
     whole = 220 * rows + GAP * (rows - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=rows, cols=2, subplot_titles=metrics, vertical_spacing=GAP / whole if rows > 1 else 0
     )
     for index, metric in enumerate(metrics):
@@ -117,7 +117,7 @@ def over_training(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
             part = shown[(shown["metric"] == metric) & (shown["run"] == run)].sort_values("step")
             colour = COLOURS["light"][line % len(COLOURS["light"])]
             for key, mark in (("value", ""), ("baseline", "-open")):
-                found.add_trace(
+                figure.add_trace(
                     {
                         "type": "scatter",
                         "mode": "lines+markers" if key == "value" else "markers",
@@ -136,12 +136,12 @@ def over_training(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
                     col=index % 2 + 1,
                 )
     for column in range(min(2, len(metrics))):
-        found.update_xaxes(title_text="step", row=(len(metrics) - 1 - column) // 2 + 1, col=column + 1)
-    found.update_layout(
+        figure.update_xaxes(title_text="step", row=(len(metrics) - 1 - column) // 2 + 1, col=column + 1)
+    figure.update_layout(
         height=whole + 160,
         margin={"t": 100, "b": 60},
         legend={"y": 1 + 34 / whole},
         template=template("light"),
     )
-    found.update_annotations(font_size=13)
-    return found
+    figure.update_annotations(font_size=13)
+    return figure

@@ -10,24 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.embeddings.tables import (
+    ALIGNMENT,
+    WEIGHTS,
+    EmbeddingTargets,
+    Tables,
+    interval,
+    of_tokens,
+)
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
-from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs
-from interp_tasks.pages import Figure, Page
+from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.subjects import Examples, Options, Subject, by_run, check_refs, run_of
+from interp_tasks.measurement.untrained import untrained as untrained_model
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas
     import plotly.graph_objects
     from typing_extensions import Unpack
 
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.embeddings.geometry import Array
     from interp_tasks.measurement.subjects import Named
 
-DRAWS, LEVEL = 1000, 0.95
-#: What stands in the column ``split`` where no example plays a part.
-WEIGHTS = "weights"
-ALIGNMENT = "alignment with the final embeddings"
 HALF_WAY = "half-way step of the alignment"
 
 
@@ -44,34 +48,26 @@ class EmbeddingsResult(Result):
     positions: Mapping[str, pandas.DataFrame] = field(default_factory=dict)
 
     def plot(self, ref: str | None = None) -> plotly.graph_objects.Figure:
-        """Of one checkpoint (default: the last): components and norms of values, t-SNE and norms of positions."""
+        """Draws one checkpoint (default: the last): components and norms of values, t-SNE and norms of positions."""
         from interp_tasks.experiments.embeddings.figure import arrangement
 
         ref = list(dict.fromkeys([*self.tokens, *self.positions]))[-1] if ref is None else ref
         found = arrangement(ref, self.tokens.get(ref), self.positions.get(ref))
         return self.titled(found, f"Embeddings, {ref}")
 
-    def page(self, title: str | None = None) -> Page:
-        """The arrangement in every checkpoint, over training where there are several, and the table."""
-        page = super().page(title or "embeddings")
-        shown = {ref: self.plot(ref) for ref in dict.fromkeys([*self.tokens, *self.positions])}
-        figures = [
-            Figure(figure, f"Embeddings, {ref}", self.caption(), height=int(figure.layout.height))
-            for ref, figure in shown.items()
-        ]
-        if len(shown) > 1:
-            from interp_tasks.experiments.embeddings.figure import over_training
+    def page_title(self) -> str:
+        return self.experiment
 
-            trend = over_training(self.frame)
-            figures.append(
-                Figure(
-                    trend,
-                    "Over training",
-                    "Filled: the checkpoint. Open: its baseline.",
-                    height=int(trend.layout.height),
-                )
-            )
-        return Page(page.title, [*figures, *page.sections[1:]], page.config, page.versions)
+    def figures(self) -> list[Figure]:
+        """Returns the arrangement in every checkpoint, and over training where there are several."""
+        from interp_tasks.experiments.embeddings.figure import over_training
+
+        refs = list(dict.fromkeys([*self.tokens, *self.positions]))
+        figures = [Figure(self.plot(ref), f"Embeddings, {ref}", self.caption()) for ref in refs]
+        if len(refs) > 1:
+            caption = "Filled: the checkpoint. Open: its baseline."
+            figures.append(Figure(over_training(self.frame), "Over training", caption))
+        return figures
 
     def caption(self) -> str:
         return "Values: principal components, coloured by bins half a unit wide. Positions: t-SNE, coloured by column."
@@ -116,13 +112,13 @@ def embeddings(
     said: dict[str, None] = {}
     aligned: dict[str, dict[int, Array]] = {}
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
         ref, task = str(subject.labels["ref"]), subject.task
         assert task is not None
-        asked = Asked.of(subject, largest)
-        beside = Tables.of(untrained_of(subject)) if untrained else None
+        asked = EmbeddingTargets.of(subject, largest)
+        beside = Tables.of(untrained_model(subject)) if untrained else None
         own, rows = Tables.of(subject.model), []
         if asked.values:
             end = ends.of_subject(subject)
@@ -140,12 +136,14 @@ def embeddings(
             rows += found
             positions[ref] = table
             said[note] = None
-        return Found(pandas.DataFrame(rows), {})
+        return Measured(pandas.DataFrame(rows), {})
 
     result = measure("embeddings", refs, options, look, config={"largest": largest})
     frame = result.frame.assign(split=WEIGHTS)
-    return EmbeddingsResult(
-        **{**vars(result), "frame": frame, "notes": (*notes(largest), *said)},
+    return EmbeddingsResult.of(
+        result,
+        frame=frame,
+        notes=(*notes(largest), *said),
         tokens=tokens,
         positions=positions,
     )
@@ -167,62 +165,6 @@ def check_largest(largest: float | None) -> None:
         raise UserError(f"--largest {largest:g}: give a value above 0 and below 1e9")
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What of a checkpoint is looked at: values by token id, and the grid of positions."""
-
-    values: Mapping[int, float]
-    axes: Mapping[str, int]
-
-    @classmethod
-    def of(cls, subject: Subject, largest: float | None) -> Asked:
-        """What the task says.
-
-        Raises:
-            UserError: if it says nothing, or no value is left.
-        """
-        task = subject.task
-        assert task is not None
-        values = {
-            token: value
-            for token, value in task.token_values().items()
-            if largest is None or abs(value) <= largest * (1 + 1e-6)
-        }
-        axes = {axis.name: len(axis.values) for axis in task.grid_axes() if axis.position is None}
-        if not values and not axes:
-            raise UserError(
-                f"task {task.name!r} does not say what its tokens (token_values) or positions (grid_axes) stand for"
-            )
-        if values and len(values) < 4:
-            raise UserError(f"--largest {largest:g}: {len(values)} values are left; at least 4 are needed")
-        return cls(values, axes)
-
-    def labels(self, axis: str) -> np.ndarray:
-        """Of each position on the grid, where it lies along an axis."""
-        import numpy as np
-
-        sizes = tuple(self.axes.values())
-        return np.unravel_index(np.arange(int(np.prod(sizes))), sizes)[list(self.axes).index(axis)]
-
-
-@dataclass(frozen=True)
-class Tables:
-    """Embeddings of tokens ``[id d]`` and positions ``[position d]``, float64."""
-
-    tokens: Array
-    positions: Array | None
-
-    @classmethod
-    def of(cls, model: Any) -> Tables:
-        held = dict(model.named_parameters())
-        positions = held.get("pos_embed.W_pos")
-        tokens = model.W_E.detach().double().cpu().numpy()
-        return cls(tokens, None if positions is None else positions.detach().double().cpu().numpy())
-
-    def rows(self, values: Mapping[int, float]) -> Array:
-        return self.tokens[list(values)]
-
-
 @dataclass
 class Ends:
     """The last checkpoint asked for of each run, where there is more than one."""
@@ -233,15 +175,7 @@ class Ends:
 
     @classmethod
     def of(cls, named: Sequence[Named], device: str) -> Ends:
-        by_run: dict[str, list[Named]] = {}
-        for one in named:
-            if one.resolved.run_path is not None:
-                by_run.setdefault(str(one.resolved.run_path), []).append(one)
-        ends = {
-            run: max(several, key=lambda one: one.resolved.step)
-            for run, several in by_run.items()
-            if len(several) > 1
-        }
+        ends = {run: several[-1] for run, several in by_run(named).items() if len(several) > 1}
         return cls(ends, device)
 
     def of_subject(self, subject: Subject) -> Tables | None:
@@ -254,16 +188,6 @@ class Ends:
             ref = self.last[run].resolved.ref
             self.loaded = {run: Tables.of(load_checkpoint(ref, device=self.device).model)}
         return self.loaded[run]
-
-
-def untrained_of(subject: Subject) -> Any:
-    from interp_tasks.measurement.untrained import untrained
-
-    return untrained(subject)
-
-
-def run_of(subject: Subject) -> str:
-    return str(subject.checkpoint.path.parent.parent)
 
 
 def half_way(run: Path, aligned: Mapping[int, Array]) -> list[dict[str, Any]]:
@@ -308,23 +232,14 @@ def onset_of(run: Path) -> int | None:
         return None
 
 
-def resamples(points: int, seed: int) -> Array:
-    """Weights ``[1 + draws, point]``: ones, then those of a bootstrap."""
-    import numpy as np
-
-    rng = np.random.default_rng([seed, 4])
-    drawn = rng.multinomial(points, np.full(points, 1 / points), size=DRAWS).astype(float)
-    return np.concatenate([np.ones((1, points)), drawn])
-
-
 def token_rows(
-    asked: Asked, own: Tables, beside: Tables | None, end: Tables | None, seed: int
+    asked: EmbeddingTargets, own: Tables, beside: Tables | None, end: Tables | None, seed: int
 ) -> tuple[list[dict[str, Any]], pandas.DataFrame]:
     """Rows of the tidy table, and the table of the figures."""
     import numpy as np
     import pandas
 
-    from interp_tasks.measurement.geometry import principal
+    from interp_tasks.measurement.embeddings.geometry import principal
 
     measured = of_tokens(asked, own, end, seed)
     baseline = {} if beside is None else of_tokens(asked, beside, end, seed)
@@ -351,74 +266,14 @@ def token_rows(
     return rows, table
 
 
-def of_tokens(asked: Asked, own: Tables, end: Tables | None, seed: int) -> dict[str, tuple[str, Array]]:
-    """Metric -> what it is about, and ``[1 + draws]``: the value, then its resamples."""
-    import numpy as np
-
-    from interp_tasks.measurement.geometry import correlation, principal, ranks, separability
-
-    values, points = np.array(list(asked.values.values())), own.rows(asked.values)
-    components, weights = principal(points), resamples(len(values), seed)
-    found: dict[str, tuple[str, Array]] = {
-        "variance of two components": ("share", np.full(len(weights), components.shares.sum()))
-    }
-    pairs = [
-        (list(values).index(v), list(values).index(-v)) for v in values if v > 0 and -v in values.tolist()
-    ]
-    if pairs:
-        norms = np.linalg.norm(points, axis=1)
-        up, down = (norms[[pair[side] for pair in pairs]] for side in (0, 1))
-        drawn = resamples(len(pairs), seed)
-        gap = (drawn @ np.abs(up - down)) / (drawn @ ((up + down) / 2))
-        found["norm asymmetry"] = ("v against -v", gap)
-        found["norm symmetry"] = ("v against -v", correlation(up, down, drawn))
-        signed = values != 0
-        sides = [
-            separability(components.scores[signed, k], values[signed] > 0, weights[:, signed]) for k in (0, 1)
-        ]
-        best = int(sides[1][0] > sides[0][0])
-        found["sign separability"] = (f"component {best + 1}", sides[best])
-        scores, other = components.scores[:, 1 - best], f"component {2 - best}"
-        found["magnitude correlation"] = (
-            other,
-            turned(correlation(ranks(np.abs(values)), ranks(scores), weights)),
-        )
-    else:
-        for k in (0, 1):
-            along = correlation(ranks(values), ranks(components.scores[:, k]), weights)
-            found[f"value correlation, component {k + 1}"] = (f"component {k + 1}", turned(along))
-    if end is not None:
-        last = end.rows(asked.values)
-        directions = principal(last).directions
-        found[ALIGNMENT] = (
-            "two components",
-            correlation(points @ directions.T, last @ directions.T, weights),
-        )
-    return found
-
-
-def turned(correlations: Array) -> Array:
-    """Without the sign, which a component does not have; the value's own decides for its resamples."""
-    return -correlations if correlations[0] < 0 else correlations
-
-
-def interval(drawn: Array) -> tuple[float, float]:
-    import numpy as np
-
-    if np.ptp(drawn) == 0:
-        return float("nan"), float("nan")
-    low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
-
-
 def position_rows(
-    asked: Asked, own: Tables, beside: Tables | None, seed: int
+    asked: EmbeddingTargets, own: Tables, beside: Tables | None, seed: int
 ) -> tuple[list[dict[str, Any]], pandas.DataFrame, str]:
     """Rows of the tidy table, the table of the figures, and what was used."""
     import numpy as np
     import pandas
 
-    from interp_tasks.measurement.geometry import clustered, tsne
+    from interp_tasks.measurement.embeddings.geometry import clustered, tsne
 
     assert own.positions is not None
     cells = int(np.prod(list(asked.axes.values())))
@@ -456,7 +311,7 @@ def position_rows(
     return rows, table, f"t-SNE: scikit-learn, perplexity {perplexity:g}, seed {seed}."
 
 
-def of_norms(asked: Asked, norms: Array) -> dict[str, float]:
+def of_norms(asked: EmbeddingTargets, norms: Array) -> dict[str, float]:
     """How norms vary, and the middle of the first axis against the rest: its one or two middle lines."""
     import numpy as np
 

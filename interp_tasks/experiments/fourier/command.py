@@ -9,7 +9,7 @@ import typer
 
 from interp_tasks.cli.checkpoint_command import ExperimentCommand
 from interp_tasks.experiments import Result, fourier
-from interp_tasks.experiments.fourier.measure import THRESHOLD, check_threshold, read_rule
+from interp_tasks.measurement.key_rules import THRESHOLD, check_threshold, read_rule
 from interp_tasks.measurement.subjects import Progress
 
 

@@ -5,26 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.pages.palette import COLOURS, template
+from circuits.figures.palette import COLOURS, template
 
 if TYPE_CHECKING:
+    import pandas
     import plotly.graph_objects
-
-    from interp_tasks.experiments.fourier.measure import Whole
 
 #: Heights in pixels: of a panel, and between panels with their titles.
 PANEL, GAP = 300, 110
 TOP, BOTTOM = 100, 70
 
 
-def figure(spectra: Mapping[tuple[str, str], Whole]) -> plotly.graph_objects.Figure:
-    """A row for each tensor of each checkpoint: bars, and beside them a map where there are two coordinates."""
+def figure(
+    spectra: Mapping[tuple[str, str], pandas.DataFrame], maps: Mapping[tuple[str, str], pandas.DataFrame]
+) -> plotly.graph_objects.Figure:
+    """Draws a row for each tensor of each checkpoint: bars, and beside them a map where there are two coordinates.
+
+    Args:
+        spectra: (REF, tensor) -> a row per frequency, whose label is the index and whose kind the index' name, with
+            columns ``share`` of the variance, share of ``noise`` that it would have of white noise, and ``key``.
+        maps: (REF, tensor) -> shares of pairs of frequencies; index and columns are named as the coordinates.
+    """
     from plotly.subplots import make_subplots
 
     tensors = list(spectra)
     whole = PANEL * len(tensors) + GAP * (len(tensors) - 1)
-    maps = any(len(one.spectrum.grid.axes) == 2 for one in spectra.values())
-    found = make_subplots(
+    figure = make_subplots(
         rows=len(tensors),
         cols=2 if maps else 1,
         vertical_spacing=GAP / whole if len(tensors) > 1 else 0,
@@ -32,20 +38,22 @@ def figure(spectra: Mapping[tuple[str, str], Whole]) -> plotly.graph_objects.Fig
         column_widths=[0.62, 0.38] if maps else None,
         subplot_titles=[
             title
-            for (ref, label), one in spectra.items()
-            for title in (f"{label}<br>{ref}", map_title(ref, label, one))[: 2 if maps else 1]
+            for ref, label in spectra
+            for title in (
+                f"{label}<br>{ref}",
+                f"{label}: pairs of frequencies<br>{ref}" if (ref, label) in maps else "",
+            )[: 2 if maps else 1]
         ],
     )
-    rest = "not key" if any(one.keys for one in spectra.values()) else "share (no frequency is key)"
+    rest = "not key" if any(one["key"].any() for one in spectra.values()) else "share (no frequency is key)"
     for row, key in enumerate(tensors, start=1):
-        one = spectra[key]
-        bars(found, row, one, rest)
-        if len(one.spectrum.grid.axes) == 2:
-            heatmap(found, row, one.spectrum)
+        bars(figure, row, spectra[key], rest)
+        if key in maps:
+            heatmap(figure, row, maps[key])
         elif maps:
-            found.update_xaxes(visible=False, row=row, col=2)
-            found.update_yaxes(visible=False, row=row, col=2)
-    found.update_layout(
+            figure.update_xaxes(visible=False, row=row, col=2)
+            figure.update_yaxes(visible=False, row=row, col=2)
+    figure.update_layout(
         height=TOP + whole + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
         barmode="overlay",
@@ -65,28 +73,22 @@ def figure(spectra: Mapping[tuple[str, str], Whole]) -> plotly.graph_objects.Fig
         },
         template=template("light"),
     )
-    found.update_annotations(font_size=13, xanchor="left", align="left")
-    for note in found.layout.annotations:
-        note.x = found.layout.xaxis2.domain[0] if note.x > 0.5 else 0
-    return found
+    figure.update_annotations(font_size=13, xanchor="left", align="left")
+    for note in figure.layout.annotations:
+        note.x = figure.layout.xaxis2.domain[0] if note.x > 0.5 else 0
+    return figure
 
 
-def map_title(ref: str, label: str, one: Whole) -> str:
-    """Nothing where there is no map."""
-    return f"{label}: pairs of frequencies<br>{ref}" if len(one.spectrum.grid.axes) == 2 else ""
-
-
-def bars(found: Any, row: int, one: Whole, rest: str) -> None:
-    """``rest``: what the legend calls bars that are not of key frequencies."""
-    bands = one.spectrum.bands(one.by)
-    labels = [str(label) for label in bands.labels]
-    shares = (100 * bands.share).tolist()
-    drawn = {trace.name for trace in found.data}
+def bars(figure: Any, row: int, spectrum: pandas.DataFrame, rest: str) -> None:
+    """Adds a bar per frequency; ``rest`` is what the legend calls those that are not key."""
+    labels = spectrum.index.tolist()
+    shares = (100 * spectrum["share"]).tolist()
+    drawn = {trace.name for trace in figure.data}
     for key in (False, True):
-        chosen = [place for place, label in enumerate(bands.labels) if (label in one.keys) == key]
+        chosen = [place for place, is_key in enumerate(spectrum["key"]) if is_key == key]
         name = "key frequency" if key else rest
         if chosen:
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "bar",
                     "x": [labels[place] for place in chosen],
@@ -100,12 +102,12 @@ def bars(found: Any, row: int, one: Whole, rest: str) -> None:
                 row=row,
                 col=1,
             )
-    found.add_trace(
+    figure.add_trace(
         {
             "type": "scatter",
             "mode": "markers",
             "x": labels,
-            "y": [100 * degrees / (one.spectrum.grid.cells - 1) for degrees in bands.degrees],
+            "y": (100 * spectrum["noise"]).tolist(),
             "marker": {
                 "symbol": "line-ew-open",
                 "size": min(44, max(7, 420 // len(labels))),
@@ -120,9 +122,8 @@ def bars(found: Any, row: int, one: Whole, rest: str) -> None:
         row=row,
         col=1,
     )
-    names = ", ".join(one.spectrum.grid.axes)
-    found.update_xaxes(
-        title_text=f"frequencies ({names})" if one.by == "component" else "frequency",
+    figure.update_xaxes(
+        title_text=spectrum.index.name,
         type="category",
         categoryorder="array",
         categoryarray=labels,
@@ -132,15 +133,16 @@ def bars(found: Any, row: int, one: Whole, rest: str) -> None:
         row=row,
         col=1,
     )
-    found.update_yaxes(title_text="share of variance (%)", rangemode="tozero", row=row, col=1)
+    figure.update_yaxes(title_text="share of variance (%)", rangemode="tozero", row=row, col=1)
 
 
-def heatmap(found: Any, row: int, spectrum: Any) -> None:
-    first, second = spectrum.grid.axes
-    found.add_trace(
+def heatmap(figure: Any, row: int, shares: pandas.DataFrame) -> None:
+    """Adds a map of the shares of pairs of frequencies."""
+    first, second = shares.index.name, shares.columns.name
+    figure.add_trace(
         {
             "type": "heatmap",
-            "z": (100 * spectrum.share).tolist(),
+            "z": (100 * shares.to_numpy()).tolist(),
             "coloraxis": "coloraxis",
             "hovertemplate": f"{first} %{{y}}, {second} %{{x}}<br>%{{z:.3g}}% of the variance<extra></extra>",
         },
@@ -148,8 +150,8 @@ def heatmap(found: Any, row: int, spectrum: Any) -> None:
         col=2,
     )
     for update, name, size in (
-        (found.update_xaxes, second, spectrum.power.shape[1]),
-        (found.update_yaxes, first, spectrum.power.shape[0]),
+        (figure.update_xaxes, second, shares.shape[1]),
+        (figure.update_yaxes, first, shares.shape[0]),
     ):
         ticks = {"tick0": 0, "dtick": max(1, size // 6)}
         update(title_text=f"frequency in {name}", showgrid=False, zeroline=False, row=row, col=2, **ticks)

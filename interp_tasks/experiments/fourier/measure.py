@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.fourier.table import KEY, KEYS, NEURONS, OTHER, REST, SHARE, SPECTRUM
 from interp_tasks.measurement.argument_types import checked
-from interp_tasks.measurement.options import check_choice
+from interp_tasks.measurement.key_rules import THRESHOLD, check_threshold, read_rule
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import TOKENS_PER_PASS, Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
 
 if TYPE_CHECKING:
+    import pandas
     import plotly.graph_objects
     from torch import Tensor
     from typing_extensions import Unpack
@@ -22,13 +23,8 @@ if TYPE_CHECKING:
     from circuits.fourier import Spectrum
     from tasks import GridAxis
 
-#: Rules by name, with their usual number (a test holds them to those of ``circuits.fourier``).
-RULES = {"noise": 0.05, "of-largest": 0.25, "above-mean": 1.0, "preferred": 0.0}
-THRESHOLD = 0.85
-#: Examples of one pass hold at most this many tokens.
-TOKENS_PER_PASS = 16384
 #: Where there are no more frequencies than this, each has a row.
-FEW = 16
+MAX_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -59,6 +55,31 @@ class Whole:
     by: str
     keys: tuple[Any, ...]
 
+    def bars(self) -> pandas.DataFrame:
+        """Returns a row per frequency, by its label: ``share``, what it would be of white ``noise``, and ``key``."""
+        import pandas
+
+        bands = self.spectrum.bands(self.by)
+        names = ", ".join(self.spectrum.grid.axes)
+        kind = f"frequencies ({names})" if self.by == "component" else "frequency"
+        return pandas.DataFrame(
+            {
+                "share": bands.share.numpy(),
+                "noise": [degrees / (self.spectrum.grid.cells - 1) for degrees in bands.degrees],
+                "key": [label in self.keys for label in bands.labels],
+            },
+            index=pandas.Index([str(label) for label in bands.labels], name=kind),
+        )
+
+    def pairs(self) -> pandas.DataFrame | None:
+        """Returns the share of each pair of frequencies; ``None`` unless there are two coordinates."""
+        import pandas
+
+        if len(self.spectrum.grid.axes) != 2:
+            return None
+        first, second = self.spectrum.grid.axes
+        return pandas.DataFrame(self.spectrum.share.numpy()).rename_axis(index=first, columns=second)
+
 
 @dataclass(frozen=True)
 class FourierResult(Result):
@@ -70,7 +91,12 @@ class FourierResult(Result):
         """The share of each frequency, key frequencies marked; over two coordinates each combination too."""
         from interp_tasks.experiments.fourier.figure import figure
 
-        return self.titled(figure(self.spectra), self.heading())
+        maps = {key: one.pairs() for key, one in self.spectra.items()}
+        drawn = figure(
+            {key: one.bars() for key, one in self.spectra.items()},
+            {key: one for key, one in maps.items() if one is not None},
+        )
+        return self.titled(drawn, self.heading())
 
     def heading(self) -> str:
         return "Share of variance by frequency"
@@ -120,7 +146,7 @@ def fourier(
     on_inputs: list[str] = []
     said: dict[str, None] = {}
 
-    def looked(subject: Subject) -> Found:
+    def looked(subject: Subject) -> Measured:
         ref = str(subject.labels["ref"])
         axes = read_axes(subject)
         examples = len(subject.tokens)
@@ -137,7 +163,7 @@ def fourier(
             said[f"{found.rule}."] = None
         import pandas
 
-        return Found(pandas.DataFrame(rows), done)
+        return Measured(pandas.DataFrame(rows), done)
 
     result = measure(
         "fourier", refs, options, looked, config={"rule": f"{name}={number:g}", "threshold": threshold}
@@ -145,8 +171,10 @@ def fourier(
     frame = result.frame
     # On a complete grid nothing is sampled and nothing drawn.
     frame.loc[frame["ref"].isin(on_inputs), "split"] = "grid"
-    return FourierResult(
-        **{**vars(result), "frame": frame, "notes": (*said, *notes(threshold, every, on_inputs, frame))},
+    return FourierResult.of(
+        result,
+        frame=frame,
+        notes=(*said, *notes(threshold, every, on_inputs, frame)),
         spectra=spectra,
     )
 
@@ -163,30 +191,8 @@ def notes(threshold: float, every: bool, on_inputs: list[str], frame: Any) -> It
     yield f"neurons: those of whose variance the frequency explains more than {threshold:g}."
     if not every:
         yield (
-            f"Of more than {FEW} frequencies only key ones and those with neurons have rows; --every shows all."
+            f"Of more than {MAX_ROWS} frequencies only key ones and those with neurons have rows; --every shows all."
         )
-
-
-def read_rule(rule: str, rules: Mapping[str, float] = RULES) -> tuple[str, float]:
-    """A rule's name and number, from ``NAME`` or ``NAME=NUMBER``; ``rules``: those there are, with their usual numbers.
-
-    Raises:
-        UserError: for a rule there is not, for no number.
-    """
-    name, equals, text = rule.partition("=")
-    check_choice("--rule", name, tuple(rules))
-    try:
-        number = float(text) if equals else rules[name]
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < 1e9:
-        raise UserError(f"--rule {rule}: after = comes a number from 0, such as {name}={rules[name]:g}")
-    return name, number
-
-
-def check_threshold(threshold: float) -> None:
-    if not 0 <= threshold <= 1:
-        raise UserError(f"--threshold {threshold:g}: give a share of the variance, from 0 to 1")
 
 
 def read_axes(subject: Subject) -> tuple[GridAxis, ...]:
@@ -319,7 +325,7 @@ def rows_of(one: Analysed, examples: int, name: str, number: float, threshold: f
     found = key_frequencies(one.spectrum, MADE[name](number), one.by)
     shares = dict(zip(bands.labels, bands.share.tolist(), strict=True))
     sizes = clusters(one.spectrum, threshold, one.by).sizes if one.neurons else {}
-    every = every or len(shares) <= FEW
+    every = every or len(shares) <= MAX_ROWS
     listed = [label for label in bands.labels if every or label in found.keys or label in sizes]
     common = {"site": one.site, "layer": one.layer, "position": one.position, "n": examples}
     rows: list[dict[str, Any]] = [

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.measurement.table import filled
 from interp_tasks.pages import Column
 
 if TYPE_CHECKING:
@@ -41,15 +41,11 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    """Of ``view_rows``."""
+    """Returns the columns of ``view_rows``."""
     return [
         Column("tensor", "tensor"),
         Column("frequency", "variant"),
         Column("", "key"),
-        Column(SHARE, SHARE, measured(SHARE, ".4f")),
-        Column(NEURONS, NEURONS, measured(NEURONS, ".0f")),
+        Column(SHARE, SHARE, filled(SHARE, ".4f")),
+        Column(NEURONS, NEURONS, filled(NEURONS, ".0f")),
     ]
-
-
-def measured(key: str, digits: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda row: "" if math.isnan(row[key]) else format(row[key], digits)

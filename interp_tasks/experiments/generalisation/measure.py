@@ -11,11 +11,12 @@ from interp_tasks.checkpoints.drop import final_level
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.run_logs import Run, family, read_runs
+from interp_tasks.measurement.run_logs import Run, family, modulus, named, read_runs
 from interp_tasks.measurement.table import tidy
-from interp_tasks.pages import Figure, Page
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
+    import pandas
     import plotly.graph_objects
 
 ACCURACY = "accuracy"
@@ -35,7 +36,7 @@ TOGETHER_FROM = 11
 
 @dataclass(frozen=True)
 class Reach:
-    """What one accuracy of one run does on one split; steps that are never reached are infinite."""
+    """The steps at which one accuracy of a run reaches a level on one split; infinite where it never does."""
 
     run: Run
     name: str
@@ -57,14 +58,14 @@ class GeneralisationResult(Result):
         """Accuracy of every answer over the steps: a line each, or a map with a row per answer where there are many."""
         from interp_tasks.experiments.generalisation.figure import figure
 
-        return self.titled(figure(self.runs, ACCURACY, self.level), self.heading())
+        return self.titled(figure(curves_of(self.runs, ACCURACY), ACCURACY, self.level), self.heading())
 
     def losses(self) -> plotly.graph_objects.Figure | None:
         """The same of the losses, where they are logged by answer as well."""
         from interp_tasks.experiments.generalisation.figure import figure
 
         logged = [run for run in self.runs if any(named(run, "loss"))]
-        return figure(logged, "loss", None) if logged else None
+        return figure(curves_of(logged, "loss"), "loss", None) if logged else None
 
     def heading(self) -> str:
         return "Accuracy of every answer over training"
@@ -72,13 +73,11 @@ class GeneralisationResult(Result):
     def caption(self) -> str:
         return "Validation above, the batches trained on below. Steps on a logarithmic scale."
 
-    def page(self, title: str | None = None) -> Page:
-        page = super().page(title or "generalisation")
+    def figures(self) -> list[Figure]:
+        """Returns the accuracies, and the losses where they are logged by answer."""
         losses = self.losses()
-        if losses is None:
-            return page
-        drawn = Figure(losses, "Loss of every answer over training", "", height=int(losses.layout.height))
-        return Page(page.title, [page.sections[0], drawn, *page.sections[1:]], page.config, page.versions)
+        more = [] if losses is None else [Figure(losses, "Loss of every answer over training")]
+        return super().figures() + more
 
 
 @checked
@@ -153,6 +152,20 @@ def generalisation(
     )
 
 
+def curves_of(runs: Sequence[Run], kind: str) -> pandas.DataFrame:
+    """Returns a row per logged value of the metrics of a kind, validation before train."""
+    import pandas
+
+    rows = [
+        (run.name, name, split, step, value)
+        for split in SPLITS
+        for run in runs
+        for name in named(run, kind)
+        for step, value in zip(*run.points(name, split), strict=True)
+    ]
+    return pandas.DataFrame(rows, columns=["run", "metric", "split", "step", "value"])
+
+
 def check_level(level: float) -> None:
     if not 0 < level <= 1:
         raise UserError(f"--level {level:g}: an accuracy above 0, at most 1")
@@ -181,7 +194,7 @@ def notes(found: Sequence[Run], compared: bool) -> tuple[str, ...]:
 
 
 def unread(found: Sequence[Run]) -> Iterator[str]:
-    """What of the logged accuracies is no number."""
+    """Yields a note for each logged accuracy that is no number at some step."""
     for run in found:
         for split in SPLITS:
             for name in named(run, ACCURACY, split):
@@ -193,24 +206,13 @@ def unread(found: Sequence[Run]) -> Iterator[str]:
                     )
 
 
-def named(run: Run, kind: str, split: str = "validation") -> list[str]:
-    """The logged metrics ``accuracy`` (or ``loss``), ``accuracy_q``, ..., of several answers the mean first."""
-    return [name for name in run.logged(split) if name == kind or name.startswith(f"{kind}_")]
-
-
-def modulus(name: str) -> int | None:
-    """11 for ``accuracy_11``."""
-    number = name.rpartition("_")[2]
-    return int(number) if number.isdecimal() else None
-
-
 def reaches_of(run: Run, level: float) -> list[Reach]:
     """Every accuracy on both splits.
 
     Raises:
         UserError: for a run that logs no accuracy.
     """
-    from interp_tasks.measurement.reaching import reached
+    from interp_tasks.measurement.crossings import reached
 
     found = []
     for split in SPLITS:
@@ -243,7 +245,7 @@ def percent(level: float) -> str:
 
 
 def rows_of(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dict[str, Any]]:
-    from interp_tasks.measurement.reaching import finite
+    from interp_tasks.measurement.crossings import finite
 
     trained = {reach.name: reach for reach in reaches if reach.split == "train"}
     for reach in reaches:
@@ -297,7 +299,7 @@ def mirrored(run: Run, name: str) -> float:
     """
     import numpy as np
 
-    from interp_tasks.experiments.drops.measure import spearman
+    from interp_tasks.measurement.crossings import spearman
 
     beside = f"loss{name.removeprefix(ACCURACY)}"
     one, other = (dict(zip(*run.points(each), strict=True)) for each in (name, beside))
@@ -314,8 +316,7 @@ def order_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dic
     """In which order the answers of a run generalise."""
     import numpy as np
 
-    from interp_tasks.experiments.drops.measure import spearman
-    from interp_tasks.measurement.reaching import finite, in_order
+    from interp_tasks.measurement.crossings import finite, in_order, spearman
 
     of_prime = {modulus(reach.name): reach for reach in reaches if reach.split == "validation"}
     primes = sorted(q for q in of_prime if q is not None)
@@ -371,10 +372,10 @@ def groups_of(found: Sequence[Run]) -> dict[str, list[Run]]:
 def pooled(
     name: str, group: Sequence[Run], rows: Sequence[Mapping[str, Any]], seed: int
 ) -> Iterator[dict[str, Any]]:
-    """What several seeds have in common."""
+    """Yields rows that pool several seeds: medians, ranges and intervals."""
     import numpy as np
 
-    from interp_tasks.measurement.reaching import finite, median, over_seeds
+    from interp_tasks.measurement.crossings import finite, median, over_seeds
 
     mine = [row for row in rows if row["run"] in {run.name for run in group}]
     for key in dict.fromkeys((row["split"], row["variant"], row["metric"]) for row in mine):
@@ -432,7 +433,7 @@ def ratio_rows(
     """
     import numpy as np
 
-    from interp_tasks.measurement.reaching import finite, median, over_seeds, ratio_of_steps
+    from interp_tasks.measurement.crossings import finite, median, over_seeds, ratio_of_steps
 
     beside: dict[tuple[str, Any], Reach] = {}
     for other in others:

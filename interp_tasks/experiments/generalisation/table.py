@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.drops.table import shared_folder
 from interp_tasks.experiments.generalisation.measure import (
     AT_LEAST,
     AT_MOST,
@@ -17,6 +16,7 @@ from interp_tasks.experiments.generalisation.measure import (
     SPREAD,
     THEN,
 )
+from interp_tasks.measurement.run_logs import shared_folder
 from interp_tasks.pages import Column, number, signed, with_interval
 
 if TYPE_CHECKING:

@@ -1,35 +1,36 @@
-"""The figure of ``gradients``, and how people see its rows."""
+"""The figure of ``gradients``: a map of each tensor's norm over its largest, and the norms themselves."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from interp_tasks.experiments.gradients.measure import AT, FINAL, HALF, LARGEST, RANK, STAGES
+from circuits.figures.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
 from interp_tasks.measurement.curve_figures import line
-from interp_tasks.pages import Column
-from interp_tasks.pages.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
 
 if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
 
-    from interp_tasks.experiments.gradients.measure import Norms
 
 #: Heights in pixels: of the lines, of a tensor's row in a map, between panels, and around all.
 LINES, ROW, GAP, AROUND = 320, 26, 90, 120
 
 
-def figure(logged: Mapping[str, Norms]) -> plotly.graph_objects.Figure:
-    """By stage a map of each tensor's norm over its largest, and below it the norms themselves."""
+def figure(logged: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figure:
+    """Draws by stage a map of each tensor's norm over its largest, and below it the norms themselves.
+
+    Args:
+        logged: stage -> the norms, a row per step and a column per tensor; the first stage has the legend.
+    """
     from plotly.subplots import make_subplots
 
     from circuits.figures.style import POWERS
 
-    heights = [height for one in logged.values() for height in (ROW * max(4, len(one.norms)), LINES)]
+    heights = [height for one in logged.values() for height in (ROW * max(4, len(one.columns)), LINES)]
     whole = sum(heights) + GAP * (len(heights) - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=len(heights),
         cols=1,
         row_heights=[height / sum(heights) for height in heights],
@@ -38,16 +39,16 @@ def figure(logged: Mapping[str, Norms]) -> plotly.graph_objects.Figure:
             title for stage in logged for title in (f"{stage}: norm / its largest", f"{stage}: norm")
         ],
     )
-    for place, (stage, one) in enumerate(logged.items()):
+    for place, one in enumerate(logged.values()):
         row = 2 * place + 1
-        found.add_trace(
+        figure.add_trace(
             {
                 "type": "heatmap",
-                "x": list(one.steps),
-                "y": list(one.norms),
+                "x": one.index.tolist(),
+                "y": list(one.columns),
                 "z": [
                     [finite(value / max(values)) if max(values) else None for value in values]
-                    for values in one.norms.values()
+                    for values in (one[name].tolist() for name in one)
                 ],
                 "coloraxis": "coloraxis",
                 "hovertemplate": "%{y}, step %{x}<br>%{z:.2f} of its largest<extra></extra>",
@@ -55,19 +56,19 @@ def figure(logged: Mapping[str, Norms]) -> plotly.graph_objects.Figure:
             row=row,
             col=1,
         )
-        found.update_yaxes(autorange="reversed", dtick=1, row=row, col=1)
-        for index, (name, values) in enumerate(one.norms.items()):
+        figure.update_yaxes(autorange="reversed", dtick=1, row=row, col=1)
+        for index, (name, values) in enumerate(one.items()):
             style = line(index)
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "scatter",
                     "mode": "lines+markers",
-                    "x": list(one.steps),
+                    "x": one.index.tolist(),
                     # A log axis has no room for 0.
-                    "y": [finite(value) or None for value in values],
+                    "y": [finite(value) or None for value in values.tolist()],
                     "name": name,
                     "legendgroup": name,
-                    "showlegend": stage == STAGES[0],
+                    "showlegend": place == 0,
                     "line": {**style, "width": 1.5},
                     # Colours begin again with another symbol each.
                     "marker": {
@@ -79,9 +80,9 @@ def figure(logged: Mapping[str, Norms]) -> plotly.graph_objects.Figure:
                 row=row + 1,
                 col=1,
             )
-        found.update_yaxes(type="log", title_text="norm", **POWERS, row=row + 1, col=1)
-    found.update_xaxes(title_text="step")
-    return found.update_layout(
+        figure.update_yaxes(type="log", title_text="norm", **POWERS, row=row + 1, col=1)
+    figure.update_xaxes(title_text="step")
+    return figure.update_layout(
         height=whole + AROUND,
         margin={"t": 60, "b": 50},
         legend={"orientation": "v", "x": 1.02, "y": 1 - (heights[0] + GAP) / whole, "yanchor": "top"},
@@ -103,54 +104,3 @@ def figure(logged: Mapping[str, Norms]) -> plotly.graph_objects.Figure:
 
 def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """A row per run and tensor, its numbers side by side by stage; the medians stand last."""
-    import pandas
-
-    rows: dict[tuple[str, str], dict[Any, Any]] = {}
-    for one in frame.to_dict("records"):
-        size = "all" if pandas.isna(one["n"]) else one["n"]
-        found = rows.setdefault((one["ref"], one["variant"]), {**one, "n": size})
-        metric = str(one["metric"]).removeprefix("median ")
-        found[f"{one['intervention']}: {metric}"] = one["value"]
-        if metric != one["metric"]:
-            found["variant"] = "attention (others), medians"
-            found[f"{one['intervention']}: {metric}, others"] = one["baseline"]
-    return pandas.DataFrame(list(rows.values()))
-
-
-def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    columns = [Column("tensor", "variant")]
-    for stage in STAGES:
-        for metric, title, digits in (
-            (LARGEST, "largest", ".3g"),
-            (AT, "at step", ".0f"),
-            (FINAL, "final\n/ largest", ".2g"),
-            (HALF, "below half\nfrom step", ".0f"),
-            (RANK, "rank", ".3g"),
-        ):
-            key = f"{stage}: {metric}"
-            if key in frame:
-                columns.append(
-                    Column(f"{stage}\n{title}" if metric == LARGEST else title, key, text(key, digits))
-                )
-    return columns
-
-
-def text(key: str, digits: str) -> Callable[[Mapping[str, Any]], str]:
-    """A number, with that of the other tensors in brackets where there is one."""
-
-    def shown(row: Mapping[str, Any]) -> str:
-        value, other = (said(row.get(at, math.nan), digits) for at in (key, f"{key}, others"))
-        if not value and not other:
-            # Of a tensor that ends above half; a frozen one, or a median, has no other numbers either.
-            return "–" if key.endswith(HALF) and not math.isnan(row[key.replace(HALF, RANK)]) else ""
-        return f"{value or '–'} ({other})" if other else value
-
-    return shown
-
-
-def said(value: float, digits: str) -> str:
-    return "" if math.isnan(value) else format(value, digits)

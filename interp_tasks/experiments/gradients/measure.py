@@ -9,28 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.drop import final_level
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.gradients.table import (
+    AT,
+    ATTENTION,
+    FINAL,
+    HALF,
+    LARGEST,
+    LOGGED,
+    OTHERS,
+    RANK,
+    STAGES,
+)
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Run, read_runs
 from interp_tasks.measurement.table import tidy
-from interp_tasks.pages import Figure, Page
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
     import plotly.graph_objects
-
-#: Before and after the filter, as the trainer logs them; without a filter there is only the first.
-STAGES = ("raw", "filtered")
-LOGGED = "gradient_norm"
-#: What is said of a tensor, in order.
-LARGEST, AT, FINAL, HALF, RANK = (
-    "largest norm",
-    "step of the largest norm",
-    "final norm / largest",
-    "step below half",
-    "rank of the step below half",
-)
-#: Variants of several tensors.
-ATTENTION, OTHERS = "attention", "other tensors"
 
 
 @dataclass(frozen=True)
@@ -49,20 +46,23 @@ class GradientsResult(Result):
 
     def plot(self, run: str | None = None) -> plotly.graph_objects.Figure:
         """A run (default: the first): each tensor's norm by step, over its largest and as it is."""
+        import pandas
+
         from interp_tasks.experiments.gradients.figure import figure
 
         run = next(iter(self.logged)) if run is None else run
-        return self.titled(figure(self.logged[run]), f"Gradient norms of {run}")
+        tables = {
+            stage: pandas.DataFrame(dict(norms.norms), index=list(norms.steps))
+            for stage, norms in self.logged[run].items()
+        }
+        return self.titled(figure(tables), f"Gradient norms of {run}")
 
-    def page(self, title: str | None = None) -> Page:
-        page = super().page(title or "gradients")
-        figures = []
-        for run in self.logged:
-            drawn = self.plot(run)
-            figures.append(
-                Figure(drawn, f"Gradient norms of {run}", self.caption(), height=int(drawn.layout.height))
-            )
-        return Page(page.title, [*figures, *page.sections[1:]], page.config, page.versions)
+    def page_title(self) -> str:
+        return self.experiment
+
+    def figures(self) -> list[Figure]:
+        """Returns a figure of each run."""
+        return [Figure(self.plot(run), f"Gradient norms of {run}", self.caption()) for run in self.logged]
 
     def caption(self) -> str:
         return "Maps: each tensor's norm over its own largest. Lines: the norms themselves, on a log axis."

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.argument_types import checked
-from interp_tasks.measurement.head_classes import roles_elsewhere
+from interp_tasks.measurement.head_classes import head_classes_held_out
 from interp_tasks.measurement.head_edits import HeadEdit, by_layer
 from interp_tasks.measurement.options import check_draws, check_groups
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure, swept
+from interp_tasks.measurement.runner import Measured, measure, swept
 from interp_tasks.measurement.subjects import Options, Subject
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def heads(
 
     classes: dict[str, Mapping[str, tuple[Head, ...]]] = {}
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         from circuits import draws
         from circuits import heads as select
 
@@ -71,7 +71,7 @@ def heads(
         chosen: dict[str, tuple[Head, ...]] = {}
         grouped: dict[str, tuple[Head, ...]] = {}
         if by_class:
-            found = roles_elsewhere(subject)
+            found = head_classes_held_out(subject)
             chosen |= found.groups()
             if least:
                 check_size(subject, least, len(every))

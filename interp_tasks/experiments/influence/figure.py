@@ -1,16 +1,13 @@
-"""Maps of influence, and how people see its rows."""
+"""The figure of ``influence``: maps of how far an output moves, by where the input is changed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.measurement.table import value_text
-from interp_tasks.pages import Column
-from interp_tasks.pages.palette import SEQUENTIAL, template
+from circuits.figures.palette import SEQUENTIAL, template
 
 if TYPE_CHECKING:
-    import pandas
     import plotly.graph_objects
 
 PANEL, GAP = 300, 90
@@ -22,7 +19,7 @@ def figure(maps: Mapping[tuple[str, str], Any]) -> plotly.graph_objects.Figure:
 
     rows = (len(maps) + 1) // 2
     whole = PANEL * rows + GAP * (rows - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=rows,
         cols=2,
         vertical_spacing=GAP / whole if rows > 1 else 0,
@@ -32,9 +29,9 @@ def figure(maps: Mapping[tuple[str, str], Any]) -> plotly.graph_objects.Figure:
     for index, held in enumerate(maps.values()):
         place = {"row": index // 2 + 1, "col": index % 2 + 1}
         lines, columns = (size // 2 for size in held.shape)
-        axes = next(found.select_xaxes(**place)), next(found.select_yaxes(**place))
+        axes = next(figure.select_xaxes(**place)), next(figure.select_yaxes(**place))
         right, ends = axes[0].domain[1], axes[1].domain
-        found.add_trace(
+        figure.add_trace(
             {
                 "type": "heatmap",
                 "x": list(range(-columns, columns + 1)),
@@ -55,23 +52,8 @@ def figure(maps: Mapping[tuple[str, str], Any]) -> plotly.graph_objects.Figure:
         )
         # No lines in the middle, where nothing is drawn.
         plain = {"showgrid": False, "zeroline": False, "dtick": 1}
-        found.update_xaxes(title_text="columns away", **plain, **place)
-        found.update_yaxes(title_text="rows away", autorange="reversed", **plain, **place)
-    found.update_layout(height=whole + 160, margin={"t": 90, "b": 70, "r": 90}, template=template("light"))
-    found.update_annotations(font_size=13)
-    return found
-
-
-def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    return frame
-
-
-def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    """The kind of pair is what tells rows apart."""
-    return [
-        Column("variant", "variant"),
-        Column("pairs", "intervention"),
-        Column("metric", "metric"),
-        Column("value [95% CI]", "value", value_text),
-        Column("share of pairs", "baseline"),
-    ]
+        figure.update_xaxes(title_text="columns away", **plain, **place)
+        figure.update_yaxes(title_text="rows away", autorange="reversed", **plain, **place)
+    figure.update_layout(height=whole + 160, margin={"t": 90, "b": 70, "r": 90}, template=template("light"))
+    figure.update_annotations(font_size=13)
+    return figure

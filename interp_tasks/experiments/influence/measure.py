@@ -10,7 +10,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.paired import without_intervals
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def influence(
     maps: dict[tuple[str, str], Any] = {}
     step = None if redraw else shift
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
         ref, asked = str(subject.labels["ref"]), influences_of(subject, step)
@@ -100,7 +100,7 @@ def influence(
                 maps[ref, variant] = drawn
         for variant, reference in asked.references.items():
             rows.append(agreement(variant, moved, reference, asked, subject.seed))
-        return Found(pandas.DataFrame(rows), {})
+        return Measured(pandas.DataFrame(rows), {})
 
     options = {**options, "samples": options.get("samples") or 64}
     result = measure("influence", refs, options, look, config={"shift": step, "redraw": redraw})
@@ -111,7 +111,7 @@ def influence(
         "Other variants: what that way to the answer would move by, to first order.",
         "Intervals: 95%, bootstrap over examples.",
     )
-    return InfluenceResult(**{**vars(result), "notes": notes}, maps=maps)
+    return InfluenceResult.of(result, notes=notes, maps=maps)
 
 
 def check_shift(shift: float | None) -> None:
@@ -120,7 +120,7 @@ def check_shift(shift: float | None) -> None:
 
 
 def influences_of(subject: Subject, shift: float | None) -> Influences:
-    """What the task says may be changed.
+    """Returns the changes of the input that the task declares.
 
     Raises:
         UserError: if it says nothing, or its output is more than a number.
@@ -231,7 +231,7 @@ def agreement(variant: str, moved: Tensor, reference: Tensor, asked: Influences,
     """The rank correlation of the model's changes with a reference's, over all pairs; resampled over examples."""
     import numpy as np
 
-    from interp_tasks.measurement.geometry import correlation, ranks
+    from interp_tasks.measurement.embeddings.geometry import correlation, ranks
 
     pairs = (asked.changed[:, :, None] & asked.read[:, None] & ~reference.isnan()).cpu()
     row: dict[str, Any] = {"variant": variant, "intervention": "all pairs", "metric": AGREEMENT}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def lens(
     )
 
 
-def looked(subject: Subject) -> Found:
+def looked(subject: Subject) -> Measured:
     """The rows of one checkpoint."""
     from circuits import compare
     from circuits import lens as through
@@ -71,7 +71,7 @@ def looked(subject: Subject) -> Found:
 
     metric = None if subject.task is None or subject.batch is None else subject.task.metrics
     batch = None if metric is None else subject.batch
-    return Found(compare(parts(), metric, batch, columns, subject.seed).frame, {})
+    return Measured(compare(parts(), metric, batch, columns, subject.seed).frame, {})
 
 
 def outputs(seen: Lens) -> list[tuple[dict[str, Any], Any]]:

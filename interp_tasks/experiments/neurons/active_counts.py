@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 #: Standard deviations above the mean: of the code, which drew the figure, and of the text.
 DEVIATIONS = (1, 2)
 #: Fewer time points have no spread to speak of.
-LEAST = 3
+MIN_CHECKPOINTS = 3
 
 
 def amplitudes(arranged: Tensor) -> NDArray[np.float64]:

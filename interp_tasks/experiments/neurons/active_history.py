@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.neurons.active_counts import (
     DEVIATIONS,
-    LEAST,
+    MIN_CHECKPOINTS,
     active_counts,
     amplitudes,
     of_equal_size,
 )
-from interp_tasks.experiments.neurons.features import Measured
-from interp_tasks.experiments.neurons.rows import ACTIVE, ACTIVE_EACH, ALL, common_of, row
+from interp_tasks.experiments.neurons.features import MeasuredFeatures
+from interp_tasks.experiments.neurons.rows import common_of, row
+from interp_tasks.experiments.neurons.table import ACTIVE, ACTIVE_EACH, ALL, SIZE
 from interp_tasks.measurement.subjects import Subject
 
 if TYPE_CHECKING:
     import numpy as np
 
-SIZE = ", without size"
 PEAK, PEAK_STEP, END = ", peak", ", step of the peak", ", end / peak"
 
 
@@ -37,11 +37,11 @@ class Entry:
 
 @dataclass
 class History:
-    """What needs all checkpoints of a run, by run and tensor: the published count of active frequencies, and peaks."""
+    """Measures that need all checkpoints of a run: the published count of active frequencies, and its peaks."""
 
     seen: dict[tuple[str, str], list[Entry]] = field(default_factory=dict)
 
-    def add(self, subject: Subject, found: Measured, wanted: Sequence[int]) -> None:
+    def add(self, subject: Subject, found: MeasuredFeatures, wanted: Sequence[int]) -> None:
         if subject.checkpoint.run is None:
             return
         features, varying = found.features, found.clusters.best >= 0
@@ -55,7 +55,7 @@ class History:
     def rows(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         for (run, _), entries in self.seen.items():
-            if len(entries) >= LEAST:
+            if len(entries) >= MIN_CHECKPOINTS:
                 found += of_run(run, sorted(entries, key=lambda entry: entry.labels["step"]))
         return found
 

@@ -10,8 +10,8 @@ import typer
 from interp_tasks.cli.checkpoint_command import ExperimentCommand
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import Result, neurons
-from interp_tasks.experiments.fourier.measure import THRESHOLD, check_threshold
 from interp_tasks.experiments.neurons.measure import check_draws, read_neurons, read_site
+from interp_tasks.measurement.key_rules import THRESHOLD, check_threshold
 from interp_tasks.measurement.subjects import Progress
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.fourier.measure import TOKENS_PER_PASS
-from interp_tasks.experiments.neurons.active_counts import LEAST
+from interp_tasks.experiments.neurons.active_counts import MIN_CHECKPOINTS
+from interp_tasks.measurement.runner import TOKENS_PER_PASS
 from interp_tasks.measurement.subjects import Subject
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class Features:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What is said of each feature, ``[feature]``.
+class MeasuredFeatures:
+    """The measures of every feature of a tensor, each ``[feature]``.
 
     Attributes:
         clusters: each feature with its first frequency, which explains ``second`` of its variance.
@@ -78,9 +78,9 @@ def input_axes(subject: Subject) -> tuple[GridAxis, GridAxis]:
             f"task {task.name!r} has no grid of two input digits (grid_axes with positions, and input_grid()), which "
             "neurons are drawn over; interp-run fourier also takes grids of positions"
         )
-    if min(len(axis.values) for axis in axes) < LEAST:
+    if min(len(axis.values) for axis in axes) < MIN_CHECKPOINTS:
         raise UserError(
-            f"task {task.name!r}: a digit takes fewer than {LEAST} values, which have no frequency"
+            f"task {task.name!r}: a digit takes fewer than {MIN_CHECKPOINTS} values, which have no frequency"
         )
     return axes[0], axes[1]
 
@@ -142,7 +142,7 @@ def wanted_of(features: Features, chosen: Sequence[int]) -> list[int]:
     return list(chosen)
 
 
-def measured(features: Features, threshold: float, draws: int, seed: int) -> Measured:
+def measured(features: Features, threshold: float, draws: int, seed: int) -> MeasuredFeatures:
     """Everything that is said of the features of one site."""
     import torch
 
@@ -164,7 +164,7 @@ def measured(features: Features, threshold: float, draws: int, seed: int) -> Mea
     # `best` counts the frequencies that are in the spectrum, which are 1, 2, ...
     first = linear.gather(0, (grouped.best + 1).clamp(min=0)[None])[0]
     alone = dict(zip(grid.axes, (share[1:, 0].sum(0), share[0, 1:].sum(0)), strict=True))
-    return Measured(
+    return MeasuredFeatures(
         features,
         found,
         grouped,

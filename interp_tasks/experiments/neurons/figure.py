@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
 from interp_tasks.experiments.neurons.active_counts import DEVIATIONS
-from interp_tasks.experiments.neurons.active_history import SIZE
-from interp_tasks.experiments.neurons.rows import (
+from interp_tasks.experiments.neurons.table import (
     ACTIVE,
     ACTIVE_EACH,
     ALL,
@@ -15,14 +15,13 @@ from interp_tasks.experiments.neurons.rows import (
     CLUSTERS,
     IN_CLUSTERS,
     SECOND,
+    SIZE,
 )
-from interp_tasks.pages.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas
     import plotly.graph_objects
-
-    from interp_tasks.experiments.neurons.measure import Image
 
 #: Heights in pixels: of a panel, between panels with their titles, above and below all.
 PANEL, GAP, AROUND = 300, 100, 110
@@ -30,25 +29,32 @@ PANEL, GAP, AROUND = 300, 100, 110
 TICKS = 6
 
 
-def images_figure(images: Mapping[str, Image]) -> plotly.graph_objects.Figure:
-    """A row per image: the values on the left, the shares of pairs of frequencies on the right."""
+def images_figure(
+    axes: tuple[str, str], images: Mapping[str, tuple[np.ndarray, np.ndarray]]
+) -> plotly.graph_objects.Figure:
+    """Draws a row per image: the values on the left, the shares of pairs of frequencies on the right.
+
+    Args:
+        axes: names of the two coordinates.
+        images: title -> values ``[a b]``, and shares of their variance ``[k_a k_b]``.
+    """
     from plotly.subplots import make_subplots
 
+    first, second = axes
     whole = PANEL * len(images) + GAP * (len(images) - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=len(images),
         cols=2,
         horizontal_spacing=0.18,
         vertical_spacing=GAP / whole if len(images) > 1 else 0,
         subplot_titles=[title for name in images for title in (name, "its spectrum")],
     )
-    for row, one in enumerate(images.values(), start=1):
+    for row, (values, shares) in enumerate(images.values(), start=1):
         middle = 1 - (PANEL / 2 + (row - 1) * (PANEL + GAP)) / whole
-        first, second = one.axes
         for column, (table, says, unit) in enumerate(
-            ((one.values, "%{z:.3g}", ""), (100 * one.share, "%{z:.3g}% of the variance", "%")), start=1
+            ((values, "%{z:.3g}", ""), (100 * shares, "%{z:.3g}% of the variance", "%")), start=1
         ):
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "heatmap",
                     "z": table.tolist(),
@@ -73,9 +79,9 @@ def images_figure(images: Mapping[str, Image]) -> plotly.graph_objects.Figure:
             )
             of = "" if column == 1 else "frequency in "
             ticks = {"tick0": 0, "dtick": max(1, table.shape[0] // TICKS), "showgrid": False}
-            found.update_xaxes(title_text=f"{of}{second}", constrain="domain", row=row, col=column, **ticks)
-            found.update_yaxes(title_text=f"{of}{first}", autorange="reversed", row=row, col=column, **ticks)
-    return found.update_layout(height=whole + AROUND, margin={"t": 60, "b": 50}, template=template("light"))
+            figure.update_xaxes(title_text=f"{of}{second}", constrain="domain", row=row, col=column, **ticks)
+            figure.update_yaxes(title_text=f"{of}{first}", autorange="reversed", row=row, col=column, **ticks)
+    return figure.update_layout(height=whole + AROUND, margin={"t": 60, "b": 50}, template=template("light"))
 
 
 def steps_figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
@@ -93,7 +99,7 @@ def steps_figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
         counted += [(variant, metric, f"mean + {end}, {variant}") for variant in (single, ALL)]
     shares = [(IN_CLUSTERS, CLUSTERED, "neurons in clusters"), (ALL, SECOND, "variance explained, degree 2")]
     whole = 2 * PANEL + GAP
-    found = make_subplots(
+    figure = make_subplots(
         rows=2, cols=1, vertical_spacing=GAP / whole, subplot_titles=["Frequencies", "Shares"]
     )
     tensors = list(frame.groupby(["run", "intervention"], sort=False, dropna=False))
@@ -108,13 +114,13 @@ def steps_figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
                 trace = line(said, points["step"].tolist(), points["value"].tolist(), index)
                 # Each panel has its legend beside it.
                 legend = "legend" if panel == 1 else "legend2"
-                found.add_trace({**trace, "legend": legend}, row=panel, col=1)
+                figure.add_trace({**trace, "legend": legend}, row=panel, col=1)
                 index += 1
     beside = {"orientation": "v", "x": 1.02, "yanchor": "top", "font": {"size": 12}}
-    found.update_xaxes(title_text="step")
-    found.update_yaxes(title_text="number", rangemode="tozero", row=1, col=1)
-    found.update_yaxes(title_text="share", range=[0, 1.03], row=2, col=1)
-    return found.update_layout(
+    figure.update_xaxes(title_text="step")
+    figure.update_yaxes(title_text="number", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title_text="share", range=[0, 1.03], row=2, col=1)
+    return figure.update_layout(
         height=whole + AROUND + 60,
         margin={"t": 70, "b": 50},
         legend={**beside, "y": 1, "title": {"text": "number of"}},

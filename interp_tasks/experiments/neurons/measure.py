@@ -7,16 +7,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.fourier.measure import THRESHOLD, check_threshold
-from interp_tasks.experiments.neurons.active_counts import LEAST
+from interp_tasks.experiments.neurons.active_counts import MIN_CHECKPOINTS
 from interp_tasks.experiments.neurons.active_history import History
-from interp_tasks.experiments.neurons.features import Measured, features_at, input_axes, measured, wanted_of
-from interp_tasks.experiments.neurons.rows import ACTIVE, rows_of
+from interp_tasks.experiments.neurons.features import (
+    MeasuredFeatures,
+    features_at,
+    input_axes,
+    measured,
+    wanted_of,
+)
+from interp_tasks.experiments.neurons.rows import rows_of
+from interp_tasks.experiments.neurons.table import ACTIVE
 from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.key_rules import THRESHOLD, check_threshold
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
-from interp_tasks.pages import Figure, Page
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +59,10 @@ class NeuronsResult(Result):
         from interp_tasks.experiments.neurons.figure import images_figure
 
         ref = list(self.images)[-1] if ref is None else ref
-        return self.titled(images_figure(self.images[ref]), f"Over the inputs, {ref}")
+        images = self.images[ref]
+        axes = next(iter(images.values())).axes
+        drawn = images_figure(axes, {name: (one.values, one.share) for name, one in images.items()})
+        return self.titled(drawn, f"Over the inputs, {ref}")
 
     def over_steps(self) -> plotly.graph_objects.Figure:
         """Active frequencies, clusters and variance explained at the steps of each run."""
@@ -60,22 +70,16 @@ class NeuronsResult(Result):
 
         return steps_figure(self.frame)
 
-    def page(self, title: str | None = None) -> Page:
-        """The images of every checkpoint; of many checkpoints what changes over training, and images of two of them."""
-        page = super().page(title or "neurons")
+    def page_title(self) -> str:
+        return self.experiment
+
+    def figures(self) -> list[Figure]:
+        """Returns the images of every checkpoint; of many what changes over training, and images of two of them."""
         figures, refs = [], list(self.images)
-        if len(refs) >= LEAST:
-            steps = self.over_steps()
-            figures.append(
-                Figure(steps, "Over training", "By stored checkpoint.", height=int(steps.layout.height))
-            )
+        if len(refs) >= MIN_CHECKPOINTS:
+            figures.append(Figure(self.over_steps(), "Over training", "By stored checkpoint."))
             refs = [refs[0], refs[-1]]
-        for ref in refs:
-            figure = self.plot(ref)
-            figures.append(
-                Figure(figure, f"Over the inputs, {ref}", self.caption(), height=int(figure.layout.height))
-            )
-        return Page(page.title, [*figures, *page.sections[1:]], page.config, page.versions)
+        return figures + [Figure(self.plot(ref), f"Over the inputs, {ref}", self.caption()) for ref in refs]
 
     def caption(self) -> str:
         return (
@@ -125,7 +129,7 @@ def neurons(
     images: dict[str, dict[str, Image]] = {}
     history = History()
 
-    def looked(subject: Subject) -> Found:
+    def looked(subject: Subject) -> Measured:
         import pandas
 
         ref = str(subject.labels["ref"])
@@ -139,7 +143,7 @@ def neurons(
                 images.setdefault(ref, {})[f"{features.names[at]} of {features.label}"] = image(found, at)
             if kind != "pattern":
                 history.add(subject, found, wanted)
-        return Found(pandas.DataFrame(rows), {})
+        return Measured(pandas.DataFrame(rows), {})
 
     config = {"neurons": list(chosen), "site": site, "threshold": threshold, "draws": draws}
     result = measure("neurons", refs, options, looked, config=config)
@@ -153,7 +157,7 @@ def neurons(
     frame = frame.sort_values("ref", key=lambda each: each.map(order), kind="stable", ignore_index=True)
     frame["split"] = "grid"
     said = tuple(notes(kind, threshold, draws, bool(later)))
-    return NeuronsResult(**{**vars(result), "frame": frame, "notes": said}, images=images)
+    return NeuronsResult.of(result, frame=frame, notes=said, images=images)
 
 
 def notes(kind: str, threshold: float, draws: int, over_time: bool) -> Iterator[str]:
@@ -209,7 +213,7 @@ def check_draws(draws: int) -> None:
         )
 
 
-def image(found: Measured, at: int) -> Image:
+def image(found: MeasuredFeatures, at: int) -> Image:
     first, second = found.features.grid.axes
     values = found.features.grid.arrange(found.features.values[:, at]).numpy()
     return Image((first, second), values, found.spectrum.share[..., at].numpy())

@@ -5,20 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from interp_tasks.experiments.neurons.features import Features, Measured
+from interp_tasks.experiments.neurons.features import Features, MeasuredFeatures
+from interp_tasks.experiments.neurons.table import (
+    ACTIVE,
+    ACTIVE_EACH,
+    ALL,
+    ALONE,
+    CLUSTER,
+    CLUSTERED,
+    CLUSTERS,
+    COUNT,
+    DEAD,
+    FIRST,
+    FREQUENCY,
+    IN_CLUSTERS,
+    JOINTLY,
+    MEAN,
+    ONE,
+    PAIRS,
+    SECOND,
+    TO_ONE,
+)
 
-#: Metrics of a neuron, of a cluster, and of all of them.
-FREQUENCY, FIRST, SECOND = "frequency", "variance explained, degree 1", "variance explained, degree 2"
-ALONE, JOINTLY, ONE = "variance by {} alone", "variance by both jointly", "variance by one digit"
-TO_ONE = "share of attention to one digit"
-PAIRS = "pairs of frequencies for half of the variance"
-MEAN, ACTIVE, ACTIVE_EACH = "mean", "active frequencies", "active frequencies per neuron"
-COUNT, CLUSTERS, CLUSTERED, DEAD = "neurons", "clusters", "share of neurons in clusters", "constant neurons"
-#: Variants that are about no single neuron.
-ALL, IN_CLUSTERS, CLUSTER = "all neurons", "in clusters", "cluster "
 
-
-def rows_of(found: Measured, wanted: Sequence[int]) -> list[dict[str, Any]]:
+def rows_of(found: MeasuredFeatures, wanted: Sequence[int]) -> list[dict[str, Any]]:
     """Rows of the chosen features, of clusters and of all."""
     features, common = found.features, common_of(found.features)
     rows: list[dict[str, Any]] = []
@@ -44,15 +54,15 @@ def common_of(features: Features) -> dict[str, Any]:
 
 
 def preferences(features: Features) -> Iterator[dict[str, Any]]:
-    """Of each head, how much of its mean attention to both digits goes to the one that gets more: 0.5 to 1."""
+    """Yields for each head the share of its mean attention to both digits that the one with more gets: 0.5 to 1."""
     means = features.values.double().mean(0).unflatten(0, (-1, 2))
     for head, pair in enumerate(means):
         about = {"variant": f"{features.layer}.{head}", "head": head}
         yield {**about, **row(TO_ONE, float(pair.max() / pair.sum()))}
 
 
-def one_feature(found: Measured, at: int) -> Iterator[dict[str, Any]]:
-    """Of a feature that does not vary only its mean."""
+def one_feature(found: MeasuredFeatures, at: int) -> Iterator[dict[str, Any]]:
+    """Yields the rows of one feature; of one that does not vary only its mean."""
     yield row(MEAN, found.features.values[:, at].double().mean())
     if float(found.variance[at]) <= 0 or int(found.clusters.best[at]) < 0:
         return
@@ -67,7 +77,7 @@ def one_feature(found: Measured, at: int) -> Iterator[dict[str, Any]]:
     yield row(ACTIVE, found.active.counts[at])
 
 
-def together(found: Measured) -> dict[str, list[dict[str, Any]]]:
+def together(found: MeasuredFeatures) -> dict[str, list[dict[str, Any]]]:
     """Rows of the neurons of each cluster, of all clusters, of all neurons, by variant."""
     import torch
 

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.neurons.active_counts import DEVIATIONS, LEAST
-from interp_tasks.experiments.neurons.active_history import SIZE
-from interp_tasks.experiments.neurons.rows import (
-    ACTIVE,
-    ACTIVE_EACH,
-    ALL,
-    ALONE,
-    CLUSTER,
-    CLUSTERED,
-    CLUSTERS,
-    COUNT,
-    FIRST,
-    FREQUENCY,
-    IN_CLUSTERS,
-    JOINTLY,
-    MEAN,
-    PAIRS,
-    SECOND,
-    TO_ONE,
-)
+from interp_tasks.experiments.neurons.active_counts import DEVIATIONS, MIN_CHECKPOINTS
+from interp_tasks.measurement.table import filled
 from interp_tasks.pages import Column
 
 if TYPE_CHECKING:
     import pandas
+
+#: Metrics of a neuron, of a cluster, and of all of them.
+FREQUENCY, FIRST, SECOND = "frequency", "variance explained, degree 1", "variance explained, degree 2"
+ALONE, JOINTLY, ONE = "variance by {} alone", "variance by both jointly", "variance by one digit"
+TO_ONE = "share of attention to one digit"
+PAIRS = "pairs of frequencies for half of the variance"
+MEAN, ACTIVE, ACTIVE_EACH = "mean", "active frequencies", "active frequencies per neuron"
+COUNT, CLUSTERS, CLUSTERED, DEAD = "neurons", "clusters", "share of neurons in clusters", "constant neurons"
+#: Variants that are about no single neuron.
+ALL, IN_CLUSTERS, CLUSTER = "all neurons", "in clusters", "cluster "
+SIZE = ", without size"
 
 BEFORE, AFTER = ALONE.split("{}")
 
@@ -45,7 +38,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         found[one["metric"]] = one["value"]
         if one["metric"] == PAIRS:
             found["relabelled"] = one["baseline"]
-    if frame["ref"].nunique() < LEAST or (frame["variant"] != ALL).all():
+    if frame["ref"].nunique() < MIN_CHECKPOINTS or (frame["variant"] != ALL).all():
         return pandas.DataFrame(list(rows.values()))
     return over_steps(rows)
 
@@ -75,49 +68,41 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
         columns = [
             Column("step", "at") if frame["run"].nunique() == 1 else Column("checkpoint", "checkpoint"),
             *tensors,
-            Column("clusters", f"{IN_CLUSTERS}: {CLUSTERS}", text(f"{IN_CLUSTERS}: {CLUSTERS}", ".0f")),
-            Column("in clusters", f"{IN_CLUSTERS}: {CLUSTERED}", text(f"{IN_CLUSTERS}: {CLUSTERED}", ".1%")),
-            Column("degree 2", f"{ALL}: {SECOND}", text(f"{ALL}: {SECOND}", ".1%")),
-            Column("active", f"{ALL}: {ACTIVE}", text(f"{ALL}: {ACTIVE}", ".0f")),
-            Column("active\nper neuron", f"{ALL}: {ACTIVE_EACH}", text(f"{ALL}: {ACTIVE_EACH}", ".1f")),
+            Column("clusters", f"{IN_CLUSTERS}: {CLUSTERS}", filled(f"{IN_CLUSTERS}: {CLUSTERS}", ".0f")),
+            Column(
+                "in clusters", f"{IN_CLUSTERS}: {CLUSTERED}", filled(f"{IN_CLUSTERS}: {CLUSTERED}", ".1%")
+            ),
+            Column("degree 2", f"{ALL}: {SECOND}", filled(f"{ALL}: {SECOND}", ".1%")),
+            Column("active", f"{ALL}: {ACTIVE}", filled(f"{ALL}: {ACTIVE}", ".0f")),
+            Column("active\nper neuron", f"{ALL}: {ACTIVE_EACH}", filled(f"{ALL}: {ACTIVE_EACH}", ".1f")),
         ]
         for end in (*(f"{deviations} sd" for deviations in DEVIATIONS), f"{DEVIATIONS[0]} sd{SIZE}"):
             metric = f"{ACTIVE}, mean + {end}"
             for what, key, digits in ((name, "single", ".0f"), (ALL, ALL, ".1f")):
                 if f"{key}: {metric}" in frame:
                     title = f"+{end}\n{what}"
-                    columns.append(Column(title, f"{key}: {metric}", text(f"{key}: {metric}", digits)))
+                    columns.append(Column(title, f"{key}: {metric}", filled(f"{key}: {metric}", digits)))
         return columns
     alone = [str(name) for name in frame if str(name).startswith(BEFORE) and str(name).endswith(AFTER)]
     columns = [
         *tensors,
         Column("", "variant"),
-        Column("neurons", COUNT, text(COUNT, ".0f")),
-        Column("mean", MEAN, text(MEAN, ".3g")),
-        Column("to one\ndigit", TO_ONE, text(TO_ONE, ".1%")),
-        Column("frequency", FREQUENCY, text(FREQUENCY, ".0f")),
-        Column("degree 1", FIRST, text(FIRST, ".1%")),
-        Column("degree 2", SECOND, text(SECOND, ".1%")),
+        Column("neurons", COUNT, filled(COUNT, ".0f")),
+        Column("mean", MEAN, filled(MEAN, ".3g")),
+        Column("to one\ndigit", TO_ONE, filled(TO_ONE, ".1%")),
+        Column("frequency", FREQUENCY, filled(FREQUENCY, ".0f")),
+        Column("degree 1", FIRST, filled(FIRST, ".1%")),
+        Column("degree 2", SECOND, filled(SECOND, ".1%")),
         *(
-            Column(f"{name.removeprefix(BEFORE).removesuffix(AFTER)} alone", name, text(name, ".1%"))
+            Column(f"{name.removeprefix(BEFORE).removesuffix(AFTER)} alone", name, filled(name, ".1%"))
             for name in alone
         ),
-        Column("jointly", JOINTLY, text(JOINTLY, ".1%")),
+        Column("jointly", JOINTLY, filled(JOINTLY, ".1%")),
         Column("pairs\n(relabelled)", PAIRS, pairs),
-        Column("active", ACTIVE, text(ACTIVE, ".0f")),
+        Column("active", ACTIVE, filled(ACTIVE, ".0f")),
     ]
     return [column for column in columns if column.key in frame]
 
 
 def pairs(row: Mapping[str, Any]) -> str:
-    if missing(row.get(PAIRS)):
-        return ""
     return f"{row[PAIRS]:.0f} ({row['relabelled']:.0f})"
-
-
-def text(key: str, digits: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda row: "" if missing(row.get(key)) else format(row[key], digits)
-
-
-def missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.baseline.comparison import (
+from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.baselines.comparison import (
+    PAIRED,
     Comparison,
     ComparisonResult,
     chosen,
     declared,
     forward,
+    no_tokens,
 )
-from interp_tasks.experiments.baseline.measure import PAIRED, no_tokens
-from interp_tasks.measurement.argument_types import checked
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def ood(
     comparison = Comparison(Examples.of(options), options.get("progress"))
     said: dict[str, None] = {}
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
         assert subject.task is not None
@@ -81,7 +82,7 @@ def ood(
                 output = forward(subject.model, comparison.batch(task).tokens)
                 found = comparison.rows(task, output, using, subject.seed)
                 rows += [{**row, **about} for row in found]
-        return Found(pandas.DataFrame(rows), {})
+        return Measured(pandas.DataFrame(rows), {})
 
     result = measure("ood", refs, options, look, config={"vary": asked, "method": method})
     notes = (
@@ -90,12 +91,12 @@ def ood(
         "Position m·i + j is entry (i, j): with other columns the same entry stands at another position.",
         *said,
     )
-    return ComparisonResult(**{**vars(result), "notes": notes})
+    return ComparisonResult.of(result, notes=notes)
 
 
 def misfit(task: Task, model: Any) -> str:
     """Why a model cannot take a task's inputs; empty where it can."""
-    from tasks.base import TaskError
+    from tasks.errors import TaskError
 
     try:
         task.check_model(model)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from interp_tasks.experiments.baseline.comparison import TRUTH
 from interp_tasks.experiments.ood.measure import UNTRAINED
+from interp_tasks.measurement.baselines.comparison import TRUTH
 from interp_tasks.measurement.table import effect_text, value_text
 from interp_tasks.pages import Column
 

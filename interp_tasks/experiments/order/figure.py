@@ -1,13 +1,11 @@
-"""The figure of ``order``, and how people see its rows."""
+"""The figure of ``order``: the share of its way that each quantity has made, by step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from interp_tasks.measurement.table import effect_text, value_text
-from interp_tasks.pages import Column
-from interp_tasks.pages.palette import COLOURS, SYMBOLS, template
+from circuits.figures.palette import COLOURS, SYMBOLS, template
 
 if TYPE_CHECKING:
     import pandas
@@ -21,7 +19,7 @@ def figure(curves: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
     from plotly.subplots import make_subplots
 
     whole = PANEL * len(curves) + GAP * (len(curves) - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=len(curves),
         cols=1,
         subplot_titles=[run.rsplit("/", 1)[-1] for run in curves],
@@ -32,13 +30,13 @@ def figure(curves: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
         for name in (column for column in table.columns if column != "step"):
             index = names.setdefault(name, len(names))
             colour = COLOURS["light"][index % len(COLOURS["light"])]
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "scatter",
                     "mode": "lines+markers",
                     "name": name,
                     "legendgroup": name,
-                    "showlegend": not any(trace.name == name for trace in found.data),
+                    "showlegend": not any(trace.name == name for trace in figure.data),
                     "x": table["step"].tolist(),
                     "y": table[name].tolist(),
                     "line": {"color": colour, "dash": "solid" if index < len(COLOURS["light"]) else "dash"},
@@ -47,27 +45,12 @@ def figure(curves: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
                 row=row,
                 col=1,
             )
-        found.update_xaxes(title_text="step", row=row, col=1)
-        found.update_yaxes(title_text="share of its way", range=[-0.6, 1.6], row=row, col=1)
-    found.update_layout(
+        figure.update_xaxes(title_text="step", row=row, col=1)
+        figure.update_yaxes(title_text="share of its way", range=[-0.6, 1.6], row=row, col=1)
+    figure.update_layout(
         height=whole + 220,
         margin={"t": 160, "b": 60},
         legend={"y": 1 + 60 / whole},
         template=template("light"),
     )
-    return found
-
-
-def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """The steps alone; values are in the files and the figure. Which is first stands first."""
-    steps = frame[frame["metric"].str.startswith("step at ")]
-    return steps.sort_values(["ref", "metric", "value"], kind="stable", ignore_index=True)
-
-
-def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    return [
-        Column("", "metric"),
-        Column("quantity", "variant"),
-        Column("step [95% CI]", "value", value_text),
-        Column("before (−) or after the drop metric", "effect", effect_text),
-    ]
+    return figure

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.order.quantities import QUANTITIES, RunEnd
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
-from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs
+from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.subjects import Examples, Options, Subject, by_run, check_refs, run_of
 
 if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
     from typing_extensions import Unpack
 
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.embeddings.geometry import Array
     from interp_tasks.measurement.subjects import Named
 
 SHARES = (0.1, 0.5, 0.9)
@@ -85,18 +86,21 @@ def order(
     check_choice("--start", start, STARTS)
     if options.get("tokens") is not None:
         raise UserError("order needs a task: leave --tokens out, or give --task NAME instead")
-    runs = by_run(check_refs(refs, Examples.of(options)))
+    runs = checked_runs(check_refs(refs, Examples.of(options)))
     plateaus = {run: plateau_step(run, named) if start == "plateau" else None for run, named in runs.items()}
-    followed = {run: Followed(named, options.get("device", "cpu")) for run, named in runs.items()}
+    device = options.get("device", "cpu")
+    followed = {
+        run: RunQuantities(named, RunEnd(named[-1].resolved.ref, device)) for run, named in runs.items()
+    }
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
-        run = str(subject.checkpoint.path.parent.parent)
+        run = run_of(subject)
         rows = followed[run].add(subject, asked)
         if subject.checkpoint.path == followed[run].last.resolved.path:
             rows += followed[run].steps(subject, plateaus[run])
-        return Found(pandas.DataFrame(rows), {})
+        return Measured(pandas.DataFrame(rows), {})
 
     result = measure("order", refs_of(runs), options, look, config={"kinds": list(asked), "start": start})
     config = {**result.config, "refs": [refs] if isinstance(refs, str) else list(refs)}
@@ -108,7 +112,7 @@ def order(
         "probes and silhouettes have none. What other runs would give is not in them.",
     )
     curves = {run: one.made(plateaus[run]) for run, one in followed.items()}
-    return OrderResult(**{**vars(result), "config": config, "notes": notes}, curves=curves)
+    return OrderResult.of(result, config=config, notes=notes, curves=curves)
 
 
 def check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
@@ -117,23 +121,21 @@ def check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
     return tuple(kind for kind in KINDS if not kinds or kind in kinds)
 
 
-def by_run(named: Sequence[Named]) -> dict[str, list[Named]]:
-    """The checkpoints of each run, by ascending step.
+def checked_runs(named: Sequence[Named]) -> dict[str, list[Named]]:
+    """Returns the checkpoints of each run, by ascending step.
 
     Raises:
         UserError: for a checkpoint outside a run, and for too few of one.
     """
-    found: dict[str, list[Named]] = {}
     for one in named:
         if one.resolved.run_path is None:
             raise UserError(f"{one.label} is in no run, so nothing comes before or after it")
-        found.setdefault(str(one.resolved.run_path), []).append(one)
-    for several in found.values():
+    runs = by_run(named)
+    for several in runs.values():
         if len(several) < 4:
             run = several[0].resolved.run_name
             raise UserError(f"{run}: {len(several)} checkpoints; order needs at least 4, such as {run}@all")
-        several.sort(key=lambda one: one.resolved.step)
-    return found
+    return runs
 
 
 def refs_of(runs: Mapping[str, Sequence[Named]]) -> list[str]:
@@ -150,7 +152,7 @@ def plateau_step(run: str, named: Sequence[Named]) -> int:
 
 
 @dataclass
-class Followed:
+class RunQuantities:
     """The quantities of one run over its checkpoints.
 
     Attributes:
@@ -158,11 +160,9 @@ class Followed:
     """
 
     named: Sequence[Named]
-    device: str
+    end: RunEnd
     curves: dict[str, dict[int, Array]] = field(default_factory=dict)
     drop: str = ""
-    _end: Any = None
-    _classes: Mapping[str, Any] | None = None
 
     @property
     def last(self) -> Named:
@@ -170,44 +170,22 @@ class Followed:
 
     def add(self, subject: Subject, kinds: Sequence[str]) -> list[dict[str, Any]]:
         """Measure one checkpoint; its rows."""
-        from interp_tasks.experiments.embeddings.measure import interval
-        from interp_tasks.experiments.order.quantities import QUANTITIES
+        from interp_tasks.measurement.embeddings.tables import interval
 
         assert subject.task is not None
         self.drop = subject.task.drop_metric.name
         rows = []
         # Everything is compared with the drop metric.
         for kind in dict.fromkeys(["metrics", *kinds]):
-            for name, found in QUANTITIES[kind](subject, self).items():
+            for name, found in QUANTITIES[kind](subject, self.end).items():
                 if kind == "metrics" and kind not in kinds and name != self.drop:
                     continue
                 self.curves.setdefault(name, {})[subject.checkpoint.step] = found
-                low, high = interval(found[1:]) if len(found) > 1 else (float("nan"), float("nan"))
+                low, high = interval(found[1:])
                 row = {"variant": name, "intervention": kind, "metric": VALUE, "value": found[0]}
                 row |= {"ci_low": low, "ci_high": high, "n": len(subject.tokens), "engine": "naive"}
                 rows.append(row)
         return rows
-
-    def end(self) -> Any:
-        """The last checkpoint."""
-        from interp_tasks.checkpoints import load_checkpoint
-
-        if self._end is None:
-            self._end = load_checkpoint(self.last.resolved.ref, device=self.device)
-        return self._end
-
-    def classes(self, subject: Subject) -> Mapping[str, Any]:
-        """Heads by class in the last checkpoint, as ``attention`` finds them; those of no class left out."""
-        from interp_tasks.measurement.head_classes import roles
-
-        if self._classes is None:
-            self._classes = {}
-            if hasattr(subject.task, "attention_templates"):
-                found = roles(replace(subject, checkpoint=self.end()), where=None)
-                self._classes = {
-                    name: heads for name, heads in found.groups().items() if name in found.possible
-                }
-        return self._classes
 
     def stacked(self, name: str) -> tuple[list[int], Array]:
         """The steps and the curve ``[1 + draws, step]`` of a quantity."""
@@ -218,8 +196,8 @@ class Followed:
 
     def steps(self, subject: Subject, plateau: int | None) -> list[dict[str, Any]]:
         """Rows of when each quantity has made its way."""
-        from interp_tasks.experiments.embeddings.measure import interval
         from interp_tasks.measurement.crossings import crossing
+        from interp_tasks.measurement.embeddings.tables import interval
 
         rows = []
         of_drop: dict[float, Array] = {}
@@ -230,13 +208,13 @@ class Followed:
             for share in SHARES:
                 found = crossing(at[first:], curve[:, first:], share, curve[:, first], curve[:, -1])
                 of_drop.setdefault(share, found)
-                low, high = interval(found[1:]) if len(found) > 1 else (float("nan"), float("nan"))
+                low, high = interval(found[1:])
                 row = {"variant": name, "metric": f"{STEP}{share:.0%}", "value": found[0]}
                 row |= {"intervention": "of its way", "ci_low": low, "ci_high": high}
                 row |= {"n": len(subject.tokens), "engine": "naive"}
                 if name != self.drop:
                     gap = found[: len(of_drop[share])] - of_drop[share][: len(found)]
-                    below, above = interval(gap[1:]) if len(gap) > 1 else (float("nan"), float("nan"))
+                    below, above = interval(gap[1:])
                     row |= {"baseline": of_drop[share][0], "effect": gap[0]}
                     row |= {"effect_ci_low": below, "effect_ci_high": above}
                 rows.append(row)

@@ -6,15 +6,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.measurement.paired import read
 from interp_tasks.measurement.subjects import Subject
 
 if TYPE_CHECKING:
-    from interp_tasks.experiments.order.measure import Followed
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.checkpoints import Checkpoint
+    from interp_tasks.measurement.embeddings.geometry import Array
 
 TOKENS_PER_PASS = 32768
+
+
+@dataclass
+class RunEnd:
+    """The last checkpoint of a run, loaded when it is first asked for.
+
+    Attributes:
+        ref, device: of the checkpoint, and where it is loaded.
+    """
+
+    ref: str
+    device: str
+    _checkpoint: Checkpoint | None = None
+    _classes: Mapping[str, Any] | None = None
+
+    def checkpoint(self) -> Checkpoint:
+        from interp_tasks.checkpoints import load_checkpoint
+
+        if self._checkpoint is None:
+            self._checkpoint = load_checkpoint(self.ref, device=self.device)
+        return self._checkpoint
+
+    def classes(self, subject: Subject) -> Mapping[str, Any]:
+        """Returns its heads by class, as ``attention`` finds them; those of no class left out."""
+        from interp_tasks.measurement.head_classes import classify_heads
+
+        if self._classes is None:
+            self._classes = {}
+            if hasattr(subject.task, "attention_templates"):
+                found = classify_heads(replace(subject, checkpoint=self.checkpoint()), where=None)
+                self._classes = {
+                    name: heads for name, heads in found.groups().items() if name in found.possible
+                }
+        return self._classes
 
 
 def pooled(sums: Any, counts: Any, seed: int) -> Array:
@@ -22,20 +58,11 @@ def pooled(sums: Any, counts: Any, seed: int) -> Array:
     import numpy as np
 
     from circuits.statistics import bootstrap, ratio
-    from interp_tasks.experiments.embeddings.measure import DRAWS
+    from interp_tasks.measurement.paired import DRAWS
 
     total, count = (np.asarray(x, dtype=float)[None] for x in (sums, counts))
     value = ratio(total.sum(1), count.sum(1))
     return np.concatenate([value, bootstrap(total, count, seed, DRAWS)[:, 0]])
-
-
-def pair(metric: Any) -> tuple[Array, Array]:
-    import numpy as np
-
-    if isinstance(metric, tuple):
-        return tuple(part.double().cpu().numpy() for part in metric)
-    values = metric.double().cpu().numpy()
-    return values, np.ones_like(values)
 
 
 def judged(subject: Subject, *edits: Any) -> dict[str, tuple[Array, Array]]:
@@ -44,14 +71,14 @@ def judged(subject: Subject, *edits: Any) -> dict[str, tuple[Array, Array]]:
 
     assert subject.task is not None
     output = run(subject.model, subject.tokens, *edits)
-    return {name: pair(metric) for name, metric in subject.task.metrics(output, subject.batch).items()}  # type: ignore[arg-type]
+    return {name: read(metric) for name, metric in subject.task.metrics(output, subject.batch).items()}  # type: ignore[arg-type]
 
 
-def metrics(subject: Subject, followed: Followed) -> dict[str, Array]:
+def metrics(subject: Subject, end: RunEnd) -> dict[str, Array]:
     return {name: pooled(*found, subject.seed) for name, found in judged(subject).items()}
 
 
-def ablation(subject: Subject, followed: Followed) -> dict[str, Array]:
+def ablation(subject: Subject, end: RunEnd) -> dict[str, Array]:
     """Uniform attention in all heads: by how much it changes the drop metric."""
     from circuits import ablate, heads
 
@@ -62,24 +89,24 @@ def ablation(subject: Subject, followed: Followed) -> dict[str, Array]:
     return {f"effect of ablation on {name}": gap}
 
 
-def embeddings(subject: Subject, followed: Followed) -> dict[str, Array]:
-    from interp_tasks.experiments.embeddings.measure import ALIGNMENT, Asked, Tables, of_tokens
+def embeddings(subject: Subject, end: RunEnd) -> dict[str, Array]:
+    from interp_tasks.measurement.embeddings.tables import ALIGNMENT, EmbeddingTargets, Tables, of_tokens
 
     assert subject.task is not None
-    asked = Asked(subject.task.token_values(), {})
+    asked = EmbeddingTargets(subject.task.token_values(), {})
     if len(asked.values) < 4:
         return {}
-    end = Tables.of(followed.end().model)
+    last = Tables.of(end.checkpoint().model)
     return {
-        "embedding alignment": of_tokens(asked, Tables.of(subject.model), end, subject.seed)[ALIGNMENT][1]
+        "embedding alignment": of_tokens(asked, Tables.of(subject.model), last, subject.seed)[ALIGNMENT][1]
     }
 
 
-def positions(subject: Subject, followed: Followed) -> dict[str, Array]:
+def positions(subject: Subject, end: RunEnd) -> dict[str, Array]:
     import numpy as np
 
-    from interp_tasks.experiments.embeddings.measure import Asked, Tables
-    from interp_tasks.measurement.geometry import distances, silhouette
+    from interp_tasks.measurement.embeddings.geometry import distances, silhouette
+    from interp_tasks.measurement.embeddings.tables import EmbeddingTargets, Tables
 
     assert subject.task is not None
     axes = {axis.name: len(axis.values) for axis in subject.task.grid_axes() if axis.position is None}
@@ -87,7 +114,7 @@ def positions(subject: Subject, followed: Followed) -> dict[str, Array]:
     cells = int(np.prod(list(axes.values())))
     if not axes or table is None:
         return {}
-    asked, apart = Asked({}, axes), distances(table[:cells])
+    asked, apart = EmbeddingTargets({}, axes), distances(table[:cells])
     return {
         f"silhouette of positions by {axis}": np.array([silhouette(apart, asked.labels(axis))])
         for axis, size in axes.items()
@@ -95,7 +122,7 @@ def positions(subject: Subject, followed: Followed) -> dict[str, Array]:
     }
 
 
-def attention(subject: Subject, followed: Followed) -> dict[str, Array]:
+def attention(subject: Subject, end: RunEnd) -> dict[str, Array]:
     """The mean share of attention on its template, of the heads that end in each class."""
     import numpy as np
     import torch
@@ -103,7 +130,7 @@ def attention(subject: Subject, followed: Followed) -> dict[str, Array]:
     from circuits import cache
     from circuits.patterns._templates import template_keys
 
-    classes = followed.classes(subject)
+    classes = end.classes(subject)
     if not classes:
         return {}
     assert subject.task is not None
@@ -136,12 +163,11 @@ def attention(subject: Subject, followed: Followed) -> dict[str, Array]:
     }
 
 
-def probe(subject: Subject, followed: Followed) -> dict[str, Array]:
+def probe(subject: Subject, end: RunEnd) -> dict[str, Array]:
     """The first target that the task declares, read after the last layer."""
     import numpy as np
 
-    from interp_tasks.experiments.probe.measure import probed
-    from interp_tasks.experiments.probe.settings import Asked as Probe
+    from interp_tasks.measurement.probes import ProbeSettings, probed
 
     assert subject.task is not None
     assert subject.batch is not None
@@ -150,7 +176,7 @@ def probe(subject: Subject, followed: Followed) -> dict[str, Array]:
         return {}
     name = next(iter(declared.targets))
     last = subject.model.cfg.n_layers - 1
-    asked = Probe.read(
+    asked = ProbeSettings.read(
         sites=f"resid_post.{last}",
         targets=name,
         heads=None,
@@ -171,7 +197,7 @@ def probe(subject: Subject, followed: Followed) -> dict[str, Array]:
     return {f"probe of {name}{where}, {metric}": np.asarray(found[:1])}
 
 
-QUANTITIES: dict[str, Callable[[Subject, Followed], dict[str, Array]]] = {
+QUANTITIES: dict[str, Callable[[Subject, RunEnd], dict[str, Array]]] = {
     "metrics": metrics,
     "ablation": ablation,
     "embeddings": embeddings,

@@ -1,4 +1,4 @@
-"""What an activation carries: put in its place what another input, or another checkpoint, gives there."""
+"""Patches activations: each is replaced by what another input, or another checkpoint, gives there."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.donors import Donor, check_donor
-from interp_tasks.measurement.head_classes import NO_CLASSES, roles_elsewhere
+from interp_tasks.measurement.head_classes import NO_CLASSES, head_classes_held_out
 from interp_tasks.measurement.head_edits import choices, positions, read_specs
 from interp_tasks.measurement.options import HEAD_SITES, called, check_queries, check_site, has_heads
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure, swept
+from interp_tasks.measurement.runner import Measured, measure, swept
 from interp_tasks.measurement.subjects import Examples, Options, Subject
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def patch(
     donor = check_source(source, refs, examples)
     lent: list[Any] = []
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         from circuits import cache
         from circuits import patch as patches
 
@@ -80,7 +80,7 @@ def patch(
             lender, given = None, cache(lent[0], subject.tokens, sites)
         variants: dict[str, Any] = {}
         names: dict[str, str] = {}
-        classes = roles_elsewhere(subject).groups() if by_class else {}
+        classes = head_classes_held_out(subject).groups() if by_class else {}
         for place in sites:
             some = classes if place in HEAD_SITES else {}
             for label, chosen in (selected(place, specs, subject.model) | some).items():
@@ -201,7 +201,7 @@ def selected(site: str, specs: Sequence[Any], model: Any) -> dict[str, Any]:
 
 
 def notes(source: str, donor: Donor | None, judged: bool) -> tuple[str, ...]:
-    """What a reader must know to read the numbers."""
+    """Returns the notes below the table."""
     if donor is not None:
         return (f"Activations come from {donor} on the same examples.",)
     if source == RESAMPLE:

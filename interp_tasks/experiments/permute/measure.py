@@ -1,4 +1,4 @@
-"""What a model knows about positions: shuffle its position embeddings, many times, and see which metrics move."""
+"""Measures which metrics move when position embeddings are shuffled, many times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.options import called, check_draws
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure, swept
+from interp_tasks.measurement.runner import Measured, measure, swept
 from interp_tasks.measurement.subjects import Options, Subject
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def permute(
     check_draws(draws)
     chosen = check_what(what)
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         from circuits import draws as drawn
 
         makers = {name: maker(subject, name) for name in chosen}
@@ -76,7 +76,7 @@ def permute(
 
 
 def check_what(what: str | Sequence[str]) -> list[str]:
-    """What to permute, without repeats; whether the task has such a grid shows only when there is a task.
+    """Returns what to permute, without repeats; whether the task has such a grid shows only when there is a task.
 
     Raises:
         UserError: in one line.
@@ -91,7 +91,7 @@ def check_what(what: str | Sequence[str]) -> list[str]:
 
 
 def maker(subject: Subject, name: str) -> Callable[[int], PermutedPositions]:
-    """What draws such a permutation from a seed."""
+    """Returns a function that draws such a permutation from a seed."""
     from circuits import permute as permutations
 
     if name == ALL:

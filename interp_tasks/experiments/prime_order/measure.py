@@ -1,4 +1,4 @@
-"""What the order of generalisation follows: the prime q, whether q divides p − 1, or p mod q; over several p."""
+"""Correlates the order of generalisation with the prime q, whether q divides p − 1, and p mod q; over several p."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
 
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.embeddings.geometry import Array
 
 LEVEL = 0.95
 PERMUTATIONS = 9999
@@ -52,9 +52,14 @@ class PrimeOrderResult(Result):
 
     def plot(self) -> plotly.graph_objects.Figure:
         """The step of every prime, a line per value of p."""
+        import pandas
+
         from interp_tasks.experiments.prime_order.figure import figure
 
-        return self.titled(figure(self.points), self.heading())
+        points = pandas.DataFrame(
+            [{"run": one.run.name, "p": one.p, "q": one.q, "step": one.step} for one in self.points]
+        )
+        return self.titled(figure(points), self.heading())
 
     def heading(self) -> str:
         return "Step at which each prime generalises"
@@ -128,7 +133,7 @@ def points_of(run: Run, level: float) -> list[Point]:
     Raises:
         UserError: for a run without a base p or accuracies of primes.
     """
-    from interp_tasks.measurement.reaching import reached
+    from interp_tasks.measurement.crossings import reached
 
     p = setting(run.config, "task.p")
     if setting(run.config, "task.variant") == "shuffled":

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.primes.shares import ANSWER, DIGIT, DIGITS, SHARE, TOGETHER
-from interp_tasks.pages.palette import COLOURS, template
+from circuits.figures.palette import COLOURS, template
+from interp_tasks.experiments.primes.table import ANSWER, DIGIT, DIGITS, SHARE, TOGETHER
 
 if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
 
-    from interp_tasks.experiments.primes.removal import Damage
 
 #: Heights in pixels: of a panel of bars, of a map, and between panels with their titles.
 BARS, MAP, GAP = 230, 380, 110
@@ -21,8 +20,18 @@ TOP, BOTTOM = 110, 80
 NUMBERED = 8
 
 
-def figure(frame: pandas.DataFrame, damages: Mapping[str, Sequence[Damage]]) -> plotly.graph_objects.Figure:
-    """For every checkpoint its shares, then its maps two abreast: what was removed, and the control beside it."""
+#: Title -> the share of the accuracy above chance that is lost, and the same under the control: a row per answer that
+#: was removed, a column per answer that was judged.
+Maps = Mapping[str, "tuple[pandas.DataFrame, pandas.DataFrame]"]
+
+
+def figure(frame: pandas.DataFrame, maps: Mapping[str, Maps]) -> plotly.graph_objects.Figure:
+    """Draws for every checkpoint its shares, then its maps two abreast: what was removed, and the control beside it.
+
+    Args:
+        frame: the tidy table.
+        maps: REF -> its maps.
+    """
     from plotly.subplots import make_subplots
 
     shares = frame[(frame["metric"] == SHARE) & (frame["variant"] != TOGETHER)]
@@ -33,11 +42,9 @@ def figure(frame: pandas.DataFrame, damages: Mapping[str, Sequence[Damage]]) -> 
             shares["intervention"].str.partition(": ")[2], sort=False
         ):
             panels.append((BARS, f"functions of the answer and of the digits in {tensor}<br>{ref}", part))
-        panels += [
-            (MAP, f"{one.kind} taken away at {one.place}<br>{ref}", one) for one in damages.get(ref, ())
-        ]
+        panels += [(MAP, f"{title}<br>{ref}", pair) for title, pair in maps.get(ref, {}).items()]
     whole = sum(height for height, _, _ in panels) + GAP * (len(panels) - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=len(panels),
         cols=2,
         row_heights=[height for height, _, _ in panels],
@@ -54,11 +61,11 @@ def figure(frame: pandas.DataFrame, damages: Mapping[str, Sequence[Damage]]) -> 
     )
     for row, (height, _, shown) in enumerate(panels, start=1):
         if height == BARS:
-            bars(found, row, shown)
+            bars(figure, row, shown)
         else:
-            heatmap(found, row, 1, shown, shown.lost(shown.without))
-            heatmap(found, row, 2, shown, shown.lost(shown.control))
-    found.update_layout(
+            for column, lost in enumerate(shown, start=1):
+                heatmap(figure, row, column, lost)
+    figure.update_layout(
         height=TOP + whole + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
         barmode="group",
@@ -76,20 +83,20 @@ def figure(frame: pandas.DataFrame, damages: Mapping[str, Sequence[Damage]]) -> 
         },
         template=template("light"),
     )
-    found.update_annotations(font_size=13)
-    return found
+    figure.update_annotations(font_size=13)
+    return figure
 
 
-def bars(found: Any, row: int, part: pandas.DataFrame) -> None:
-    """Of one tensor a bar per answer, for functions of the digits and of the answer, with their controls."""
-    drawn = {trace.name for trace in found.data}
+def bars(figure: Any, row: int, part: pandas.DataFrame) -> None:
+    """Adds a bar per answer of one tensor, for functions of the digits and of the answer, with their controls."""
+    drawn = {trace.name for trace in figure.data}
     # Of embeddings there is one digit, of activations all of them: the same in one colour.
     names = {DIGIT: "digits mod q", DIGITS: "digits mod q", ANSWER: "the answer"}
     for what, rows in part.groupby(part["intervention"].str.partition(": ")[0], sort=False):
         colour = COLOURS["light"][0 if what == ANSWER else 1]
         name = names[str(what)]
         x = rows["variant"].tolist()
-        found.add_trace(
+        figure.add_trace(
             {
                 "type": "bar",
                 "name": name,
@@ -105,7 +112,7 @@ def bars(found: Any, row: int, part: pandas.DataFrame) -> None:
             row=row,
             col=1,
         )
-        found.add_trace(
+        figure.add_trace(
             {
                 "type": "bar",
                 "name": f"{name}, digits shuffled",
@@ -120,14 +127,15 @@ def bars(found: Any, row: int, part: pandas.DataFrame) -> None:
             row=row,
             col=1,
         )
-    found.update_xaxes(type="category", title={"text": "answer", "standoff": 4}, row=row, col=1)
-    found.update_yaxes(title_text="share of variance", rangemode="tozero", row=row, col=1)
+    figure.update_xaxes(type="category", title={"text": "answer", "standoff": 4}, row=row, col=1)
+    figure.update_yaxes(title_text="share of variance", rangemode="tozero", row=row, col=1)
 
 
-def heatmap(found: Any, row: int, column: int, one: Damage, lost: Any) -> None:
-    names = list(one.names)
-    cells = [[None if value != value else float(value) for value in line] for line in lost]
-    found.add_trace(
+def heatmap(figure: Any, row: int, column: int, lost: pandas.DataFrame) -> None:
+    """Adds a map: answers that were removed down, answers that are judged across."""
+    names = list(lost.columns)
+    cells = [[None if value != value else float(value) for value in line] for line in lost.to_numpy()]
+    figure.add_trace(
         {
             "type": "heatmap",
             "x": names,
@@ -140,14 +148,14 @@ def heatmap(found: Any, row: int, column: int, one: Damage, lost: Any) -> None:
         row=row,
         col=column,
     )
-    found.update_xaxes(
+    figure.update_xaxes(
         type="category",
         title_text="answer that is judged",
         tickangle=-90 if len(names) > NUMBERED else 0,
         row=row,
         col=column,
     )
-    found.update_yaxes(
+    figure.update_yaxes(
         type="category",
         autorange="reversed",
         title_text="answer that is taken away" if column == 1 else None,

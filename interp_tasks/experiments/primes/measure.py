@@ -10,7 +10,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.options import check_draws
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
 
 if TYPE_CHECKING:
@@ -33,7 +33,11 @@ class PrimesResult(Result):
         """The share of each answer in every tensor, and what every removal does to every answer."""
         from interp_tasks.experiments.primes.figure import figure
 
-        return self.titled(figure(self.frame, self.damages), self.heading())
+        maps = {
+            ref: {f"{one.kind} taken away at {one.place}": one.maps() for one in of_ref}
+            for ref, of_ref in self.damages.items()
+        }
+        return self.titled(figure(self.frame, maps), self.heading())
 
     def heading(self) -> str:
         return "What belongs to each modular answer"
@@ -83,7 +87,7 @@ def primes(
         raise UserError("primes needs a task: leave --tokens out, or give --task NAME instead")
     damages: dict[str, list[Damage]] = {}
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
         from interp_tasks.experiments.primes.remainders import read_inputs
@@ -105,7 +109,7 @@ def primes(
             frame, matrices, done = removed(subject, inputs, *last)
             damages[str(subject.labels["ref"])] = matrices
             frames.append(frame)
-        return Found(pandas.concat(frames, ignore_index=True), done)
+        return Measured(pandas.concat(frames, ignore_index=True), done)
 
     options = {**options, "samples": options.get("samples") or SAMPLES}
     result = measure("primes", refs, options, look, config={"draws": draws, "ablate": ablate})
@@ -115,9 +119,7 @@ def primes(
             "primes: what these checkpoints compute is the same for every input: no variance to share out"
         )
     frame.loc[frame["variant"].notna() & frame["site"].notna() & is_share(frame), "split"] = "grid"
-    return PrimesResult(
-        **{**vars(result), "frame": frame, "notes": tuple(notes(draws, ablate))}, damages=damages
-    )
+    return PrimesResult.of(result, frame=frame, notes=tuple(notes(draws, ablate)), damages=damages)
 
 
 def is_share(frame: Any) -> Any:

@@ -102,7 +102,7 @@ def read_inputs(subject: Subject, what: str) -> Inputs:
 
 
 def sampled(subject: Subject, whole: Inputs) -> Inputs:
-    """Those examples of the subject that are on the grid."""
+    """Returns the examples of the subject that are on the grid."""
     tokens = subject.tokens.cpu()
     return on_grid(Inputs(tokens, located(tokens, whole.axes), whole.axes, whole.answers))
 
@@ -113,7 +113,7 @@ def on_grid(inputs: Inputs) -> Inputs:
 
 
 def located(tokens: Tensor, axes: tuple[GridAxis, ...]) -> Tensor:
-    """Of every input the index of each coordinate's value, -1 for a value that is not in the axis."""
+    """Returns for every input the index of each coordinate's value, -1 for a value that is not in the axis."""
     import torch
 
     columns = []

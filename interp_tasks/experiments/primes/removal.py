@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from interp_tasks.experiments.primes.remainders import Inputs, sampled
-from interp_tasks.experiments.primes.shares import TOGETHER, Place, squares
+from interp_tasks.experiments.primes.shares import Place, squares
+from interp_tasks.experiments.primes.table import (
+    ACCURACY,
+    CONTROL,
+    LOSS,
+    OTHERS,
+    OWN,
+    SELECTIVE,
+    SIZE,
+    TOGETHER,
+    WITHOUT,
+)
 from interp_tasks.measurement.subjects import Subject
 
 if TYPE_CHECKING:
@@ -18,10 +29,6 @@ if TYPE_CHECKING:
 
     from circuits import Intervention
 
-ACCURACY, LOSS = "accuracy of ", "loss of "
-OWN, OTHERS, SELECTIVE = "damage to itself", "damage to the others", "damage to itself minus the others"
-SIZE = "taken away"
-WITHOUT, CONTROL = "without ", "control of "
 #: The directions removed carry this share of the variance between the means of an answer's classes.
 CARRIED = 0.9
 #: Of examples, behind the intervals of the matrices.
@@ -31,7 +38,7 @@ KINDS = ("waves of the digits", "waves of the answer", "directions", "neurons")
 
 
 @dataclass(frozen=True)
-class Judged:
+class RightAnswers:
     """The right remainder of every answer ``[example answer]``, for ``circuits.sweep``."""
 
     answers: Tensor
@@ -39,13 +46,13 @@ class Judged:
     def __len__(self) -> int:
         return len(self.answers)
 
-    def __getitem__(self, rows: slice) -> Judged:
-        return Judged(self.answers[rows])
+    def __getitem__(self, rows: slice) -> RightAnswers:
+        return RightAnswers(self.answers[rows])
 
 
 @dataclass(frozen=True)
 class Damage:
-    """What one kind of removal does.
+    """The accuracies of every answer after each answer is removed in one way, beside a control.
 
     Attributes:
         kind, place: what was removed, where.
@@ -72,8 +79,18 @@ class Damage:
         found = (self.accuracy - accuracy) / (self.accuracy - self.chance)
         return np.where(self.solved, found, np.nan)
 
+    def maps(self) -> tuple[pandas.DataFrame, pandas.DataFrame]:
+        """Returns what is lost without each answer, and what is lost under the control, as tables."""
+        import pandas
+
+        without, control = (
+            pandas.DataFrame(self.lost(accuracy), index=self.names, columns=self.names)
+            for accuracy in (self.without, self.control)
+        )
+        return without, control
+
     def own_and_others(self, accuracy: Any) -> tuple[Any, Any]:
-        """Of each removed answer: its own damage, and the mean over the other solved ones."""
+        """Returns for each removed answer its own damage, and the mean over the other solved ones."""
         lost = self.lost(accuracy)
         away = ~np.eye(len(lost), dtype=bool)
         others = np.array(
@@ -205,7 +222,7 @@ def removed(
     builder.all()
     columns = [list(inputs.answers[name].classes) for name in names]
 
-    def judge(output: Tensor, right: Judged) -> dict[str, Tensor]:
+    def judge(output: Tensor, right: RightAnswers) -> dict[str, Tensor]:
         found = {}
         logits = task.read(output)[:, 0]
         for at, name in enumerate(names):
@@ -226,7 +243,7 @@ def removed(
             examples.tokens.to(subject.tokens.device),
             edits,
             metric=judge,
-            batch=Judged(answers),
+            batch=RightAnswers(answers),
             positions=task.read_positions,
             seed=subject.seed,
             draws=RESAMPLES,

@@ -8,27 +8,33 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from interp_tasks.experiments.fourier.measure import TOKENS_PER_PASS
 from interp_tasks.experiments.primes.remainders import Inputs
+from interp_tasks.experiments.primes.table import (
+    ADJUSTED,
+    ANSWER,
+    BEST,
+    DIGIT,
+    DIGITS,
+    NEURONS,
+    OTHER_FORMS,
+    SERVING,
+    SEVERAL,
+    SHARE,
+    SPREAD,
+    SPREAD_OF_ALL,
+    TOGETHER,
+    UNIQUE,
+)
+from interp_tasks.measurement.runner import TOKENS_PER_PASS
 from interp_tasks.measurement.subjects import Subject
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.embeddings.geometry import Array
 
-SHARE, UNIQUE, ADJUSTED = "share of variance", "share beyond the other answers", "share less chance"
-TOGETHER = "all answers"
-SERVING, BEST, SEVERAL, SPREAD, SPREAD_OF_ALL = (
-    "neurons serving it",
-    "neurons serving it most",
-    "neurons serving several",
-    "answers per neuron",
-    "answers per neuron, of all",
-)
-DIGIT, DIGITS, ANSWER, OTHERS, NEURONS = ("digit", "digits", "answer", "other forms", "neurons")
 #: Other linear forms of a modulus that are looked at.
-FORMS = 6
+MAX_FORMS = 6
 #: Random assignments behind the counts that chance would give.
 ASSIGNMENTS = 200
 
@@ -45,7 +51,7 @@ class Place:
 
 
 def places(subject: Subject, inputs: Inputs) -> Iterator[Place]:
-    """What attention and MLP of every layer write, and the neurons, at the positions that the task reads."""
+    """Yields the outputs of attention and MLP of every layer, and the neurons, at the positions that the task reads."""
     import torch
 
     from circuits import cache
@@ -78,7 +84,7 @@ def places(subject: Subject, inputs: Inputs) -> Iterator[Place]:
 
 
 def embedding_rows(subject: Subject, inputs: Inputs, draws: int) -> Iterator[dict[str, Any]]:
-    """Of the embedding of each coordinate's tokens: the share that is a function of the digit modulo q."""
+    """Yields the share of each coordinate's token embedding that is a function of the digit modulo q."""
     import torch
 
     from circuits import variance
@@ -117,7 +123,7 @@ def shuffled(size: int, seed: int, draw: int) -> Tensor:
 def beyond(
     place: Place, real: Mapping[str, Tensor], drawn: Sequence[Mapping[str, Tensor]], what: str
 ) -> Iterator[dict[str, Any]]:
-    """What each answer adds to all others, and what all explain together; nothing where they fill the space."""
+    """Yields the share that each answer adds to all others, and of all together; nothing where they fill the space."""
     from circuits import variance
 
     degrees = sum(int(one.max()) for one in real.values())
@@ -149,7 +155,7 @@ def pooled(shares: Tensor, weights: Tensor) -> float:
 def grid_rows(
     subject: Subject, inputs: Inputs, place: Place, draws: int
 ) -> tuple[list[dict[str, Any]], Mapping[str, Tensor]]:
-    """Of one tensor over all inputs: its rows, and which features serve each answer most (booleans ``[feature]``)."""
+    """Returns one tensor's rows over all inputs, and which features serve each answer most (booleans ``[feature]``)."""
     import torch
 
     from circuits import variance
@@ -166,7 +172,7 @@ def grid_rows(
     for name, answer in inputs.answers.items():
         q = answer.modulus
         drawn = [inputs.form(answer.coefficients, q, order) for order in orders]
-        forms = [inputs.form(form, q) for form in inputs.other_forms(name, FORMS)]
+        forms = [inputs.form(form, q) for form in inputs.other_forms(name, MAX_FORMS)]
         shares = variance.explained(place.values, torch.stack([real[name], *drawn, *forms]))
         each = (shares @ weights / weights.sum()).numpy()
         control = shares[1 : 1 + draws]
@@ -177,7 +183,7 @@ def grid_rows(
         )
         rows.append(row(place, name, DIGITS, SHARE, float(of_digits[0]), of_digits[1:]))
         if forms:
-            rows.append(row(place, name, OTHERS, SHARE, float(each[1 + draws :].mean())))
+            rows.append(row(place, name, OTHER_FORMS, SHARE, float(each[1 + draws :].mean())))
         chance = (q - 1) / (examples - 1)
         by_feature[name] = (shares[0] - chance) / (1 - chance)
         serving[name] = shares[0] > control.max()
@@ -217,7 +223,7 @@ class Marginal:
         return cls(means, float(squares(means).sum() * (len(values) / size) / squares(values).sum()))
 
     def shares(self, q: int, orders: Sequence[Tensor]) -> Array:
-        """Of the tensor's variance, what is a function of the coordinate modulo q; then of the coordinate shuffled.
+        """Returns the share of variance that is a function of the coordinate modulo q; then of the coordinate shuffled.
 
         On a complete grid the functions of different coordinates are orthogonal, and their shares add up.
         """

@@ -6,30 +6,32 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.primes.removal import OTHERS, OWN, SIZE
-from interp_tasks.experiments.primes.shares import (
-    ANSWER,
-    BEST,
-    DIGIT,
-    DIGITS,
-    NEURONS,
-    SERVING,
-    SEVERAL,
-    SHARE,
-    UNIQUE,
-)
-from interp_tasks.experiments.primes.shares import OTHERS as FORMS
 from interp_tasks.pages import Column
 
 if TYPE_CHECKING:
     import pandas
+
+SHARE, UNIQUE, ADJUSTED = "share of variance", "share beyond the other answers", "share less chance"
+TOGETHER = "all answers"
+SERVING, BEST, SEVERAL, SPREAD, SPREAD_OF_ALL = (
+    "neurons serving it",
+    "neurons serving it most",
+    "neurons serving several",
+    "answers per neuron",
+    "answers per neuron, of all",
+)
+DIGIT, DIGITS, ANSWER, OTHER_FORMS, NEURONS = ("digit", "digits", "answer", "other forms", "neurons")
+ACCURACY, LOSS = "accuracy of ", "loss of "
+OWN, OTHERS, SELECTIVE = "damage to itself", "damage to the others", "damage to itself minus the others"
+SIZE = "taken away"
+WITHOUT, CONTROL = "without ", "control of "
 
 #: Head of the column by what a row is about (nothing: of any) and its metric; the format of its numbers.
 SHOWN: Mapping[tuple[str, str], tuple[str, str]] = {
     (DIGIT, SHARE): ("digits", ".3f"),
     (DIGITS, SHARE): ("digits", ".3f"),
     (ANSWER, SHARE): ("answer", ".3f"),
-    (FORMS, SHARE): ("other forms", ".3f"),
+    (OTHER_FORMS, SHARE): ("other forms", ".3f"),
     ("", UNIQUE): ("beyond", ".3f"),
     ("", SERVING): ("neurons", ".0f"),
     ("", BEST): ("most", ".0f"),
@@ -65,7 +67,7 @@ def shortened(removal: str) -> str:
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    """Of ``view_rows``; only those that some row has."""
+    """Returns the columns of ``view_rows``; only those that some row has."""
     heads = dict.fromkeys(head for head, _ in SHOWN.values())
     found = [Column("tensor", "where"), Column("q", "variant")]
     return found + [Column(head, head, text(head)) for head in heads if head in frame]

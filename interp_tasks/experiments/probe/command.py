@@ -9,7 +9,7 @@ import typer
 
 from interp_tasks.cli.checkpoint_command import ExperimentCommand
 from interp_tasks.experiments import Result, probe
-from interp_tasks.experiments.probe.settings import SAMPLES, Asked
+from interp_tasks.measurement.probes import SAMPLES, ProbeSettings
 from interp_tasks.measurement.subjects import Progress
 
 
@@ -56,7 +56,7 @@ class Probe(ExperimentCommand):
     ] = None
 
     def check(self) -> None:
-        Asked.read(**self.asked())
+        ProbeSettings.read(**self.asked())
         super().check()
 
     def asked(self) -> dict[str, Any]:

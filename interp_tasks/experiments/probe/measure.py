@@ -1,4 +1,4 @@
-"""What can be read off activations by a linear map, beside the same on shuffled targets and an untrained model."""
+"""Fits linear probes to activations, beside the same on shuffled targets and on an untrained model."""
 
 from __future__ import annotations
 
@@ -7,21 +7,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.probe.settings import SAMPLES, Asked
 from interp_tasks.experiments.probe.table import notes, tidy_rows
 from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.probes import SAMPLES, ProbeSettings, probed
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
-from interp_tasks.measurement.untrained import untrained
 
 if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
     from typing_extensions import Unpack
-
-    from interp_tasks.pages import Page
-    from tasks import ProbeTarget, ProbeTargets
 
 
 @dataclass(frozen=True)
@@ -36,8 +32,8 @@ class ProbeResult(Result):
 
         return self.titled(figure(self.tables), self.heading())
 
-    def page(self, title: str | None = None) -> Page:
-        return super().page(title or f"probe: {self.config['method']}")
+    def page_title(self) -> str:
+        return f"probe: {self.config['method']}"
 
     def heading(self) -> str:
         return "Scores of probes on held-out examples, by layer"
@@ -92,7 +88,7 @@ def probe(
     Raises:
         UserError, TaskError, CircuitsError: in one line; a UserError for a task that declares no targets.
     """
-    asked = Asked.read(
+    asked = ProbeSettings.read(
         sites=sites,
         targets=targets,
         heads=heads,
@@ -111,62 +107,11 @@ def probe(
         )
     tables: dict[str, pandas.DataFrame] = {}
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         table = probed(subject, asked)
         tables[str(subject.labels["ref"])] = table
-        return Found(tidy_rows(table, asked), {})
+        return Measured(tidy_rows(table, asked), {})
 
     options = {**options, "samples": options.get("samples") or SAMPLES}
     result = measure("probe", refs, options, look, config={"method": asked.method, **asked.describe()})
-    return ProbeResult(**{**vars(result), "notes": tuple(notes(asked, tables))}, tables=tables)
-
-
-def probed(subject: Subject, asked: Asked) -> pandas.DataFrame:
-    """The table of ``circuits.probe`` of one checkpoint."""
-    from circuits import probe as probes
-
-    declared = declared_by(subject)
-    chosen = choose(subject, declared, asked.targets)
-    found = probes.linear(
-        subject.model,
-        subject.tokens,
-        {name: target.values for name, target in chosen.items()},
-        asked.sites,
-        kind={name: target.kind for name, target in chosen.items()},
-        heads=asked.heads,
-        positions=declared.positions if asked.positions is None else asked.positions,
-        per_position=asked.each_position,
-        splits=declared.splits,
-        test=asked.held_out,
-        intercept=asked.intercept,
-        ridge=asked.ridge,
-        folds=asked.folds,
-        untrained=untrained(subject) if asked.untrained else None,
-        shuffles=asked.shuffles,
-        seed=subject.seed,
-    )
-    return found.frame
-
-
-def declared_by(subject: Subject) -> ProbeTargets:
-    """What the checkpoint's task says can be looked for."""
-    task, batch = subject.task, subject.batch
-    assert task is not None
-    assert batch is not None
-    declared = task.probe_targets(batch)
-    if not declared.targets:
-        raise UserError(
-            f"task {task.name!r} declares no targets for probes: give it a method probe_targets(batch)"
-        )
-    return declared
-
-
-def choose(subject: Subject, declared: ProbeTargets, names: Sequence[str]) -> dict[str, ProbeTarget]:
-    """The targets that are asked for, in that order; of none, all."""
-    for name in names:
-        if name not in declared.targets:
-            assert subject.task is not None
-            raise UserError(
-                f"--target {name}: task {subject.task.name!r} declares {', '.join(declared.targets)}"
-            )
-    return {name: declared.targets[name] for name in names or declared.targets}
+    return ProbeResult.of(result, notes=tuple(notes(asked, tables)), tables=tables)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from interp_tasks.experiments.probe.settings import Asked
+from interp_tasks.measurement.probes import ProbeSettings
 from interp_tasks.measurement.table import value_text
 from interp_tasks.pages import Column, signed
 
@@ -40,7 +40,7 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
     ]
 
 
-def tidy_rows(table: pandas.DataFrame, asked: Asked) -> pandas.DataFrame:
+def tidy_rows(table: pandas.DataFrame, asked: ProbeSettings) -> pandas.DataFrame:
     """Rows of the tidy table: one per control, beside each other."""
     import pandas
 
@@ -70,7 +70,7 @@ def tidy_rows(table: pandas.DataFrame, asked: Asked) -> pandas.DataFrame:
     return pandas.concat(parts).sort_index(kind="stable").reset_index(drop=True)
 
 
-def notes(asked: Asked, tables: Mapping[str, pandas.DataFrame]) -> list[str]:
+def notes(asked: ProbeSettings, tables: Mapping[str, pandas.DataFrame]) -> list[str]:
     first = next(iter(tables.values()))
     fitted, scored = int(first["fit_n"].iloc[0]), int(first["n"].iloc[0])
     intercept = "with" if asked.intercept else "without"
@@ -89,7 +89,7 @@ def notes(asked: Asked, tables: Mapping[str, pandas.DataFrame]) -> list[str]:
 
 
 def also_measured(tables: Mapping[str, pandas.DataFrame]) -> list[str]:
-    """What of the metrics that were measured the printed table leaves out: nothing of classes."""
+    """Returns a note on the measured metrics that the printed table leaves out; none for classes."""
     measured = {metric for table in tables.values() for metric in table["metric"]}
     left_out = [metric for metric in NOT_SHOWN if metric in measured]
     if not left_out:

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.progress import table as table
+from circuits.figures.palette import COLOURS, SYMBOLS, template
+from interp_tasks.experiments.progress import table
 from interp_tasks.experiments.progress.inputs import ALL
-from interp_tasks.experiments.progress.phases import FEWEST, find_phases
-from interp_tasks.pages.palette import COLOURS, SYMBOLS, template
+from interp_tasks.experiments.progress.phases import MIN_STEPS, find_phases
 
 if TYPE_CHECKING:
+    import pandas
     import plotly.graph_objects
-
-    from interp_tasks.experiments.progress.measure import ProgressResult
 
 PANEL, GAP, TOP, BOTTOM = 280, 90, 110, 60
 #: Panels stand side by side where there are more answers than this.
-FEW, COLUMNS = 3, 2
+MAX_IN_A_COLUMN, COLUMNS = 3, 2
 LOSSES = ("train loss", "test loss", "restricted loss", "excluded loss")
 GINIS = ("gini of W_E", "gini of W_L")
 #: Below it losses are drawn at the bottom: a loss of 0 has no logarithm.
@@ -26,16 +25,30 @@ SMALLEST = 1e-12
 Curves = Mapping[str, Mapping[int, float]]
 
 
-def figure(result: ProgressResult) -> plotly.graph_objects.Figure:
-    """A block per run: losses of each answer, Gini coefficients, weights; then coefficients and single frequencies."""
+def figure(
+    frame: pandas.DataFrame,
+    curves: Mapping[str, Mapping[str, Curves]],
+    coefficients: Mapping[str, Mapping[str, Sequence[float]]],
+    keys: Mapping[str, Mapping[str, tuple[int, ...]]],
+    runs_of: Mapping[str, str],
+) -> plotly.graph_objects.Figure:
+    """Draws per run losses of each answer, Gini coefficients, weights; then coefficients and single frequencies.
+
+    Args:
+        frame: the tidy table.
+        curves: run -> answer (or ``""`` for the whole model) -> quantity -> step -> value.
+        coefficients: REF -> answer -> frequency -> coefficient, of the last checkpoints.
+        keys: run -> answer -> key frequencies.
+        runs_of: REF -> run, of the last checkpoints.
+    """
     from plotly.subplots import make_subplots
 
     panels: list[tuple[str, Any]] = []
-    for run, by_answer in result.curves.items():
+    for run, by_answer in curves.items():
         name = run.rsplit("/", 1)[-1]
-        several = any(len(curve) > 1 for curves in by_answer.values() for curve in curves.values())
-        for answer, curves in by_answer.items():
-            losses = {quantity: curves[quantity] for quantity in LOSSES if quantity in curves}
+        several = any(len(curve) > 1 for each in by_answer.values() for curve in each.values())
+        for answer, of_answer in by_answer.items():
+            losses = {quantity: of_answer[quantity] for quantity in LOSSES if quantity in of_answer}
             if several and losses:
                 panels.append((f"{name}: {answer}", Lines(losses, "loss (nats)", log=True)))
         whole = by_answer.get("", {})
@@ -44,12 +57,13 @@ def figure(result: ProgressResult) -> plotly.graph_objects.Figure:
         if several and table.SQUARES in whole:
             squares = {table.SQUARES: whole[table.SQUARES]}
             panels.append((f"{name}: weights", Lines(squares, "sum of squares", log=False)))
-        if run in result.keys:
-            panels += frequencies(result, run)
-    columns = COLUMNS if len(panels) > 2 * FEW else 1
+        if run in keys:
+            refs = {ref: of_ref for ref, of_ref in coefficients.items() if runs_of[ref] == run}
+            panels += frequencies(frame, refs, keys[run])
+    columns = COLUMNS if len(panels) > 2 * MAX_IN_A_COLUMN else 1
     rows = max(1, -(-len(panels) // columns))
     whole_height = PANEL * rows + GAP * (rows - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=rows,
         cols=columns,
         vertical_spacing=GAP / whole_height if rows > 1 else 0,
@@ -57,8 +71,8 @@ def figure(result: ProgressResult) -> plotly.graph_objects.Figure:
         subplot_titles=[title for title, _ in panels],
     )
     for index, (_, panel) in enumerate(panels):
-        panel.draw(found, index // columns + 1, index % columns + 1)
-    found.update_layout(
+        panel.draw(figure, index // columns + 1, index % columns + 1)
+    figure.update_layout(
         height=TOP + whole_height + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
         bargap=0.4,
@@ -66,18 +80,18 @@ def figure(result: ProgressResult) -> plotly.graph_objects.Figure:
         legend={"y": 1 + 50 / whole_height},
         template=template("light"),
     )
-    found.update_annotations(font_size=13)
-    return found
+    figure.update_annotations(font_size=13)
+    return figure
 
 
 def ginis(by_answer: Mapping[str, Curves]) -> dict[str, Mapping[int, float]]:
-    """Of W_E, and of W_L by answer."""
-    found = {"gini of W_E": by_answer[""]["gini of W_E"]}
+    """Returns the Gini coefficients of W_E, and of W_L by answer."""
+    ginis_by_label = {"gini of W_E": by_answer[""]["gini of W_E"]}
     answers = [answer for answer, curves in by_answer.items() if answer and "gini of W_L" in curves]
     for answer in answers:
         label = "gini of W_L" if len(answers) == 1 else f"gini of W_L, {answer}"
-        found[label] = by_answer[answer]["gini of W_L"]
-    return found
+        ginis_by_label[label] = by_answer[answer]["gini of W_L"]
+    return ginis_by_label
 
 
 class Lines:
@@ -86,13 +100,13 @@ class Lines:
     def __init__(self, curves: Curves, title: str, *, log: bool) -> None:
         self.curves, self.title, self.log = curves, title, log
 
-    def draw(self, found: Any, row: int, column: int) -> None:
-        shown = {trace.name for trace in found.data}
+    def draw(self, figure: Any, row: int, column: int) -> None:
+        shown = {trace.name for trace in figure.data}
         for index, (name, curve) in enumerate(self.curves.items()):
             steps = sorted(curve)
             values = [max(curve[step], SMALLEST) if self.log else curve[step] for step in steps]
             place = index % len(COLOURS["light"])
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "scatter",
                     "mode": "lines+markers",
@@ -110,11 +124,11 @@ class Lines:
                 row=row,
                 col=column,
             )
-        found.update_xaxes(title_text="step", row=row, col=column)
+        figure.update_xaxes(title_text="step", row=row, col=column)
         axis = {"type": "log", "exponentformat": "power", "dtick": 2} if self.log else {}
-        found.update_yaxes(title_text=self.title, row=row, col=column, **axis)
+        figure.update_yaxes(title_text=self.title, row=row, col=column, **axis)
         for step in self.boundaries():
-            found.add_vline(
+            figure.add_vline(
                 step, line={"dash": "dot", "width": 1, "color": COLOURS["light"][6]}, row=row, col=column
             )
 
@@ -122,7 +136,7 @@ class Lines:
         if not {"train loss", "test loss"} <= set(self.curves):
             return []
         steps = sorted(self.curves["test loss"])
-        if len(steps) < FEWEST:
+        if len(steps) < MIN_STEPS:
             return []
         train, test = ([self.curves[name][step] for step in steps] for name in ("train loss", "test loss"))
         phases = find_phases(steps, train, test)
@@ -135,8 +149,8 @@ class Bars:
     def __init__(self, coefficients: Sequence[float], keys: Sequence[int]) -> None:
         self.coefficients, self.keys = coefficients, keys
 
-    def draw(self, found: Any, row: int, column: int) -> None:
-        shown = {trace.name for trace in found.data}
+    def draw(self, figure: Any, row: int, column: int) -> None:
+        shown = {trace.name for trace in figure.data}
         every = range(1, len(self.coefficients))
         for index, (name, chosen) in enumerate(
             (
@@ -145,7 +159,7 @@ class Bars:
             )
         ):
             if chosen:
-                found.add_trace(
+                figure.add_trace(
                     {
                         "type": "bar",
                         "width": 0.8,
@@ -160,10 +174,10 @@ class Bars:
                     col=column,
                 )
         last = len(self.coefficients) - 1
-        found.update_xaxes(
+        figure.update_xaxes(
             title_text="frequency", range=[0, last + 1], dtick=max(1, last // 10), row=row, col=column
         )
-        found.update_yaxes(title_text="coefficient (logits)", row=row, col=column)
+        figure.update_yaxes(title_text="coefficient (logits)", row=row, col=column)
 
 
 class Points:
@@ -172,10 +186,10 @@ class Points:
     def __init__(self, values: Mapping[str, Mapping[str, float]]) -> None:
         self.values = values
 
-    def draw(self, found: Any, row: int, column: int) -> None:
-        shown = {trace.name for trace in found.data}
+    def draw(self, figure: Any, row: int, column: int) -> None:
+        shown = {trace.name for trace in figure.data}
         for index, (name, by_key) in enumerate(self.values.items()):
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "scatter",
                     "mode": "markers",
@@ -193,21 +207,22 @@ class Points:
                 row=row,
                 col=column,
             )
-        found.update_xaxes(title_text="frequency taken out", type="category", row=row, col=column)
-        found.update_yaxes(title_text="loss (nats)", type="log", exponentformat="power", row=row, col=column)
+        figure.update_xaxes(title_text="frequency taken out", type="category", row=row, col=column)
+        figure.update_yaxes(title_text="loss (nats)", type="log", exponentformat="power", row=row, col=column)
 
 
-def frequencies(result: ProgressResult, run: str) -> list[tuple[str, Any]]:
-    """Panels of a run's last checkpoint."""
+def frequencies(
+    frame: pandas.DataFrame,
+    coefficients: Mapping[str, Mapping[str, Sequence[float]]],
+    keys: Mapping[str, tuple[int, ...]],
+) -> list[tuple[str, Any]]:
+    """Returns the panels of a run's last checkpoint, by title."""
     panels: list[tuple[str, Any]] = []
-    frame = result.frame
-    mine = frame[frame["ref"].isin(list(result.coefficients)) & (frame["split"] == ALL)]
-    for ref in dict.fromkeys(mine["ref"]):
-        if result.runs_of[ref] != run:
-            continue
-        part = mine[(mine["ref"] == ref) & (mine["metric"] == table.LOSS)]
-        for answer, coefficients in result.coefficients[ref].items():
-            panels.append((f"{ref}: {answer}", Bars(coefficients, result.keys[run][answer])))
+    rows = frame[frame["ref"].isin(list(coefficients)) & (frame["split"] == ALL)]
+    for ref in dict.fromkeys(rows["ref"]):
+        part = rows[(rows["ref"] == ref) & (rows["metric"] == table.LOSS)]
+        for answer, of_answer in coefficients[ref].items():
+            panels.append((f"{ref}: {answer}", Bars(of_answer, keys[answer])))
             points: dict[str, dict[str, float]] = {"unedited": {}}
             for label, intervention in (
                 ("taken out of the logits", table.ONE_EXCLUDED),

@@ -117,7 +117,7 @@ def read_inputs(task: Task | None, chosen: Sequence[str] = ()) -> Inputs:
 
 
 def rows_of(grid: Tensor, tokens: Tensor) -> Tensor:
-    """Where examples stand on the grid ``[example]``; those that are not on it are left out."""
+    """Returns the rows of the grid that examples are in, ``[example]``; those that are not on it are left out."""
     import torch
 
     place = {tuple(row): index for index, row in enumerate(grid.tolist())}

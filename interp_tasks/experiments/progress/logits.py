@@ -1,4 +1,4 @@
-"""What of a model's logits key frequencies carry: restricted and excluded loss, and the cosines of the difference."""
+"""Measures what key frequencies carry of a model's logits: restricted and excluded loss, and the fitted cosines."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ def rows_of_losses(inputs: Inputs, answer: Answer, logits: Tensor, keys: Sequenc
 
 
 def share_of_answer(answer: Answer, logits: Tensor) -> float:
-    """Of the variance of the logits over inputs and classes, the share of their means for each answer and class: the
-    most that any function of the answer explains, of waves or not."""
+    """Returns the share of the logits' variance that lies between their means for each answer and class.
+
+    It is the most that any function of the answer explains, of waves or not."""
     import torch
 
     logits = logits.double()

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.fourier.measure import RULES, THRESHOLD, read_rule
 from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.key_rules import RULES, THRESHOLD, read_rule
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
-from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs
+from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.subjects import Examples, Options, Subject, by_run, check_refs, run_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -52,7 +52,7 @@ class ProgressResult(Result):
         """Curves over training where there are several checkpoints of a run, then the last one's frequencies."""
         from interp_tasks.experiments.progress.figure import figure
 
-        return figure(self)
+        return figure(self.frame, self.curves, self.coefficients, self.keys, self.runs_of)
 
     def heading(self) -> str:
         return "Progress measures"
@@ -109,11 +109,11 @@ def progress(
     if options.get("tokens") is not None:
         raise UserError("progress needs a task: leave --tokens out, or give --task NAME instead")
     runs = by_run(check_refs(refs, Examples.of(options)))
-    followed = {run: Followed(named) for run, named in runs.items()}
+    followed = {run: RunMeasures(named) for run, named in runs.items()}
     tables: dict[Any, Inputs] = {}
     splits: list[str] = []
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
         task = subject.task
@@ -125,7 +125,9 @@ def progress(
             mine.keys = final_keys(mine.final(), options.get("device", "cpu"), inputs, name, number, chosen)
         rows = mine.measure(subject, inputs, asked)
         splits.extend(row["split"] for row in rows)
-        return Found(pandas.DataFrame(rows), {"keys": {one: list(some) for one, some in mine.keys.items()}})
+        return Measured(
+            pandas.DataFrame(rows), {"keys": {one: list(some) for one, some in mine.keys.items()}}
+        )
 
     config = {
         "rule": f"{name}={number:g}" if chosen is None else None,
@@ -139,12 +141,10 @@ def progress(
     given = {"refs": [refs] if isinstance(refs, str) else list(refs)}
     # A row says which inputs it is of, not what its checkpoint's examples were drawn from.
     result.frame["split"] = splits
-    return ProgressResult(
-        **{
-            **vars(result),
-            "config": {**result.config, **given},
-            "notes": tuple(notes(followed, name, number, chosen)),
-        },
+    return ProgressResult.of(
+        result,
+        config={**result.config, **given},
+        notes=tuple(notes(followed, name, number, chosen)),
         curves={run: one.curves for run, one in followed.items()},
         coefficients={ref: found for one in followed.values() for ref, found in one.coefficients.items()},
         keys={run: one.keys for run, one in followed.items()},
@@ -188,21 +188,6 @@ def read_keys(text: str | None) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def by_run(named: Sequence[Named]) -> dict[str, list[Named]]:
-    """The checkpoints of each run by ascending step; one in no run is a run of its own."""
-    found: dict[str, list[Named]] = {}
-    for one in named:
-        found.setdefault(str(one.resolved.run_path or one.resolved.path), []).append(one)
-    for several in found.values():
-        several.sort(key=lambda one: one.resolved.step)
-    return found
-
-
-def run_of(subject: Subject) -> str:
-    """As ``by_run`` calls it."""
-    return str(subject.checkpoint.path.parent.parent if subject.checkpoint.run else subject.checkpoint.path)
-
-
 def read_inputs_of(subject: Subject, answers: Sequence[str], keys: tuple[int, ...] | None) -> Inputs:
     from interp_tasks.experiments.progress.inputs import read_inputs
 
@@ -240,7 +225,7 @@ def final_keys(
 
 
 @dataclass
-class Followed:
+class RunMeasures:
     """One run over its checkpoints."""
 
     named: Sequence[Named]
@@ -319,7 +304,7 @@ class Followed:
 
     def follow(self, rows: Sequence[Row], step: int) -> None:
         """Keep what the phases and the figure are made of."""
-        from interp_tasks.experiments.progress import table as table
+        from interp_tasks.experiments.progress import table
         from interp_tasks.experiments.progress.inputs import ALL, TEST, TRAIN
 
         names = {
@@ -343,13 +328,13 @@ class Followed:
 
     def phases(self) -> list[Row]:
         """Boundaries of each answer's phases, what changes during each, and when each curve is half-way."""
-        from interp_tasks.experiments.progress import table as table
-        from interp_tasks.experiments.progress.phases import FEWEST, begins, changes, find_phases, made
+        from interp_tasks.experiments.progress import table
+        from interp_tasks.experiments.progress.phases import MIN_STEPS, begins, changes, find_phases, made
 
         rows: list[Row] = []
         whole = self.curves.get("", {})
         for answer, own in self.curves.items():
-            if not {"train loss", "test loss"} <= set(own) or len(own["test loss"]) < FEWEST:
+            if not {"train loss", "test loss"} <= set(own) or len(own["test loss"]) < MIN_STEPS:
                 continue
             steps, curves = sorted(own["test loss"]), {**own, **whole}
             lines = {name: [curve[step] for step in steps] for name, curve in curves.items()}
@@ -416,7 +401,7 @@ def embedding_norms(subject: Subject, answer: Answer) -> dict[int, float] | None
 
 
 def notes(
-    followed: Mapping[str, Followed], name: str, number: float, chosen: tuple[int, ...] | None
+    followed: Mapping[str, RunMeasures], name: str, number: float, chosen: tuple[int, ...] | None
 ) -> Sequence[str]:
     from circuits.fourier._key_frequencies import RULES as MADE
 

@@ -23,7 +23,7 @@ import numpy as np
 from interp_tasks.measurement.crossings import crossing
 
 #: Phases are looked for in curves of this many stored steps at least.
-FEWEST = 4
+MIN_STEPS = 4
 #: Curves that begin their way at their highest value, and at their lowest; the others at their first.
 FROM_MAXIMUM, FROM_MINIMUM = ("test loss", "restricted loss"), ("excluded loss",)
 
@@ -60,7 +60,7 @@ def made(steps: Sequence[int], curve: Sequence[float], share: float, start: str 
 
 
 def begins(name: str) -> str:
-    """Where the way of a curve of this name begins."""
+    """Returns where the way of a curve of this name begins."""
     return "max" if name in FROM_MAXIMUM else "min" if name in FROM_MINIMUM else "first"
 
 

@@ -1,4 +1,4 @@
-"""What the rows of ``progress`` are called, and how people see them: the splits side by side."""
+"""The names of the rows of ``progress``, and how people see them: the splits side by side."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    """Of ``view_rows``."""
+    """Returns the columns of ``view_rows``."""
     columns = [Column("", "variant"), Column("measure", "metric")]
     return [*columns, *(Column(split, split, shown(split)) for split in SPLITS)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.pages.palette import SEQUENTIAL, template
+from circuits.figures.palette import SEQUENTIAL, template
 
 if TYPE_CHECKING:
     import pandas
@@ -25,7 +25,7 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
     receivers = list(dict.fromkeys(frame["ref"]))
     height = max(ROW * len(receivers), 120)
     whole = height * len(components) + GAP * (len(components) - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=len(components),
         cols=len(metrics),
         shared_yaxes=True,
@@ -38,17 +38,17 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
         colours = Colours.of(of_metric)
         for row, component in enumerate(components, start=1):
             part = of_metric[of_metric["variant"] == component]
-            found.add_trace(heatmap(part, metric, colours), row=row, col=column)
-            for update in (found.update_xaxes, found.update_yaxes):
+            figure.add_trace(heatmap(part, metric, colours), row=row, col=column)
+            for update in (figure.update_xaxes, figure.update_yaxes):
                 update(type="category", showgrid=False, row=row, col=column)
-            found.update_yaxes(autorange="reversed", row=row, col=column)
-            found.update_xaxes(title_text="weights of", row=row, col=column)
-        found.update_yaxes(title_text="run", col=1)
-    found.update_layout(
+            figure.update_yaxes(autorange="reversed", row=row, col=column)
+            figure.update_xaxes(title_text="weights of", row=row, col=column)
+        figure.update_yaxes(title_text="run", col=1)
+    figure.update_layout(
         height=TOP + whole + BOTTOM, margin={"t": TOP, "b": BOTTOM}, template=template("light")
     )
-    found.update_annotations(font_size=13)
-    return found
+    figure.update_annotations(font_size=13)
+    return figure
 
 
 class Colours:
@@ -100,7 +100,7 @@ def heatmap(part: pandas.DataFrame, metric: str, colours: Colours) -> dict[str, 
 
 
 def source_of(intervention: str) -> str:
-    """Whose weights a row's ``intervention`` says it got."""
+    """Returns the source of the weights that a row's ``intervention`` names."""
     return intervention.rpartition("source=")[2].removesuffix(")")
 
 

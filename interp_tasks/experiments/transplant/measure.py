@@ -1,4 +1,4 @@
-"""What a component holds: give a model another checkpoint's weights of it, and see which metrics move."""
+"""Transplants components: a model gets another checkpoint's weights of them, and metrics say what that changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.donors import Donor, check_donors
 from interp_tasks.measurement.options import EACH, called, check_components, check_layers
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure, swept
+from interp_tasks.measurement.runner import Measured, measure, swept
 from interp_tasks.measurement.subjects import Examples, Options, Subject
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def transplant(
     donors = check_donors(source, refs, Examples.of(options))
     made: dict[Donor, dict[str, Any]] = {}
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         for donor in donors:
             if donor not in made:
                 made[donor] = lent(donor, given, where, options.get("device", "cpu"))
@@ -95,7 +95,7 @@ def transplant(
             for row in made[donor]
         }
         found = swept(subject, variants, names)
-        return Found(found.frame.assign(variant=found.frame["variant"].map(rows)), found.interventions)
+        return Measured(found.frame.assign(variant=found.frame["variant"].map(rows)), found.interventions)
 
     limited = "" if where is None else f", in layers {', '.join(map(str, where))} only"
     resolved = [donor.resolved.ref for donor in donors]
@@ -139,7 +139,7 @@ def all_of(model: Any, layers: Any) -> list[str]:
 
 
 def labelled(row: str, donor: Donor, donors: Sequence[Donor]) -> str:
-    """What a row is called among those of one checkpoint; alone its component says it."""
+    """Returns a row's name among those of one checkpoint; alone its component says it."""
     return row if len(donors) == 1 else f"{row} of {donor.label}"
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.pages.palette import COLOURS, template
+from circuits.figures.palette import COLOURS, template
 
 if TYPE_CHECKING:
     import numpy as np
     import plotly.graph_objects
     from numpy.typing import NDArray
 
-    from interp_tasks.experiments.weights.measure import Shown
-    from interp_tasks.experiments.weights.tensors import Seen
+    from interp_tasks.experiments.weights.tensors import TableView
 
 PANEL, GAP, TOP, BOTTOM = 260, 105, 110, 60
 #: Of the figure with a legend of several lines: above the panels, and of the legend below them.
@@ -24,13 +23,19 @@ VECTORS = 4
 STEPS = 127
 
 
-def overview(ref: str, shown: Shown) -> plotly.graph_objects.Figure:
-    """For each table a row of singular values and vectors, and one of its spectrum; last the positions."""
+def overview(
+    tables: Sequence[TableView], compared: Mapping[str, tuple[Any, Any]]
+) -> plotly.graph_objects.Figure:
+    """Draws for each table a row of singular values and vectors, and one of its spectrum; last the positions.
+
+    Args:
+        compared: name -> the two rows of W_pos that are compared.
+    """
     from plotly.subplots import make_subplots
 
     specs: list[list[Any]] = []
     titles: list[str] = []
-    for table in shown.tables:
+    for table in tables:
         if table.axis is None:
             specs.append([{"colspan": 2}, None])
             titles.append(f"singular values of {table.label}")
@@ -38,11 +43,11 @@ def overview(ref: str, shown: Shown) -> plotly.graph_objects.Figure:
             specs += [[{}, {}], [{"colspan": 2}, None]]
             titles += [f"singular values of {table.label}", "leading singular vectors (frequency)"]
             titles.append(f"Fourier norms of {table.label}")
-    for name in shown.positions:
+    for name in compared:
         specs.append([{"colspan": 2}, None])
         titles.append(f"W_pos, {name}: a point per dimension")
     whole = PANEL * len(specs) + GAP * (len(specs) - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=len(specs),
         cols=2,
         specs=specs,
@@ -51,17 +56,17 @@ def overview(ref: str, shown: Shown) -> plotly.graph_objects.Figure:
         horizontal_spacing=0.11,
     )
     row = 0
-    for table in shown.tables:
+    for table in tables:
         row += 1
-        add_values(found, row, table)
+        add_values(figure, row, table)
         if table.axis is not None:
-            add_vectors(found, row, table)
+            add_vectors(figure, row, table)
             row += 1
-            add_spectrum(found, row, table)
-    for one, other in shown.positions.values():
+            add_spectrum(figure, row, table)
+    for one, other in compared.values():
         row += 1
-        add_positions(found, row, one, other)
-    found.update_layout(
+        add_positions(figure, row, one, other)
+    figure.update_layout(
         height=ABOVE + whole + BOTTOM + KEY,
         margin={"t": ABOVE, "b": BOTTOM + KEY},
         bargap=0.4,
@@ -69,20 +74,20 @@ def overview(ref: str, shown: Shown) -> plotly.graph_objects.Figure:
         legend={"y": -60 / whole, "yanchor": "top"},
         template=template("light"),
     )
-    found.update_annotations(font_size=13)
-    return found
+    figure.update_annotations(font_size=13)
+    return figure
 
 
-def named(found: Any, name: str) -> dict[str, Any]:
+def named(figure: Any, name: str) -> dict[str, Any]:
     """One entry of the legend for all traces of a name."""
     return {
         "name": name,
         "legendgroup": name,
-        "showlegend": name not in {trace.name for trace in found.data},
+        "showlegend": name not in {trace.name for trace in figure.data},
     }
 
 
-def add_values(found: Any, row: int, table: Seen) -> None:
+def add_values(figure: Any, row: int, table: TableView) -> None:
     sizes = table.singular.values
     places = list(range(1, len(sizes) + 1))
     for name, values, colour, dash in (
@@ -90,7 +95,7 @@ def add_values(found: Any, row: int, table: Seen) -> None:
         ("singular values", sizes, COLOURS["light"][0], "solid"),
     ):
         if values is not None:
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "scatter",
                     "mode": "lines",
@@ -98,7 +103,7 @@ def add_values(found: Any, row: int, table: Seen) -> None:
                     "y": values.tolist(),
                     "line": {"color": colour, "dash": dash},
                     "hovertemplate": "value %{x}: %{y:.3g}<extra></extra>",
-                    **named(found, name),
+                    **named(figure, name),
                 },
                 row=row,
                 col=1,
@@ -106,7 +111,7 @@ def add_values(found: Any, row: int, table: Seen) -> None:
     for share, symbol in ((0.5, "diamond"), (0.9, "square")):
         at = table.singular.needed(share)
         if at:
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "scatter",
                     "mode": "markers",
@@ -114,16 +119,16 @@ def add_values(found: Any, row: int, table: Seen) -> None:
                     "y": [float(sizes[at - 1])],
                     "marker": {"symbol": symbol, "size": 11, "color": COLOURS["light"][1]},
                     "hovertemplate": f"{share:.0%} of the sum with %{{x}}<extra></extra>",
-                    **named(found, f"singular values: {share:.0%} of ΣS"),
+                    **named(figure, f"singular values: {share:.0%} of ΣS"),
                 },
                 row=row,
                 col=1,
             )
-    found.update_xaxes(title_text="number of the singular value", row=row, col=1)
-    found.update_yaxes(title_text="size", rangemode="tozero", row=row, col=1)
+    figure.update_xaxes(title_text="number of the singular value", row=row, col=1)
+    figure.update_yaxes(title_text="size", rangemode="tozero", row=row, col=1)
 
 
-def add_vectors(found: Any, row: int, table: Seen) -> None:
+def add_vectors(figure: Any, row: int, table: TableView) -> None:
     """The first ones, one above the other: a line of its own each says more than lines that cross."""
     import numpy as np
 
@@ -135,7 +140,7 @@ def add_vectors(found: Any, row: int, table: Seen) -> None:
     ticks = []
     for k in range(vectors.shape[1]):
         ticks.append(f"{k + 1} ({about.frequency[k]})")
-        found.add_trace(
+        figure.add_trace(
             {
                 "type": "scatter",
                 "mode": "lines",
@@ -149,8 +154,8 @@ def add_vectors(found: Any, row: int, table: Seen) -> None:
             row=row,
             col=2,
         )
-    found.update_xaxes(title_text=table.axis, row=row, col=2)
-    found.update_yaxes(
+    figure.update_xaxes(title_text=table.axis, row=row, col=2)
+    figure.update_yaxes(
         tickmode="array",
         tickvals=[-k * step for k in range(len(ticks))],
         ticktext=ticks,
@@ -160,7 +165,7 @@ def add_vectors(found: Any, row: int, table: Seen) -> None:
     )
 
 
-def add_spectrum(found: Any, row: int, table: Seen) -> None:
+def add_spectrum(figure: Any, row: int, table: TableView) -> None:
     frequencies = table.frequencies
     assert frequencies is not None
     norms, significant = frequencies.norms, frequencies.significant
@@ -170,14 +175,14 @@ def add_spectrum(found: Any, row: int, table: Seen) -> None:
     ):
         held = chosen.nonzero()[0]
         if len(held):
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "bar",
                     "x": (held + 1).tolist(),
                     "y": norms[held].tolist(),
                     "marker": {"color": colour},
                     "hovertemplate": "frequency %{x}: %{y:.3g}<extra></extra>",
-                    **named(found, name),
+                    **named(figure, name),
                 },
                 row=row,
                 col=1,
@@ -195,7 +200,7 @@ def add_spectrum(found: Any, row: int, table: Seen) -> None:
     if table.norms_beside is not None:
         lines.append(("untrained, mean", table.norms_beside.tolist(), COLOURS["light"][6], "dot"))
     for name, values, colour, dash in lines:
-        found.add_trace(
+        figure.add_trace(
             {
                 "type": "scatter",
                 "mode": "lines",
@@ -203,16 +208,16 @@ def add_spectrum(found: Any, row: int, table: Seen) -> None:
                 "y": values,
                 "line": {"color": colour, "dash": dash, "width": 1.5},
                 "hoverinfo": "name",
-                **named(found, name),
+                **named(figure, name),
             },
             row=row,
             col=1,
         )
-    found.update_xaxes(title_text="frequency", row=row, col=1)
-    found.update_yaxes(title_text="norm of cos and sin", rangemode="tozero", row=row, col=1)
+    figure.update_xaxes(title_text="frequency", row=row, col=1)
+    figure.update_yaxes(title_text="norm of cos and sin", rangemode="tozero", row=row, col=1)
 
 
-def add_positions(found: Any, row: int, one: Any, other: Any) -> None:
+def add_positions(figure: Any, row: int, one: Any, other: Any) -> None:
     from interp_tasks.experiments.weights.position_similarity import PUBLISHED_DIMENSIONS
 
     for name, part, colour, symbol in (
@@ -220,7 +225,7 @@ def add_positions(found: Any, row: int, one: Any, other: Any) -> None:
         ("W_pos: other dimensions", slice(PUBLISHED_DIMENSIONS, None), 0, "circle"),
     ):
         if len(one[part]):
-            found.add_trace(
+            figure.add_trace(
                 {
                     "type": "scatter",
                     "mode": "markers",
@@ -228,16 +233,16 @@ def add_positions(found: Any, row: int, one: Any, other: Any) -> None:
                     "y": other[part].tolist(),
                     "marker": {"color": COLOURS["light"][colour], "symbol": symbol, "size": 6},
                     "hovertemplate": "(%{x:.3g}, %{y:.3g})<extra></extra>",
-                    **named(found, name),
+                    **named(figure, name),
                 },
                 row=row,
                 col=1,
             )
-    found.update_xaxes(title_text="W_pos at the first position", row=row, col=1)
-    found.update_yaxes(title_text="at the second position", row=row, col=1)
+    figure.update_xaxes(title_text="W_pos at the first position", row=row, col=1)
+    figure.update_yaxes(title_text="at the second position", row=row, col=1)
 
 
-def heatmaps(ref: str, weights: Mapping[str, NDArray[np.float32]]) -> plotly.graph_objects.Figure:
+def heatmaps(weights: Mapping[str, NDArray[np.float32]]) -> plotly.graph_objects.Figure:
     """A map of each tensor; wide ones take a row of their own."""
     import numpy as np
     from plotly.subplots import make_subplots
@@ -245,7 +250,7 @@ def heatmaps(ref: str, weights: Mapping[str, NDArray[np.float32]]) -> plotly.gra
     panels = list(weights.items())
     heights = [min(PANEL, max(40, 2 * len(values))) for _, values in panels]
     whole = sum(heights) + GAP * (len(panels) - 1)
-    found = make_subplots(
+    figure = make_subplots(
         rows=len(panels),
         cols=1,
         row_heights=[height / sum(heights) for height in heights],
@@ -257,7 +262,7 @@ def heatmaps(ref: str, weights: Mapping[str, NDArray[np.float32]]) -> plotly.gra
     )
     for row, (_, values) in enumerate(panels, start=1):
         largest = float(np.abs(values).max())
-        found.add_trace(
+        figure.add_trace(
             {
                 "type": "heatmap",
                 # Bytes, which plotly writes as they are: a model has millions of weights.
@@ -268,12 +273,12 @@ def heatmaps(ref: str, weights: Mapping[str, NDArray[np.float32]]) -> plotly.gra
             row=row,
             col=1,
         )
-        found.update_yaxes(autorange="reversed", showgrid=False, zeroline=False, nticks=4, row=row, col=1)
-        found.update_yaxes(title_text="row", row=row, col=1)
-        found.update_xaxes(
+        figure.update_yaxes(autorange="reversed", showgrid=False, zeroline=False, nticks=4, row=row, col=1)
+        figure.update_yaxes(title_text="row", row=row, col=1)
+        figure.update_xaxes(
             title={"text": "column", "standoff": 4}, showgrid=False, zeroline=False, row=row, col=1
         )
-    found.update_layout(
+    figure.update_layout(
         height=TOP + whole + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
         template=template("light"),
@@ -291,5 +296,5 @@ def heatmaps(ref: str, weights: Mapping[str, NDArray[np.float32]]) -> plotly.gra
             },
         },
     )
-    found.update_annotations(font_size=13)
-    return found
+    figure.update_annotations(font_size=13)
+    return figure

@@ -7,24 +7,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.experiments.embeddings.measure import WEIGHTS, Tables, run_of
 from interp_tasks.experiments.weights.position_similarity import PUBLISHED_DIMENSIONS, of_positions
 from interp_tasks.experiments.weights.tensors import (
     ABOVE_MEAN,
     ABOVE_RELABELLED,
     LEADING,
     ORDERS,
-    Seen,
+    TableView,
     of_tables,
-    tables_of,
 )
 from interp_tasks.measurement.argument_types import checked
-from interp_tasks.measurement.beside_untrained import BESIDE
+from interp_tasks.measurement.embeddings.tables import WEIGHTS, Tables, tables_of
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Found, measure
-from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs
+from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs, run_of
+from interp_tasks.measurement.untrained import BESIDE
 from interp_tasks.measurement.untrained import untrained as untrained_model
-from interp_tasks.pages import Figure, Page
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,17 +31,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.embeddings.geometry import Array
 
 #: How many untrained models stand beside a checkpoint.
 MODELS = 20
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What figures show of one checkpoint: its tables, the compared rows of W_pos by name, and every weight."""
+class CheckpointView:
+    """The contents of one checkpoint's figures: its tables, the compared rows of W_pos by name, and every weight."""
 
-    tables: tuple[Seen, ...]
+    tables: tuple[TableView, ...]
     positions: Mapping[str, tuple[Array, Array]]
     weights: Mapping[str, NDArray[np.float32]]
 
@@ -51,35 +50,35 @@ class Shown:
 class WeightsResult(Result):
     """A :class:`Result` with what its figures show, by REF."""
 
-    shown: Mapping[str, Shown] = field(default_factory=dict)
+    shown: Mapping[str, CheckpointView] = field(default_factory=dict)
 
     def plot(self, ref: str | None = None) -> plotly.graph_objects.Figure:
-        """Of one checkpoint (default: the first): positions, singular values and vectors, spectrum."""
+        """Draws one checkpoint (default: the first): positions, singular values and vectors, spectrum."""
         from interp_tasks.experiments.weights.figure import overview
 
         ref = next(iter(self.shown)) if ref is None else ref
-        return self.titled(overview(ref, self.shown[ref]), f"Embeddings, {ref}")
+        return self.titled(overview(self.shown[ref].tables, self.shown[ref].positions), f"Embeddings, {ref}")
 
     def maps(self, ref: str | None = None) -> plotly.graph_objects.Figure:
-        """Of one checkpoint (default: the first): every weight tensor as a heat map."""
+        """Draws every weight tensor of one checkpoint (default: the first) as a heat map."""
         from interp_tasks.experiments.weights.figure import heatmaps
 
         ref = next(iter(self.shown)) if ref is None else ref
         if not self.shown[ref].weights:
             raise UserError(f"{ref}: every weight is 0, there is no map to draw")
-        return heatmaps(ref, self.shown[ref].weights)
+        return heatmaps(self.shown[ref].weights)
 
-    def page(self, title: str | None = None) -> Page:
-        """Both figures of every checkpoint, and the table."""
-        page = super().page(title or "weights")
+    def page_title(self) -> str:
+        return self.experiment
+
+    def figures(self) -> list[Figure]:
+        """Returns both figures of every checkpoint."""
         figures = []
         for ref in self.shown:
-            drawn = [(self.plot(ref), f"Embeddings, {ref}", self.caption())]
+            figures.append(Figure(self.plot(ref), f"Embeddings, {ref}", self.caption()))
             if self.shown[ref].weights:
-                drawn.append((self.maps(ref), f"Weights, {ref}", MAPS))
-            for figure, name, caption in drawn:
-                figures.append(Figure(figure, name, caption, height=int(figure.layout.height)))
-        return Page(page.title, [*figures, *page.sections[1:]], page.config, page.versions)
+                figures.append(Figure(self.maps(ref), f"Weights, {ref}", MAPS))
+        return figures
 
     def caption(self) -> str:
         return (
@@ -125,11 +124,11 @@ def weights(
         raise UserError("weights needs a task that says what its tokens stand for: leave --tokens out")
     mine, controls = ([given] if isinstance(given, str) else list(given) for given in (refs, control))
     check_control(mine, controls, Examples.of(options))
-    shown: dict[str, Shown] = {}
+    shown: dict[str, CheckpointView] = {}
     beside: dict[Any, list[Tables]] = {}
     ordered: dict[bool, None] = {}
 
-    def look(subject: Subject) -> Found:
+    def look(subject: Subject) -> Measured:
         import pandas
 
         task = subject.task
@@ -146,20 +145,18 @@ def weights(
         ordered.update(dict.fromkeys(table.axis is not None for table in tables))
         rows, seen = of_tables(tables, [tables_of(task, one) for one in others], subject.seed, every)
         found, compared = of_positions(task, own, others, subject.seed)
-        shown[str(subject.labels["ref"])] = Shown(tuple(seen), compared, raw(subject.model))
-        return Found(pandas.DataFrame([*found, *rows]), {})
+        shown[str(subject.labels["ref"])] = CheckpointView(tuple(seen), compared, raw(subject.model))
+        return Measured(pandas.DataFrame([*found, *rows]), {})
 
     config = {"control": controls, "untrained": untrained, "every": every}
     result = measure("weights", [*mine, *controls], options, look, config=config)
     frame = result.frame.assign(split=WEIGHTS)
     # No run trained these.
     frame.loc[frame["intervention"].str.startswith(BESIDE), "n_runs"] = 0
-    return WeightsResult(
-        **{
-            **vars(result),
-            "frame": frame,
-            "notes": tuple(notes(controls, untrained, every, True in ordered)),
-        },
+    return WeightsResult.of(
+        result,
+        frame=frame,
+        notes=tuple(notes(controls, untrained, every, True in ordered)),
         shown=shown,
     )
 

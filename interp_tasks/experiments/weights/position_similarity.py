@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.embeddings.measure import Tables, interval, resamples
-from interp_tasks.measurement.beside_untrained import both
+from interp_tasks.measurement.embeddings.tables import Tables, interval, resamples
+from interp_tasks.measurement.untrained import both
 
 if TYPE_CHECKING:
-    from interp_tasks.measurement.geometry import Array
+    from interp_tasks.measurement.embeddings.geometry import Array
     from tasks import Task
 
 #: Dimensions that the published similarity of positions is over: the first ones.
@@ -61,7 +61,7 @@ def similarities(table: Array, pair: tuple[int, int], dimensions: int, weights: 
     """Pearson and cosine of two rows over their first dimensions, weighted ``[draws dimension]``; by metric."""
     import numpy as np
 
-    from interp_tasks.measurement.geometry import correlation
+    from interp_tasks.measurement.embeddings.geometry import correlation
 
     one, other = (table[place, :dimensions] for place in pair)
     products = weights @ (one * other)

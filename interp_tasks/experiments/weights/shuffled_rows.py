@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from interp_tasks.measurement.geometry import Array
+from interp_tasks.measurement.embeddings.geometry import Array
 
 #: Chance that a table whose rows stand in no order has a significant frequency at all.
 LEVEL = 0.05
@@ -27,7 +27,7 @@ class Relabelled:
 
     @property
     def p_values(self) -> Array:
-        """Of each frequency: how often a random order has any frequency as strong; adjusted for all frequencies."""
+        """Returns how often a random order has any frequency as strong as each; adjusted for all frequencies."""
         # Ties count against significance; rounding must not break them.
         hits = (self.strongest >= self.norms[:, None] * (1 - 1e-12)).sum(1)
         return np.asarray((1 + hits) / (1 + len(self.strongest)), dtype=float)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from interp_tasks.measurement.geometry import Array
+from interp_tasks.measurement.embeddings.geometry import Array
 
 #: Chance that white noise of the length of a singular vector is called periodic.
 LEVEL = 0.05
@@ -56,8 +56,7 @@ def spread_over(values: Array) -> float:
 
 @dataclass(frozen=True)
 class Periodicity:
-    """Of each function ``[k]``: its strongest frequency, the share of its variance there, and whether that is more
-    than white noise would have."""
+    """The strongest frequency of each function ``[k]``, its share of the variance, and whether white noise has less."""
 
     frequency: NDArray[np.int64]
     share: Array

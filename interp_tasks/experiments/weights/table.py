@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.experiments.weights.position_similarity import COSINE, PEARSON
 from interp_tasks.experiments.weights.tensors import BEST, NORM
-from interp_tasks.measurement.beside_untrained import BESIDE
+from interp_tasks.measurement.table import filled, value_text
+from interp_tasks.measurement.untrained import BESIDE
 from interp_tasks.pages import Column, number, p_value, with_interval
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def what(row: Mapping[Any, Any]) -> str:
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    """Of ``view_rows``."""
+    """Returns the columns of ``view_rows``."""
     columns = [
         Column("of", "variant"),
         Column("metric", "what"),
@@ -49,17 +49,9 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
     if frame["baseline"].notna().any():
         columns.append(Column("untrained [95% range]", "baseline", beside_text))
     if frame["p_adjusted"].notna().any():
-        columns.append(Column("p adj.", "p_adjusted", p_text))
+        columns.append(Column("p adj.", "p_adjusted", filled("p_adjusted", p_value)))
     return columns
-
-
-def value_text(row: Mapping[str, Any]) -> str:
-    return with_interval(number(row["value"]), row["ci_low"], row["ci_high"])
 
 
 def beside_text(row: Mapping[str, Any]) -> str:
     return with_interval(number(row["baseline"]), row["beside low"], row["beside high"])
-
-
-def p_text(row: Mapping[str, Any]) -> str:
-    return "" if math.isnan(row["p_adjusted"]) else p_value(row["p_adjusted"])

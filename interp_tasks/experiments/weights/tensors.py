@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.embeddings.measure import Tables
-from interp_tasks.measurement.beside_untrained import Key, both
+from interp_tasks.measurement.embeddings.tables import Table
+from interp_tasks.measurement.untrained import Key, both
 
 if TYPE_CHECKING:
     from interp_tasks.experiments.weights.shuffled_rows import Relabelled
     from interp_tasks.experiments.weights.singular_vectors import Singular
-    from interp_tasks.measurement.geometry import Array
-    from tasks import Task
+    from interp_tasks.measurement.embeddings.geometry import Array
 
 #: Random orders of the digits: of the checkpoint's table, and of each untrained one's.
-ORDERS, FEWER_ORDERS = 999, 199
+ORDERS, UNTRAINED_ORDERS = 999, 199
 #: Singular vectors that have a row of their own, at most.
 VECTORS = 8
 #: What ``intervention`` says of a row.
@@ -27,17 +26,8 @@ NINETY, GINI, NORM = "frequencies for 90% of the variance", "Gini coefficient of
 
 
 @dataclass(frozen=True)
-class Table:
-    """A token table ``[row d]``; ``axis`` names the coordinate whose values its rows are in order, if they are."""
-
-    label: str
-    rows: Array
-    axis: str | None
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What figures show of one table of a checkpoint.
+class TableView:
+    """The contents of the figure of one table of a checkpoint.
 
     Attributes:
         label, axis: of the table.
@@ -55,22 +45,8 @@ class Seen:
     norms_beside: Array | None = None
 
 
-def tables_of(task: Task, held: Tables) -> list[Table]:
-    """The rows of W_E for each coordinate of the grid of inputs; without one, for the values that tokens stand for."""
-    by_values = {axis.values: axis.name for axis in task.grid_axes() if axis.position is not None}
-    if by_values:
-        one = len(by_values) == 1
-        return [
-            Table("W_E" if one else f"W_E ({name})", held.tokens[list(values)], "digit" if one else name)
-            for values, name in by_values.items()
-        ]
-    values = task.token_values()
-    used = sorted(values, key=lambda token: values[token]) or list(range(len(held.tokens)))
-    return [Table("W_E", held.tokens[used], None)]
-
-
 @dataclass(frozen=True)
-class Measured:
+class MeasuredTable:
     """One table, measured: numbers by key, and what they were read off."""
 
     numbers: dict[Key, float]
@@ -81,7 +57,7 @@ class Measured:
     published: frozenset[int]
 
 
-def measured(table: Table, orders: int, seed: int) -> Measured:
+def measured(table: Table, orders: int, seed: int) -> MeasuredTable:
     """Every number of one table."""
     from interp_tasks.experiments.weights.shuffled_rows import relabelled
     from interp_tasks.experiments.weights.singular_vectors import Singular, periodicity
@@ -94,7 +70,7 @@ def measured(table: Table, orders: int, seed: int) -> Measured:
             numbers[table.label, VALUES, metric] = float(singular.needed(share, power))
     numbers[table.label, VALUES, "effective rank"] = singular.effective_rank
     if table.axis is None:
-        return Measured(numbers, singular, {}, None, 0.0, frozenset())
+        return MeasuredTable(numbers, singular, {}, None, 0.0, frozenset())
     leading = singular.vectors[:, : max(1, singular.needed(0.5))]
     found = periodicity(leading)
     numbers[table.label, LEADING, PERIODIC] = float(found.periodic.mean())
@@ -107,7 +83,7 @@ def measured(table: Table, orders: int, seed: int) -> Measured:
     of_spectrum, bound, published = spectral_numbers(table.rows)
     numbers |= {(table.label, SPECTRUM, metric): value for metric, value in of_spectrum.items()}
     numbers[table.label, SPECTRUM, ABOVE_RELABELLED] = float(frequencies.significant.sum())
-    return Measured(numbers, singular, vectors, frequencies, bound, published)
+    return MeasuredTable(numbers, singular, vectors, frequencies, bound, published)
 
 
 def spectral_numbers(rows: Array) -> tuple[dict[str, float], float, frozenset[int]]:
@@ -134,7 +110,7 @@ def spectral_numbers(rows: Array) -> tuple[dict[str, float], float, frozenset[in
 
 def of_tables(
     tables: Sequence[Table], others: Sequence[Sequence[Table]], seed: int, every: bool
-) -> tuple[list[dict[str, Any]], list[Seen]]:
+) -> tuple[list[dict[str, Any]], list[TableView]]:
     """Rows of token tables, each beside the same table of other models, and what figures show of them."""
     import numpy as np
 
@@ -142,31 +118,29 @@ def of_tables(
     shown = []
     for place, table in enumerate(tables):
         own = measured(table, ORDERS, seed)
-        beside = [measured(each[place], FEWER_ORDERS, seed) for each in others]
+        beside = [measured(each[place], UNTRAINED_ORDERS, seed) for each in others]
         common = {"site": "embed", "n": len(table.rows)}
         for key, value in own.numbers.items():
             rows += both(key, value, [each.numbers[key] for each in beside], common)
             if key[1:] == (LEADING, BEST):
                 rows += vector_rows(table, own, beside, common)
         sizes = np.mean([each.singular.values for each in beside], 0) if beside else None
-        seen = Seen(table.label, table.axis, own.singular, sizes)
+        seen = TableView(table.label, table.axis, own.singular, sizes)
         if own.frequencies is not None:
             norms = [each.frequencies.norms for each in beside if each.frequencies is not None]
             rows += frequency_rows(table, own, norms, common, every)
-            seen = Seen(
-                **{
-                    **vars(seen),
-                    "frequencies": own.frequencies,
-                    "above_mean": own.above_mean,
-                    "norms_beside": np.mean(norms, 0) if norms else None,
-                }
+            seen = replace(
+                seen,
+                frequencies=own.frequencies,
+                above_mean=own.above_mean,
+                norms_beside=np.mean(norms, 0) if norms else None,
             )
         shown.append(seen)
     return rows, shown
 
 
 def vector_rows(
-    table: Table, own: Measured, beside: Sequence[Measured], common: Mapping[str, Any]
+    table: Table, own: MeasuredTable, beside: Sequence[MeasuredTable], common: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """A row for each of the first leading singular vectors."""
     for name, (frequency, share) in own.vectors.items():
@@ -175,7 +149,7 @@ def vector_rows(
 
 
 def frequency_rows(
-    table: Table, own: Measured, beside: Sequence[Array], common: Mapping[str, Any], every: bool
+    table: Table, own: MeasuredTable, beside: Sequence[Array], common: Mapping[str, Any], every: bool
 ) -> Iterator[dict[str, Any]]:
     """A row for each frequency, unless ``every`` only for those above either bound."""
     found = own.frequencies

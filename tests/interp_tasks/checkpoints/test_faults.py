@@ -23,11 +23,11 @@ from interp_tasks.checkpoints import (
     read_run,
     save_checkpoint,
 )
-from interp_tasks.checkpoints.digest import digest
+from interp_tasks.checkpoints.atomic import digest
 from interp_tasks.checkpoints.meta import read_meta, signed
 from interp_tasks.checkpoints.training_state import read_training_state
 from interp_tasks.errors import UserError
-from tasks.base import TaskError
+from tasks.errors import TaskError
 from tasks.hooked import construct
 
 

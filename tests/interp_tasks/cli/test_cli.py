@@ -17,11 +17,11 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.cli.commands import COMMANDS
 from interp_tasks.cli.failures import exit_code_of
-from interp_tasks.cli.settings import read_seeds, read_settings
 from interp_tasks.cli.tables import heading
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
 from interp_tasks.measurement.header import said
+from interp_tasks.settings import read_seeds, read_settings
 from interp_tasks.training.config import TrainConfig
 
 SMALL = ["--samples", "12", "--quiet"]

@@ -15,7 +15,7 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, AttentionResult, attention
-from interp_tasks.experiments.attention.measure import FOLLOWS, MOVED
+from interp_tasks.experiments.attention.table import FOLLOWS, MOVED
 from tasks import Batch
 
 N, SEED = 24, 3

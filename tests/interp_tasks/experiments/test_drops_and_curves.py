@@ -16,8 +16,9 @@ from interp_tasks.checkpoints import detect_drop
 from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, curve, drops
 from interp_tasks.experiments.curve.measure import between_points
-from interp_tasks.experiments.drops.measure import plateau_until, spearman
+from interp_tasks.experiments.drops.measure import plateau_until
 from interp_tasks.experiments.drops.table import view_rows
+from interp_tasks.measurement.crossings import spearman
 from interp_tasks.measurement.run_logs import read_runs
 
 STEPS = range(0, 4001, 50)

@@ -3,6 +3,7 @@
 import copy
 import json
 import statistics
+import sys
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from plotly.colors import sample_colorscale
 
 import tasks
 from circuits import CircuitsError, ablate, run
+from circuits.figures.palette import contrast, diverging
 from circuits.interventions.replacements import derangement
 from circuits.model.sites import KINDS
 from circuits.transplant import COMPONENTS as CIRCUITS_COMPONENTS
@@ -28,7 +30,6 @@ from interp_tasks.measurement.options import (
     check_site,
 )
 from interp_tasks.pages import signed
-from interp_tasks.pages.palette import contrast, diverging
 from tasks import Batch
 
 N, SEED = 24, 3
@@ -310,7 +311,7 @@ def test_lens_of_a_post_norm_model_has_what_its_norms_add(tmp_path):
 
 def test_lens_in_several_passes_is_lens_in_one(folders, monkeypatch):
     whole = lens(folders[0], samples=N).frame
-    monkeypatch.setattr("interp_tasks.experiments.lens.measure.TOKENS_PER_PASS", 45)
+    monkeypatch.setattr(sys.modules["interp_tasks.experiments.lens.measure"], "TOKENS_PER_PASS", 45)
     parts = lens(folders[0], samples=N).frame
     assert parts["value"].tolist() == pytest.approx(whole["value"].tolist(), rel=1e-5)
     assert parts["variant"].tolist() == whole["variant"].tolist()

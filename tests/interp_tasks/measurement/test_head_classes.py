@@ -13,7 +13,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.experiments import ablation, attention, heads, patch
 from interp_tasks.experiments.attention.figure import over_steps
 from interp_tasks.experiments.attention.table import view_columns, view_rows
-from interp_tasks.measurement.head_classes import UNINTERPRETABLE, roles, roles_elsewhere
+from interp_tasks.measurement.head_classes import UNINTERPRETABLE, classify_heads, head_classes_held_out
 from interp_tasks.measurement.subjects import Examples, subjects
 from tasks import TaskError
 
@@ -82,7 +82,7 @@ def test_a_static_head_on_the_middle_row_processes_the_input():
         return found
 
     with intervene(subject.model, edit("pattern", still, "0.0"), edit("pattern", noisy, "0.1-2")):
-        found = roles(subject)
+        found = classify_heads(subject)
     assert found.classes[0, 0] == "input_processing"
     moved = found.moves["mask"].frame.set_index(["layer", "head"])["ci_high"]
     for head in (Head(0, 1), Head(0, 2)):
@@ -140,7 +140,7 @@ def by_class():
 
 def test_groups_are_classes_found_on_other_examples(by_class):
     (subject,) = subjects(POST, Examples(samples=64))
-    groups = roles_elsewhere(subject).groups()
+    groups = head_classes_held_out(subject).groups()
     assert list(dict.fromkeys(by_class.frame["variant"])) == [*groups, "all"]
     assert len(groups) > 2
     assert UNINTERPRETABLE in groups
@@ -158,19 +158,19 @@ def test_groups_are_classes_found_on_other_examples(by_class):
 
 def test_other_examples_are_none_of_those_measured(monkeypatch):
     seen = []
-    from interp_tasks.measurement import head_classes as head_classes
+    from interp_tasks.measurement import head_classes
 
     def looked(subject, **settings):
         seen.append(subject)
-        return roles(subject, **settings)
+        return classify_heads(subject, **settings)
 
-    monkeypatch.setattr(head_classes, "roles", looked)
+    monkeypatch.setattr(head_classes, "classify_heads", looked)
     for split in (
         "test",
         "validation",
     ):  # as many as classes are found on: the same sample, but for the split
         (subject,) = subjects(POST, Examples(samples=256, split=split))
-        roles_elsewhere(subject)
+        head_classes_held_out(subject)
         mine = {tuple(row) for row in subject.tokens.tolist()}
         assert not mine & {tuple(row) for row in seen[-1].tokens.tolist()}
         assert len(seen[-1].tokens) == 256
@@ -205,7 +205,7 @@ def test_the_least_patterned_heads_and_as_many_at_random():
     result = heads(POST, by_class=True, least=5, random=3, samples=16, seed=SEED)
     frame = result.frame
     (subject,) = subjects(POST, Examples(samples=16, seed=SEED))
-    found = roles_elsewhere(subject)
+    found = head_classes_held_out(subject)
     groups = found.groups()
     # By hand: of every head the best corrected score over templates that may be classes.
     scores = found.scores.frame[found.scores.frame["template"].isin(found.possible)]
@@ -252,7 +252,7 @@ def test_random_heads_beside_groups_of_ones_own():
 def test_a_patch_of_each_class_of_heads(tmp_path, capsys):
     frame = patch(POST, "negated", heads="each-layer", by_class=True, samples=32, seed=SEED).frame
     (subject,) = subjects(POST, Examples(samples=32, seed=SEED))
-    groups = roles_elsewhere(subject).groups()
+    groups = head_classes_held_out(subject).groups()
     assert list(dict.fromkeys(frame["variant"])) == ["layer 0", "layer 1", "layer 2", *groups]
     batch = subject.batch
     negated = subject.task.patch_sources(batch)["negated"]

@@ -11,6 +11,7 @@ import plotly.graph_objects
 import pytest
 from plotly.offline import get_plotlyjs
 
+from circuits.figures.palette import COLOURS, GROUND
 from interp_tasks.errors import UserError
 from interp_tasks.pages import (
     Column,
@@ -26,7 +27,6 @@ from interp_tasks.pages import (
     with_interval,
     write_atomically,
 )
-from interp_tasks.pages.palette import COLOURS, GROUND
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\u2028"
 VOID = {"meta", "img", "br", "link", "input", "hr"}

@@ -23,7 +23,7 @@ from interp_tasks.pages.pack import deflated, pack
 from interp_tasks.published import read_paper
 from interp_tasks.report import check_report, read_source, report
 from interp_tasks.report.attention import (
-    MOST_NUMBERS,
+    MAX_NUMBERS,
     attention_section,
     places,
     position_labels,
@@ -284,7 +284,7 @@ def test_one_checkpoint_on_bare_tokens(run):
 
 
 def test_what_would_make_the_page_too_large_is_left_out(found, monkeypatch):
-    monkeypatch.setattr("interp_tasks.report.attention.MOST_NUMBERS", 3 * 2 * 2 * 81 - 1)
+    monkeypatch.setattr("interp_tasks.report.attention.MAX_NUMBERS", 3 * 2 * 2 * 81 - 1)
     section = attention_section(found.views)
     assert isinstance(section, Text)
     assert section.body.startswith("Left out: 972 numbers")
@@ -320,7 +320,7 @@ def test_fifty_checkpoints_of_32_heads_fit_whatever_they_attend_to():
     from interp_tasks.report.attention import BUDGET
 
     noise = np.random.default_rng(0).uniform(size=(5, 4 * 49, 8 * 49))
-    assert 10 * noise.size < MOST_NUMBERS
+    assert 10 * noise.size < MAX_NUMBERS
     maps = len(pack(noise, BUDGET // 10).data)
     assert maps <= BUDGET // 10
     assert 10 * maps + len(deflated(get_plotlyjs())) + 2e6 < 15e6

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from interp_tasks.published import Bounds
-from interp_tasks.reproduction import intervals as intervals
+from interp_tasks.reproduction import intervals
 from interp_tasks.reproduction.verdicts import decision, two_sided
 
 DRAWS = 4000

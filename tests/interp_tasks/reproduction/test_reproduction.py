@@ -3,12 +3,13 @@
 import json
 import os
 import shutil
+import sys
 
 import pandas
 import pytest
 
 import tasks
-from interp_tasks import experiments, reproduction, train
+from interp_tasks import experiments, train
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.published import Claim
@@ -481,7 +482,7 @@ def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
     assert page.count('class="plot"') == 2
     assert "It &lt;b&gt;stays" in page
     assert paper.run[1].command(str(runs)) in page.replace("&#x27;", "'")
-    monkeypatch.setattr(reproduction.reproduction, "read_paper", lambda name: paper)
+    monkeypatch.setattr(sys.modules[reproduce.__module__], "read_paper", lambda name: paper)
     monkeypatch.setenv("COLUMNS", "80")
     arguments = ["reproduce", "small", "--runs", str(runs), "--out", str(tmp_path / "cli"), "--jobs", "1"]
     assert main(arguments) == 0
@@ -524,7 +525,7 @@ def test_a_crash_is_told_after_everything_else_is_written(runs, tmp_path, monkey
     paper = parse_paper(
         content(claim(where={"metric": "none"}).model_dump(), claim(id="u").model_dump()), "x"
     )
-    monkeypatch.setattr(reproduction.reproduction, "read_paper", lambda name: paper)
+    monkeypatch.setattr(sys.modules[reproduce.__module__], "read_paper", lambda name: paper)
     assert main(["reproduce", "small", "--runs", str(runs), "--out", str(tmp_path), "--jobs", "1"]) == 2
     captured = capsys.readouterr()
     assert "claim value on a: no row has" in captured.err

@@ -28,7 +28,7 @@ from interp_tasks.checkpoints import read_metrics, read_run
 from interp_tasks.cli import main
 from interp_tasks.errors import Diverged, UserError
 from interp_tasks.search import Choices, Plan, Range, make_plan, result, search
-from interp_tasks.search import search as conducting
+from interp_tasks.search import study as study_module
 from interp_tasks.search.space import read_space, read_vary, shipped_spaces
 from interp_tasks.search.storage import check_storage, without_password
 from interp_tasks.search.trials import built, value_of
@@ -79,7 +79,7 @@ class FakeTrainer:
         monkeypatch.setattr(trials_module, "train", self)
         if not results:
             monkeypatch.setattr(result, "importances", lambda study, seed: {})
-            monkeypatch.setattr(result.Found, "write", lambda self, folder: [])
+            monkeypatch.setattr(result.SearchResult, "write", lambda self, folder: [])
 
     def __call__(self, task: Any, *, out: Path, config: Any, progress: Any, **rest: Any) -> Path:
         self.runs.append(out.name)
@@ -575,7 +575,7 @@ REAL = {"train.steps": "40", "train.checkpoint_every": "8", "train.log_every": "
 
 def test_killed_with_9_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real runs: the one that was being trained goes on from its last checkpoint, to the same log."""
-    monkeypatch.setattr(result.Found, "write", lambda self, folder: [])
+    monkeypatch.setattr(result.SearchResult, "write", lambda self, folder: [])
     real = plan(settings=REAL)
     child = forked(lambda: search(real, out=tmp_path / "cut", trials=3))
     killed_at = tmp_path / "cut" / "trial-0001" / "checkpoints" / "00000016" / "meta.json"
@@ -619,17 +619,17 @@ def test_a_trial_that_ends_while_it_is_looked_at_is_not_begun_again(
     fake: FakeTrainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Another process tells the result and lets the trial go, between the look at its state and the claim."""
-    claim_if_free = conducting.claim_if_free
+    claim_if_free = study_module.claim_if_free
 
     def ended_meanwhile(out: Path, name: str) -> Any:
         held = claim_if_free(out, name)
         study.tell(0, 1.0)
         return held
 
-    monkeypatch.setattr(conducting, "claim_if_free", ended_meanwhile)
+    monkeypatch.setattr(study_module, "claim_if_free", ended_meanwhile)
     study = optuna.create_study(storage=f"sqlite:///{tmp_path / 'a.db'}")
     study.ask()
-    dealt = conducting.next_trial(study, plan(), tmp_path, 2)
+    dealt = study_module.next_trial(study, plan(), tmp_path, 2)
     assert dealt is not None
     trial, held = dealt
     with held:

@@ -9,7 +9,8 @@ import torch
 
 import tasks
 from interp_tasks.training.forward import FusedForward, HookedForward
-from tasks.base import TaskError, pool_parts
+from tasks.base import pool_parts
+from tasks.errors import TaskError
 
 SIZES = {"sizes": (2, 3, 4), "grid_max": 1, "grid_step": 0.1}
 

@@ -10,9 +10,9 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, embeddings
-from interp_tasks.experiments.embeddings.measure import ALIGNMENT, HALF_WAY, half_way
+from interp_tasks.experiments.embeddings.measure import HALF_WAY, half_way
 from interp_tasks.measurement.crossings import crossing
-from interp_tasks.measurement.geometry import (
+from interp_tasks.measurement.embeddings.geometry import (
     clustered,
     correlation,
     distances,
@@ -22,6 +22,7 @@ from interp_tasks.measurement.geometry import (
     silhouette,
     tsne,
 )
+from interp_tasks.measurement.embeddings.tables import ALIGNMENT
 
 RNG = np.random.default_rng(0)
 ONES = np.ones((1, 30))
@@ -202,9 +203,9 @@ def test_half_of_the_way_is_between_stored_steps(tmp_path):
 
 def test_a_plain_dot_product_not_centred_is_what_is_correlated(task, tmp_path):
     """Against the same in four lines of numpy."""
-    from interp_tasks.experiments.embeddings.measure import Asked, Tables, of_tokens
+    from interp_tasks.measurement.embeddings.tables import EmbeddingTargets, Tables, of_tokens
 
-    asked = Asked(task.token_values(), {})
+    asked = EmbeddingTargets(task.token_values(), {})
     own, end = Tables.of(arranged(task, 2.0)), Tables.of(arranged(task))
     own.tokens[:, 2] += 3.0
     # Components of its own that are not the last checkpoint's.

@@ -12,9 +12,9 @@ from interp_tasks import load_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, embeddings, order
-from interp_tasks.experiments.embeddings.measure import ALIGNMENT
 from interp_tasks.experiments.order.measure import STEP, VALUE
 from interp_tasks.experiments.order.quantities import pooled
+from interp_tasks.measurement.embeddings.tables import ALIGNMENT
 from tasks import pool
 
 STEPS = (0, 2, 4, 6, 8)
@@ -85,10 +85,10 @@ def test_alignment_is_that_of_embeddings(result, refs):
 def test_attention_is_that_of_the_heads_that_end_in_a_class(task, refs, monkeypatch):
     """Against loops over examples, heads and queries; the class is made up, so that it surely has heads."""
     from circuits.model.heads import Head
-    from interp_tasks.experiments.order.measure import Followed
+    from interp_tasks.experiments.order.quantities import RunEnd
 
     chosen = (Head(0, 1), Head(1, 0))
-    monkeypatch.setattr(Followed, "classes", lambda self, subject: {"row_observed": chosen})
+    monkeypatch.setattr(RunEnd, "classes", lambda self, subject: {"row_observed": chosen})
     found = order(refs, "attention", start="first", samples=6).frame
     batch, model = task.sample(6), load_checkpoint(refs[2]).model
     _, seen = model.run_with_cache(batch.tokens)
@@ -105,8 +105,8 @@ def test_attention_is_that_of_the_heads_that_end_in_a_class(task, refs, monkeypa
 
 def test_classes_are_those_that_attention_finds(task, refs):
     """A head on its own position everywhere also fits a template that is only there as another class's exception."""
-    from interp_tasks.experiments.order.measure import Followed
-    from interp_tasks.measurement.head_classes import roles
+    from interp_tasks.experiments.order.quantities import RunEnd
+    from interp_tasks.measurement.head_classes import classify_heads
     from interp_tasks.measurement.subjects import Examples, subjects
 
     (subject,) = subjects(refs[2], Examples(samples=64))
@@ -119,9 +119,9 @@ def test_classes_are_those_that_attention_finds(task, refs):
         for weight in (model.blocks[0].attn.W_Q, model.blocks[0].attn.W_K):
             weight[0].zero_()
             weight[0, :2, :2] = 20 * torch.eye(2)
-    found = Followed((), "cpu", _end=subject.checkpoint).classes(subject)
+    found = RunEnd("", "cpu", _checkpoint=subject.checkpoint).classes(subject)
     assert [(head.layer, head.head) for head in found.get("identity", ())] == [(0, 0)]
-    assert set(found) <= set(roles(subject, where=None).possible)
+    assert set(found) <= set(classify_heads(subject, where=None).possible)
 
 
 def test_the_way_from_the_plateau_is_shorter(run, refs, monkeypatch):

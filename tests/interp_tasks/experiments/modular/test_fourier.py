@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.experiments.fourier.measure import RULES, THRESHOLD
+from interp_tasks.measurement.key_rules import RULES, THRESHOLD
 from tasks import GridAxis
 
 P = 11
@@ -166,7 +167,7 @@ def batch_of(task):
 
 def test_in_several_passes_as_in_one(folders, periodic, monkeypatch):
     one = [experiments.fourier(folder, samples=20, every=True).frame for folder in (folders[0], periodic[1])]
-    monkeypatch.setattr("interp_tasks.experiments.fourier.measure.TOKENS_PER_PASS", 50)
+    monkeypatch.setattr(sys.modules["interp_tasks.experiments.fourier.measure"], "TOKENS_PER_PASS", 50)
     other = [
         experiments.fourier(folder, samples=20, every=True).frame for folder in (folders[0], periodic[1])
     ]

@@ -13,7 +13,7 @@ from interp_tasks import UserError
 from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, generalisation
 from interp_tasks.experiments.generalisation.table import view_rows
-from interp_tasks.measurement.reaching import in_order, median, over_seeds, ratio_of_steps, reached
+from interp_tasks.measurement.crossings import in_order, median, over_seeds, ratio_of_steps, reached
 from interp_tasks.published import Claim
 from interp_tasks.reproduction.verdicts import judge
 

@@ -14,7 +14,7 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.experiments.progress import phases as phases
+from interp_tasks.experiments.progress import phases
 from interp_tasks.experiments.progress.attention import (
     mean_streams,
     output_with,

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.subjects import Examples, sample
+from interp_tasks.measurement.subjects import Examples, Options, sample
 
 if TYPE_CHECKING:
     import plotly.graph_objects
     from torch import Tensor
 
     from tasks import Batch, Task
+
+PAIRED = "Intervals: 95%, bootstrap over examples; effects are paired with the method on the same examples."
 
 #: What a row is compared with whose baseline is the right answer's.
 TRUTH = "truth"
@@ -28,7 +30,7 @@ class ComparisonResult(Result):
     """A :class:`Result` whose figure is a line for each model and each method, with a logarithmic axis."""
 
     def plot(self) -> plotly.graph_objects.Figure:
-        from interp_tasks.experiments.baseline.figure import figure
+        from interp_tasks.measurement.baselines.figure import figure
 
         return self.titled(figure(self.frame), self.heading())
 
@@ -60,7 +62,7 @@ class Comparison:
         return found if describe is None else found | describe(output)
 
     def by_method(self, task: Task, name: str) -> dict[str, Any]:
-        """What a method reaches."""
+        """Returns the metrics of a method on a task, worked out once."""
         if (task, name) not in self.outputs:
             if self.progress is not None:
                 self.progress(len(self.outputs), 0, name)
@@ -90,7 +92,7 @@ class Comparison:
 
 
 def declared(task: Task, what: str) -> Mapping[str, Any]:
-    """What a task declares under a name, or one line that says that it does not."""
+    """Returns what a task declares under a name; a UserError says that it does not."""
     declare = getattr(task, what, None)
     if declare is None:
         raise UserError(f"task {task.name!r} declares no {what}: give it a method {what}()")
@@ -115,3 +117,10 @@ def forward(model: Any, tokens: Tensor) -> Tensor:
     lots = tokens.split(max(1, TOKENS_PER_PASS // tokens.shape[1]))
     device = next(model.parameters()).device
     return torch.cat([run(model, lot.to(device)).cpu() for lot in lots])
+
+
+def no_tokens(options: Options, experiment: str) -> None:
+    if options.get("tokens") is not None:
+        raise UserError(
+            f"{experiment} needs a task, which says what is right: leave --tokens out, or give --task NAME instead"
+        )

@@ -15,7 +15,7 @@ from interp_tasks.checkpoints.run_files import check_free
 from interp_tasks.errors import UserError
 from interp_tasks.search.locks import Claim, claim, claim_if_free
 from interp_tasks.search.plan import Plan
-from interp_tasks.search.result import Found
+from interp_tasks.search.result import SearchResult
 from interp_tasks.search.storage import (
     check_reachable,
     check_storage,
@@ -24,7 +24,7 @@ from interp_tasks.search.storage import (
 )
 from interp_tasks.search.trials import Progress, built, carry_out, resolve_objective, run_name
 from interp_tasks.training.trainer import check_place
-from tasks.base import derive_seed
+from tasks.seeds import derive_seed
 
 #: The claim under which trials are dealt out and results written.
 TURN = "search"
@@ -38,7 +38,7 @@ def search(
     storage: str | None = None,
     device: str = "cpu",
     progress: Progress | None = None,
-) -> Found:
+) -> SearchResult:
     """Train runs until the search has so many trials, those of earlier calls and of other processes counted.
 
     Trials that a killed process left are taken up where their runs stopped. Processes with the same ``out`` and
@@ -83,7 +83,7 @@ def search(
                     shown = None if progress is None else counted(progress, trial.number, trials)
                     carry_out(plan, study, trial, out, key, device, shown)
             with claim(out, TURN):
-                found = Found.of(study, identity, out)
+                found = SearchResult.of(study, identity, out)
                 found.write(out)
     return found
 

@@ -1,19 +1,23 @@
-"""``--set key=value``, ``--seeds 0:8`` and ``--import FILE.py``."""
+"""Readers of what users write: ``--set key=value``, ``--seeds 0:8``, ``--import FILE.py``, devices and task names."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.files import check_file
-from interp_tasks.measurement.options import SEED_END
+
+#: One past the largest seed: generators and the integer column of a table hold no more.
+SEED_END = 2**63
 
 #: More runs than one command would ever finish.
-MOST_SEEDS = 10_000
+MAX_SEEDS = 10_000
 
 
 def read_settings(given: Sequence[str]) -> dict[str, str]:
@@ -38,8 +42,8 @@ def read_seeds(text: str | None) -> list[int] | None:
     except ValueError:
         raise UserError(f"--seeds {text!r}: write 0:8 for seeds 0 to 7, or 0,2,5") from None
     count = max(last - first, 0) if ":" in text else len(numbers)
-    if count > MOST_SEEDS:
-        raise UserError(f"--seeds {text}: a run each, {count} in all; at most {MOST_SEEDS}")
+    if count > MAX_SEEDS:
+        raise UserError(f"--seeds {text}: a run each, {count} in all; at most {MAX_SEEDS}")
     seeds = list(range(first, last)) if ":" in text else numbers
     if not seeds or min(seeds) < 0:
         raise UserError(f"--seeds {text!r} names no seed: the end is excluded, and seeds are not negative")
@@ -83,3 +87,42 @@ def frames(error: BaseException) -> list[tuple[str, int]]:
     if isinstance(error, SyntaxError) and error.filename:
         found.append((error.filename, error.lineno or 0))
     return found
+
+
+DEVICE = re.compile(r"cpu|(cuda|mps)(:\d+)?", re.ASCII)
+
+
+def check_device(device: str) -> None:
+    """Refuse what cannot be the name of a device; whether it is there, torch says.
+
+    Raises:
+        UserError: in one line.
+    """
+    if not DEVICE.fullmatch(device):
+        raise UserError(f"--device {device!r}: write cpu, cuda, cuda:1 or mps")
+
+
+def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:
+    """A task's own settings as ``--set`` gives them."""
+    if not settings:
+        return {}
+    from interp_tasks.training.config import list_keys, typed
+    from tasks import catalog
+
+    # A task that --import brings is not known yet when the options are checked.
+    lists = list_keys(task) if task in catalog.names() else frozenset()
+    config = {}
+    for key, value in read_settings(settings).items():
+        section, _, name = key.rpartition(".")
+        if section not in ("", "task"):
+            raise UserError(f"--set {key}: here it sets the task's own settings, such as task.n=4")
+        config[name] = typed(value, is_list=f"task.{name}" in lists)
+    return config
+
+
+def check_task_name(name: str) -> None:
+    """Refuse an unknown task without importing any."""
+    from tasks import catalog
+
+    if name not in catalog.names():
+        raise UserError(catalog.unknown(name))

@@ -1,4 +1,4 @@
-"""What a grid asks for: models to train, runs that are there, experiments on all of them. Imports no torch."""
+"""The specification of a grid: models to train, runs that are there, experiments on all of them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, Validat
 from interp_tasks.errors import UserError
 from interp_tasks.files import read_toml
 from interp_tasks.training.config import SECTIONS
-from tasks.messages import one_line
+from tasks.settings import one_line
 
 #: More units than anyone means to ask for.
-MOST_UNITS = 100_000
+MAX_UNITS = 100_000
 #: What a file should hold.
 FORM = "a grid, see docs/grids.md"
 
@@ -30,7 +30,7 @@ class Entry(BaseModel):
 def seed_numbers(given: Any) -> tuple[int, ...]:
     """Different seeds from ``"0:4"``, ``"0,2"`` or a list."""
     if isinstance(given, str):
-        from interp_tasks.cli.settings import read_seeds
+        from interp_tasks.settings import read_seeds
 
         given = read_seeds(given) or []
     if not isinstance(given, (list, tuple)) or not all(type(seed) is int for seed in given):
@@ -153,7 +153,7 @@ def axis(value: Any, is_list: bool) -> list[Any]:
     return value
 
 
-class Asked(Entry):
+class ExperimentSpec(Entry):
     """An experiment: a function of ``interp_tasks.experiments``.
 
     Attributes:
@@ -190,7 +190,7 @@ class Spec(Entry):
 
     train: tuple[Training, ...] = ()
     runs: tuple[str, ...] = ()
-    experiment: tuple[Asked, ...] = ()
+    experiment: tuple[ExperimentSpec, ...] = ()
     threads: int = Field(1, ge=1, le=1024, strict=True)
 
     @field_validator("train", "experiment", mode="before")
@@ -202,7 +202,7 @@ class Spec(Entry):
 #: What may stand below a key of a grid.
 KEYS = {
     "train": [field.alias or name for name, field in Training.model_fields.items()],
-    "experiment": list(Asked.model_fields),
+    "experiment": list(ExperimentSpec.model_fields),
 }
 
 

@@ -1,4 +1,4 @@
-"""The recipes of shipped runs: grid files beside the zoo, and which run of which file became which model."""
+"""Reads the recipes of shipped runs: grid files beside the zoo, each saying which of its runs ship under which name."""
 
 from __future__ import annotations
 
@@ -6,34 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from interp_tasks.checkpoints.refs import closest, zoo_folder
 from interp_tasks.errors import UserError
-from interp_tasks.grids.spec import Shipment, Spec, Training, read_spec
+from interp_tasks.recipes.spec import Shipment, Spec, Training, read_spec
 from interp_tasks.training.config import list_keys
 
-if TYPE_CHECKING:
-    from interp_tasks.grids.units import TrainUnit
-
 RECIPES = "recipes"
-
-
-@dataclass(frozen=True)
-class ShippedRun:
-    """A run that a recipe trains and ships.
-
-    Attributes:
-        name: in the zoo.
-        recipe: the name of the file that trains it.
-        unit: its whole configuration, and its folder below the grid's.
-        shipment: which of its checkpoints ship.
-    """
-
-    name: str
-    recipe: str
-    unit: TrainUnit
-    shipment: Shipment
 
 
 def recipe_names() -> list[str]:
@@ -82,26 +62,11 @@ def ordered_runs(recipe: str | Path) -> list[Ordered]:
         UserError: for a recipe that is none, ships a seed that it does not train, or two runs under one name.
     """
     file = recipe_file(recipe)
-    return _ordered(read_spec(file), file.stem)
+    return orders_of(read_spec(file), file.stem)
 
 
-def shipped_runs(recipe: str | Path) -> list[ShippedRun]:
-    """List the runs that a recipe ships. Knows torch: tasks fill in their defaults.
-
-    Raises:
-        UserError: as :func:`ordered_runs`.
-    """
-    from interp_tasks.grids.units import units_of
-
-    file = recipe_file(recipe)
-    spec = read_spec(file)
-    ordered = _ordered(spec, file.stem)
-    folders: dict[str, Any] = {}
-    units = {id(block): units_of(block, spec.threads, folders) for block in spec.train}
-    return [ShippedRun(run.name, file.stem, units[id(run.block)][run.index], run.shipment) for run in ordered]
-
-
-def _ordered(spec: Spec, recipe: str) -> list[Ordered]:
+def orders_of(spec: Spec, recipe: str) -> list[Ordered]:
+    """List what a grid file ships, under the name of its recipe."""
     found = [run for block in spec.train for run in _of_block(block, recipe)]
     names = [run.name for run in found]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -141,16 +106,3 @@ def name_of(shipment: Shipment, seed: int, settings: Mapping[str, Any]) -> str:
             f"ship {name}: a name in the zoo is of letters, digits, - and _, with / between folders; 5e-1 for 0.5"
         )
     return name
-
-
-def recipe_of(name: str) -> ShippedRun:
-    """Return the recipe's run behind a shipped model.
-
-    Raises:
-        UserError: if no recipe ships it.
-    """
-    for recipe in recipe_names():
-        for run in shipped_runs(recipe):
-            if run.name == name:
-                return run
-    raise UserError(f"no recipe ships {name}: interp-run zoo lists what ships")

@@ -1,26 +1,33 @@
-"""What ``probe`` is asked for, checked before anything slow is imported."""
+"""Linear probes of a checkpoint: their settings, checked before anything slow is imported, and their table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import (
-    MOST_DRAWS,
+    MAX_DRAWS,
     check_heads,
     check_positions,
     check_site,
     has_heads,
 )
+from interp_tasks.measurement.subjects import Subject
+from interp_tasks.measurement.untrained import untrained
+
+if TYPE_CHECKING:
+    import pandas
+
+    from tasks import ProbeTarget, ProbeTargets
 
 #: A probe of d numbers takes more examples than d: more than other experiments ask for.
 SAMPLES = 2048
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProbeSettings:
     """The settings of the probes, checked."""
 
     sites: tuple[str, ...]
@@ -42,7 +49,7 @@ class Asked:
         )
 
     @classmethod
-    def read(cls, *, sites: str | Sequence[str], targets: str | Sequence[str], **given: Any) -> Asked:
+    def read(cls, *, sites: str | Sequence[str], targets: str | Sequence[str], **given: Any) -> ProbeSettings:
         """The settings as users write them.
 
         Raises:
@@ -70,8 +77,8 @@ class Asked:
         for option, value, least in (("--folds", given["folds"], 2), ("--shuffles", given["shuffles"], 1)):
             if value < least:
                 raise UserError(f"{option} {value}: at least {least}")
-            if value > MOST_DRAWS:
-                raise UserError(f"{option} {value}: at most {MOST_DRAWS}")
+            if value > MAX_DRAWS:
+                raise UserError(f"{option} {value}: at most {MAX_DRAWS}")
         held_out = given["held_out"]
         if not (0 < held_out < 1 or (held_out >= 2 and held_out == int(held_out))):
             raise UserError(
@@ -101,3 +108,54 @@ def read_penalties(text: str) -> tuple[float, ...]:
             f"--ridge {text}: write a penalty from 0, or several to choose from, such as 0.1,1,10"
         )
     return found
+
+
+def probed(subject: Subject, asked: ProbeSettings) -> pandas.DataFrame:
+    """The table of ``circuits.probe`` of one checkpoint."""
+    from circuits import probe as probes
+
+    declared = declared_by(subject)
+    chosen = choose(subject, declared, asked.targets)
+    found = probes.linear(
+        subject.model,
+        subject.tokens,
+        {name: target.values for name, target in chosen.items()},
+        asked.sites,
+        kind={name: target.kind for name, target in chosen.items()},
+        heads=asked.heads,
+        positions=declared.positions if asked.positions is None else asked.positions,
+        per_position=asked.each_position,
+        splits=declared.splits,
+        test=asked.held_out,
+        intercept=asked.intercept,
+        ridge=asked.ridge,
+        folds=asked.folds,
+        untrained=untrained(subject) if asked.untrained else None,
+        shuffles=asked.shuffles,
+        seed=subject.seed,
+    )
+    return found.frame
+
+
+def declared_by(subject: Subject) -> ProbeTargets:
+    """Returns the targets that the checkpoint's task declares."""
+    task, batch = subject.task, subject.batch
+    assert task is not None
+    assert batch is not None
+    declared = task.probe_targets(batch)
+    if not declared.targets:
+        raise UserError(
+            f"task {task.name!r} declares no targets for probes: give it a method probe_targets(batch)"
+        )
+    return declared
+
+
+def choose(subject: Subject, declared: ProbeTargets, names: Sequence[str]) -> dict[str, ProbeTarget]:
+    """The targets that are asked for, in that order; of none, all."""
+    for name in names:
+        if name not in declared.targets:
+            assert subject.task is not None
+            raise UserError(
+                f"--target {name}: task {subject.task.name!r} declares {', '.join(declared.targets)}"
+            )
+    return {name: declared.targets[name] for name in names or declared.targets}

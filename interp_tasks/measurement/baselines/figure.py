@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from circuits.figures.palette import COLOURS, SYMBOLS, template
 from circuits.figures.style import log_axis
-from interp_tasks.pages.palette import COLOURS, SYMBOLS, template
 
 if TYPE_CHECKING:
     import pandas
@@ -22,7 +22,7 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
     metrics = list(dict.fromkeys(frame["metric"]))
     refs, methods = (list(dict.fromkeys(frame[column])) for column in ("ref", "intervention"))
     whole = PANEL * len(metrics) + GAP * (len(metrics) - 1)
-    found = make_subplots(rows=len(metrics), cols=1, vertical_spacing=GAP / whole if metrics[1:] else 0)
+    figure = make_subplots(rows=len(metrics), cols=1, vertical_spacing=GAP / whole if metrics[1:] else 0)
     for row, metric in enumerate(metrics, start=1):
         of = frame[frame["metric"] == metric]
         for index, ref in enumerate(refs):
@@ -34,34 +34,34 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
                 "array": (mine["ci_high"] - mine["value"]).tolist(),
                 "arrayminus": (mine["value"] - mine["ci_low"]).tolist(),
             }
-            found.add_trace({**trace, "showlegend": row == 1}, row=row, col=1)
+            figure.add_trace({**trace, "showlegend": row == 1}, row=row, col=1)
         for index, method in enumerate(methods, start=len(refs)):
             # The examples are the same for all checkpoints, and so is what a method makes of them.
             mine = of[(of["intervention"] == method) & of["baseline"].notna()].drop_duplicates("variant")
             if len(mine):
                 dash = "dot" if method == "truth" else "dash"
-                shown = not any(old.name == method for old in found.data)
+                shown = not any(old.name == method for old in figure.data)
                 trace = line(mine, "baseline", str(method), index, dash)
-                found.add_trace({**trace, "showlegend": shown}, row=row, col=1)
+                figure.add_trace({**trace, "showlegend": shown}, row=row, col=1)
         numbers = of[["value", "ci_low", "ci_high", "baseline"]]
         smallest, largest = float(numbers.min().min()), float(numbers.max().max())
         axis = log_axis(smallest, largest) if smallest > 0 else {"type": "linear"}
-        found.update_yaxes(title_text=metric, row=row, col=1, **axis)
-        found.update_xaxes(
+        figure.update_yaxes(title_text=metric, row=row, col=1, **axis)
+        figure.update_xaxes(
             type="category",
             categoryorder="array",
             categoryarray=list(dict.fromkeys(frame["variant"])),
             row=row,
             col=1,
         )
-    found.update_xaxes(title_text="variation of the data", row=len(metrics), col=1)
-    found.update_layout(
+    figure.update_xaxes(title_text="variation of the data", row=len(metrics), col=1)
+    figure.update_layout(
         height=TOP + whole + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
         legend={"y": 1 + 40 / whole},
         template=template("light"),
     )
-    return found
+    return figure
 
 
 def line(part: pandas.DataFrame, column: str, name: str, index: int, dash: str) -> dict[str, Any]:

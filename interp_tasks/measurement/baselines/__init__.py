@@ -1,0 +1,1 @@
+"""Models beside methods that need no training."""

@@ -1,0 +1,1 @@
+"""Embeddings as tables, and how they are arranged."""
