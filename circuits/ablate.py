@@ -24,10 +24,10 @@ from circuits.errors import CircuitsError
 from circuits.interventions import variants
 from circuits.interventions.arguments import read_heads, read_keys, read_place, read_queries, read_what
 from circuits.interventions.base import Intervention, Replacement
-from circuits.interventions.classes import Labelled, WithoutClasses
+from circuits.interventions.classes import ClassFit, RemoveClasses
 from circuits.interventions.edited_means import EditedMean
 from circuits.interventions.edits import Edit
-from circuits.interventions.frequencies import DIRECTIONS, Frequencies, Waves, check_grid
+from circuits.interventions.frequencies import DIRECTIONS, FourierComponents, RemoveFrequencies, check_grid
 from circuits.interventions.replacements import Mean, Resample, Uniform, Zero
 from circuits.model.sites import Site
 from circuits.tensors import Snapshot
@@ -50,9 +50,9 @@ def uniform(heads: Any, keys: Any = None, *, queries: Any = None, positions: Any
     With every head of a bidirectional model on an n×n grid this is the uniform ablation of Gopalani et al.
     2024 (arXiv:2410.22244, section 3.1.2: all attention weights := 1/n²).
     """
-    verb = "ablate.uniform"
-    places = read_heads(heads, "pattern", verb)
-    return Edit(verb, places, Uniform(read_keys(keys, verb)), read_queries(queries, positions, verb))
+    caller = "ablate.uniform"
+    places = read_heads(heads, "pattern", caller)
+    return Edit(caller, places, Uniform(read_keys(keys, caller)), read_queries(queries, positions, caller))
 
 
 def mean_pattern(
@@ -70,17 +70,17 @@ def mean_pattern(
             changed. Whatever the chunks are, it is the mean over the whole reference. A mask of `queries` per example
             then edits the reference, too, and needs as many examples as it has.
     """
-    verb = "ablate.mean_pattern"
-    places = read_heads(heads, "pattern", verb)
-    tokens, where = read_tokens(reference, verb, "reference"), read_queries(queries, positions, verb)
-    if read_choice(of, ("unedited", "edited"), verb, "of") == "unedited":
-        return Edit(verb, places, Mean(tokens), where)
+    caller = "ablate.mean_pattern"
+    places = read_heads(heads, "pattern", caller)
+    tokens, where = read_tokens(reference, caller, "reference"), read_queries(queries, positions, caller)
+    if read_choice(of, ("unedited", "edited"), caller, "of") == "unedited":
+        return Edit(caller, places, Mean(tokens), where)
     if isinstance(where, Snapshot) and where.tensor.ndim == 2 and where.shape != tokens.shape[:2]:
         raise CircuitsError(
-            f'{verb}: of="edited" edits the reference, {list(tokens.shape)}, as well, which the mask of queries, '
+            f'{caller}: of="edited" edits the reference, {list(tokens.shape)}, as well, which the mask of queries, '
             f"{list(where.shape)}, does not fit"
         )
-    return Edit(verb, places, EditedMean(tokens, "batch", verb, places, where), where)
+    return Edit(caller, places, EditedMean(tokens, "batch", caller, places, where), where)
 
 
 def zero(what: Any, *, queries: Any = None, positions: Any = None) -> Edit:
@@ -88,9 +88,9 @@ def zero(what: Any, *, queries: Any = None, positions: Any = None) -> Edit:
 
     At the site "scores" masked entries stay masked.
     """
-    verb = "ablate.zero"
-    places, optional = read_what(what, verb)
-    return Edit(verb, places, Zero(), read_queries(queries, positions, verb), optional)
+    caller = "ablate.zero"
+    places, optional = read_what(what, caller)
+    return Edit(caller, places, Zero(), read_queries(queries, positions, caller), optional)
 
 
 def mean(
@@ -102,16 +102,16 @@ def mean(
     at pattern or scores, where queries see different keys). The mean is taken in float64, on the model as
     it is outside all of our blocks.
     """
-    verb = "ablate.mean"
-    places, optional = read_what(what, verb)
-    over = read_choice(str(over).replace(" ", ""), ("batch", "batch,pos"), verb, "over")
+    caller = "ablate.mean"
+    places, optional = read_what(what, caller)
+    over = read_choice(str(over).replace(" ", ""), ("batch", "batch,pos"), caller, "over")
     if over == "batch,pos" and any("query" in place.site.kind.axes for place in places):
         raise CircuitsError(
-            f'{verb}: over="batch,pos" at {places[0].site} would mix queries that see different keys; '
+            f'{caller}: over="batch,pos" at {places[0].site} would mix queries that see different keys; '
             'use over="batch"'
         )
-    replacement = Mean(read_tokens(reference, verb, "reference"), over)
-    return Edit(verb, places, replacement, read_queries(queries, positions, verb), optional)
+    replacement = Mean(read_tokens(reference, caller, "reference"), over)
+    return Edit(caller, places, replacement, read_queries(queries, positions, caller), optional)
 
 
 def resample(what: Any, source: Tokens, seed: int = 0, *, queries: Any = None, positions: Any = None) -> Edit:
@@ -121,10 +121,10 @@ def resample(what: Any, source: Tokens, seed: int = 0, *, queries: Any = None, p
     whole batch, drawn from `seed`: the same at every site, and whatever the chunks are, no example keeps
     its own. A batch of 1 is an error.
     """
-    verb = "ablate.resample"
-    places, optional = read_what(what, verb)
+    caller = "ablate.resample"
+    places, optional = read_what(what, caller)
     return Edit(
-        verb, places, _resampled(source, seed, verb), read_queries(queries, positions, verb), optional
+        caller, places, _resampled(source, seed, caller), read_queries(queries, positions, caller), optional
     )
 
 
@@ -146,26 +146,26 @@ def neurons(
         how: "zero", "mean" (over `reference` [batch pos]) or "resample" (from `source` [batch pos], as `resample`
             does).
     """
-    verb = "ablate.neurons"
-    how = read_choice(how, ("zero", "mean", "resample"), verb, "how")
+    caller = "ablate.neurons"
+    how = read_choice(how, ("zero", "mean", "resample"), caller, "how")
     for name, given, needed in (("reference", reference, "mean"), ("source", source, "resample")):
         if given is None and how == needed:
-            raise CircuitsError(f"{verb}: how={how!r} needs {name}=, tokens [batch pos]")
+            raise CircuitsError(f"{caller}: how={how!r} needs {name}=, tokens [batch pos]")
         if given is not None and how != needed:
-            raise CircuitsError(f"{verb}: {name}= goes with how={needed!r}, here how={how!r}")
-    numbers = read_indices(layer, verb, "layer") or ()
+            raise CircuitsError(f"{caller}: {name}= goes with how={needed!r}, here how={how!r}")
+    numbers = read_indices(layer, caller, "layer") or ()
     if len(numbers) != 1:
-        raise CircuitsError(f"{verb}: layer={layer!r}; give one layer, counting from 0")
+        raise CircuitsError(f"{caller}: layer={layer!r}; give one layer, counting from 0")
     if neurons is None:
-        raise CircuitsError(f"{verb}: no neurons given")
-    place = read_place(Site("mlp_post", numbers[0]), None, verb, neurons)
+        raise CircuitsError(f"{caller}: no neurons given")
+    place = read_place(Site("mlp_post", numbers[0]), None, caller, neurons)
     if how == "mean":
-        replacement: Replacement = Mean(read_tokens(reference, verb, "reference"))
+        replacement: Replacement = Mean(read_tokens(reference, caller, "reference"))
     elif how == "resample":
-        replacement = _resampled(source, seed, verb)
+        replacement = _resampled(source, seed, caller)
     else:
         replacement = Zero()
-    return Edit(verb, (place,), replacement, read_queries(queries, positions, verb))
+    return Edit(caller, (place,), replacement, read_queries(queries, positions, caller))
 
 
 def frequencies(
@@ -195,28 +195,30 @@ def frequencies(
             across frequencies (for two coordinates the 8 components of Nanda et al. 2023, arXiv:2301.05217, section
             4.4), or "sum", only cos and sin of w(x_1 + ... + x_m), which addition mod p is computed by.
     """
-    verb = "ablate.frequencies"
-    place = read_place(site, heads, verb)
+    caller = "ablate.frequencies"
+    place = read_place(site, heads, caller)
     if not is_whole(period, 2):
-        raise CircuitsError(f"{verb}: period={period!r}; give a whole number of at least 2")
-    chosen = read_indices(keys, verb, "keys") or ()
+        raise CircuitsError(f"{caller}: period={period!r}; give a whole number of at least 2")
+    chosen = read_indices(keys, caller, "keys") or ()
     wrong = [key for key in chosen if not 1 <= key <= period // 2]
     if wrong or not chosen:
         raise CircuitsError(
-            f"{verb}: keys are frequencies from 1 to {period // 2} for period {period}; got {keys!r}"
+            f"{caller}: keys are frequencies from 1 to {period // 2} for period {period}; got {keys!r}"
         )
-    where = read_keys(coords, verb)
+    where = read_keys(coords, caller)
     if where is None:
         raise CircuitsError(
-            f"{verb}: coords are the positions of the tokens that are the coordinates; got None"
+            f"{caller}: coords are the positions of the tokens that are the coordinates; got None"
         )
-    waves = Waves(where, int(period), chosen, read_choice(directions, DIRECTIONS, verb, "directions"))
+    waves = FourierComponents(
+        where, int(period), chosen, read_choice(directions, DIRECTIONS, caller, "directions")
+    )
     if not isinstance(keep, bool):
-        raise CircuitsError(f"{verb}: keep={keep!r}; give True or False")
-    tokens = read_tokens(grid, verb, "grid")
-    check_grid(tokens.tensor, waves, verb)
-    replacement = Frequencies(waves, keep, tokens)
-    return Edit(verb, (place,), replacement, read_queries(queries, positions, verb))
+        raise CircuitsError(f"{caller}: keep={keep!r}; give True or False")
+    tokens = read_tokens(grid, caller, "grid")
+    check_grid(tokens.tensor, waves, caller)
+    replacement = RemoveFrequencies(waves, keep, tokens)
+    return Edit(caller, (place,), replacement, read_queries(queries, positions, caller))
 
 
 def classes(
@@ -241,32 +243,32 @@ def classes(
     Where the classes are remainders r modulo q, this removes all waves cos(2πjr/q), sin(2πjr/q), whether or not q
     divides the period of the tokens; where it does, and r is a token's or a sum's, it is `ablate.frequencies`.
     """
-    verb = "ablate.classes"
-    place = read_place(site, heads, verb)
-    tokens = read_tokens(examples, verb, "examples")
+    caller = "ablate.classes"
+    place = read_place(site, heads, caller)
+    tokens = read_tokens(examples, caller, "examples")
     kinds = torch.as_tensor(classes)
     if kinds.ndim == 1:
         kinds = kinds[:, None]
     if kinds.ndim != 2 or len(kinds) != len(tokens.tensor) or kinds.is_floating_point() or not kinds.shape[1]:
         raise CircuitsError(
-            f"{verb}: classes are whole numbers [example] or [example kind] of {len(tokens.tensor)} examples; got "
+            f"{caller}: classes are whole numbers [example] or [example kind] of {len(tokens.tensor)} examples; got "
             f"{str(kinds.dtype)[6:]} {list(torch.as_tensor(classes).shape)}"
         )
     if len(tokens.tensor.unique(dim=0)) != len(tokens.tensor):
-        raise CircuitsError(f"{verb}: the examples that have classes must be different from each other")
+        raise CircuitsError(f"{caller}: the examples that have classes must be different from each other")
     if not isinstance(keep, bool):
-        raise CircuitsError(f"{verb}: keep={keep!r}; give True or False")
-    labelled = Labelled(tokens, Snapshot(kinds.long()))
+        raise CircuitsError(f"{caller}: keep={keep!r}; give True or False")
+    labelled = ClassFit(tokens, Snapshot(kinds.long()))
     # Refuses kinds that cannot be told apart.
     _ = labelled.contrasts
-    return Edit(verb, (place,), WithoutClasses(labelled, keep), read_queries(queries, positions, verb))
+    return Edit(caller, (place,), RemoveClasses(labelled, keep), read_queries(queries, positions, caller))
 
 
-def _resampled(source: Any, seed: int, verb: str) -> Resample:
-    tokens = read_tokens(source, verb, "source")
+def _resampled(source: Any, seed: int, caller: str) -> Resample:
+    tokens = read_tokens(source, caller, "source")
     if tokens.shape[0] < 2:
-        raise CircuitsError(f"{verb}: the source needs at least 2 examples, it is {list(tokens.shape)}")
-    return Resample(tokens, read_seed(seed, verb))
+        raise CircuitsError(f"{caller}: the source needs at least 2 examples, it is {list(tokens.shape)}")
+    return Resample(tokens, read_seed(seed, caller))
 
 
 def each(make: Callable[..., Intervention], over: Iterable[Any], **arguments: Any) -> dict[str, Intervention]:

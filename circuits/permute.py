@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import Firing, Replacement, Write
+from circuits.interventions.base import ActivationEdit, HookContext, Replacement
 from circuits.interventions.edits import Edit, Place
-from circuits.interventions.forward_pass import Call, unusual
+from circuits.interventions.forward_pass import ForwardPass, unusual
 from circuits.interventions.variants import Draws
 from circuits.interventions.variants import draws as draw_variants
 from circuits.model.padding import masks_itself
 from circuits.model.sites import Site
 from circuits.model.surface import Surface
-from circuits.tensors import plain
+from circuits.tensors import as_dense_tensor
 from circuits.validate import is_whole, read_indices, read_seed
 
 __all__ = ["draws", "positions", "slices", "within"]
 
-VERB = "permute.positions"
+CALLER = "permute.positions"
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Permuted(Replacement):
     seed: int | None
     order: tuple[int, ...] | None
 
-    def prepare(self, call: Call) -> str | None:
+    def prepare(self, call: ForwardPass) -> str | None:
         """What in this call makes the model read other rows than the first ones in order, if anything does."""
         tokens = call.tokens
         own = tokens is not None and masks_itself(call.surface, tokens)
         return "padding" if own else unusual(call.frame.given)
 
-    def value(self, current: Tensor, firing: Firing) -> Tensor:
+    def value(self, current: Tensor, firing: HookContext) -> Tensor:
         length = current.shape[1]
         order = self.order if self.order is not None else random_order(length, self.seed or 0)
         if max(order) >= length:
@@ -67,10 +67,10 @@ class Permuted(Replacement):
 
 @dataclass(frozen=True)
 class PermutedPositions(Edit):
-    def plan(self, surface: Surface) -> tuple[Write, ...]:
+    def plan(self, surface: Surface) -> tuple[ActivationEdit, ...]:
         if self.places[0].site.hook() not in surface.hooks:
             raise CircuitsError(
-                f"{VERB}: this model has no table of position embeddings (rotary or none), so there are no rows "
+                f"{CALLER}: this model has no table of position embeddings (rotary or none), so there are no rows "
                 "to permute"
             )
         return super().plan(surface)
@@ -89,8 +89,8 @@ def positions(permutation_or_seed: Any) -> PermutedPositions:
     of the table in order (padding, position_ids, a key-value cache).
     """
     if is_whole(permutation_or_seed):
-        return _permuted(Permuted(read_seed(permutation_or_seed, VERB), None))
-    permutation_or_seed = plain(permutation_or_seed, VERB)
+        return _permuted(Permuted(read_seed(permutation_or_seed, CALLER), None))
+    permutation_or_seed = as_dense_tensor(permutation_or_seed, CALLER)
     if isinstance(permutation_or_seed, Tensor):
         permutation_or_seed = permutation_or_seed.tolist()
     try:
@@ -101,7 +101,7 @@ def positions(permutation_or_seed: Any) -> PermutedPositions:
         is_permutation = False
     if not is_permutation or any(isinstance(row, bool | float) for row in order):
         raise CircuitsError(
-            f"{VERB}: {permutation_or_seed!r} is neither a seed nor a permutation of 0..n-1, each number once"
+            f"{CALLER}: {permutation_or_seed!r} is neither a seed nor a permutation of 0..n-1, each number once"
         )
     return _permuted(Permuted(None, tuple(map(int, order))))
 
@@ -136,11 +136,11 @@ def within(shape: Any, axis: int, seed: int = 0, at: Any = None) -> PermutedPosi
         seed: see `shape`.
         at: only inside these slices.
     """
-    verb = "permute.within"
-    places, axis = _grid(shape, axis, verb)
-    seed, chosen = read_seed(seed, verb), read_indices(at, verb, "at")
+    caller = "permute.within"
+    places, axis = _grid(shape, axis, caller)
+    seed, chosen = read_seed(seed, caller), read_indices(at, caller, "at")
     if chosen is not None and max(chosen) >= places.shape[axis]:
-        raise CircuitsError(f"{verb}: no slice {max(chosen)}: axis {axis} has 0-{places.shape[axis] - 1}")
+        raise CircuitsError(f"{caller}: no slice {max(chosen)}: axis {axis} has 0-{places.shape[axis] - 1}")
     generator = torch.Generator().manual_seed(seed)
     lines = np.moveaxis(places, axis, 0).copy()
     for index in range(len(lines)):
@@ -150,13 +150,13 @@ def within(shape: Any, axis: int, seed: int = 0, at: Any = None) -> PermutedPosi
     return _permuted(Permuted(None, tuple(np.moveaxis(lines, 0, axis).flatten().tolist())))
 
 
-def _grid(shape: Any, axis: Any, verb: str) -> tuple[np.ndarray, int]:
+def _grid(shape: Any, axis: Any, caller: str) -> tuple[np.ndarray, int]:
     """The positions of a grid, in its shape; and the axis."""
     sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
     if not sizes or not all(is_whole(size) and size > 0 for size in sizes):
-        raise CircuitsError(f"{verb}: shape is that of a grid of positions, such as (4, 4); got {shape!r}")
+        raise CircuitsError(f"{caller}: shape is that of a grid of positions, such as (4, 4); got {shape!r}")
     if not is_whole(axis) or not 0 <= axis < len(sizes):
-        raise CircuitsError(f"{verb}: axis={axis!r}; the grid has axes 0-{len(sizes) - 1}")
+        raise CircuitsError(f"{caller}: axis={axis!r}; the grid has axes 0-{len(sizes) - 1}")
     return np.arange(math.prod(sizes)).reshape(sizes), int(axis)
 
 
@@ -167,4 +167,4 @@ def random_order(length: int, seed: int) -> tuple[int, ...]:
 
 
 def _permuted(replacement: Permuted) -> PermutedPositions:
-    return PermutedPositions(VERB, (Place(Site("pos_embed")),), replacement)
+    return PermutedPositions(CALLER, (Place(Site("pos_embed")),), replacement)

@@ -85,7 +85,7 @@ class Snapshot:
         return f"tensor({text['shape']}, {text['dtype']}, sha256={self.sha256[:12]})"
 
 
-def plain(given: Any, what: str) -> Any:
+def as_dense_tensor(given: Any, what: str) -> Any:
     """An array or tensor as a dense tensor that has values; anything else as it is.
 
     Copied only where torch cannot read an array in place: backwards, write-protected or in foreign byte order.
@@ -152,7 +152,7 @@ def parse_positions(given: Any, what: str) -> Positions | Snapshot | None:
     """Positions as a tuple of integers (negative ones count from the end), or a boolean mask, [pos] or [batch pos]."""
     if given is None:
         return None
-    given = plain(given, what)
+    given = as_dense_tensor(given, what)
     is_array = isinstance(given, Tensor)
     if isinstance(given, Tensor) and given.dtype == torch.bool:
         if given.ndim not in (1, 2):

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import Intervention, Swap
+from circuits.interventions.base import Intervention, WeightEdit
 from circuits.model.locks import exclusive
 from circuits.model.surface import Surface
-from circuits.tensors import Snapshot, plain
+from circuits.tensors import Snapshot, as_dense_tensor
 from circuits.validate import read_indices
 
 __all__ = ["COMPONENTS", "weights"]
@@ -69,7 +69,7 @@ class Transplant(Intervention):
     # Of the source; None where it was a state_dict, which does not tell.
     post_norm: bool | None = field(default=None, compare=False)
 
-    def plan(self, surface: Surface) -> tuple[Swap, ...]:
+    def plan(self, surface: Surface) -> tuple[WeightEdit, ...]:
         if self.post_norm not in (None, surface.post_norm):
             one, other = "a post-norm model", "none"
             raise CircuitsError(
@@ -107,7 +107,7 @@ class Transplant(Intervention):
                 )
         _refuse_shared(self.label, mine, there)
         return tuple(
-            Swap(self.label, part, layer, name, there[name], values[name])
+            WeightEdit(self.label, part, layer, name, there[name], values[name])
             for name, (part, layer) in mine.items()
         )
 
@@ -143,25 +143,25 @@ def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
     Raises `CircuitsError` for unknown components, for a model and a source whose names or shapes differ, and
     for a parameter that two components share (tied embeddings): before anything is changed.
     """
-    verb = "transplant.weights"
+    caller = "transplant.weights"
     components = components.tolist() if isinstance(components, np.ndarray) else components
     several = isinstance(components, Iterable) and not isinstance(components, str | Tensor)
     given = tuple(dict.fromkeys(map(str, components))) if several else (str(components),)
     wrong = [name for name in given if name not in COMPONENTS]
     if wrong or not given:
         what = f"no component {wrong[0]!r}" if wrong else "no component given"
-        raise CircuitsError(f"{verb}: {what}; choose from {', '.join(COMPONENTS)}")
-    chosen = read_indices(layers, verb, "layers")
+        raise CircuitsError(f"{caller}: {what}; choose from {', '.join(COMPONENTS)}")
+    chosen = read_indices(layers, caller, "layers")
     # Not while another thread has replaced a part of them.
     with exclusive(source) if isinstance(source, nn.Module) else nullcontext():
-        return _taken(_tensors(source, verb), given, chosen, verb)
+        return _taken(_tensors(source, caller), given, chosen, caller)
 
 
 def _taken(
     source: tuple[Mapping[str, Any], bool | None],
     given: tuple[str, ...],
     chosen: tuple[int, ...] | None,
-    verb: str,
+    caller: str,
 ) -> Transplant:
     there, post_norm = source
     names = selected(there, given, chosen)
@@ -169,9 +169,9 @@ def _taken(
         if not selected(there, (component,), chosen):
             where = "" if chosen is None else f" in layers {','.join(map(str, chosen))}"
             raise CircuitsError(
-                f"{verb}: the source has no weights of {component!r}{where}; it has {_shown(there)}"
+                f"{caller}: the source has no weights of {component!r}{where}; it has {_shown(there)}"
             )
-    values = {name: plain(there[name], f"{verb}: the source's {name}") for name in names}
+    values = {name: as_dense_tensor(there[name], f"{caller}: the source's {name}") for name in names}
     snapshots = tuple((name, Snapshot(value)) for name, value in values.items())
     return Transplant(given, chosen, snapshots, post_norm)
 
@@ -192,14 +192,14 @@ def selected(
     return found
 
 
-def _tensors(source: Any, verb: str) -> tuple[dict[str, Any], bool | None]:
+def _tensors(source: Any, caller: str) -> tuple[dict[str, Any], bool | None]:
     """The weights by name, and whether they are of a post-norm model, where that is known."""
     if isinstance(source, nn.Module):
         surface = Surface.of(source)
         return dict(surface.named_weights()), surface.post_norm
     if isinstance(source, Mapping):
         return {str(name): x for name, x in source.items() if isinstance(x, Tensor | np.ndarray)}, None
-    raise CircuitsError(f"{verb}: source must be a model or a state_dict, got {type(source).__name__}")
+    raise CircuitsError(f"{caller}: source must be a model or a state_dict, got {type(source).__name__}")
 
 
 def _shown(there: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.tensors import Snapshot, plain
+from circuits.tensors import Snapshot, as_dense_tensor
 
 
 def is_whole(number: Any, least: int | None = None) -> bool:
@@ -20,18 +20,18 @@ def is_whole(number: Any, least: int | None = None) -> bool:
     return whole and (least is None or bool(number >= least))
 
 
-def read_tokens(tokens: Any, verb: str, name: str) -> Snapshot:
+def read_tokens(tokens: Any, caller: str, name: str) -> Snapshot:
     """A non-empty batch of model inputs: [batch pos], or [batch pos ...] for models that take vectors."""
-    return Snapshot(_read_inputs(tokens, f"{verb}: {name}", "tokens [batch pos]"))
+    return Snapshot(_read_inputs(tokens, f"{caller}: {name}", "tokens [batch pos]"))
 
 
-def read_run_tokens(tokens: Any, verb: str) -> Tensor:
+def read_run_tokens(tokens: Any, caller: str) -> Tensor:
     """The inputs of a run, as a tensor; unlike a reference they are not copied."""
-    return _read_inputs(tokens, f"{verb}: tokens", "a tensor [batch pos]")
+    return _read_inputs(tokens, f"{caller}: tokens", "a tensor [batch pos]")
 
 
 def _read_inputs(tokens: Any, what: str, wanted: str) -> Tensor:
-    tokens = plain(tokens, what)
+    tokens = as_dense_tensor(tokens, what)
     if not isinstance(tokens, Tensor) or tokens.ndim < 2 or tokens.numel() == 0:
         got = list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
         raise CircuitsError(f"{what} must be {wanted}, got {got}")
@@ -40,50 +40,56 @@ def _read_inputs(tokens: Any, what: str, wanted: str) -> Tensor:
     return tokens.long() if is_ids and tokens.dtype not in (torch.int32, torch.int64) else tokens
 
 
-def read_batch(batch: Any, verb: str) -> Any:
+def read_batch(batch: Any, caller: str) -> Any:
     """What a metric gets beside the output: anything with a length that takes a slice of rows. None stays None."""
-    batch = batch if batch is None or isinstance(batch, np.ndarray) else plain(batch, f"{verb}: batch")
+    batch = (
+        batch
+        if batch is None or isinstance(batch, np.ndarray)
+        else as_dense_tensor(batch, f"{caller}: batch")
+    )
     is_rows = hasattr(batch, "__len__") and hasattr(batch, "__getitem__") and getattr(batch, "ndim", 1) > 0
     if batch is not None and (not is_rows or isinstance(batch, str | bytes | Mapping)):
-        raise CircuitsError(f"{verb}: batch has len() and takes a slice of rows; got {type(batch).__name__}")
+        raise CircuitsError(
+            f"{caller}: batch has len() and takes a slice of rows; got {type(batch).__name__}"
+        )
     return batch
 
 
-def read_indices(given: Any, verb: str, name: str) -> tuple[int, ...] | None:
+def read_indices(given: Any, caller: str, name: str) -> tuple[int, ...] | None:
     """One or several indices from 0, without repeats; None stays None."""
     if given is None:
         return None
-    given = plain(given, f"{verb}: {name}")
+    given = as_dense_tensor(given, f"{caller}: {name}")
     given = given.tolist() if isinstance(given, Tensor) else given
     given = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     given = tuple(given)
     if not given or not all(is_whole(x, 0) for x in given):
-        raise CircuitsError(f"{verb}: {name} are whole numbers from 0, at least one; got {given!r}")
+        raise CircuitsError(f"{caller}: {name} are whole numbers from 0, at least one; got {given!r}")
     return tuple(dict.fromkeys(map(int, given)))
 
 
-def read_choice(value: Any, choices: Iterable[str], verb: str, name: str) -> str:
+def read_choice(value: Any, choices: Iterable[str], caller: str, name: str) -> str:
     choices = list(choices)
     if not isinstance(value, str) or value not in choices:
-        raise CircuitsError(f"{verb}: {name}={value!r}; choose from {', '.join(map(repr, choices))}")
+        raise CircuitsError(f"{caller}: {name}={value!r}; choose from {', '.join(map(repr, choices))}")
     return str(value)
 
 
 def made_by(
-    make: Any, verb: str, items: tuple[Any, ...] = (), arguments: Iterable[tuple[str, Any]] = ()
+    make: Any, caller: str, items: tuple[Any, ...] = (), arguments: Iterable[tuple[str, Any]] = ()
 ) -> Any:
     """`make(*items, **arguments)`, where `make` is such a function."""
     if not callable(make):
-        raise CircuitsError(f"{verb}: make must be a function that returns an intervention, got {make!r}")
+        raise CircuitsError(f"{caller}: make must be a function that returns an intervention, got {make!r}")
     arguments = tuple(arguments)
     named = dict(arguments)
     if len(named) < len(arguments):
-        raise CircuitsError(f"{verb}: an axis is given as an argument, too")
-    check_call(make, verb, *items, **named)
+        raise CircuitsError(f"{caller}: an axis is given as an argument, too")
+    check_call(make, caller, *items, **named)
     return make(*items, **named)
 
 
-def check_call(function: Any, verb: str, /, *items: Any, **named: Any) -> None:
+def check_call(function: Any, caller: str, /, *items: Any, **named: Any) -> None:
     """Refuse a function that does not take such arguments; one that does not tell what it takes is let pass."""
     try:
         inspect.signature(function).bind(*items, **named)
@@ -91,11 +97,11 @@ def check_call(function: Any, verb: str, /, *items: Any, **named: Any) -> None:
         pass
     except TypeError as error:
         called = getattr(function, "__name__", repr(function))
-        raise CircuitsError(f"{verb}: {called} cannot be called as it is here: {error}") from error
+        raise CircuitsError(f"{caller}: {called} cannot be called as it is here: {error}") from error
 
 
-def read_seed(seed: Any, verb: str) -> int:
+def read_seed(seed: Any, caller: str) -> int:
     """A seed that both torch's and numpy's generators take."""
     if not is_whole(seed, 0) or seed >= 2**63:
-        raise CircuitsError(f"{verb}: seed={seed!r}; a seed is an integer from 0 to 2**63 - 1")
+        raise CircuitsError(f"{caller}: seed={seed!r}; a seed is an integer from 0 to 2**63 - 1")
     return int(seed)

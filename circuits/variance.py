@@ -43,8 +43,8 @@ class Contrasts:
     factor: Float[Tensor, "function also"]
 
     @classmethod
-    def of(cls, classes: Mapping[str, Any], examples: int, verb: str) -> Contrasts:
-        read = {str(name): read_classes(one, examples, f"{verb}: {name}") for name, one in classes.items()}
+    def of(cls, classes: Mapping[str, Any], examples: int, caller: str) -> Contrasts:
+        read = {str(name): read_classes(one, examples, f"{caller}: {name}") for name, one in classes.items()}
         bases = tuple(_helmert(size) for _, size in read.values())
         starts = [0]
         for basis in bases:
@@ -63,7 +63,7 @@ class Contrasts:
                 gram[blocks[beside], blocks[at]] = found.T
         if starts[-1] >= examples or _singular(gram):
             raise CircuitsError(
-                f"{verb}: {', '.join(read)} have {starts[-1]} functions over {examples} examples that are not "
+                f"{caller}: {', '.join(read)} have {starts[-1]} functions over {examples} examples that are not "
                 "independent of each other; leave some out"
             )
         return cls(index, bases, blocks, gram, torch.linalg.cholesky(gram))
@@ -84,12 +84,12 @@ class Contrasts:
         return torch.cat(found)
 
 
-def read_classes(classes: Any, examples: int, verb: str) -> tuple[Int[Tensor, " example"], int]:
+def read_classes(classes: Any, examples: int, caller: str) -> tuple[Int[Tensor, " example"], int]:
     """Classes of the examples, numbered anew without those that no example has, and how many there are."""
     read = torch.as_tensor(classes)
     if read.shape != (examples,) or read.dtype.is_floating_point or read.dtype.is_complex:
         raise CircuitsError(
-            f"{verb}: classes are whole numbers [example] = [{examples}]; got {str(read.dtype)[6:]} "
+            f"{caller}: classes are whole numbers [example] = [{examples}]; got {str(read.dtype)[6:]} "
             f"{list(read.shape)}"
         )
     read = read.cpu().long()
@@ -225,14 +225,14 @@ def _centred(values: Tensor) -> Tensor:
     return values - values.mean(0)
 
 
-def _sums(values: Any, classes: Any, verb: str) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
+def _sums(values: Any, classes: Any, caller: str) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
     """Sums of squares between classes [kind feature], about the mean and about 0 [feature]; the shape of shares."""
     read = _read_values(values)
     kinds = torch.as_tensor(classes)
     centred = _centred(read)
     several = kinds if kinds.ndim == 2 else kinds[None]
     between = torch.stack(
-        [_between(centred, read_classes(one, len(read), verb)[0].to(read.device)) for one in several]
+        [_between(centred, read_classes(one, len(read), caller)[0].to(read.device)) for one in several]
     )
     shape = (*kinds.shape[:-1], *torch.as_tensor(values).shape[1:])
     return between, centred.square().sum(0), read.square().sum(0), shape

@@ -1,4 +1,4 @@
-"""The variants of a sweep as the fast engine runs them: lanes that leave the clean run, side by side in a stack."""
+"""The variants of a sweep as the fast engine runs them: branches that leave the clean run, side by side in a stack."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from circuits.engine.replay import NotReplayed
-from circuits.interventions.base import Cut, Replacement, Step, Swap, Write
-from circuits.interventions.forward_pass import Call, replacement_for
+from circuits.interventions.base import ActivationEdit, Cut, Replacement, Step, WeightEdit
+from circuits.interventions.forward_pass import ForwardPass, replacement_for
 from circuits.interventions.replacements import Computed, Uniform
 from circuits.model.sites import KINDS
 
-# Where a lane joins within a layer: before attention, between z and W_O, between attention and MLP.
+# Where a branch joins within a layer: before attention, between z and W_O, between attention and MLP.
 BEFORE, AT_Z, BETWEEN = 0, 1, 2
 _JOINS = {
     "resid_pre": BEFORE,
@@ -38,7 +38,7 @@ Place = tuple[str, int | None]
 
 
 @dataclass
-class Lane:
+class Branch:
     """One variant: what it writes where, and where in the forward pass it leaves the clean run.
 
     Attributes:
@@ -47,12 +47,12 @@ class Lane:
     """
 
     index: int
-    writes: dict[Place, list[Write]]
+    writes: dict[Place, list[ActivationEdit]]
     start: Start
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ForwardPass] = field(default_factory=list)
     changed: list[bool] = field(default_factory=list)
 
-    def at(self, site: str, layer: int | None) -> list[Write]:
+    def at(self, site: str, layer: int | None) -> list[ActivationEdit]:
         return self.writes.get((site, layer), [])
 
     def writes_scores(self, layer: int) -> bool:
@@ -61,19 +61,19 @@ class Lane:
         return bool(edited or self.at("scores", layer))
 
 
-def runs_nothing(lane: Lane) -> bool:
-    """Whether its edits are sure not to run the model, which then need not have the weights of the lane."""
-    replacements = [write.replacement for writes in lane.writes.values() for write in writes]
+def runs_nothing(branch: Branch) -> bool:
+    """Whether its edits are sure not to run the model, which then need not have the weights of the branch."""
+    replacements = [write.replacement for writes in branch.writes.values() for write in writes]
     return not any(
         isinstance(one, Computed) or type(one).prepare is not Replacement.prepare for one in replacements
     )
 
 
-def lane_of(index: int, plan: Iterable[Step], n_layers: int) -> Lane:
+def branch_of(index: int, plan: Iterable[Step], n_layers: int) -> Branch:
     """Raises `NotReplayed` for a variant that is not for this engine."""
-    writes: dict[Place, list[Write]] = {}
+    writes: dict[Place, list[ActivationEdit]] = {}
     for step in plan:
-        if isinstance(step, Swap):
+        if isinstance(step, WeightEdit):
             raise NotReplayed("it edits weights")
         if isinstance(step, Cut):
             raise NotReplayed("what a path's receiver hears is computed along with a whole run")
@@ -83,34 +83,34 @@ def lane_of(index: int, plan: Iterable[Step], n_layers: int) -> Lane:
         if step.replacement.reads(step) and not isinstance(step.replacement, Uniform):
             raise NotReplayed("it reads other activations of the same pass")
         writes.setdefault((site, step.layer), []).append(step)
-    lane = Lane(index, writes, (n_layers, BEFORE))
-    lane.start = min(_start(lane, site, layer) for site, layer in writes)
-    return lane
+    branch = Branch(index, writes, (n_layers, BEFORE))
+    branch.start = min(_start(branch, site, layer) for site, layer in writes)
+    return branch
 
 
-def _start(lane: Lane, site: str, layer: int | None) -> Start:
+def _start(branch: Branch, site: str, layer: int | None) -> Start:
     if layer is None:
         return (-1, BEFORE)
     if site == "resid_post":
         return (layer + 1, BEFORE)
-    if site == "pattern" and not lane.writes_scores(layer):
+    if site == "pattern" and not branch.writes_scores(layer):
         return (layer, AT_Z)
     return (layer, _JOINS[site])
 
 
-class Stack:
-    """Lanes in the order in which they join, and those that have, whose rows lie one after the other: those of the
-    first checkpoint in all lanes, then those of the second.
+class BranchBatch:
+    """Holds branches in the order in which they join, and the rows of those that have, one after the other: those of the
+    first checkpoint in all branches, then those of the second.
     """
 
-    def __init__(self, lanes: Sequence[Lane], size: int, copies: int) -> None:
-        self.lanes, self.size, self.copies = list(lanes), size, copies
-        self.members: list[Lane] = []
+    def __init__(self, branches: Sequence[Branch], size: int, copies: int) -> None:
+        self.branches, self.size, self.copies = list(branches), size, copies
+        self.members: list[Branch] = []
 
-    def joining(self, start: Start) -> list[Lane]:
-        return [lane for lane in self.lanes if lane.start == start]
+    def joining(self, start: Start) -> list[Branch]:
+        return [branch for branch in self.branches if branch.start == start]
 
-    def join(self, start: Start) -> list[Lane]:
+    def add(self, start: Start) -> list[Branch]:
         joined = self.joining(start)
         self.members += joined
         return joined
@@ -118,40 +118,40 @@ class Stack:
     def tap(self, site: str, layer: int | None, x: Tensor) -> Tensor:
         return self.tap_of(self.members, site, layer, x)
 
-    def tap_of(self, lanes: list[Lane], site: str, layer: int | None, x: Tensor) -> Tensor:
-        if not any(lane.at(site, layer) for lane in lanes):
+    def tap_of(self, branches: list[Branch], site: str, layer: int | None, x: Tensor) -> Tensor:
+        if not any(branch.at(site, layer) for branch in branches):
             if site == "scores":
                 # For uniform attention in a layer that is computed in full.
-                for copy, lane, scores in self.parts(lanes, x):
-                    _show_scores(lane, copy, layer, scores)
+                for copy, branch, scores in self.parts(branches, x):
+                    _show_scores(branch, copy, layer, scores)
             return x
         parts = []
-        for copy, lane, part in self.parts(lanes, x):
-            parts.append(lane_value(lane, copy, site, layer, part))
+        for copy, branch, part in self.parts(branches, x):
+            parts.append(branch_value(branch, copy, site, layer, part))
             if site == "scores":
-                _show_scores(lane, copy, layer, parts[-1])
+                _show_scores(branch, copy, layer, parts[-1])
         return torch.cat(parts)
 
-    def parts(self, lanes: list[Lane], x: Tensor) -> list[tuple[int, Lane, Tensor]]:
-        """(checkpoint, lane, its rows)."""
-        each = zip(product(range(self.copies), lanes), x.split(self.size), strict=True)
-        return [(copy, lane, part) for (copy, lane), part in each]
+    def parts(self, branches: list[Branch], x: Tensor) -> list[tuple[int, Branch, Tensor]]:
+        """(checkpoint, branch, its rows)."""
+        each = zip(product(range(self.copies), branches), x.split(self.size), strict=True)
+        return [(copy, branch, part) for (copy, branch), part in each]
 
     def start(self, clean: Tensor, count: int) -> Tensor:
-        """Of what the clean pass kept, rows for so many lanes that join."""
+        """Of what the clean pass kept, rows for so many branches that join."""
         if self.copies == 1:
             return clean.repeat(count, *(1,) * (clean.ndim - 1))
         apart = clean.unflatten(0, (self.copies, 1, -1))
         return apart.expand(-1, count, *apart.shape[2:]).flatten(0, 2)
 
-    def side_by_side(self, lanes: list[Tensor]) -> Tensor:
-        """The rows of lanes that were computed one by one."""
+    def concat(self, branches: list[Tensor]) -> Tensor:
+        """The rows of branches that were computed one by one."""
         if self.copies == 1:
-            return torch.cat(lanes)
-        return torch.stack([lane.unflatten(0, (self.copies, -1)) for lane in lanes], 1).flatten(0, 2)
+            return torch.cat(branches)
+        return torch.stack([branch.unflatten(0, (self.copies, -1)) for branch in branches], 1).flatten(0, 2)
 
-    def together(self, x: Tensor | None, more: Tensor) -> Tensor:
-        """Rows of lanes that join, after those that have."""
+    def append_rows(self, x: Tensor | None, more: Tensor) -> Tensor:
+        """Rows of branches that join, after those that have."""
         if x is None:
             return more
         if self.copies == 1:
@@ -159,18 +159,18 @@ class Stack:
         return torch.cat([part.unflatten(0, (self.copies, -1)) for part in (x, more)], 1).flatten(0, 1)
 
 
-def lane_value(lane: Lane, copy: int, site: str, layer: int | None, current: Tensor) -> Tensor:
-    """The activation, of one checkpoint, after all that the lane writes there."""
-    for write in lane.at(site, layer):
+def branch_value(branch: Branch, copy: int, site: str, layer: int | None, current: Tensor) -> Tensor:
+    """The activation, of one checkpoint, after all that the branch writes there."""
+    for write in branch.at(site, layer):
         # A user's function may call view on it, as on what the model computes.
-        new, selected = replacement_for(write, lane.calls[copy], current.contiguous())
+        new, selected = replacement_for(write, branch.calls[copy], current.contiguous())
         new = torch.where(selected, new, current)
-        lane.changed[copy] = lane.changed[copy] or not torch.equal(new, current)
+        branch.changed[copy] = branch.changed[copy] or not torch.equal(new, current)
         current = new
     return current
 
 
-def _show_scores(lane: Lane, copy: int, layer: int | None, scores: Tensor) -> None:
-    for write in lane.at("pattern", layer):
+def _show_scores(branch: Branch, copy: int, layer: int | None, scores: Tensor) -> None:
+    for write in branch.at("pattern", layer):
         if write.replacement.reads(write):
-            lane.calls[copy].reads(write)["scores"] = scores
+            branch.calls[copy].reads(write)["scores"] = scores

@@ -20,9 +20,9 @@ from circuits.engine.branches import (
     AT_Z,
     BEFORE,
     BETWEEN,
-    Lane,
-    Stack,
-    lane_value,
+    Branch,
+    BranchBatch,
+    branch_value,
     runs_nothing,
 )
 from circuits.engine.check import (
@@ -36,7 +36,7 @@ from circuits.engine.check import (
     observed_whole,
 )
 from circuits.engine.replay import NotReplayed, Replay
-from circuits.interventions.forward_pass import Call, replacement_for
+from circuits.interventions.forward_pass import ForwardPass, replacement_for
 from circuits.interventions.reference_runs import References
 from circuits.model.state import State
 from circuits.model.surface import Surface
@@ -49,13 +49,13 @@ _WEIGHTS = 2**26
 
 
 @dataclass
-class Clean:
-    """What one clean pass leaves behind, for the lanes that need it."""
+class CleanCache:
+    """What one clean pass leaves behind, for the branches that need it."""
 
     before: dict[int, Tensor] = field(
         default_factory=dict
     )  # what enters a layer; at n_layers the last stream
-    at_z: dict[int, Tensor] = field(default_factory=dict)  # resid_pre of layers where lanes begin at z
+    at_z: dict[int, Tensor] = field(default_factory=dict)  # resid_pre of layers where branches begin at z
     between: dict[int, Tensor] = field(default_factory=dict)  # resid_mid
     z: dict[int, Tensor] = field(default_factory=dict)
     v: dict[int, Tensor] = field(default_factory=dict)
@@ -120,11 +120,11 @@ class Engine:
         # In a deep model roundings may add up to more; then every layer by itself has none.
         compare(observed_whole(self.surface, tokens), self.replay, tokens, "a chunk")
 
-    def room(self, tokens: Tensor, lanes: Sequence[Lane], chunk: int) -> int:
-        """How many checkpoints of this shape, `chunk` tokens of all their lanes together, can be stacked."""
-        if not all(map(runs_nothing, lanes)):
+    def max_stacked(self, tokens: Tensor, branches: Sequence[Branch], chunk: int) -> int:
+        """How many checkpoints of this shape, `chunk` tokens of all their branches together, can be stacked."""
+        if not all(map(runs_nothing, branches)):
             return 1
-        rows = len(tokens) * len(lanes)
+        rows = len(tokens) * len(branches)
         outputs = rows * (tokens.shape[1] if self.read is None else len(self.read))
         limits = (
             chunk // (rows * tokens.shape[1]),
@@ -140,11 +140,11 @@ class Engine:
         other.output = other._compared(observed)
         return other
 
-    def clean(self, tokens: Tensor, lanes: Sequence[Lane]) -> tuple[Tensor, Clean]:
-        """The unedited output at the positions that are read, and what `lanes` start from."""
-        starts = {lane.start for lane in lanes}
-        mixed = {layer for lane in lanes for site, layer in lane.writes if site == "pattern"}
-        kept = Clean()
+    def clean(self, tokens: Tensor, branches: Sequence[Branch]) -> tuple[Tensor, CleanCache]:
+        """The unedited output at the positions that are read, and what `branches` start from."""
+        starts = {branch.start for branch in branches}
+        mixed = {layer for branch in branches for site, layer in branch.writes if site == "pattern"}
+        kept = CleanCache()
         replay = self.replay
 
         def keep(site: str, layer: int | None, x: Tensor) -> Tensor:
@@ -179,122 +179,130 @@ class Engine:
         self,
         tokens: Tensor,
         rows: slice,
-        lanes: Sequence[Lane],
+        branches: Sequence[Branch],
         references: Sequence[References],
-        clean: Clean,
+        clean: CleanCache,
         width: int,
-    ) -> Iterator[tuple[int, Lane, Tensor]]:
-        """(checkpoint, lane, output at the positions that are read) of every lane, `width` of them in a stack.
+    ) -> Iterator[tuple[int, Branch, Tensor]]:
+        """(checkpoint, branch, output at the positions that are read) of every branch, `width` of them in a stack.
 
         Args:
-            references: of each checkpoint. A lane whose edits left every activation as it was is not `changed`; its
+            references: of each checkpoint. A branch whose edits left every activation as it was is not `changed`; its
                 output is the clean one, up to rounding.
         """
-        ordered = sorted(lanes, key=lambda lane: lane.start)
+        ordered = sorted(branches, key=lambda branch: branch.start)
         for first in range(0, len(ordered), width):
-            stack = ordered[first : first + width]
-            for lane in stack:
+            batch = ordered[first : first + width]
+            for branch in batch:
                 states = [State(rows=rows, total=self.total) for _ in references]
-                lane.calls = [Call(self.surface, *each) for each in zip(references, states, strict=True)]
-                lane.changed = [False] * len(references)
-                for call in lane.calls:
-                    call.begin([w for writes in lane.writes.values() for w in writes], (tokens,), {})
-            yield from self._run_stack(Stack(stack, len(tokens), self.replay.copies), tokens, clean)
-            for lane in stack:
-                lane.calls = []
+                branch.calls = [
+                    ForwardPass(self.surface, *each) for each in zip(references, states, strict=True)
+                ]
+                branch.changed = [False] * len(references)
+                for call in branch.calls:
+                    call.begin([w for writes in branch.writes.values() for w in writes], (tokens,), {})
+            yield from self._run_batch(BranchBatch(batch, len(tokens), self.replay.copies), tokens, clean)
+            for branch in batch:
+                branch.calls = []
 
-    def _run_stack(self, stack: Stack, tokens: Tensor, clean: Clean) -> Iterator[tuple[int, Lane, Tensor]]:
+    def _run_batch(
+        self, batch: BranchBatch, tokens: Tensor, clean: CleanCache
+    ) -> Iterator[tuple[int, Branch, Tensor]]:
         replay, last = self.replay, self.replay.n_layers - 1
         x: Tensor | None = None
-        if stack.joining((-1, BEFORE)):
-            lanes = stack.join((-1, BEFORE))
-            x = replay.embedded(tokens.repeat(stack.copies * len(lanes), 1), stack.tap)
-        for layer in range(min(lane.start[0] for lane in stack.lanes), last + 1):
+        if batch.joining((-1, BEFORE)):
+            branches = batch.add((-1, BEFORE))
+            x = replay.embedded(tokens.repeat(batch.copies * len(branches), 1), batch.tap)
+        for layer in range(min(branch.start[0] for branch in batch.branches), last + 1):
             if layer < 0:
                 continue
             # In the last layer only what is read has to be computed, unless an edit says where by position.
             read = self.read if layer == last else None
-            edited = {site for lane in stack.lanes for site, at in lane.writes if at == layer}
-            x = self._joined_before(layer, x, stack, clean)
+            edited = {site for branch in batch.branches for site, at in branch.writes if at == layer}
+            x = self._joined_before(layer, x, batch, clean)
             sliced = read is not None and not edited & set(AFTER_ATTENTION)
             if x is not None:
-                x = stack.tap("resid_pre", layer, replay.entering(layer, x))
+                x = batch.tap("resid_pre", layer, replay.entering(layer, x))
                 queries = read if sliced and not edited - {"resid_pre", "k", "v"} else None
-                explicit = any(lane.writes_scores(layer) for lane in stack.members)
-                mix = None if explicit or "pattern" not in edited else partial(self._mixed, stack)
-                x = replay.block(layer, x, stack.tap, explicit, mix, queries)
+                explicit = any(branch.writes_scores(layer) for branch in batch.members)
+                mix = None if explicit or "pattern" not in edited else partial(self._mixed, batch)
+                x = replay.block(layer, x, batch.tap, explicit, mix, queries)
                 x = x[:, read] if sliced and queries is None else x
-            x = self._joined_at_z(layer, x, stack, clean, read if sliced else None)
-            if joining := stack.join((layer, BETWEEN)):
+            x = self._joined_at_z(layer, x, batch, clean, read if sliced else None)
+            if joining := batch.add((layer, BETWEEN)):
                 between = _at(clean.between[layer], read if sliced else None)
-                x = stack.together(x, stack.start(between, len(joining)))
+                x = batch.append_rows(x, batch.start(between, len(joining)))
             if x is not None:
-                x = stack.tap("resid_mid", layer, x)
-                x = stack.tap("resid_post", layer, replay.mlp(layer, x, stack.tap))
+                x = batch.tap("resid_mid", layer, x)
+                x = batch.tap("resid_post", layer, replay.mlp(layer, x, batch.tap))
                 x = self._at_read(x) if layer == last and not sliced else x
             self._note(x, clean)
-        late = stack.joining((last + 1, BEFORE))
+        late = batch.joining((last + 1, BEFORE))
         if late:
-            joined = self._joined_before(last + 1, None, stack, clean)
+            joined = self._joined_before(last + 1, None, batch, clean)
             assert joined is not None
-            x = stack.together(x, self._at_read(joined))
+            x = batch.append_rows(x, self._at_read(joined))
         assert x is not None
-        apart = x.unflatten(0, (stack.copies, len(stack.members), stack.size))
-        several = _LOGITS // max(1, len(tokens) * stack.copies * x.shape[1] * replay.unembed.shape[-1]) or 1
-        for first in range(0, len(stack.members), several):
+        apart = x.unflatten(0, (batch.copies, len(batch.members), batch.size))
+        several = _LOGITS // max(1, len(tokens) * batch.copies * x.shape[1] * replay.unembed.shape[-1]) or 1
+        for first in range(0, len(batch.members), several):
             piece = apart[:, first : first + several].flatten(0, 2)
-            yield from stack.parts(stack.members[first : first + several], replay.output(piece))
+            yield from batch.parts(batch.members[first : first + several], replay.output(piece))
 
-    def _joined_before(self, layer: int, x: Tensor | None, stack: Stack, clean: Clean) -> Tensor | None:
-        joining = stack.joining((layer, BEFORE))
+    def _joined_before(
+        self, layer: int, x: Tensor | None, batch: BranchBatch, clean: CleanCache
+    ) -> Tensor | None:
+        joining = batch.joining((layer, BEFORE))
         if not joining:
             return x
-        start = stack.start(clean.before[layer], len(joining))
-        # A lane that begins with an edit of the stream between two layers may name it from either side.
-        start = stack.tap_of(joining, "resid_post", layer - 1, start)
-        stack.join((layer, BEFORE))
-        return stack.together(x, start)
+        start = batch.start(clean.before[layer], len(joining))
+        # A branch that begins with an edit of the stream between two layers may name it from either side.
+        start = batch.tap_of(joining, "resid_post", layer - 1, start)
+        batch.add((layer, BEFORE))
+        return batch.append_rows(x, start)
 
     def _joined_at_z(
-        self, layer: int, x: Tensor | None, stack: Stack, clean: Clean, read: Tensor | None
+        self, layer: int, x: Tensor | None, batch: BranchBatch, clean: CleanCache, read: Tensor | None
     ) -> Tensor | None:
-        joining = stack.join((layer, AT_Z))
+        joining = batch.add((layer, AT_Z))
         if not joining:
             return x
         z, before, streams = clean.z[layer], _at(clean.at_z[layer], read), []
-        for lane in joining:
+        for branch in joining:
             new = z
-            if lane.at("pattern", layer):
-                parts = zip(z.split(stack.size), clean.v[layer].split(stack.size), strict=True)
-                new = _cat([self._mixed_lane(lane, k, layer, *part) for k, part in enumerate(parts)])
+            if branch.at("pattern", layer):
+                parts = zip(z.split(batch.size), clean.v[layer].split(batch.size), strict=True)
+                new = _cat([self._mixed_branch(branch, k, layer, *part) for k, part in enumerate(parts)])
             new = _cat(
-                [lane_value(lane, k, "z", layer, part) for k, part in enumerate(new.split(stack.size))]
+                [branch_value(branch, k, "z", layer, part) for k, part in enumerate(new.split(batch.size))]
             )
             # Of all heads, as a change of one would be lost in the digits of a stream that holds what it had before.
             streams.append(before + self.replay.attn_out(layer, _at(new, read)))
-        return stack.together(x, stack.side_by_side(streams))
+        return batch.append_rows(x, batch.concat(streams))
 
-    def _mixed(self, stack: Stack, layer: int, z: Tensor, v: Tensor) -> Tensor:
-        parts = zip(stack.parts(stack.members, z), v.split(stack.size), strict=True)
-        mixed = [self._mixed_lane(lane, copy, layer, one, values) for (copy, lane, one), values in parts]
+    def _mixed(self, batch: BranchBatch, layer: int, z: Tensor, v: Tensor) -> Tensor:
+        parts = zip(batch.parts(batch.members, z), v.split(batch.size), strict=True)
+        mixed = [
+            self._mixed_branch(branch, copy, layer, one, values) for (copy, branch, one), values in parts
+        ]
         return torch.cat(mixed)
 
-    def _mixed_lane(self, lane: Lane, copy: int, layer: int, z: Tensor, v: Tensor) -> Tensor:
+    def _mixed_branch(self, branch: Branch, copy: int, layer: int, z: Tensor, v: Tensor) -> Tensor:
         """z where some heads attend to all keys alike: which keys those are does not depend on the example."""
-        for write in lane.at("pattern", layer):
+        for write in branch.at("pattern", layer):
             length = z.shape[1]
             visible = self.replay.visible(length, z.device)
             scores = torch.zeros(1, 1, length, length, dtype=z.dtype, device=z.device)
             scores = scores.masked_fill(~visible, -torch.inf)
             shape = (len(z), z.shape[2], length, length)
-            lane.calls[copy].reads(write)["scores"] = scores
-            pattern, selected = replacement_for(write, lane.calls[copy], scores.expand(shape), scores)
+            branch.calls[copy].reads(write)["scores"] = scores
+            pattern, selected = replacement_for(write, branch.calls[copy], scores.expand(shape), scores)
             heads = list(range(z.shape[2])) if write.heads is None else list(write.heads)
             new = torch.einsum("qk,bkhe->bqhe", pattern[0, 0], v[:, :, heads])
             # [batch head query 1] -> [batch query head 1]
             chosen = selected.expand(-1, z.shape[2], length, -1).transpose(1, 2)[:, :, heads]
             new = torch.where(chosen, new, z[:, :, heads])
-            lane.changed[copy] = lane.changed[copy] or not torch.equal(new, z[:, :, heads])
+            branch.changed[copy] = branch.changed[copy] or not torch.equal(new, z[:, :, heads])
             z = z.clone()
             z[:, :, heads] = new
         return z
@@ -302,11 +310,11 @@ class Engine:
     def _at_read(self, x: Tensor) -> Tensor:
         return _at(x, self.read)
 
-    def _note(self, x: Tensor | None, clean: Clean) -> None:
-        stack = 0 if x is None else x.numel() * x.element_size()
+    def _note(self, x: Tensor | None, clean: CleanCache) -> None:
+        batch = 0 if x is None else x.numel() * x.element_size()
         # Of stacked checkpoints the weights are held twice, here and to be put back into the model.
         weights = 2 * self.replay.nbytes if self.replay.copies > 1 else 0
-        self.bytes_held = max(self.bytes_held, clean.nbytes + stack + weights)
+        self.bytes_held = max(self.bytes_held, clean.nbytes + batch + weights)
 
 
 def _cat(parts: list[Tensor]) -> Tensor:

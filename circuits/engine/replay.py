@@ -99,7 +99,7 @@ class Replay:
     causal: bool
     activation: Callable[[Tensor], Tensor]
     masked: float  # what the model writes into masked scores
-    forgives: bool  # whether the model puts zeros in the place of every NaN in a pattern
+    nan_pattern_to_zero: bool  # whether the model puts zeros in the place of every NaN in a pattern
 
     @classmethod
     def of(cls, surface: Surface, weights: Mapping[str, Tensor] | None = None) -> Replay:
@@ -197,7 +197,7 @@ class Replay:
             scores = tap("scores", layer, scores)
             pattern = scores.softmax(-1)
             # A query that sees nothing attends to nothing.
-            blind = pattern.isnan() if self.forgives else scores.isneginf().all(-1, keepdim=True)
+            blind = pattern.isnan() if self.nan_pattern_to_zero else scores.isneginf().all(-1, keepdim=True)
             pattern = tap("pattern", layer, pattern.masked_fill(blind, 0.0))
             z = pattern @ v.transpose(-3, -2)
         else:
@@ -336,5 +336,5 @@ def _read(surface: Surface, held: Mapping[str, Tensor]) -> Replay:
         causal=cfg.attention_dir == "causal",
         activation=_ACTIVATIONS.get(str(cfg.act_fn), torch.relu_),
         masked=-torch.inf if masked is None else masked,
-        forgives=not linear,
+        nan_pattern_to_zero=not linear,
     )

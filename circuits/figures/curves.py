@@ -11,11 +11,11 @@ import pandas as pd
 from circuits.errors import CircuitsError
 from circuits.figures.palette import COLOURS, SYMBOLS
 from circuits.figures.style import finished, log_axis, read_numbers
-from circuits.tensors import plain
+from circuits.tensors import as_dense_tensor
 
 #: Points up to which each has a symbol.
 MARKED = 40
-_VERB = "plots.curve"
+_CALLER = "plots.curve"
 
 
 def curve(
@@ -46,11 +46,11 @@ def curve(
     if isinstance(data, pd.DataFrame):
         series = _of_table(data, x, y, by, low, high)
     elif not isinstance(data, Mapping):
-        raise CircuitsError(f"{_VERB}: a table, or name -> numbers, is needed; got {type(data).__name__}")
+        raise CircuitsError(f"{_CALLER}: a table, or name -> numbers, is needed; got {type(data).__name__}")
     else:
         series = {str(name): _of_arrays(str(name), given) for name, given in data.items()}
     if not series:
-        raise CircuitsError(f"{_VERB}: there is nothing to draw")
+        raise CircuitsError(f"{_CALLER}: there is nothing to draw")
     return drawn(
         series,
         log_x=log_x,
@@ -111,10 +111,10 @@ def drawn(
                 [one[at] for one in series.values() for at in place if one[at] is not None]
             )
             if values.dtype.kind not in "biuf":
-                raise CircuitsError(f"{_VERB}: {text} holds {values.dtype}, which has no logarithm")
+                raise CircuitsError(f"{_CALLER}: {text} holds {values.dtype}, which has no logarithm")
             values = values[np.isfinite(values) & (values > 0)].astype(float)
             if not len(values):
-                raise CircuitsError(f"{_VERB}: no value of {text} is above 0, where a logarithm is")
+                raise CircuitsError(f"{_CALLER}: no value of {text} is above 0, where a logarithm is")
             update(**log_axis(values.min(), values.max()))
     found.update_layout(height=420, margin={"t": 50 if len(series) > 1 else 20, "b": 60})
     bands = any(one[2] is not None for one in series.values())
@@ -132,10 +132,10 @@ def _of_table(
     columns = [] if by is None else [by] if isinstance(by, str) else list(by)
     if missing := [name for name in (x, y, *columns) if name not in table]:
         raise CircuitsError(
-            f"{_VERB}: the table has no column {', '.join(missing)}; it has {', '.join(map(str, table.columns))}"
+            f"{_CALLER}: the table has no column {', '.join(missing)}; it has {', '.join(map(str, table.columns))}"
         )
     if not pd.api.types.is_numeric_dtype(table[y]):
-        raise CircuitsError(f"{_VERB}: column {y} holds {table[y].dtype}, and no numbers")
+        raise CircuitsError(f"{_CALLER}: column {y} holds {table[y].dtype}, and no numbers")
     there = table[table[y].notna()].sort_values(x, kind="stable")
     bounded = low in table and high in table
     series: dict[str, Sequence[Any]] = {}
@@ -143,7 +143,7 @@ def _of_table(
         name = ", ".join(map(str, names))
         if part[x].duplicated().any():
             raise CircuitsError(
-                f"{_VERB}: {name!r} has several rows at one {x}; say with by= which columns tell its series apart"
+                f"{_CALLER}: {name!r} has several rows at one {x}; say with by= which columns tell its series apart"
             )
         bounds: list[Any] = [None, None]
         if bounded and not part[[low, high]].isna().any(axis=None):
@@ -155,10 +155,13 @@ def _of_table(
 def _of_arrays(name: str, given: Any) -> Sequence[Any]:
     parts = list(given) if isinstance(given, tuple) else [given]
     needed = f"{name!r} is y, (x, y), (x, y [run x]) or (x, y, low, high)"
-    numbers = [read_numbers(part, _VERB, needed) for part in parts[min(1, len(parts) - 1) :]]
+    numbers = [read_numbers(part, _CALLER, needed) for part in parts[min(1, len(parts) - 1) :]]
     # Of x only the order is needed: it may be names or dates.
     first = parts[0] if len(parts) > 1 else np.arange(numbers[0].shape[-1] if numbers[0].ndim else 0)
-    arrays = [np.asarray(first if isinstance(first, np.ndarray) else plain(first, _VERB)), *numbers]
+    arrays = [
+        np.asarray(first if isinstance(first, np.ndarray) else as_dense_tensor(first, _CALLER)),
+        *numbers,
+    ]
     xs, ys, *rest = arrays
     bounds: list[Any] = rest
     if ys.ndim == 2 and not bounds:
@@ -166,6 +169,6 @@ def _of_arrays(name: str, given: Any) -> Sequence[Any]:
     if len(bounds) not in (0, 2) or any(one.shape != (len(xs),) for one in (ys, *bounds)) or not len(xs):
         shapes = ", ".join(str(list(one.shape)) for one in arrays)
         raise CircuitsError(
-            f"{_VERB}: {name!r} is y, (x, y), (x, y [run x]) or (x, y, low, high), of one length; got {shapes}"
+            f"{_CALLER}: {name!r} is y, (x, y), (x, y [run x]) or (x, y, low, high), of one length; got {shapes}"
         )
     return (xs, ys, *(bounds or [None, None]))

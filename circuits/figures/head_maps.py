@@ -16,7 +16,7 @@ from circuits.figures.style import finished, read_numbers
 CELL, ROW, GAP, ASIDE, AROUND, NARROWEST = 62, 44, 100, 120, 100, 200
 #: Up to so many columns a cell has room for its number; panels beside each other.
 NUMBERED, ABREAST = 12, 3
-_VERB = "plots.heads"
+_CALLER = "plots.heads"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def heads(
     else:
         named = values if isinstance(values, Mapping) else {"": values}
         if not named:
-            raise CircuitsError(f"{_VERB}: there is nothing to draw")
+            raise CircuitsError(f"{_CALLER}: there is nothing to draw")
         panels = [_of_array(str(name), one, unit, layers) for name, one in named.items()]
     said = panels[0].unit
     return maps(panels, title or f"{said[:1].upper()}{said[1:]} of each head")
@@ -158,7 +158,7 @@ def _of_table(
     missing = [name for name in ("layer", "head", shown) if name not in table]
     if missing:
         raise CircuitsError(
-            f"{_VERB}: the table has no column {', '.join(missing)}; it has {', '.join(map(str, table.columns))}"
+            f"{_CALLER}: the table has no column {', '.join(missing)}; it has {', '.join(map(str, table.columns))}"
         )
     alone = table[table["layer"].notna() & table["head"].notna()]
     if "draw" in alone:
@@ -166,21 +166,23 @@ def _of_table(
     if metric is not None:
         wanted = [metric] if isinstance(metric, str) else list(metric)
         if not wanted:
-            raise CircuitsError(f"{_VERB}: metric= names none; leave it out for all")
+            raise CircuitsError(f"{_CALLER}: metric= names none; leave it out for all")
         there = list(dict.fromkeys(alone["metric"])) if "metric" in alone else []
         if unknown := [name for name in wanted if name not in there]:
-            raise CircuitsError(f"{_VERB}: no metric {unknown[0]!r}; there are {', '.join(map(str, there))}")
+            raise CircuitsError(
+                f"{_CALLER}: no metric {unknown[0]!r}; there are {', '.join(map(str, there))}"
+            )
         alone = alone[alone["metric"].isin(wanted)]
     if alone.empty:
-        raise CircuitsError(f"{_VERB}: the table has no row about one head alone")
+        raise CircuitsError(f"{_CALLER}: the table has no row about one head alone")
     if not pd.api.types.is_numeric_dtype(alone[shown]):
-        raise CircuitsError(f"{_VERB}: column {shown} holds {alone[shown].dtype}, and no numbers")
+        raise CircuitsError(f"{_CALLER}: column {shown} holds {alone[shown].dtype}, and no numbers")
     by = [name for name in ("metric", "checkpoint", "ref") if name in alone and alone[name].notna().any()]
     panels: list[Panel] = []
     for name, part in alone.groupby(by, sort=False, dropna=False) if by else [((), alone)]:
         if part.duplicated(["layer", "head"]).any():
             raise CircuitsError(
-                f"{_VERB}: a head has several rows in the table; keep one per head, metric and checkpoint"
+                f"{_CALLER}: a head has several rows in the table; keep one per head, metric and checkpoint"
             )
         signed = bool((part[shown] < 0).any()) or shown == "effect"
         grid = part.pivot(index="layer", columns="head", values=shown)
@@ -195,10 +197,10 @@ def _of_table(
 
 
 def _of_array(name: str, values: Any, unit: str | None, layers: Sequence[int] | None) -> Panel:
-    array = read_numbers(values, _VERB, "an array [layer head] is needed")
+    array = read_numbers(values, _CALLER, "an array [layer head] is needed")
     if array.ndim != 2 or not array.size:
-        raise CircuitsError(f"{_VERB}: an array [layer head] is needed; got {list(array.shape)}")
+        raise CircuitsError(f"{_CALLER}: an array [layer head] is needed; got {list(array.shape)}")
     if layers is not None and len(layers) != len(array):
-        raise CircuitsError(f"{_VERB}: {len(layers)} names of layers for {len(array)} rows")
+        raise CircuitsError(f"{_CALLER}: {len(layers)} names of layers for {len(array)} rows")
     grid = pd.DataFrame(array, index=None if layers is None else list(layers))
     return Panel(name, grid, unit or name or "value", bool((array < 0).any()))

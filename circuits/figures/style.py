@@ -12,7 +12,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.figures.palette import template
-from circuits.tensors import plain
+from circuits.tensors import as_dense_tensor
 
 #: Pixels: a title, a line of what stands below it, and plotly's own width and height of a figure.
 TITLE, LINE, WIDTH, HEIGHT = 38, 17, 900, 450
@@ -92,7 +92,7 @@ def log_axis(smallest: int | float, largest: int | float) -> dict[str, Any]:
     }
 
 
-def read_numbers(values: Any, verb: str, needed: str) -> Any:
+def read_numbers(values: Any, caller: str, needed: str) -> Any:
     """Numbers as an array of floats.
 
     Raises:
@@ -100,16 +100,16 @@ def read_numbers(values: Any, verb: str, needed: str) -> Any:
     """
     import numpy as np
 
-    given = plain(values, verb)
+    given = as_dense_tensor(values, caller)
     try:
         array = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
         found = array if np.iscomplexobj(array) else array.astype(float)
     except (TypeError, ValueError):
         raise CircuitsError(
-            f"{verb}: {needed}; got {type(values).__name__} without numbers in rows of one length"
+            f"{caller}: {needed}; got {type(values).__name__} without numbers in rows of one length"
         ) from None
     if np.iscomplexobj(found):
-        raise CircuitsError(f"{verb}: {needed}; got complex numbers: choose their real, imag or abs")
+        raise CircuitsError(f"{caller}: {needed}; got complex numbers: choose their real, imag or abs")
     return found
 
 

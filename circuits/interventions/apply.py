@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import Cut, Intervention, Receiver, Step, Swap, Write
+from circuits.interventions.base import ActivationEdit, Cut, Intervention, Receiver, Step, WeightEdit
 from circuits.interventions.cuts import check_cuts, cutting, renew
-from circuits.interventions.forward_pass import Call, writer
+from circuits.interventions.forward_pass import ForwardPass, writer
 from circuits.interventions.reference_runs import Reference, References
 from circuits.model.hooks import Handle
 from circuits.model.locks import exclusive
@@ -77,7 +77,7 @@ def intervene(model: Any, *interventions: Intervention) -> Iterator[Any]:
 def wanted(plan: Iterable[Step]) -> Iterator[Reference]:
     """The clean passes that a plan needs."""
     for step in plan:
-        if not isinstance(step, Swap):
+        if not isinstance(step, WeightEdit):
             write = step.sender if isinstance(step, Cut) else step
             yield from write.replacement.references(write).values()
 
@@ -85,11 +85,11 @@ def wanted(plan: Iterable[Step]) -> Iterator[Reference]:
 @contextmanager
 def attached(surface: Surface, plan: Plan, references: References) -> Iterator[None]:
     """Put a plan onto the model. Its clean passes must have been fetched."""
-    writes = [step for step in plan if isinstance(step, Write)]
-    swaps = [step for step in plan if isinstance(step, Swap)]
+    writes = [step for step in plan if isinstance(step, ActivationEdit)]
+    swaps = [step for step in plan if isinstance(step, WeightEdit)]
     cuts = [step for step in plan if isinstance(step, Cut)]
     state = state_of(surface.model)
-    call = Call(surface, references, state)
+    call = ForwardPass(surface, references, state)
     fired = [0] * len(writes)
     with ExitStack() as stack:
         if plan:
@@ -108,7 +108,7 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
         renew(surface)
         yield
     # Only reached when the body raised nothing, and with every hook already off.
-    counts: list[tuple[str, Write | Receiver, int]] = [
+    counts: list[tuple[str, ActivationEdit | Receiver, int]] = [
         *((write.label, write, count) for write, count in zip(writes, fired, strict=True)),
         *((cut.label, cut.receiver, int(cut.receiver.hook in received)) for cut in cuts),
     ]
@@ -117,7 +117,7 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
             raise CircuitsError(_silent(surface, label, place, runs.count))
 
 
-def _silent(surface: Surface, label: str, write: Write | Receiver, runs: int) -> str:
+def _silent(surface: Surface, label: str, write: ActivationEdit | Receiver, runs: int) -> str:
     if runs == 0:
         return f"{label}: the model was not run inside the block"
     others = [name for name in surface.site_names() if name != write.kind.name]
@@ -162,7 +162,7 @@ def _put_readers_last(surface: Surface) -> None:
 class _Runs:
     """Counts the runs of the model under some writes, and tells their call of each; clean passes are none."""
 
-    def __init__(self, call: Call, writes: list[Write]) -> None:
+    def __init__(self, call: ForwardPass, writes: list[ActivationEdit]) -> None:
         self.count = 0
         self._call, self._writes = call, writes
 
@@ -185,7 +185,7 @@ def _count(fired: list[int], index: int) -> None:
     fired[index] += 1
 
 
-def _read(call: Call, write: Write, name: str, activation: Tensor) -> None:
+def _read(call: ForwardPass, write: ActivationEdit, name: str, activation: Tensor) -> None:
     if not call.state.suspended:
         call.reads(write)[name] = activation.detach()
 

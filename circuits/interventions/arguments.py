@@ -12,11 +12,11 @@ from circuits.errors import CircuitsError
 from circuits.interventions.edits import Place
 from circuits.model.heads import looks_like_heads, parse_heads
 from circuits.model.sites import Site
-from circuits.tensors import Positions, Snapshot, parse_positions, plain, refuse_numbers_as_mask
+from circuits.tensors import Positions, Snapshot, as_dense_tensor, parse_positions, refuse_numbers_as_mask
 from circuits.validate import read_indices
 
 
-def read_what(what: Any, verb: str) -> tuple[tuple[Place, ...], bool]:
+def read_what(what: Any, caller: str) -> tuple[tuple[Place, ...], bool]:
     """Heads (edited at z), a site, or a layer number; second, whether a place the model lacks is passed over.
 
     A layer is all it writes: its heads at z and its neurons at mlp_post, so that the output biases stay in
@@ -33,51 +33,51 @@ def read_what(what: Any, verb: str) -> tuple[tuple[Place, ...], bool]:
             return (Place(Site.parse(what)),), False
         return (Place(Site("z"), parse_heads(what)),), False
     except CircuitsError as error:
-        raise CircuitsError(f"{verb}: {error}") from error
+        raise CircuitsError(f"{caller}: {error}") from error
 
 
-def read_heads(spec: Any, site: str, verb: str) -> tuple[Place, ...]:
+def read_heads(spec: Any, site: str, caller: str) -> tuple[Place, ...]:
     try:
         return (Place(Site(site), parse_heads(spec)),)
     except CircuitsError as error:
-        raise CircuitsError(f"{verb}: {error}") from error
+        raise CircuitsError(f"{caller}: {error}") from error
 
 
-def read_place(site: Any, heads: Any, verb: str, neurons: Any = None) -> Place:
+def read_place(site: Any, heads: Any, caller: str, neurons: Any = None) -> Place:
     """A site, and of it some heads or neurons where those are given."""
-    chosen, d_mlp = (None, None) if neurons is None else read_neurons(neurons, verb)
+    chosen, d_mlp = (None, None) if neurons is None else read_neurons(neurons, caller)
     try:
         return Place(Site.parse(site), None if heads is None else parse_heads(heads), chosen, d_mlp)
     except CircuitsError as error:
-        raise CircuitsError(f"{verb}: {error}") from error
+        raise CircuitsError(f"{caller}: {error}") from error
 
 
-def read_neurons(neurons: Any, verb: str) -> tuple[tuple[int, ...], int | None]:
+def read_neurons(neurons: Any, caller: str) -> tuple[tuple[int, ...], int | None]:
     """Neuron indices, or where a boolean mask [d_mlp] is true; second, the length of the mask."""
     size = None
-    neurons = plain(neurons, f"{verb}: neurons")
+    neurons = as_dense_tensor(neurons, f"{caller}: neurons")
     if isinstance(neurons, Tensor) and neurons.dtype == torch.bool:
         if neurons.ndim != 1 or not bool(neurons.any()):
             raise CircuitsError(
-                f"{verb}: a mask of neurons is [d_mlp] and selects some; got {list(neurons.shape)}"
+                f"{caller}: a mask of neurons is [d_mlp] and selects some; got {list(neurons.shape)}"
             )
         size = len(neurons)
         neurons = neurons.nonzero().flatten()
     else:
-        refuse_numbers_as_mask(neurons, f"{verb}: neurons", "[d_mlp]")
-    return read_indices(neurons, verb, "neurons") or (), size
+        refuse_numbers_as_mask(neurons, f"{caller}: neurons", "[d_mlp]")
+    return read_indices(neurons, caller, "neurons") or (), size
 
 
-def read_queries(queries: Any, positions: Any, verb: str) -> Positions | Snapshot | None:
+def read_queries(queries: Any, positions: Any, caller: str) -> Positions | Snapshot | None:
     if queries is not None and positions is not None:
-        raise CircuitsError(f"{verb}: queries= and positions= are the same; give one")
-    return parse_positions(positions if queries is None else queries, verb)
+        raise CircuitsError(f"{caller}: queries= and positions= are the same; give one")
+    return parse_positions(positions if queries is None else queries, caller)
 
 
-def read_keys(keys: Any, verb: str) -> Positions | None:
-    found = parse_positions(keys, f"{verb}, keys")
+def read_keys(keys: Any, caller: str) -> Positions | None:
+    found = parse_positions(keys, f"{caller}, keys")
     if isinstance(found, Snapshot):
         raise CircuitsError(
-            f"{verb}: keys are positions, the same for every example; got a mask {list(found.shape)}"
+            f"{caller}: keys are positions, the same for every example; got a mask {list(found.shape)}"
         )
     return found

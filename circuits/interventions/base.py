@@ -1,7 +1,7 @@
-"""What an intervention is: a frozen value that names places and what to put there, without a model.
+"""Defines what an intervention is: a frozen value that names places and what to put there, without a model.
 
-An intervention is turned into `Write`s (activations), `Swap`s (weights) and `Cut`s (edges) when a model is at hand
-(`Intervention.plan`); `applying` carries them out.
+When a model is at hand, `Intervention.plan` turns it into `ActivationEdit`s, `WeightEdit`s and `Cut`s (of edges), which
+`circuits.interventions.apply` carries out.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from circuits.tensors import Positions, Snapshot, select_positions
 
 
 @dataclass(frozen=True)
-class Firing:
+class HookContext:
     """One call of a hook, as a replacement sees it."""
 
-    write: Write
+    write: ActivationEdit
     selected: Tensor  # boolean, broadcasts to the activation; true where it will be replaced
     references: Mapping[str, Tensor]
     reads: dict[str, Tensor]
@@ -63,20 +63,20 @@ class RunContext(Protocol):
 class Replacement(ABC):
     """What is put in the place of an activation."""
 
-    def references(self, write: Write) -> dict[str, Reference]:
-        """The clean passes it needs; what they give arrives under the same names in `Firing.references`."""
+    def references(self, write: ActivationEdit) -> dict[str, Reference]:
+        """The clean passes it needs; what they give arrives under the same names in `HookContext.references`."""
         return {}
 
     def check(self, surface: Surface, label: str) -> None:  # noqa: B027 most have nothing to check
         """Refuse a model with which it would not mean what it says, before any run."""
 
-    def reads(self, write: Write) -> dict[str, str]:
-        """Other hooks of the same forward pass whose activations it needs: name in `Firing.reads` -> hook."""
+    def reads(self, write: ActivationEdit) -> dict[str, str]:
+        """Other hooks of the same forward pass whose activations it needs: name in `HookContext.reads` -> hook."""
         return {}
 
     def prepare(self, run: RunContext) -> Any:
         """Called before each run of the model, for passes on the run's own tokens that are needed first; what it
-        returns arrives as `Firing.prepared`.
+        returns arrives as `HookContext.prepared`.
         """
         return None
 
@@ -84,7 +84,7 @@ class Replacement(ABC):
     direction: ClassVar[str | None] = None
 
     @abstractmethod
-    def value(self, current: Tensor, firing: Firing) -> Tensor:
+    def value(self, current: Tensor, firing: HookContext) -> Tensor:
         """A tensor that broadcasts to `current`; only the selected entries of it are used."""
 
     @abstractmethod
@@ -92,7 +92,7 @@ class Replacement(ABC):
 
 
 @dataclass(frozen=True)
-class Write:
+class ActivationEdit:
     """One hook of one model, what is replaced there, and by what."""
 
     label: str
@@ -106,7 +106,7 @@ class Write:
     # The finite value this model gives to masked attention scores, if it has one.
     masked_score: float | None = None
 
-    def replaced_by(self, replacement: Replacement) -> Write:
+    def replaced_by(self, replacement: Replacement) -> ActivationEdit:
         """The same write with another replacement."""
         return replace(self, replacement=replacement)
 
@@ -145,7 +145,7 @@ class Write:
 
 
 @dataclass(frozen=True)
-class Swap:
+class WeightEdit:
     """One parameter of one model, and the values it gets."""
 
     label: str
@@ -174,13 +174,13 @@ class Cut:
     """
 
     label: str
-    sender: Write
+    sender: ActivationEdit
     receiver: Receiver
     through: str | None = None
 
 
 #: What an intervention does on one model.
-Step = Write | Swap | Cut
+Step = ActivationEdit | WeightEdit | Cut
 
 
 class Intervention(ABC):

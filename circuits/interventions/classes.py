@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import Firing, Replacement, RunContext, Write
+from circuits.interventions.base import ActivationEdit, HookContext, Replacement, RunContext
 from circuits.interventions.reference_runs import Reduction, Reference
 from circuits.tensors import Snapshot
 from circuits.variance import Contrasts
 
-VERB = "ablate.classes"
+CALLER = "ablate.classes"
 #: Rows of tokens are told apart by a table of at most so many entries, else by sorting them.
 NUMBERS = 10**7
 
 
 @dataclass(frozen=True)
-class Labelled:
+class ClassFit:
     """Examples [example pos], each with its classes [example kind]."""
 
     examples: Snapshot
@@ -30,7 +30,7 @@ class Labelled:
     @cached_property
     def contrasts(self) -> Contrasts:
         kinds = {f"kind {at}": column for at, column in enumerate(self.classes.tensor.cpu().T)}
-        return Contrasts.of(kinds, len(self.examples.tensor), VERB)
+        return Contrasts.of(kinds, len(self.examples.tensor), CALLER)
 
     @cached_property
     def starts(self) -> Tensor:
@@ -43,7 +43,7 @@ class Labelled:
         known = self.examples.tensor.to(tokens.device)
         if known.shape[1:] != tokens.shape[1:]:
             raise CircuitsError(
-                f"{VERB}: the examples with classes are {list(known.shape)}, the run's {list(tokens.shape)}"
+                f"{CALLER}: the examples with classes are {list(known.shape)}, the run's {list(tokens.shape)}"
             )
         place = _numbered(torch.cat([known, tokens.to(known.dtype)]))
         row = torch.full((int(place.max()) + 1,), -1, device=tokens.device)
@@ -52,7 +52,7 @@ class Labelled:
         if bool((found < 0).any()):
             missing = int((found < 0).nonzero()[0])
             raise CircuitsError(
-                f"{VERB}: example {missing} is none of those that have classes, {tokens[missing].tolist()}"
+                f"{CALLER}: example {missing} is none of those that have classes, {tokens[missing].tolist()}"
             )
         return self.contrasts.classes[:, found.cpu()] + self.starts[:, None]
 
@@ -64,7 +64,7 @@ class Parts(Reduction):
     With several kinds of classes the additions are those of least squares; each kind's have mean 0 over the examples.
     """
 
-    labelled: Labelled
+    labelled: ClassFit
 
     def piece(self, activation: Tensor, tokens: Tensor) -> Tensor:
         activation = activation.double()
@@ -99,13 +99,13 @@ class Parts(Reduction):
 
 
 @dataclass(frozen=True)
-class WithoutClasses(Replacement):
+class RemoveClasses(Replacement):
     """The activation without what its classes add to the mean, or the mean and that alone."""
 
-    labelled: Labelled
+    labelled: ClassFit
     keep: bool
 
-    def references(self, write: Write) -> dict[str, Reference]:
+    def references(self, write: ActivationEdit) -> dict[str, Reference]:
         return {"parts": Reference(self.labelled.examples, write.hook, Parts(self.labelled))}
 
     def prepare(self, run: RunContext) -> Tensor | None:
@@ -113,7 +113,7 @@ class WithoutClasses(Replacement):
         tokens = run.tokens
         return None if tokens is None else run.once(id(self), lambda: self.labelled.at(tokens))
 
-    def value(self, current: Tensor, firing: Firing) -> Tensor:
+    def value(self, current: Tensor, firing: HookContext) -> Tensor:
         label = firing.write.label
         if firing.prepared is None:
             raise CircuitsError(

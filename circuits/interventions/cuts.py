@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import Cut, Receiver, Write
-from circuits.interventions.forward_pass import Call, Frame, replacement_for
+from circuits.interventions.base import ActivationEdit, Cut, Receiver
+from circuits.interventions.forward_pass import ForwardPass, RunState, replacement_for
 from circuits.model.hooks import Handle, Handles
 from circuits.model.projections import OUTPUTS, Projections, check_made
 from circuits.model.sites import KINDS
@@ -77,7 +77,7 @@ def check_cuts(cuts: Sequence[Cut], surface: Surface) -> None:
                 streams.setdefault(part, []).append(cut)
 
 
-def _parts(sender: Write, surface: Surface) -> list[tuple[str, int | None, int | None]]:
+def _parts(sender: ActivationEdit, surface: Surface) -> list[tuple[str, int | None, int | None]]:
     """What a sender consists of; two that share a part are the same as far as that goes."""
     name, layer = sender.kind.name, sender.layer
     if name in ("z", "attn_out"):
@@ -104,7 +104,7 @@ def _apart(one: Cut, other: Cut) -> bool:
     return False
 
 
-def _named(sender: Write) -> str:
+def _named(sender: ActivationEdit) -> str:
     heads = "" if sender.heads is None else f", heads {','.join(map(str, sender.heads))}"
     return (sender.kind.name if sender.layer is None else f"{sender.kind.name}.{sender.layer}") + heads
 
@@ -114,7 +114,7 @@ def _called(receiver: Receiver, head: int | None) -> str:
 
 
 @contextmanager
-def cutting(surface: Surface, cuts: Sequence[Cut], call: Call) -> Iterator[set[str]]:
+def cutting(surface: Surface, cuts: Sequence[Cut], call: ForwardPass) -> Iterator[set[str]]:
     """Cut these edges too, for the length of a block; gives the hooks at which something has received, as they do."""
     if not cuts:
         yield set()
@@ -145,7 +145,7 @@ def renew(surface: Surface) -> None:
 @dataclass(eq=False)
 class _Block:
     cuts: tuple[Cut, ...]
-    call: Call
+    call: ForwardPass
     received: set[str] = field(default_factory=set)
 
 
@@ -157,8 +157,8 @@ _junctions: WeakKeyDictionary[nn.Module, Junction] = WeakKeyDictionary()
 @dataclass
 class _Sender:
     label: str
-    write: Write
-    call: Call
+    write: ActivationEdit
+    call: ForwardPass
 
 
 @dataclass
@@ -404,7 +404,7 @@ class Junction:
     # ---- What these share
 
     @property
-    def _frame(self) -> Frame:
+    def _frame(self) -> RunState:
         return self._blocks[0].call.frame
 
     def _flow(self) -> _Flow | None:

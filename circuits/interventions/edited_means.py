@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from circuits.interventions.base import Write
+from circuits.interventions.base import ActivationEdit
 from circuits.interventions.edits import Edit
-from circuits.interventions.forward_pass import Call, writer
+from circuits.interventions.forward_pass import ForwardPass, writer
 from circuits.interventions.reference_runs import Edits, MeanOver, Reference, References
 from circuits.interventions.replacements import Mean
 from circuits.model.hooks import Function
@@ -26,7 +26,7 @@ class EditedMean(Mean):
     places: tuple[Any, ...] = ()
     positions: Any = None
 
-    def references(self, write: Write) -> dict[str, Reference]:
+    def references(self, write: ActivationEdit) -> dict[str, Reference]:
         edit = Edit(self.name, self.places, self, self.positions)
         assert write.layer is not None  # patterns are of layers
         before = EarlierLayers(edit, write.layer)
@@ -43,7 +43,7 @@ class EarlierLayers(Edits):
     edit: Edit
     layer: int
 
-    def writes(self, surface: Surface) -> Iterator[Write]:
+    def writes(self, surface: Surface) -> Iterator[ActivationEdit]:
         for write in self.edit.plan(surface):
             if write.layer is not None and write.layer < self.layer:
                 yield write
@@ -56,5 +56,5 @@ class EarlierLayers(Edits):
         self, surface: Surface, found: References, rows: slice, total: int
     ) -> list[tuple[str, Function]]:
         # Of a state of its own: the edits of the blocks around this pass stay silent.
-        call = Call(surface, found, State(rows=rows, total=total))
+        call = ForwardPass(surface, found, State(rows=rows, total=total))
         return [(write.hook, writer(write, call)) for write in self.writes(surface)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import Intervention, Replacement, Write
+from circuits.interventions.base import ActivationEdit, Intervention, Replacement
 from circuits.model.heads import Head, HeadSpec
 from circuits.model.sites import Site
 from circuits.model.surface import Surface
@@ -94,8 +94,8 @@ class Edit(Intervention):
     # left.
     optional_places: bool = False
 
-    def plan(self, surface: Surface) -> tuple[Write, ...]:
-        writes: list[Write] = []
+    def plan(self, surface: Surface) -> tuple[ActivationEdit, ...]:
+        writes: list[ActivationEdit] = []
         refusal: CircuitsError | None = None
         for place in self.places:
             try:
@@ -106,7 +106,7 @@ class Edit(Intervention):
                 refusal = refusal or error
                 continue
             writes += [
-                Write(
+                ActivationEdit(
                     label=self.label,
                     hook=hook,
                     kind=place.site.kind,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import Firing, Write
+from circuits.interventions.base import ActivationEdit, HookContext
 from circuits.interventions.reference_runs import References
 from circuits.model.state import State
 from circuits.model.surface import Surface
@@ -31,7 +31,7 @@ def unusual(kwargs: Mapping[str, Any]) -> str | None:
 
 
 @dataclass
-class Frame:
+class RunState:
     """One run of the model: what it was called with, and what was found in it."""
 
     given: Mapping[str, Any] = field(default_factory=dict)  # by the argument's name
@@ -43,38 +43,40 @@ class Frame:
 
 
 @dataclass
-class Call:
+class ForwardPass:
     """The runs of the model under some writes: the one under way, and those that it was called from."""
 
     surface: Surface
     references: References
     state: State
     # The first one stands for a part of the model that was called alone.
-    _frames: list[Frame] = field(default_factory=lambda: [Frame()])
+    _frames: list[RunState] = field(default_factory=lambda: [RunState()])
 
     @property
-    def frame(self) -> Frame:
+    def frame(self) -> RunState:
         return self._frames[-1]
 
     @property
     def tokens(self) -> Tensor | None:
         return self.frame.tokens
 
-    def begin(self, writes: Sequence[Write], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def begin(
+        self, writes: Sequence[ActivationEdit], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
         """The model is about to run on these inputs."""
-        self._frames.append(Frame(kwargs, self.surface.tokens_of(args, kwargs), whole=True))
+        self._frames.append(RunState(kwargs, self.surface.tokens_of(args, kwargs), whole=True))
         self._prepare(writes)
 
     def end(self) -> None:
         if len(self._frames) > 1:
             self._frames.pop()
 
-    def begin_unseen(self, writes: Sequence[Write], kwargs: Mapping[str, Any]) -> None:
+    def begin_unseen(self, writes: Sequence[ActivationEdit], kwargs: Mapping[str, Any]) -> None:
         """The model runs on inputs that are not known, but for these arguments of its first block."""
-        self._frames[:] = [Frame(kwargs)]
+        self._frames[:] = [RunState(kwargs)]
         self._prepare(writes)
 
-    def _prepare(self, writes: Sequence[Write]) -> None:
+    def _prepare(self, writes: Sequence[ActivationEdit]) -> None:
         odd = unusual(self.frame.given)
         for write in writes:
             if odd is not None and write.replacement.references(write):
@@ -89,10 +91,10 @@ class Call:
                 )
         self.frame.prepared = {id(write): write.replacement.prepare(self) for write in writes}
 
-    def prepared(self, write: Write) -> Any:
+    def prepared(self, write: ActivationEdit) -> Any:
         return self.frame.prepared.get(id(write))
 
-    def reads(self, write: Write) -> dict[str, Tensor]:
+    def reads(self, write: ActivationEdit) -> dict[str, Tensor]:
         """What the write has read elsewhere in the run under way, by name."""
         return self.frame.reads.setdefault(id(write), {})
 
@@ -105,13 +107,15 @@ class Call:
 
 
 def writer(
-    write: Write, call: Call, fired: Callable[[], None] | None = None
+    write: ActivationEdit, call: ForwardPass, fired: Callable[[], None] | None = None
 ) -> Callable[[Tensor], Tensor | None]:
     """The hook function that carries out one write."""
     return partial(_replace, write, call, fired)
 
 
-def _replace(write: Write, call: Call, fired: Callable[[], None] | None, current: Tensor) -> Tensor | None:
+def _replace(
+    write: ActivationEdit, call: ForwardPass, fired: Callable[[], None] | None, current: Tensor
+) -> Tensor | None:
     if call.state.suspended:
         return None
     new, selected = replacement_for(write, call, current)
@@ -121,7 +125,7 @@ def _replace(write: Write, call: Call, fired: Callable[[], None] | None, current
 
 
 def replacement_for(
-    write: Write, call: Call, current: Tensor, value_of: Tensor | None = None
+    write: ActivationEdit, call: ForwardPass, current: Tensor, value_of: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """What takes the activation's place, and the boolean mask of where; both broadcast to it.
 
@@ -131,7 +135,7 @@ def replacement_for(
     state = call.state
     selected = write.selected(current, state.rows, state.total)
     references = write.replacement.references(write)
-    firing = Firing(
+    firing = HookContext(
         write,
         selected,
         {name: call.references[reference] for name, reference in references.items()},

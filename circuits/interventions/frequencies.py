@@ -10,17 +10,17 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.harmonics import products
-from circuits.interventions.base import Firing, Replacement, RunContext, Write
+from circuits.interventions.base import ActivationEdit, HookContext, Replacement, RunContext
 from circuits.interventions.reference_runs import Reduction, Reference
 from circuits.tensors import Positions, Snapshot
 
-_VERB = "ablate.frequencies"
+_CALLER = "ablate.frequencies"
 #: Which components of a frequency are meant.
 DIRECTIONS = ("all", "sum")
 
 
 @dataclass(frozen=True)
-class Waves:
+class FourierComponents:
     """The functions of the coordinates that belong to some frequencies, orthonormal on the complete grid.
 
     Attributes:
@@ -51,7 +51,7 @@ class Waves:
 class Coefficients(Reduction):
     """The mean of activation × function over the complete grid, for the constant and each wave, [function ...]."""
 
-    waves: Waves
+    waves: FourierComponents
 
     def piece(self, activation: Tensor, tokens: Tensor) -> Tensor:
         functions = _with_constant(self.waves.at(tokens)).to(activation.device)
@@ -64,14 +64,14 @@ class Coefficients(Reduction):
 
 
 @dataclass(frozen=True)
-class Frequencies(Replacement):
+class RemoveFrequencies(Replacement):
     """The activation without its share in some waves, or the constant and that share alone."""
 
-    waves: Waves
+    waves: FourierComponents
     keep: bool
     grid: Snapshot
 
-    def references(self, write: Write) -> dict[str, Reference]:
+    def references(self, write: ActivationEdit) -> dict[str, Reference]:
         return {"coefficients": Reference(self.grid, write.hook, Coefficients(self.waves))}
 
     def prepare(self, run: RunContext) -> Tensor | None:
@@ -80,19 +80,19 @@ class Frequencies(Replacement):
         return None if tokens is None else run.once(id(self), lambda: self._waves_at(tokens))
 
     def _waves_at(self, tokens: Tensor) -> Tensor:
-        check_coordinates(tokens, self.waves, _VERB)
+        check_coordinates(tokens, self.waves, _CALLER)
         grid = self.grid.tensor.to(tokens.device)
         if grid.shape[1] == tokens.shape[1]:
             rows = grid[self.waves.places(grid).argsort()][self.waves.places(tokens)]
             other = (rows != tokens).any(1)
             if bool(other.any()):
                 raise CircuitsError(
-                    f"{_VERB}: example {int(other.nonzero()[0])} is not on the grid: with its coordinates the grid has "
-                    f"other tokens at positions that are no coordinates"
+                    f"{_CALLER}: example {int(other.nonzero()[0])} is not on the grid: with its coordinates the grid "
+                    f"has other tokens at positions that are no coordinates"
                 )
         return self.waves.at(tokens)
 
-    def value(self, current: Tensor, firing: Firing) -> Tensor:
+    def value(self, current: Tensor, firing: HookContext) -> Tensor:
         label = firing.write.label
         if firing.prepared is None:
             raise CircuitsError(
@@ -121,7 +121,7 @@ class Frequencies(Replacement):
         }
 
 
-def check_coordinates(tokens: Tensor, waves: Waves, label: str) -> None:
+def check_coordinates(tokens: Tensor, waves: FourierComponents, label: str) -> None:
     length = tokens.shape[1]
     wrong = [position for position in waves.coords if not -length <= position < length]
     if wrong:
@@ -139,7 +139,7 @@ def check_coordinates(tokens: Tensor, waves: Waves, label: str) -> None:
         )
 
 
-def check_grid(grid: Tensor, waves: Waves, label: str) -> None:
+def check_grid(grid: Tensor, waves: FourierComponents, label: str) -> None:
     """Every combination of coordinates exactly once: only there are the waves orthonormal."""
     check_coordinates(grid, waves, f"{label}, grid")
     size, different = waves.period ** len(waves.coords), len(grid[:, list(waves.coords)].unique(dim=0))

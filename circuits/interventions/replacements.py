@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import Firing, Replacement, Write
+from circuits.interventions.base import ActivationEdit, HookContext, Replacement
 from circuits.interventions.reference_runs import MeanOver, Reference
 from circuits.model.padding import refuse_padding
 from circuits.model.sites import KINDS
 from circuits.model.surface import Surface
-from circuits.tensors import Positions, Snapshot, plain, select_positions
+from circuits.tensors import Positions, Snapshot, as_dense_tensor, select_positions
 
 # Of every patch, as its description names it.
 DIRECTION = "source -> run"
@@ -23,7 +23,7 @@ DIRECTION = "source -> run"
 
 @dataclass(frozen=True)
 class Zero(Replacement):
-    def value(self, current: Tensor, firing: Firing) -> Tensor:
+    def value(self, current: Tensor, firing: HookContext) -> Tensor:
         if firing.write.kind.name == "scores":
             # A zero in the place of a masked score would let a query see its future.
             return torch.where(
@@ -50,11 +50,11 @@ class Mean(Replacement):
             surface, tokens, used, f"{label}, reference", "give examples of one length, without it"
         )
 
-    def references(self, write: Write) -> dict[str, Reference]:
+    def references(self, write: ActivationEdit) -> dict[str, Reference]:
         pooled = write.kind.query_axis if self.over == "batch,pos" else None
         return {"mean": Reference(self.tokens, write.hook, MeanOver(pooled))}
 
-    def value(self, current: Tensor, firing: Firing) -> Tensor:
+    def value(self, current: Tensor, firing: HookContext) -> Tensor:
         mean = firing.reference("mean", current)
         _same_shape(mean, current, firing.write, "reference", pooled=self.over == "batch,pos")
         return mean
@@ -75,10 +75,10 @@ class Resample(Replacement):
     def check(self, surface: Surface, label: str) -> None:
         refuse_padding(surface, self.tokens.tensor, None, f"{label}, source", "give examples of one length")
 
-    def references(self, write: Write) -> dict[str, Reference]:
+    def references(self, write: ActivationEdit) -> dict[str, Reference]:
         return {"source": Reference(self.tokens, write.hook)}
 
-    def value(self, current: Tensor, firing: Firing) -> Tensor:
+    def value(self, current: Tensor, firing: HookContext) -> Tensor:
         source = firing.reference("source", current)
         _same_shape(source, current, firing.write, "source")
         order = derangement(source.shape[0], self.seed).to(source.device)
@@ -89,17 +89,17 @@ class Resample(Replacement):
 
 
 @dataclass(frozen=True)
-class Clean(Replacement):
+class FromTokens(Replacement):
     """The same activation of another run, given by its tokens. A source of one example serves every row."""
 
     direction = DIRECTION
 
     tokens: Snapshot
 
-    def references(self, write: Write) -> dict[str, Reference]:
+    def references(self, write: ActivationEdit) -> dict[str, Reference]:
         return {"source": Reference(self.tokens, write.hook)}
 
-    def value(self, current: Tensor, firing: Firing) -> Tensor:
+    def value(self, current: Tensor, firing: HookContext) -> Tensor:
         return _source_rows(firing.reference("source", current), current, firing)
 
     def describe(self) -> dict[str, Any]:
@@ -107,14 +107,14 @@ class Clean(Replacement):
 
 
 @dataclass(frozen=True)
-class Stored(Replacement):
+class FromTensors(Replacement):
     """Activations given as tensors, by full hook name."""
 
     direction = DIRECTION
 
     activations: tuple[tuple[str, Snapshot], ...]
 
-    def value(self, current: Tensor, firing: Firing) -> Tensor:
+    def value(self, current: Tensor, firing: HookContext) -> Tensor:
         stored = dict(self.activations).get(firing.write.hook)
         if stored is None:
             held = ", ".join(hook for hook, _ in self.activations)
@@ -132,9 +132,9 @@ class Computed(Replacement):
 
     function: Callable[[Tensor], Tensor]
 
-    def value(self, current: Tensor, firing: Firing) -> Tensor:
+    def value(self, current: Tensor, firing: HookContext) -> Tensor:
         # A copy, so that a function that works in place does not reach the entries that are to stay.
-        new = plain(self.function(current.clone()), f"{firing.write.label}: the function")
+        new = as_dense_tensor(self.function(current.clone()), f"{firing.write.label}: the function")
         if not isinstance(new, Tensor) or new.shape != current.shape or new.is_complex():
             kind = "complex " if isinstance(new, Tensor) and new.is_complex() else ""
             got = f"{kind}{list(new.shape)}" if isinstance(new, Tensor) else type(new).__name__
@@ -153,10 +153,10 @@ class Uniform(Replacement):
 
     keys: Positions | None = None
 
-    def reads(self, write: Write) -> dict[str, str]:
+    def reads(self, write: ActivationEdit) -> dict[str, str]:
         return {"scores": KINDS["scores"].hook.format(write.layer)}
 
-    def value(self, current: Tensor, firing: Firing) -> Tensor:
+    def value(self, current: Tensor, firing: HookContext) -> Tensor:
         label = firing.write.label
         scores = firing.reads.pop("scores", None)
         if scores is None:
@@ -210,7 +210,9 @@ def _like(tensor: Tensor, current: Tensor) -> Tensor:
     return tensor.to(device=current.device, dtype=current.dtype)
 
 
-def _same_shape(source: Tensor, current: Tensor, write: Write, what: str, pooled: bool = False) -> None:
+def _same_shape(
+    source: Tensor, current: Tensor, write: ActivationEdit, what: str, pooled: bool = False
+) -> None:
     """Shapes must agree beyond the batch; a mean pooled over positions has extent 1 there and fits any
     length.
     """
@@ -224,7 +226,7 @@ def _same_shape(source: Tensor, current: Tensor, write: Write, what: str, pooled
         )
 
 
-def _source_rows(source: Tensor, current: Tensor, firing: Firing) -> Tensor:
+def _source_rows(source: Tensor, current: Tensor, firing: HookContext) -> Tensor:
     _same_shape(source, current, firing.write, "source")
     if source.shape[0] == 1:
         return source

@@ -13,7 +13,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Intervention
 from circuits.model.heads import Head
-from circuits.tensors import Snapshot, plain
+from circuits.tensors import Snapshot, as_dense_tensor
 from circuits.validate import is_whole, made_by, read_seed
 
 
@@ -63,7 +63,7 @@ def in_line(given: Any) -> Iterable[Any] | None:
 def named(axis: str, item: Any) -> tuple[str, Any]:
     """What an item is called in a table, and how `make` takes it."""
     if isinstance(item, Tensor | np.ndarray):
-        return repr(Snapshot(plain(item, f"{axis or 'item'}"))), item
+        return repr(Snapshot(as_dense_tensor(item, f"{axis or 'item'}"))), item
     if isinstance(item, Head):
         return item.label, [item]
     if _is_number(item) and axis:

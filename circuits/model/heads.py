@@ -94,9 +94,9 @@ def parse_heads(spec: Any) -> HeadSpec:
 
 def _dense(spec: Any) -> Any:
     """What an array or a tensor holds, as a list. Text is read without torch."""
-    from circuits.tensors import plain
+    from circuits.tensors import as_dense_tensor
 
-    dense = plain(spec, "heads")
+    dense = as_dense_tensor(spec, "heads")
     return dense.tolist() if hasattr(dense, "tolist") else dense
 
 

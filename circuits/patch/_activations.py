@@ -11,10 +11,10 @@ from circuits.interventions.arguments import read_place, read_queries, read_what
 from circuits.interventions.base import Replacement
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.paths import Path, check_ends
-from circuits.interventions.replacements import Clean, Stored
+from circuits.interventions.replacements import FromTensors, FromTokens
 from circuits.model.heads import looks_like_heads, parse_heads
 from circuits.model.sites import Site
-from circuits.tensors import Snapshot, plain
+from circuits.tensors import Snapshot, as_dense_tensor
 from circuits.validate import read_choice, read_tokens
 
 
@@ -36,9 +36,11 @@ def activations(
     mlp_post. The direction is source -> run:
     the run's own input is untouched.
     """
-    verb = "patch.activations"
-    place = read_place(site, heads, verb, neurons)
-    return Edit(verb, (place,), _from_source(place, source, verb), read_queries(queries, positions, verb))
+    caller = "patch.activations"
+    place = read_place(site, heads, caller, neurons)
+    return Edit(
+        caller, (place,), _from_source(place, source, caller), read_queries(queries, positions, caller)
+    )
 
 
 def path(
@@ -65,42 +67,44 @@ def path(
         source: as in `activations`. `queries`, also called `positions`, limits where the sender is replaced. The
             direction is source -> run.
     """
-    verb = "patch.path"
-    places, is_layer = read_what(sender, verb)
+    caller = "patch.path"
+    places, is_layer = read_what(sender, caller)
     if is_layer:
         raise CircuitsError(
-            f'{verb}: sender {sender!r} is a layer; name its heads, or a site such as "mlp_out.1"'
+            f'{caller}: sender {sender!r} is a layer; name its heads, or a site such as "mlp_out.1"'
         )
     (place,) = places
-    targets = _receivers(receiver, verb)
+    targets = _receivers(receiver, caller)
     check_ends(place.site, [target.site for target in targets])
     if through is not None:
-        read_choice(through, ("mlps",), verb, "through")
-    sent = Edit(verb, (place,), _from_source(place, source, verb), read_queries(queries, positions, verb))
+        read_choice(through, ("mlps",), caller, "through")
+    sent = Edit(
+        caller, (place,), _from_source(place, source, caller), read_queries(queries, positions, caller)
+    )
     return Path(sent, targets, through)
 
 
-def _receivers(receiver: Any, verb: str) -> tuple[Place, ...]:
+def _receivers(receiver: Any, caller: str) -> tuple[Place, ...]:
     if isinstance(receiver, str) and receiver.strip() == "output":
         return ()
     if isinstance(receiver, tuple) and len(receiver) == 2 and isinstance(receiver[0], str | Site):
-        return (read_place(receiver[0], receiver[1], verb),)
+        return (read_place(receiver[0], receiver[1], caller),)
     if isinstance(receiver, Site) or (isinstance(receiver, str) and not looks_like_heads(receiver)):
-        return (read_place(receiver, None, verb),)
+        return (read_place(receiver, None, caller),)
     try:
         chosen = parse_heads(receiver)
     except CircuitsError as error:
-        raise CircuitsError(f"{verb}: {error}") from error
+        raise CircuitsError(f"{caller}: {error}") from error
     return tuple(Place(Site(name), chosen) for name in ("q", "k", "v"))
 
 
-def _from_source(place: Place, source: Any, verb: str) -> Replacement:
+def _from_source(place: Place, source: Any, caller: str) -> Replacement:
     if hasattr(source, "keys"):
-        return _stored(place, source, verb)
-    return Clean(read_tokens(source, verb, "source"))
+        return _stored(place, source, caller)
+    return FromTokens(read_tokens(source, caller, "source"))
 
 
-def _stored(place: Place, source: Any, verb: str) -> Stored:
+def _stored(place: Place, source: Any, caller: str) -> FromTensors:
     # ActivationCache of TransformerLens lists full hook names, as our own does.
     names = list(source.keys())
     if place.site.layer is not None or not place.site.kind.per_layer:
@@ -112,21 +116,21 @@ def _stored(place: Place, source: Any, verb: str) -> Stored:
     missing = [name for name in wanted if name not in names]
     if missing or not wanted:
         lacks = missing[0] if missing else f"site {place.site}"
-        raise CircuitsError(f"{verb}: the source has no {lacks}; it has {', '.join(map(str, names))}")
-    values = {name: _read_tensor(source[name], name, verb) for name in wanted}
+        raise CircuitsError(f"{caller}: the source has no {lacks}; it has {', '.join(map(str, names))}")
+    values = {name: _read_tensor(source[name], name, caller) for name in wanted}
     if place.site.name == "scores" and any(map(_is_pattern, values.values())):
         raise CircuitsError(
-            f"{verb}: the source holds patterns where scores should be, as a TransformerBridge's own cache does; "
+            f"{caller}: the source holds patterns where scores should be, as a TransformerBridge's own cache does; "
             'take it from circuits.cache(model, tokens, ["scores"])'
         )
-    return Stored(tuple((name, Snapshot(value)) for name, value in values.items()))
+    return FromTensors(tuple((name, Snapshot(value)) for name, value in values.items()))
 
 
-def _read_tensor(given: Any, name: str, verb: str) -> Tensor:
-    given = plain(given, f"{verb}: the source's {name}")
+def _read_tensor(given: Any, name: str, caller: str) -> Tensor:
+    given = as_dense_tensor(given, f"{caller}: the source's {name}")
     if not isinstance(given, Tensor) or given.is_complex():
         got = "complex" if isinstance(given, Tensor) else type(given).__name__
-        raise CircuitsError(f"{verb}: the source's {name} is {got}, not a tensor of real numbers")
+        raise CircuitsError(f"{caller}: the source's {name} is {got}, not a tensor of real numbers")
     return given
 
 

@@ -27,7 +27,7 @@ from circuits.sweeps.table import (
 )
 from circuits.validate import is_whole, read_choice, read_seed
 
-VERB = "patch.attribution"
+CALLER = "patch.attribution"
 DIRECTION = "source -> base"
 
 
@@ -61,13 +61,13 @@ def attribution(
     It is exact where the metric is linear in the site; where a patch saturates a softmax or a LayerNorm it can be far
     off: check the largest with `patch.activations`. Edits of blocks around this call are not in force.
     """
-    place = read_place(site, None, VERB)
-    pair = Pair.read(VERB, model, base, source, metric, batch)
+    place = read_place(site, None, CALLER)
+    pair = Pair.read(CALLER, model, base, source, metric, batch)
     if any(not is_whole(count, 1) for count in (draws, flips)):
-        raise CircuitsError(f"{VERB}: draws and flips are positive numbers, got {draws} and {flips}")
+        raise CircuitsError(f"{CALLER}: draws and flips are positive numbers, got {draws} and {flips}")
     places, kind = pair.surface.at(place.site), place.site.kind
     by = _read_by(by, place.site, pair.surface)
-    seed = read_seed(seed, VERB)
+    seed = read_seed(seed, CALLER)
     settings = {
         "seed": seed,
         "draws": draws,
@@ -93,7 +93,7 @@ def attribution(
     estimated = Comparison(baseline, list(measured.values()), "gradient")
     [(found, unedited)] = tabulate([estimated], Resampling(seed, draws, flips))
     adjust(found)
-    described = {"intervention": VERB, "direction": DIRECTION, "site": str(place.site), "by": by}
+    described = {"intervention": CALLER, "direction": DIRECTION, "site": str(place.site), "by": by}
     return make_result(found, unedited, {name: [described] for name in measured}, settings)
 
 
@@ -134,7 +134,7 @@ def _row(kind: SiteKind, layer: int | None, by: str, index: tuple[int, ...]) -> 
     labels += [f"{part} {number}" for part, number in parts.items() if part != "head"]
     return {
         "variant": ", ".join(labels),
-        "intervention": f"{VERB} ({DIRECTION})",
+        "intervention": f"{CALLER} ({DIRECTION})",
         "site": kind.name,
         "layer": layer,
         "head": parts.get("head"),
@@ -143,18 +143,18 @@ def _row(kind: SiteKind, layer: int | None, by: str, index: tuple[int, ...]) -> 
 
 
 def _read_by(by: str, site: Site, surface: Surface) -> str:
-    by = read_choice(by, ("auto", "head", "position", "head,position", "neuron", "layer"), VERB, "by")
+    by = read_choice(by, ("auto", "head", "position", "head,position", "neuron", "layer"), CALLER, "by")
     kind = site.kind
     shared = kind.head_axis is not None and surface.head_count(kind) != surface.n_heads
     if by == "auto":
         return "position" if kind.head_axis is None or shared else "head"
     if "head" in by and kind.head_axis is None:
-        raise CircuitsError(f"{VERB}: site {site} has no heads; by= position, neuron or layer")
+        raise CircuitsError(f"{CALLER}: site {site} has no heads; by= position, neuron or layer")
     if "head" in by and shared:
         raise CircuitsError(
-            f"{VERB}: at site {site} heads share {surface.head_count(kind)} key-value heads, and none has one of its "
+            f"{CALLER}: at site {site} heads share {surface.head_count(kind)} key-value heads, and none has one of its "
             "own; by= position or layer"
         )
     if by == "neuron" and kind.axes[-1] != "d_mlp":
-        raise CircuitsError(f"{VERB}: site {site} has no neurons; those are at mlp_pre and mlp_post")
+        raise CircuitsError(f"{CALLER}: site {site} has no neurons; those are at mlp_pre and mlp_post")
     return by

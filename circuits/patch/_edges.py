@@ -16,7 +16,7 @@ from circuits.errors import CircuitsError
 from circuits.interventions.cuts import RECEIVERS, SENDERS, order_of
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.paths import Path
-from circuits.interventions.replacements import DIRECTION, Clean
+from circuits.interventions.replacements import DIRECTION, FromTokens
 from circuits.model.heads import Head, HeadSpec
 from circuits.model.sites import KINDS, Site
 from circuits.model.surface import Surface
@@ -29,7 +29,7 @@ from circuits.sweeps.table import BASELINE, Row
 from circuits.tensors import Snapshot
 from circuits.validate import read_choice
 
-VERB = "patch.edges"
+CALLER = "patch.edges"
 #: Numbers of all senders' changes that are held at once.
 NUMBERS = 2**27
 
@@ -93,13 +93,13 @@ def edges(
     Heads that share key-value heads receive at k and v as a layer, as `patch.path` has it. Position embeddings are the
     same in both runs and send nothing. Refused inside a block of `intervene` that edits the model.
     """
-    pair = Pair.read(VERB, model, base, source, metric, batch)
-    read_choice(method, METHODS, VERB, "method")
-    steps, counts = read_steps(steps, VERB), Counts.read(VERB, exact, seed, draws, flips)
+    pair = Pair.read(CALLER, model, base, source, metric, batch)
+    read_choice(method, METHODS, CALLER, "method")
+    steps, counts = read_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips)
     senders, receivers = _senders(pair.surface), _receivers(pair.surface)
     refuse_inside_blocks(pair)
 
-    taken = Clean(Snapshot(pair.source))
+    taken = FromTokens(Snapshot(pair.source))
     baseline: list[PerExample] = []
     candidates: dict[tuple[str, str], Candidate] = {}
     per_example = len(senders) * pair.base.shape[1] * (pair.surface.sizes["d_model"] or 1)
@@ -189,8 +189,8 @@ def _refuse_edited_streams(piece: Pair) -> None:
     def refuse(hook: str, x: Tensor, own: Tensor) -> None:
         if not torch.equal(x, own):
             raise CircuitsError(
-                f"{VERB}: a hook changes the residual stream at {hook}, past which estimates would carry what senders "
-                "change as it is, and patch.path would not; take it off"
+                f"{CALLER}: a hook changes the residual stream at {hook}, past which estimates would carry what "
+                "senders change as it is, and patch.path would not; take it off"
             )
 
     with torch.no_grad(), ExitStack() as stack:
@@ -344,7 +344,7 @@ def _about(sender: str, receiver: str) -> Row:
     }
 
 
-def _path(sender: End, receiver: End, taken: Clean) -> Path:
+def _path(sender: End, receiver: End, taken: FromTokens) -> Path:
     """`patch.path` along one edge."""
     receivers = () if receiver.name == "output" else (receiver.place,)
     return Path(Edit("patch.path", (sender.place,), taken), receivers, None)

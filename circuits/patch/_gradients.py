@@ -34,7 +34,7 @@ class Run:
 class Pair:
     """Two runs, of which base would be edited with what source has, and the metrics that are asked of it."""
 
-    verb: str
+    caller: str
     surface: Surface
     base: Tensor  # [batch pos ...]
     source: Tensor  # the same, or a batch of 1
@@ -42,24 +42,26 @@ class Pair:
     batch: Any
 
     @classmethod
-    def read(cls, verb: str, model: Any, base: Any, source: Any, metric: Any, batch: Any) -> Pair:
+    def read(cls, caller: str, model: Any, base: Any, source: Any, metric: Any, batch: Any) -> Pair:
         surface = Surface.of(model)
-        base, source = read_run_tokens(base, verb), read_run_tokens(source, verb)
-        surface.check_inputs(base, f"{verb}: base tokens")
-        surface.check_inputs(source, f"{verb}: source tokens")
+        base, source = read_run_tokens(base, caller), read_run_tokens(source, caller)
+        surface.check_inputs(base, f"{caller}: base tokens")
+        surface.check_inputs(source, f"{caller}: source tokens")
         if source.shape[1:] != base.shape[1:] or len(source) not in (1, len(base)):
             raise CircuitsError(
-                f"{verb}: source is {list(source.shape)}, base {list(base.shape)}; the source must have base's shape, "
-                "or a batch of 1"
+                f"{caller}: source is {list(source.shape)}, base {list(base.shape)}; the source must have base's "
+                "shape, or a batch of 1"
             )
         if metric is not None:
             read_metric(metric, batch is not None)
         else:
-            refuse_default_metrics_over_padding(surface, base, None, verb, "give a metric that leaves it out")
-        batch = read_batch(batch, verb)
+            refuse_default_metrics_over_padding(
+                surface, base, None, caller, "give a metric that leaves it out"
+            )
+        batch = read_batch(batch, caller)
         if batch is not None and len(batch) != len(base):
-            raise CircuitsError(f"{verb}: base has {len(base)} examples, batch has {len(batch)}")
-        return cls(verb, surface, base, source, metric, batch)
+            raise CircuitsError(f"{caller}: base has {len(base)} examples, batch has {len(batch)}")
+        return cls(caller, surface, base, source, metric, batch)
 
     def pieces(self, size: int) -> Iterator[Pair]:
         """At most `size` examples at a time, in order."""
@@ -79,7 +81,7 @@ class Pair:
             if self.metric is None:
                 if output.shape[-1] < 2:
                     raise CircuitsError(
-                        f"{self.verb}: the model's output has one column, and no first and second choice to take "
+                        f"{self.caller}: the model's output has one column, and no first and second choice to take "
                         "the difference of; give metric="
                     )
                 return {"logit_diff": first_choice(output, clean.detach())}
@@ -103,11 +105,11 @@ class Pair:
             output: Tensor = self.surface.model(tokens.to(self.surface.device, copy=True))
         if not isinstance(output, Tensor) or not output.is_floating_point():
             raise CircuitsError(
-                f"{self.verb}: the model's output is {type(output).__name__}, not a tensor of numbers"
+                f"{self.caller}: the model's output is {type(output).__name__}, not a tensor of numbers"
             )
         silent = [hook for hook in functions if hook not in seen]
         if silent:
-            raise CircuitsError(f"{self.verb}: {silent[0]} never fired; this model has it switched off")
+            raise CircuitsError(f"{self.caller}: {silent[0]} never fired; this model has it switched off")
         return Run(output, seen)
 
     def slopes(
@@ -118,11 +120,11 @@ class Pair:
         found: dict[str, dict[str, Tensor]] = {}
         for name, value in values.items():
             # Its shape, and whether it is made of numbers, before its gradient.
-            read_values({name: value}, name, len(run.output), self.verb)
+            read_values({name: value}, name, len(run.output), self.caller)
             total = value[0] if is_pair(value) else value
             if not isinstance(total, Tensor) or not total.requires_grad:
                 raise CircuitsError(
-                    f"{self.verb}: metric {name} has no gradient; compute it with torch, without detach or argmax"
+                    f"{self.caller}: metric {name} has no gradient; compute it with torch, without detach or argmax"
                 )
             try:
                 slopes = torch.autograd.grad(
@@ -133,7 +135,7 @@ class Pair:
                 )
             except RuntimeError as error:
                 raise CircuitsError(
-                    f"{self.verb}: metric {name} has no gradient: {str(error).splitlines()[0]}"
+                    f"{self.caller}: metric {name} has no gradient: {str(error).splitlines()[0]}"
                 ) from error
             found[name] = {
                 hook: torch.zeros_like(run.at[hook]) if slope is None else slope
@@ -143,7 +145,7 @@ class Pair:
 
     def finite(self, estimate: Tensor, metric: str, where: str) -> Tensor:
         if not bool(estimate.isfinite().all()):
-            raise CircuitsError(f"{self.verb}: metric {metric}: the estimate at {where} is not finite")
+            raise CircuitsError(f"{self.caller}: metric {metric}: the estimate at {where} is not finite")
         return estimate
 
 

@@ -17,7 +17,7 @@ from circuits.model.state import state_of
 from circuits.patch._gradients import Pair
 from circuits.patch._result import ScreenResult, make_screen
 from circuits.statistics import LEVEL, Resampling, bootstrap, interval, ratio
-from circuits.sweeps.measure import Group, Question, Variant, measure_all
+from circuits.sweeps.measure import Group, SweepInputs, Variant, measure_all
 from circuits.sweeps.metrics import UNTESTED, PerExample, own_positions
 from circuits.sweeps.sweep import AUTO_CHUNK
 from circuits.sweeps.table import Comparison, Measured, Row, SweepResult, adjust, make_result, tabulate
@@ -54,18 +54,18 @@ class Counts:
     flips: int
 
     @classmethod
-    def read(cls, verb: str, exact: Any, seed: Any, draws: Any, flips: Any) -> Counts:
+    def read(cls, caller: str, exact: Any, seed: Any, draws: Any, flips: Any) -> Counts:
         every = isinstance(exact, str) and exact == "all"
         if not every and not is_whole(exact, 1):
-            raise CircuitsError(f'{verb}: exact={exact!r}; give how many top rows to measure, or "all"')
+            raise CircuitsError(f'{caller}: exact={exact!r}; give how many top rows to measure, or "all"')
         if not (is_whole(draws, 1) and is_whole(flips, 1)):
-            raise CircuitsError(f"{verb}: draws and flips are positive numbers, got {draws} and {flips}")
-        return cls(None if every else int(exact), read_seed(seed, verb), int(draws), int(flips))
+            raise CircuitsError(f"{caller}: draws and flips are positive numbers, got {draws} and {flips}")
+        return cls(None if every else int(exact), read_seed(seed, caller), int(draws), int(flips))
 
 
-def read_steps(steps: Any, verb: str) -> int:
+def read_steps(steps: Any, caller: str) -> int:
     if not is_whole(steps, 1):
-        raise CircuitsError(f"{verb}: steps={steps!r}; give a whole number of points, at least 1")
+        raise CircuitsError(f"{caller}: steps={steps!r}; give a whole number of points, at least 1")
     return int(steps)
 
 
@@ -133,13 +133,13 @@ def _measured(pair: Pair, chosen: Sequence[Candidate], counts: Counts) -> tuple[
     surface = pair.surface
     interventions = {one.name: one.patch() for one in chosen}
     variants = [Variant(name, None, (one,), planned((one,), surface)) for name, one in interventions.items()]
-    read = parse_positions(own_positions(pair.metric), f"{pair.verb}, read_positions")
+    read = parse_positions(own_positions(pair.metric), f"{pair.caller}, read_positions")
     if isinstance(read, Snapshot):
         raise CircuitsError(
-            f"{pair.verb}: read_positions of the metric are the same in every example; got a mask [batch pos]"
+            f"{pair.caller}: read_positions of the metric are the same in every example; got a mask [batch pos]"
         )
     step = max(1, AUTO_CHUNK // pair.base[0].numel())
-    question = Question(pair.base, pair.metric, pair.batch, read, step, AUTO_CHUNK)
+    question = SweepInputs(pair.base, pair.metric, pair.batch, read, step, AUTO_CHUNK)
     with exclusive(surface.model):
         found = measure_all(surface, variants, question, "auto")
     settings: Row = {"seed": counts.seed, "draws": counts.draws, "flips": counts.flips, "n": len(pair.base)}
@@ -197,6 +197,6 @@ def refuse_inside_blocks(pair: Pair) -> None:
     """
     if state_of(pair.surface.model).blocks:
         raise CircuitsError(
-            f"{pair.verb}: a block around this call edits the model, so that estimates and patches would be of "
+            f"{pair.caller}: a block around this call edits the model, so that estimates and patches would be of "
             "different models; call it outside"
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_place
 from circuits.interventions.edits import Edit, Place
-from circuits.interventions.replacements import DIRECTION, Clean
+from circuits.interventions.replacements import DIRECTION, FromTokens
 from circuits.model.heads import Head, HeadSpec
 from circuits.model.sites import Site, SiteKind
 from circuits.model.surface import Surface
@@ -24,7 +24,7 @@ from circuits.sweeps.table import BASELINE, Row
 from circuits.tensors import Snapshot
 from circuits.validate import read_choice
 
-VERB = "patch.screen"
+CALLER = "patch.screen"
 #: The parts that write to the residual stream and that a source may change.
 SITES = ("embed", "z", "mlp_out")
 METHODS = ("gradient", "integrated")
@@ -81,15 +81,15 @@ def screen(
     Both numbers are of base with the source's activation in it, minus base. Refused inside a block of `intervene`
     that edits the model. Raises `CircuitsError` for a metric without a gradient.
     """
-    pair = Pair.read(VERB, model, base, source, metric, batch)
-    read_choice(method, METHODS, VERB, "method")
-    read_choice(line, LINES, VERB, "line")
-    read_choice(by, ("component", "position", "neuron"), VERB, "by")
-    steps, counts = read_steps(steps, VERB), Counts.read(VERB, exact, seed, draws, flips)
+    pair = Pair.read(CALLER, model, base, source, metric, batch)
+    read_choice(method, METHODS, CALLER, "method")
+    read_choice(line, LINES, CALLER, "line")
+    read_choice(by, ("component", "position", "neuron"), CALLER, "by")
+    steps, counts = read_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips)
     where = _read_sites(sites, pair.surface, by)
     refuse_inside_blocks(pair)
 
-    taken = Clean(Snapshot(pair.source))
+    taken = FromTokens(Snapshot(pair.source))
     baseline: list[PerExample] = []
     candidates: dict[str, Candidate] = {}
     for piece in pair.pieces(EXAMPLES_PER_PASS):
@@ -154,13 +154,13 @@ def _read_sites(given: Any, surface: Surface, by: str) -> list[_Where]:
         sites = [Site(name) for name in SITES if Site(name).hook(0) in surface.hooks]
     else:
         several = isinstance(given, Iterable) and not isinstance(given, str)
-        sites = [read_place(site, None, VERB).site for site in (given if several else [given])]
+        sites = [read_place(site, None, CALLER).site for site in (given if several else [given])]
     if not sites:
-        raise CircuitsError(f'{VERB}: no site given; name some, such as "z" or ["z", "mlp_out.1"]')
+        raise CircuitsError(f'{CALLER}: no site given; name some, such as "z" or ["z", "mlp_out.1"]')
     found: list[_Where] = []
     for site in sites:
         if by == "neuron" and site.kind.axes[-1] != "d_mlp":
-            raise CircuitsError(f"{VERB}: site {site} has no neurons; those are at mlp_pre and mlp_post")
+            raise CircuitsError(f"{CALLER}: site {site} has no neurons; those are at mlp_pre and mlp_post")
         found += [(Site(site.name), layer, hook) for layer, hook in surface.at(site)]
     # A layer named twice ("z", "z.1") is one.
     return list({hook: place for place in found for hook in (place[2],)}.values())
@@ -205,7 +205,7 @@ def _about(label: str, site: Site, layer: int | None, parts: dict[str, int]) -> 
     return {"variant": label, "intervention": title, "site": site.name, "layer": layer, **numbers}
 
 
-def _patch(site: Site, layer: int | None, parts: dict[str, int], taken: Clean) -> Edit:
+def _patch(site: Site, layer: int | None, parts: dict[str, int], taken: FromTokens) -> Edit:
     """`patch.activations` of what a row is about."""
     place = Place(_site(site, layer), neurons=(parts["neuron"],) if "neuron" in parts else None)
     if "head" in parts:

@@ -80,14 +80,14 @@ def attention(
         queries: positions, or a boolean mask [batch pos]; a query's row is the mean over the examples that select it.
         chunk: tokens per forward. Inside `intervene` the edits are in force.
     """
-    verb = "patterns.attention"
-    surface, tokens = Surface.of(model), read_run_tokens(tokens, verb)
-    chosen = read_layers(layers, surface, verb)
-    selected = selected_queries(surface, queries, positions, tokens, verb)
+    caller = "patterns.attention"
+    surface, tokens = Surface.of(model), read_run_tokens(tokens, caller)
+    chosen = read_layers(layers, surface, caller)
+    selected = selected_queries(surface, queries, positions, tokens, caller)
     length = tokens.shape[1]
     total = torch.zeros(len(chosen), surface.n_heads, length, length, dtype=torch.float64)
     spread, most = torch.zeros(2, len(chosen), surface.n_heads, dtype=torch.float64)
-    for rows in chunks(surface, tokens, chosen, chunk, verb):
+    for rows in chunks(surface, tokens, chosen, chunk, caller):
         some = selected[rows, None].double().to(surface.device)  # [batch 1 query]
         look_at(surface, tokens, rows, chosen, partial(_add, (total, spread, most), chosen, some))
     return Maps(total / selected.sum(0).double()[:, None], spread / most, chosen, len(tokens))

@@ -67,19 +67,23 @@ def movement(
         layers: only these. seed also draws the bootstrap, of `draws` resamples.
         chunk: tokens per forward. Inside `intervene` the edits are in force.
     """
-    verb = "patterns.movement"
-    surface, tokens, other = Surface.of(model), read_run_tokens(tokens, verb), read_run_tokens(other, verb)
+    caller = "patterns.movement"
+    surface, tokens, other = (
+        Surface.of(model),
+        read_run_tokens(tokens, caller),
+        read_run_tokens(other, caller),
+    )
     if tokens.shape != other.shape or len(tokens) < 2:
         raise CircuitsError(
-            f"{verb}: two inputs of one shape are compared row by row, at least 2 rows; got {list(tokens.shape)} and "
+            f"{caller}: two inputs of one shape are compared row by row, at least 2 rows; got {list(tokens.shape)} and "
             f"{list(other.shape)}"
         )
-    chosen = read_layers(layers, surface, verb)
-    seed, draws = read_seed(seed, verb), read_draws(draws, verb)
-    selected = selected_queries(surface, queries, positions, tokens, verb)
+    chosen = read_layers(layers, surface, caller)
+    seed, draws = read_seed(seed, caller), read_draws(draws, caller)
+    selected = selected_queries(surface, queries, positions, tokens, caller)
     order = derangement(len(tokens), seed)
     sums = np.zeros((2, len(chosen), surface.n_heads, len(tokens)))
-    for rows in chunks(surface, tokens, chosen, chunk, verb):
+    for rows in chunks(surface, tokens, chosen, chunk, caller):
         some = selected[rows, None].double().to(surface.device)  # [batch 1 query]
         before: dict[int, Tensor] = {}
         look_at(surface, tokens, rows, chosen, partial(_keep, before))

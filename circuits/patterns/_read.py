@@ -70,19 +70,19 @@ def _show(
     look(layer, pattern.detach().double(), seen.expand_as(pattern))
 
 
-def read_layers(layers: Any, surface: Surface, verb: str) -> tuple[int, ...]:
+def read_layers(layers: Any, surface: Surface, caller: str) -> tuple[int, ...]:
     """All layers, or some, ascending."""
-    chosen = read_indices(layers, verb, "layers")
+    chosen = read_indices(layers, caller, "layers")
     if chosen is None:
         return tuple(range(surface.n_layers))
     wrong = [layer for layer in chosen if layer >= surface.n_layers]
     if wrong:
-        raise CircuitsError(f"{verb}: no layer {wrong[0]}: the model has layers 0-{surface.n_layers - 1}")
+        raise CircuitsError(f"{caller}: no layer {wrong[0]}: the model has layers 0-{surface.n_layers - 1}")
     return tuple(sorted(chosen))
 
 
 def chunks(
-    surface: Surface, tokens: Tensor, layers: tuple[int, ...], chunk: int | str, verb: str
+    surface: Surface, tokens: Tensor, layers: tuple[int, ...], chunk: int | str, caller: str
 ) -> Iterator[slice]:
     """The rows of each forward: `chunk` tokens, at least one example."""
     if chunk == "auto":
@@ -90,7 +90,7 @@ def chunks(
         step = min(AUTO_CHUNK // tokens[0].numel(), AUTO_ENTRIES // entries)
     elif not is_whole(chunk, 1):
         raise CircuitsError(
-            f'{verb}: chunk={chunk!r}; give "auto" or a number of tokens per forward, at least 1'
+            f'{caller}: chunk={chunk!r}; give "auto" or a number of tokens per forward, at least 1'
         )
     else:
         step = int(chunk) // tokens[0].numel()
@@ -99,30 +99,30 @@ def chunks(
         yield slice(start, min(start + step, len(tokens)))
 
 
-def selected_queries(surface: Surface, queries: Any, positions: Any, tokens: Tensor, verb: str) -> Tensor:
+def selected_queries(surface: Surface, queries: Any, positions: Any, tokens: Tensor, caller: str) -> Tensor:
     """bool [batch pos]: true at the queries that count."""
-    found = _selected(queries, positions, tokens, verb)
-    refuse_padding(surface, tokens, found, verb, "leave it out with queries=, a mask [batch pos]")
+    found = _selected(queries, positions, tokens, caller)
+    refuse_padding(surface, tokens, found, caller, "leave it out with queries=, a mask [batch pos]")
     return found
 
 
-def _selected(queries: Any, positions: Any, tokens: Tensor, verb: str) -> Tensor:
-    chosen = read_queries(queries, positions, verb)
+def _selected(queries: Any, positions: Any, tokens: Tensor, caller: str) -> Tensor:
+    chosen = read_queries(queries, positions, caller)
     batch, length = tokens.shape[:2]
     if chosen is None:
         return torch.ones(1, length, dtype=torch.bool).expand(batch, -1)
     if not isinstance(chosen, Snapshot):
-        return select_positions(chosen, length, verb).expand(batch, -1)
+        return select_positions(chosen, length, caller).expand(batch, -1)
     mask = chosen.tensor.cpu()
     if tuple(mask.shape) not in ((length,), (batch, length)):
         raise CircuitsError(
-            f"{verb}: a mask of queries is [pos] or [batch pos], here {[length]} or {[batch, length]}; "
+            f"{caller}: a mask of queries is [pos] or [batch pos], here {[length]} or {[batch, length]}; "
             f"got {list(mask.shape)}"
         )
     return mask.expand(batch, -1)
 
 
-def read_draws(draws: Any, verb: str) -> int:
+def read_draws(draws: Any, caller: str) -> int:
     if not is_whole(draws, 1):
-        raise CircuitsError(f"{verb}: draws={draws!r}; give the number of bootstrap resamples, at least 1")
+        raise CircuitsError(f"{caller}: draws={draws!r}; give the number of bootstrap resamples, at least 1")
     return int(draws)

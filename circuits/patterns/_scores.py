@@ -98,16 +98,16 @@ def scores(
         draws: see `seed`.
         chunk: tokens per forward. Inside `intervene` the edits are in force.
     """
-    verb = "patterns.scores"
-    surface, tokens = Surface.of(model), read_run_tokens(tokens, verb)
-    chosen = read_layers(layers, surface, verb)
-    seed, draws = read_seed(seed, verb), read_draws(draws, verb)
-    selected = selected_queries(surface, queries, positions, tokens, verb)
+    caller = "patterns.scores"
+    surface, tokens = Surface.of(model), read_run_tokens(tokens, caller)
+    chosen = read_layers(layers, surface, caller)
+    seed, draws = read_seed(seed, caller), read_draws(draws, caller)
+    selected = selected_queries(surface, queries, positions, tokens, caller)
     if batch is not None and len(batch) != len(tokens):
-        raise CircuitsError(f"{verb}: tokens have {len(tokens)} examples, batch has {len(batch)}")
+        raise CircuitsError(f"{caller}: tokens have {len(tokens)} examples, batch has {len(batch)}")
     named = read_templates(templates, tokens, batch is not None)
     sums = np.zeros((3, len(chosen), surface.n_heads, len(named), len(tokens)))
-    for rows in chunks(surface, tokens, chosen, chunk, verb):
+    for rows in chunks(surface, tokens, chosen, chunk, caller):
         examples = tokens[rows] if batch is None else batch[rows]
         keys = [
             template_keys(name, given, examples, rows, tokens[rows]).to(surface.device)

@@ -18,7 +18,7 @@ from circuits.model.heads import Head
 from circuits.model.surface import Surface
 from circuits.patterns._read import chunks, look_at, read_draws, read_layers, selected_queries
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
-from circuits.tensors import plain
+from circuits.tensors import as_dense_tensor
 from circuits.validate import read_run_tokens, read_seed
 
 
@@ -77,28 +77,32 @@ def follow(
     `draws` resamples, and the pairs of `unpaired`. chunk: tokens per forward. Inside `intervene` the edits are in
     force.
     """
-    verb = "patterns.follow"
-    surface, tokens, other = Surface.of(model), read_run_tokens(tokens, verb), read_run_tokens(other, verb)
+    caller = "patterns.follow"
+    surface, tokens, other = (
+        Surface.of(model),
+        read_run_tokens(tokens, caller),
+        read_run_tokens(other, caller),
+    )
     if tokens.shape != other.shape or len(tokens) < 2:
         raise CircuitsError(
-            f"{verb}: two inputs of one shape are compared row by row, at least 2 rows; got {list(tokens.shape)} and "
+            f"{caller}: two inputs of one shape are compared row by row, at least 2 rows; got {list(tokens.shape)} and "
             f"{list(other.shape)}"
         )
-    of_key = _whole(groups, tokens.shape[1], "groups", verb)
+    of_key = _whole(groups, tokens.shape[1], "groups", caller)
     here, there = (
-        _whole(given, len(tokens), name, verb) for given, name in ((before, "before"), (after, "after"))
+        _whole(given, len(tokens), name, caller) for given, name in ((before, "before"), (after, "after"))
     )
     if bool((here == there).any()):
         raise CircuitsError(
-            f"{verb}: in {int((here == there).sum())} pairs nothing moves: before equals after"
+            f"{caller}: in {int((here == there).sum())} pairs nothing moves: before equals after"
         )
-    chosen = read_layers(layers, surface, verb)
-    seed, draws = read_seed(seed, verb), read_draws(draws, verb)
-    selected = selected_queries(surface, queries, positions, tokens, verb)
+    chosen = read_layers(layers, surface, caller)
+    seed, draws = read_seed(seed, caller), read_draws(draws, caller)
+    selected = selected_queries(surface, queries, positions, tokens, caller)
     order = derangement(len(tokens), seed)
     member = torch.nn.functional.one_hot(of_key).double().to(surface.device)  # [key group]
     sums = np.zeros((2, len(chosen), surface.n_heads, len(tokens)))
-    for rows in chunks(surface, tokens, chosen, chunk, verb):
+    for rows in chunks(surface, tokens, chosen, chunk, caller):
         some = selected[rows, None].double().to(surface.device)
         attended: dict[int, Tensor] = {}
         look_at(surface, tokens, rows, chosen, partial(_keep, attended, member))
@@ -111,8 +115,8 @@ def follow(
     return Following(_frame(heads, sums.reshape(2 * len(heads), -1), counts, seed, draws))
 
 
-def _whole(given: Any, length: int, name: str, verb: str) -> Tensor:
-    found = torch.as_tensor(plain(given, f"{verb}: {name}")).cpu()
+def _whole(given: Any, length: int, name: str, caller: str) -> Tensor:
+    found = torch.as_tensor(as_dense_tensor(given, f"{caller}: {name}")).cpu()
     if (
         found.shape != (length,)
         or found.is_floating_point()
@@ -120,7 +124,7 @@ def _whole(given: Any, length: int, name: str, verb: str) -> Tensor:
         or bool((found < 0).any())
     ):
         raise CircuitsError(
-            f"{verb}: {name} are {length} whole numbers from 0; got {list(found.shape)} of "
+            f"{caller}: {name} are {length} whole numbers from 0; got {list(found.shape)} of "
             f"{str(found.dtype).removeprefix('torch.')}"
         )
     return found.long()

@@ -107,9 +107,9 @@ def _line(rows: int, columns: int, itself: bool, name: str) -> Tensor:
     return same if itself else same & ~identity(rows * columns)
 
 
-def _whole(number: Any, verb: str, name: str) -> int:
+def _whole(number: Any, caller: str, name: str) -> int:
     if not is_whole(number, 1):
-        raise CircuitsError(f"patterns.{verb}: {name} is a whole number of at least 1; got {number!r}")
+        raise CircuitsError(f"patterns.{caller}: {name} is a whole number of at least 1; got {number!r}")
     return int(number)
 
 

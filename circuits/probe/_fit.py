@@ -14,7 +14,7 @@ from circuits.model.state import running_rows
 from circuits.model.surface import Surface
 from circuits.probe._least_squares import NormalEquations
 from circuits.probe._scores import Scores
-from circuits.probe._sites import Spot
+from circuits.probe._sites import ProbeSite
 from circuits.probe._split import Entries
 from circuits.probe._targets import CLASSIFICATION, Target
 
@@ -42,7 +42,7 @@ class LinearMap:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class FitSettings:
     """How a probe is fitted. ridges: one penalty, or several to choose from, target by target, over the folds."""
 
     intercept: bool
@@ -59,11 +59,11 @@ class Fitted:
 
 
 #: What is done with a chunk: (spot, examples, chosen [example pos], x [entry d] float64, rounding error of x).
-Use = Callable[[Spot, Tensor, Tensor, Tensor, float], None]
+Use = Callable[[ProbeSite, Tensor, Tensor, Tensor, float], None]
 
 
 @dataclass(frozen=True)
-class Stream:
+class ActivationStream:
     """Runs a model over a batch in chunks of `step` examples; nothing of a chunk is kept."""
 
     surface: Surface
@@ -71,7 +71,7 @@ class Stream:
     entries: Entries
     step: int
 
-    def each(self, spots: Sequence[Spot], wanted: Tensor, use: Use) -> None:
+    def each(self, spots: Sequence[ProbeSite], wanted: Tensor, use: Use) -> None:
         """Hand the vectors at every spot, of the examples `wanted`, to `use`, chunk by chunk."""
         asked = torch.zeros(len(self.tokens), dtype=torch.bool)
         asked[wanted] = True
@@ -102,13 +102,13 @@ class Stream:
 
 
 def fit(
-    stream: Stream, spots: Sequence[Spot], targets: Sequence[Target], recipe: Recipe
-) -> dict[Spot, Fitted]:
+    stream: ActivationStream, spots: Sequence[ProbeSite], targets: Sequence[Target], recipe: FitSettings
+) -> dict[ProbeSite, Fitted]:
     """One pass over the examples to fit, for all spots and targets."""
     columns = _columns(targets)
-    sums: dict[Spot, list[NormalEquations]] = {}
+    sums: dict[ProbeSite, list[NormalEquations]] = {}
 
-    def use(spot: Spot, examples: Tensor, chosen: Tensor, x: Tensor, eps: float) -> None:
+    def use(spot: ProbeSite, examples: Tensor, chosen: Tensor, x: Tensor, eps: float) -> None:
         if spot not in sums:
             empty = (x.shape[1], columns[-1].stop, x.device)
             sums[spot] = [NormalEquations.empty(*empty) for _ in range(max(1, recipe.folds))]
@@ -127,12 +127,15 @@ def fit(
 
 
 def score(
-    stream: Stream, spots: Sequence[Spot], targets: Sequence[Target], fitted: dict[Spot, Fitted]
-) -> dict[Spot, list[Scores]]:
+    stream: ActivationStream,
+    spots: Sequence[ProbeSite],
+    targets: Sequence[Target],
+    fitted: dict[ProbeSite, Fitted],
+) -> dict[ProbeSite, list[Scores]]:
     """One pass over the held-out examples."""
     found = {spot: [Scores(target, spot, stream.entries) for target in targets] for spot in spots}
 
-    def use(spot: Spot, examples: Tensor, chosen: Tensor, x: Tensor, eps: float) -> None:
+    def use(spot: ProbeSite, examples: Tensor, chosen: Tensor, x: Tensor, eps: float) -> None:
         for scores, one in zip(found[spot], fitted[spot].maps, strict=True):
             scores.add(examples, chosen, x @ one.weight.to(x.device) + one.intercept.to(x.device))
 
@@ -149,7 +152,7 @@ def _columns(targets: Sequence[Target]) -> list[slice]:
     return found
 
 
-def _solved(parts: list[NormalEquations], columns: list[slice], recipe: Recipe) -> Fitted:
+def _solved(parts: list[NormalEquations], columns: list[slice], recipe: FitSettings) -> Fitted:
     whole = parts[0]
     for part in parts[1:]:
         whole = whole.with_sign(1, part)

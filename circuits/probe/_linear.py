@@ -15,10 +15,10 @@ from circuits.interventions.apply import intervene
 from circuits.interventions.base import Intervention
 from circuits.model.padding import refuse_padding
 from circuits.model.surface import Surface
-from circuits.probe._fit import LinearMap, Recipe, Stream, fit, score
+from circuits.probe._fit import ActivationStream, FitSettings, LinearMap, fit, score
 from circuits.probe._result import Measured, ProbeResult, tabulate
 from circuits.probe._scores import Scores, pooled
-from circuits.probe._sites import Spot, read_spots
+from circuits.probe._sites import ProbeSite, parse_sites
 from circuits.probe._split import read_entries
 from circuits.probe._targets import Target, read_targets
 from circuits.validate import is_whole, read_run_tokens, read_seed
@@ -90,7 +90,7 @@ def linear(
     wanted = read_targets(targets, kind, tokens)
     step = _examples_per_forward(chunk, tokens)
     alone = entries.positions if per_position else None
-    spots = read_spots(surface, sites, heads, alone)
+    spots = parse_sites(surface, sites, heads, alone)
     if isinstance(interventions, Intervention):
         interventions = (interventions,)
     seeds = np.random.SeedSequence([seed, 3]).generate_state(shuffles, np.uint64) >> 1
@@ -98,12 +98,14 @@ def linear(
     exchanged = [target.shuffled(groups, int(one)) for one in seeds for target in wanted]
 
     with intervene(model, *interventions):
-        found = _probed(Stream(surface, tokens, entries, step), spots, [*wanted, *exchanged], recipe)
+        found = _probed(
+            ActivationStream(surface, tokens, entries, step), spots, [*wanted, *exchanged], recipe
+        )
     plain = None
     if control is not None:
-        if read_spots(control, sites, heads, alone) != spots:
+        if parse_sites(control, sites, heads, alone) != spots:
             raise CircuitsError("probe: the untrained model has not the sites of the model")
-        plain = _probed(Stream(control, tokens, entries, step), spots, wanted, recipe)
+        plain = _probed(ActivationStream(control, tokens, entries, step), spots, wanted, recipe)
     measured = [
         Measured(
             spot,
@@ -143,14 +145,16 @@ class _Probed:
 
 
 def _probed(
-    stream: Stream, spots: Sequence[Spot], targets: Sequence[Target], recipe: Recipe
-) -> dict[Spot, _Probed]:
+    stream: ActivationStream, spots: Sequence[ProbeSite], targets: Sequence[Target], recipe: FitSettings
+) -> dict[ProbeSite, _Probed]:
     fitted = fit(stream, spots, targets, recipe)
     scores = score(stream, spots, targets, fitted)
     return {spot: _Probed(fitted[spot].maps, fitted[spot].errors, scores[spot]) for spot in spots}
 
 
-def _errors(found: Mapping[Spot, _Probed], targets: Sequence[Target], recipe: Recipe) -> pd.DataFrame:
+def _errors(
+    found: Mapping[ProbeSite, _Probed], targets: Sequence[Target], recipe: FitSettings
+) -> pd.DataFrame:
     """What the choice of a penalty was made by; empty where there was none to make."""
     rows = [
         {"place": spot.label, "target": target.name, "ridge": ridge, "mse": error}
@@ -162,7 +166,7 @@ def _errors(found: Mapping[Spot, _Probed], targets: Sequence[Target], recipe: Re
     return pd.DataFrame(rows, columns=["place", "target", "ridge", "mse"])
 
 
-def _read_recipe(intercept: Any, ridge: Any, folds: Any) -> Recipe:
+def _read_recipe(intercept: Any, ridge: Any, folds: Any) -> FitSettings:
     """Folds are for choosing: of one penalty, or none, there are none."""
     given = 0.0 if ridge is None else ridge
     ridges = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
@@ -173,7 +177,7 @@ def _read_recipe(intercept: Any, ridge: Any, folds: Any) -> Recipe:
         raise CircuitsError(f"probe: ridge={ridge!r}; give a penalty from 0, several to choose from, or None")
     if not is_whole(folds, 2):
         raise CircuitsError(f"probe: folds={folds!r}; cross-validation takes at least 2")
-    return Recipe(bool(intercept), tuple(map(float, ridges)), int(folds) if len(ridges) > 1 else 0)
+    return FitSettings(bool(intercept), tuple(map(float, ridges)), int(folds) if len(ridges) > 1 else 0)
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

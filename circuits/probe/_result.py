@@ -12,7 +12,7 @@ import pandas as pd
 from circuits.errors import CircuitsError
 from circuits.probe._fit import LinearMap
 from circuits.probe._scores import Scored
-from circuits.probe._sites import Spot
+from circuits.probe._sites import ProbeSite
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
 
 # fmt: off
@@ -68,7 +68,7 @@ class ProbeResult:
 class Measured:
     """One probe's scores, and those of its controls (None: there is none)."""
 
-    spot: Spot
+    spot: ProbeSite
     target: str
     fitted: LinearMap
     entries: Mapping[str, int]  # by split

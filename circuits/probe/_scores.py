@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from circuits.probe._sites import Spot
+from circuits.probe._sites import ProbeSite
 from circuits.probe._split import Entries
 from circuits.probe._targets import CLASSIFICATION, Target
 
@@ -30,7 +30,7 @@ class Scores:
     accuracy: the share of entries whose class has the largest prediction.
     """
 
-    def __init__(self, target: Target, spot: Spot, entries: Entries) -> None:
+    def __init__(self, target: Target, spot: ProbeSite, entries: Entries) -> None:
         self._target, self._spot, self._entries = target, spot, entries
         self._places = torch.full((len(entries.used),), -1)
         self._places[entries.held_out] = torch.arange(len(entries.held_out))

@@ -16,7 +16,7 @@ from circuits.model.surface import Surface
 
 
 @dataclass(frozen=True)
-class Spot:
+class ProbeSite:
     """A site in one layer, of it one head or all, and one position or (None) all of them pooled."""
 
     site: Site
@@ -50,7 +50,9 @@ class Spot:
         return vectors[:, self.positions]
 
 
-def read_spots(surface: Surface, sites: Any, heads: Any, positions: Iterable[int] | None) -> tuple[Spot, ...]:
+def parse_sites(
+    surface: Surface, sites: Any, heads: Any, positions: Iterable[int] | None
+) -> tuple[ProbeSite, ...]:
     """Each (site, layer), head and position that is probed on its own, in this order.
 
     Args:
@@ -60,13 +62,13 @@ def read_spots(surface: Surface, sites: Any, heads: Any, positions: Iterable[int
     if not isinstance(sites, Iterable):
         raise CircuitsError(f'probe: sites are "resid_post", "z.2", ... or a list of them, got {sites!r}')
     places = (None,) if positions is None else tuple(positions)
-    found: list[Spot] = []
+    found: list[ProbeSite] = []
     for site in sites:
         place = read_place(site, heads, "probe")
         for layer, hook, chosen in place.on(surface):
             at = Site(place.site.name, layer)
             for head in (None,) if chosen is None else chosen:
-                found += [Spot(at, hook, head, position) for position in places]
+                found += [ProbeSite(at, hook, head, position) for position in places]
     if not found:
         raise CircuitsError("probe: no site given")
     return tuple(dict.fromkeys(found))

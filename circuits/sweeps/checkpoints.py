@@ -19,19 +19,19 @@ from circuits.model.locks import exclusive
 from circuits.model.record import evaluating
 from circuits.model.state import holding, state_of
 from circuits.model.surface import Surface
-from circuits.sweeps.measure import Found, Job, Question, Variant, measure_stacked
+from circuits.sweeps.measure import Measurements, ModelSweep, SweepInputs, Variant, measure_stacked
 
 
-def measure_in_turn(
-    turns: Iterable[Turn], variants: Callable[[Surface], list[Variant]], question: Question, engine: str
-) -> Iterator[list[tuple[str | None, Found]]]:
+def measure_checkpoints(
+    turns: Iterable[Turn], variants: Callable[[Surface], list[Variant]], question: SweepInputs, engine: str
+) -> Iterator[list[tuple[str | None, Measurements]]]:
     """(label, what was measured) of each, in their order; those that were measured together in one list.
 
     Each is compared with its own replay, and those that are its model with other parameters are stacked, as many as
     fit. The first runs alone: what is wrong with the metric shows before the second is asked for.
     """
     seen: set[str | None] = set()
-    waiting: _Waiting | None = None
+    waiting: _PendingCheckpoints | None = None
     for label, turn in turns:
         if label in seen:
             raise CircuitsError(f"sweep, checkpoints: two checkpoints are called {label!r}")
@@ -42,32 +42,36 @@ def measure_in_turn(
                 yield waiting.measured()
             continue
         with checkpoint.held() as at:
-            job = Job.of(at, variants(at), question, engine)
+            job = ModelSweep.of(at, variants(at), question, engine)
             found = job.run()
         if waiting is not None and waiting.jobs:
             yield waiting.measured()
         yield [(label, found)]
-        room = job.room() if checkpoint.values is not None else 1
-        waiting = _Waiting(job, engine, room, Weights(checkpoint, room)) if room > 1 else None
+        max_stacked = job.max_stacked() if checkpoint.values is not None else 1
+        waiting = (
+            _PendingCheckpoints(job, engine, max_stacked, Weights(checkpoint, max_stacked))
+            if max_stacked > 1
+            else None
+        )
     if waiting is not None and waiting.jobs:
         yield waiting.measured()
 
 
 @dataclass
-class _Waiting:
+class _PendingCheckpoints:
     """Checkpoints of one model that are yet to be measured, together."""
 
-    like: Job  # of one that was measured alone
+    like: ModelSweep  # of one that was measured alone
     engine: str  # as it was asked for
-    room: int
+    max_stacked: int
     weights: Weights
     labels: list[str | None] = field(default_factory=list)
     held: list[Checkpoint] = field(default_factory=list)
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[ModelSweep] = field(default_factory=list)
 
     @property
     def full(self) -> bool:
-        return len(self.jobs) == self.room
+        return len(self.jobs) == self.max_stacked
 
     def take(self, label: str | None, checkpoint: Checkpoint) -> bool:
         """False where it cannot wait."""
@@ -79,20 +83,20 @@ class _Waiting:
         self.jobs.append(job)
         return True
 
-    def measured(self) -> list[tuple[str | None, Found]]:
+    def measured(self) -> list[tuple[str | None, Measurements]]:
         labels, held, jobs = self.labels, self.held, self.jobs
         self.labels, self.held, self.jobs = [], [], []
         try:
             engine = self._engine(held, jobs)
             with held[0].held():
-                found = measure_stacked(engine, jobs, lambda at: held[at].take_on())
+                found = measure_stacked(engine, jobs, lambda at: held[at].load_into_model())
         except NotReplayed:
             # Of one at least: each by itself tells which.
             each = zip(labels, held, jobs, strict=True)
             return [(label, self._alone(checkpoint, job)) for label, checkpoint, job in each]
         return list(zip(labels, found, strict=True))
 
-    def _engine(self, held: list[Checkpoint], jobs: list[Job]) -> Engine:
+    def _engine(self, held: list[Checkpoint], jobs: list[ModelSweep]) -> Engine:
         """That of all their weights, each compared with the model itself; clean passes are run on the way."""
         like, together = self.like.engine, self.weights.first(len(held))
         assert like is not None
@@ -110,10 +114,10 @@ class _Waiting:
                 seen = side_by_side(apart)
             return like.of(together, seen)
 
-    def _alone(self, checkpoint: Checkpoint, job: Job) -> Found:
+    def _alone(self, checkpoint: Checkpoint, job: ModelSweep) -> Measurements:
         variants = [one for group in job.groups for one in group.variants]
         with checkpoint.held() as at:
-            return Job.of(at, variants, job.question, self.engine).run()
+            return ModelSweep.of(at, variants, job.question, self.engine).run()
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ class Checkpoint:
         with holding((parameter, value) for _, parameter, value in self.values):
             yield self.surface
 
-    def take_on(self) -> None:
+    def load_into_model(self) -> None:
         """In a block where another checkpoint of the same model is held, in its place."""
         for _, parameter, value in self.values or ():
             parameter.copy_(value)
@@ -152,10 +156,10 @@ class Checkpoint:
 class Weights:
     """Of several checkpoints of one model, copies that are stacked."""
 
-    def __init__(self, like: Checkpoint, room: int) -> None:
+    def __init__(self, like: Checkpoint, max_stacked: int) -> None:
         assert like.values is not None
         self._surface = like.surface
-        self._stacked = {name: mine.new_empty((room, *mine.shape)) for name, mine, _ in like.values}
+        self._stacked = {name: mine.new_empty((max_stacked, *mine.shape)) for name, mine, _ in like.values}
 
     def put(self, at: int, checkpoint: Checkpoint) -> Checkpoint:
         """The same with the copies: a state_dict may change where it lies, as that of a model in training does."""

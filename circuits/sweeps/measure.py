@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from circuits.engine.branches import Lane, lane_of
+from circuits.engine.branches import Branch, branch_of
 from circuits.engine.engine import Engine
 from circuits.engine.replay import NotReplayed
 from circuits.errors import CircuitsError
@@ -44,7 +44,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Question:
+class SweepInputs:
     """What is asked of every variant."""
 
     tokens: Tensor
@@ -76,7 +76,7 @@ class Group:
 
 
 @dataclass
-class Found:
+class Measurements:
     """What was measured on one model."""
 
     groups: list[Group]
@@ -87,28 +87,28 @@ class Found:
 
 
 @dataclass
-class Job:
+class ModelSweep:
     """All variants on one model, with the weights it has now."""
 
     surface: Surface
-    question: Question
+    question: SweepInputs
     references: References
     groups: list[Group]
     names: list[str]
     naive: dict[str, str]
     engine: Engine | None
-    lanes: list[Lane]
+    branches: list[Branch]
     asked: str  # which engine
 
     @classmethod
-    def of(cls, surface: Surface, variants: list[Variant], question: Question, engine: str) -> Job:
+    def of(cls, surface: Surface, variants: list[Variant], question: SweepInputs, engine: str) -> ModelSweep:
         with evaluating(surface.model), torch.no_grad():
-            fast, naive, lanes = _sorted_out(surface, variants, question, engine)
+            fast, naive, branches = _sorted_out(surface, variants, question, engine)
         names = list(dict.fromkeys(one.name for one in variants))
         groups = _grouped(variants, naive)
-        return cls(surface, question, References(surface), groups, names, naive, fast, lanes, engine)
+        return cls(surface, question, References(surface), groups, names, naive, fast, branches, engine)
 
-    def run(self) -> Found:
+    def run(self) -> Measurements:
         with evaluating(self.surface.model), torch.no_grad():
             try:
                 self._run()
@@ -120,7 +120,7 @@ class Job:
                 self.naive = {name: self.naive.get(name, str(reason)) for name in self.names}
                 self.groups, self.engine = _grouped(variants, self.naive), None
                 self._run()
-        return Found(self.groups, self.names, self.naive, self.engine.bytes_held if self.engine else 0)
+        return Measurements(self.groups, self.names, self.naive, self.engine.bytes_held if self.engine else 0)
 
     def _run(self) -> None:
         for rows in self.question.pieces():
@@ -130,11 +130,11 @@ class Job:
                 else:
                     _run_fast(self, group, rows)
 
-    def another(self) -> Job:
+    def another(self) -> ModelSweep:
         """The same, to be measured on other weights of the model."""
         groups = [Group(group.engine, group.variants) for group in self.groups]
         references = References(self.surface)
-        return Job(
+        return ModelSweep(
             self.surface,
             self.question,
             references,
@@ -142,15 +142,15 @@ class Job:
             self.names,
             {},
             self.engine,
-            self.lanes,
+            self.branches,
             self.asked,
         )
 
-    def room(self) -> int:
+    def max_stacked(self) -> int:
         """With how many checkpoints of its shape, itself included, it can be stacked."""
         if self.engine is None or self.naive:
             return 1
-        return self.engine.room(self.question.tokens, self.lanes, self.question.chunk)
+        return self.engine.max_stacked(self.question.tokens, self.branches, self.question.chunk)
 
     @property
     def plan(self) -> Plan:
@@ -165,11 +165,15 @@ class Job:
         self.references.fetch(wanted(self.plan))
 
 
-def measure_all(surface: Surface, variants: list[Variant], question: Question, engine: str) -> Found:
-    return Job.of(surface, variants, question, engine).run()
+def measure_all(
+    surface: Surface, variants: list[Variant], question: SweepInputs, engine: str
+) -> Measurements:
+    return ModelSweep.of(surface, variants, question, engine).run()
 
 
-def measure_stacked(engine: Engine, jobs: Sequence[Job], take_on: Callable[[int], None]) -> list[Found]:
+def measure_stacked(
+    engine: Engine, jobs: Sequence[ModelSweep], load_into_model: Callable[[int], None]
+) -> list[Measurements]:
     """Several checkpoints of one model, whose passes are made together.
 
     Args:
@@ -180,34 +184,36 @@ def measure_stacked(engine: Engine, jobs: Sequence[Job], take_on: Callable[[int]
     rows = slice(0, len(question.tokens))
     tokens = question.tokens.to(first.surface.device)
     with torch.no_grad():
-        output, kept = engine.clean(tokens, first.lanes)
+        output, kept = engine.clean(tokens, first.branches)
         assert engine.output is not None
         engine.check(tokens, engine.output, output)
         references = [job.references for job in jobs]
-        edited: list[list[tuple[Lane, bool, Tensor]]] = [[] for _ in jobs]
-        for at, lane, found in engine.run(tokens, rows, first.lanes, references, kept, len(first.lanes)):
-            edited[at].append((lane, lane.changed[at], found))
+        edited: list[list[tuple[Branch, bool, Tensor]]] = [[] for _ in jobs]
+        for at, branch, found in engine.run(
+            tokens, rows, first.branches, references, kept, len(first.branches)
+        ):
+            edited[at].append((branch, branch.changed[at], found))
         with evaluating(first.surface.model):
             for at, (job, clean) in enumerate(zip(jobs, output.split(len(tokens)), strict=True)):
-                take_on(at)
+                load_into_model(at)
                 compared = _Compared(job, job.groups[0], rows, engine, clean)
                 for each in edited[at]:
                     compared.add(*each)
-    return [Found(job.groups, job.names, {}, engine.bytes_held, len(jobs)) for job in jobs]
+    return [Measurements(job.groups, job.names, {}, engine.bytes_held, len(jobs)) for job in jobs]
 
 
 def _sorted_out(
-    surface: Surface, variants: list[Variant], question: Question, engine: str
-) -> tuple[Engine | None, dict[str, str], list[Lane]]:
-    """The fast engine, if it can be used; by variant, why it cannot; and the lanes of those for which it can."""
+    surface: Surface, variants: list[Variant], question: SweepInputs, engine: str
+) -> tuple[Engine | None, dict[str, str], list[Branch]]:
+    """The fast engine, if it can be used; by variant, why it cannot; and the branches of those for which it can."""
     naive: dict[str, str] = {}
-    lanes: list[Lane] = []
+    branches: list[Branch] = []
     fast: Engine | None = None
     if engine == NAIVE:
         return None, {one.name: 'engine="naive"' for one in variants}, []
     for one in variants:
         try:
-            lane_of(0, one.plan, surface.n_layers)
+            branch_of(0, one.plan, surface.n_layers)
         except NotReplayed as reason:
             # All draws of a variant run on one engine: they are pooled.
             naive[one.name] = str(reason)
@@ -220,8 +226,8 @@ def _sorted_out(
         name, reason_text = next(iter(naive.items()))
         raise CircuitsError(f"sweep, engine='fast': variant {name!r}: {reason_text}; use engine='auto'")
     kept = [one for one in variants if one.name not in naive]
-    lanes = [lane_of(index, one.plan, surface.n_layers) for index, one in enumerate(kept)]
-    return fast, naive, lanes
+    branches = [branch_of(index, one.plan, surface.n_layers) for index, one in enumerate(kept)]
+    return fast, naive, branches
 
 
 def _grouped(variants: list[Variant], naive: dict[str, str]) -> list[Group]:
@@ -230,7 +236,7 @@ def _grouped(variants: list[Variant], naive: dict[str, str]) -> list[Group]:
     return [Group(name, part) for name, part in parts if part]
 
 
-def _run_naive(job: Job, group: Group, rows: slice) -> None:
+def _run_naive(job: ModelSweep, group: Group, rows: slice) -> None:
     """One full forward per variant."""
     surface, question = job.surface, job.question
     # A model may overwrite its output in the next run.
@@ -243,7 +249,7 @@ def _run_naive(job: Job, group: Group, rows: slice) -> None:
         found.parts.append(_measure(question, output, clean, rows, variant.title))
 
 
-def _run_fast(job: Job, group: Group, rows: slice) -> None:
+def _run_fast(job: ModelSweep, group: Group, rows: slice) -> None:
     engine = job.engine
     assert engine is not None
     tokens = job.question.tokens[rows].to(job.surface.device)
@@ -251,13 +257,13 @@ def _run_fast(job: Job, group: Group, rows: slice) -> None:
         own = _output(job.surface, job.question, rows, BASELINE).clone()
     else:
         own, engine.output = _checked(engine.output, job.question, BASELINE), None
-    output, kept = engine.clean(tokens, job.lanes)
+    output, kept = engine.clean(tokens, job.branches)
     engine.check(tokens, own, output)
     compared = _Compared(job, group, rows, engine, output, own)
     job.fetch()
     width = max(1, job.question.chunk // tokens.numel())
-    for _, lane, found in engine.run(tokens, rows, job.lanes, [job.references], kept, width):
-        compared.add(lane, lane.changed[0], found)
+    for _, branch, found in engine.run(tokens, rows, job.branches, [job.references], kept, width):
+        compared.add(branch, branch.changed[0], found)
 
 
 class _Compared:
@@ -265,7 +271,7 @@ class _Compared:
 
     def __init__(
         self,
-        job: Job,
+        job: ModelSweep,
         group: Group,
         rows: slice,
         engine: Engine,
@@ -279,10 +285,12 @@ class _Compared:
         self._near = engine.tolerance * float(_finite(output).abs().max())
         self._base = _measure(self._question, self._clean, self._clean, rows, BASELINE)
         group.baseline.parts.append(self._base)
-        self._settled = _Settled(job.surface, self._question, rows, job.references, engine.tolerance, own)
+        self._settled = _RoundingCheck(
+            job.surface, self._question, rows, job.references, engine.tolerance, own
+        )
 
-    def add(self, lane: Lane, changed: bool, found: Tensor) -> None:
-        variant = self._group.variants[lane.index]
+    def add(self, branch: Branch, changed: bool, found: Tensor) -> None:
+        variant = self._group.variants[branch.index]
         if changed:
             apart = (found - self._output).abs().flatten(1).nan_to_num(nan=0.0).amax(1)
             near = (apart <= self._near).cpu().numpy()
@@ -292,7 +300,7 @@ class _Compared:
         else:
             # Where no activation changed the output is the clean one, and not only up to rounding.
             part = _measure(self._question, self._clean, self._clean, self._rows, variant.title)
-        self._group.measured[lane.index].parts.append(part)
+        self._group.measured[branch.index].parts.append(part)
 
     def _placed(self, output: Tensor, variant: str) -> Tensor:
         """What was computed at the positions that are read, among all: NaN elsewhere."""
@@ -305,7 +313,7 @@ class _Compared:
         return whole
 
 
-class _Settled:
+class _RoundingCheck:
     """Which examples an edit leaves as they were: stacked and single forwards differ by rounding, which would be an
     effect, and have a sign in the test of signs.
 
@@ -316,7 +324,7 @@ class _Settled:
     def __init__(
         self,
         surface: Surface,
-        question: Question,
+        question: SweepInputs,
         rows: slice,
         references: References,
         tolerance: float,
@@ -375,18 +383,18 @@ def _within_rounding(edited: np.ndarray, base: np.ndarray, tolerance: float) -> 
 
 
 def _edited(
-    surface: Surface, variant: Variant, question: Question, rows: slice, references: References
+    surface: Surface, variant: Variant, question: SweepInputs, rows: slice, references: References
 ) -> Tensor:
     with attached(surface, variant.plan, references):
         return _output(surface, question, rows, variant.title)
 
 
-def _output(surface: Surface, question: Question, rows: slice, variant: str) -> Tensor:
+def _output(surface: Surface, question: SweepInputs, rows: slice, variant: str) -> Tensor:
     with running_rows(surface.model, rows, len(question.tokens)):
         return _checked(surface.model(question.tokens[rows].clone()), question, variant)
 
 
-def _checked(output: Any, question: Question, variant: str) -> Tensor:
+def _checked(output: Any, question: SweepInputs, variant: str) -> Tensor:
     """Finite where it is read, NaN elsewhere."""
     if not isinstance(output, Tensor) or not output.is_floating_point():
         raise CircuitsError(
@@ -407,7 +415,7 @@ def _refuse_nan(output: Tensor, variant: str) -> None:
         raise CircuitsError(f"{variant}: the output is not finite")
 
 
-def _measure(question: Question, output: Tensor, clean: Tensor, rows: slice, variant: str) -> PerExample:
+def _measure(question: SweepInputs, output: Tensor, clean: Tensor, rows: slice, variant: str) -> PerExample:
     metric = question.metric
     if metric is not None:
         examples = None if question.batch is None else question.batch[rows]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.sweeps.copies import private
-from circuits.tensors import plain
+from circuits.tensors import as_dense_tensor
 
 #: Metrics that are distances from the unedited output.
 UNTESTED = ("kl", "mse")
@@ -156,7 +156,7 @@ def _pair(value: Any, name: str, size: int, variant: str) -> tuple[np.ndarray, n
 def _vector(value: Any, name: str, size: int, variant: str) -> np.ndarray:
     what = f"metric {name}, {variant}"
     if isinstance(value, Tensor):
-        value = plain(value, what).detach().cpu().resolve_conj().resolve_neg()
+        value = as_dense_tensor(value, what).detach().cpu().resolve_conj().resolve_neg()
         # Where it is complex numpy's refusal follows, as for its own arrays.
         value = (value if value.is_complex() else value.double()).numpy()
     shape = list(np.shape(value)) if isinstance(value, np.ndarray) else type(value).__name__

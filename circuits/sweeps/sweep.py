@@ -16,8 +16,8 @@ from circuits.interventions.variants import Draws
 from circuits.model.padding import refuse_default_metrics_over_padding
 from circuits.model.surface import Surface
 from circuits.statistics import Resampling
-from circuits.sweeps.checkpoints import measure_in_turn, read_checkpoints
-from circuits.sweeps.measure import Found, Question, Variant
+from circuits.sweeps.checkpoints import measure_checkpoints, read_checkpoints
+from circuits.sweeps.measure import Measurements, SweepInputs, Variant
 from circuits.sweeps.metrics import (
     UNTESTED,
     called,
@@ -105,7 +105,7 @@ def sweep(
         refuse_default_metrics_over_padding(surface, tokens, read, "sweep", instead)
     batch = read_batch(batch, "sweep")
     size = _read_chunk(tokens, batch, chunk)
-    question = Question(tokens, metric, batch, read, max(1, size // tokens[0].numel()), size)
+    question = SweepInputs(tokens, metric, batch, read, max(1, size // tokens[0].numel()), size)
     if metric is not None:
         read_metric(metric, batch is not None)
     if not all(is_whole(count) and 0 < count <= 10**7 for count in (draws, flips)):
@@ -128,7 +128,7 @@ def sweep(
     unedited: list[Row] = []
     read_them = partial(_read_variants, variants)
     resampling = Resampling(seed, draws, flips)
-    for together in measure_in_turn(read_checkpoints(checkpoints, surface), read_them, question, engine):
+    for together in measure_checkpoints(read_checkpoints(checkpoints, surface), read_them, question, engine):
         for more, clean in _tables(together, resampling, untested):
             rows += more
             unedited += clean
@@ -143,7 +143,7 @@ def sweep(
 
 
 def _tables(
-    together: Sequence[tuple[str | None, Found]], resampling: Resampling, untested: Collection[str]
+    together: Sequence[tuple[str | None, Measurements]], resampling: Resampling, untested: Collection[str]
 ) -> Iterator[tuple[list[Row], list[Row]]]:
     """Of each checkpoint its rows, variants in the order in which they were given, and those of the unedited model."""
     comparisons = [

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import Cut, Intervention, Step, Swap, Write
+from circuits.interventions.base import ActivationEdit, Cut, Intervention, Step, WeightEdit
 from circuits.statistics import LEVEL, Resampling, Summary, holm, summarise_groups
 from circuits.sweeps.metrics import PerExample
 
@@ -235,18 +235,18 @@ def about(interventions: Sequence[Intervention], plan: Iterable[Step]) -> Row:
     # Of a path, its receiver.
     places = [step.receiver if isinstance(step, Cut) else step for step in plan]
     layers = {place.layer for place in places}
-    writes = [place for place in places if not isinstance(place, Swap)]
+    writes = [place for place in places if not isinstance(place, WeightEdit)]
     heads = {head for write in writes for head in (write.heads if write.heads is not None else (None,))}
     if len(writes) < len(places):
         heads.add(None)
     positions = {
-        place.positions if isinstance(place, Write) and isinstance(place.positions, tuple) else None
+        place.positions if isinstance(place, ActivationEdit) and isinstance(place.positions, tuple) else None
         for place in writes
     }
     layer = layers.pop() if len(layers) == 1 else None
     head = heads.pop() if len(heads) == 1 and layer is not None else None
     where = positions.pop() if len(positions) == 1 else None
-    sites = [place.component if isinstance(place, Swap) else place.kind.name for place in places]
+    sites = [place.component if isinstance(place, WeightEdit) else place.kind.name for place in places]
     return {
         "intervention": " + ".join(one.title for one in interventions),
         "site": " + ".join(dict.fromkeys(sites)),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, edit, intervene, patch, permute, run, sweep
-from circuits.interventions.forward_pass import Call, Frame
+from circuits.interventions.forward_pass import ForwardPass, RunState
 from circuits.interventions.reference_runs import References
 from circuits.model.state import State
 from circuits.model.surface import Surface
@@ -255,7 +255,7 @@ def test_draws_are_seeds_of_their_own(causal, tokens):
 def test_calls_that_read_other_rows_are_told_apart(causal, tokens, kwargs, what):
     """By what is passed to the model; only what the model is given in this run counts."""
     surface = Surface.of(causal)
-    call = Call(surface, References(surface), State(), [Frame({"input": tokens, **kwargs}, tokens)])
+    call = ForwardPass(surface, References(surface), State(), [RunState({"input": tokens, **kwargs}, tokens)])
     replacement = permute.positions(3).replacement
     assert replacement.prepare(call) == what
 

@@ -25,7 +25,7 @@ from circuits import (
     sweep,
     transplant,
 )
-from circuits.engine.branches import lane_of
+from circuits.engine.branches import branch_of
 from circuits.engine.engine import Engine
 from circuits.engine.replay import Replay
 from circuits.interventions.apply import planned
@@ -549,9 +549,9 @@ def test_what_the_clean_pass_keeps_is_all_that_it_holds(make_model, family, toke
     model = make_model(3, family)
     surface = Surface.of(model)
     plans = [planned((ablate.uniform(head),), surface) for head in heads("all", model)]
-    lanes = [lane_of(index, plan, surface.n_layers) for index, plan in enumerate(plans)]
+    branches = [branch_of(index, plan, surface.n_layers) for index, plan in enumerate(plans)]
     with torch.no_grad():
-        _, kept = Engine(surface, tokens, None).clean(tokens, lanes)
+        _, kept = Engine(surface, tokens, None).clean(tokens, branches)
     parts = (kept.before, kept.at_z, kept.between, kept.z, kept.v)
     tensors = [x for part in parts for x in part.values()]
     assert sum(x.untyped_storage().nbytes() for x in tensors) == kept.nbytes

@@ -89,7 +89,7 @@ def test_tokens_that_the_model_cannot_take(causal, tokens, wrong):
     assert bool((run(causal, tokens) == causal(tokens)).all())
 
 
-class Labelled(torch.Tensor):
+class ClassFit(torch.Tensor):
     pass
 
 
@@ -98,7 +98,7 @@ TOKENS = {
     "int16": lambda t: t.short(),
     "bytes": lambda t: t.to(torch.uint8),
     "a view": lambda t: torch.stack([t, t], -1)[..., 0],
-    "a subclass": lambda t: t.as_subclass(Labelled),
+    "a subclass": lambda t: t.as_subclass(ClassFit),
     "made without gradients": lambda t: _inferred(t),
     "an array": lambda t: t.numpy().copy(),
     "an array of int32": lambda t: t.numpy().astype(np.int32),

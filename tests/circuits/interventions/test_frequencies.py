@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, cache, edit, intervene, run, sweep, transplant
-from circuits.interventions.frequencies import Coefficients, Waves
+from circuits.interventions.frequencies import Coefficients, FourierComponents
 from circuits.model.surface import Surface
 
 
@@ -153,14 +153,14 @@ def test_coordinates_anywhere_in_the_input(small, by_hand, assert_same):
 def test_eight_components_of_a_key_frequency():
     """Nanda et al. 2023 (arXiv:2301.05217, section 4.4): the constant and 8 components per key, no cross terms."""
     rows = complete(7)
-    one = Waves((0, 1), 7, (2,), "all").at(rows)
+    one = FourierComponents((0, 1), 7, (2,), "all").at(rows)
     assert one.shape == (49, 8)
     a, b = (2 * np.pi * 2 / 7 * rows[:, at].numpy() for at in (0, 1))
     each = [(np.ones(49), np.cos(x) * np.sqrt(2), np.sin(x) * np.sqrt(2)) for x in (a, b)]
     expected = np.stack([f * g for f in each[0] for g in each[1]][1:], 1)
     np.testing.assert_allclose(one, expected, atol=1e-12)
-    assert Waves((0, 1), 7, (1, 2, 3), "all").at(rows).shape == (49, 24)
-    both = Waves((0, 1), 7, (2,), "sum").at(rows)
+    assert FourierComponents((0, 1), 7, (1, 2, 3), "all").at(rows).shape == (49, 24)
+    both = FourierComponents((0, 1), 7, (2,), "sum").at(rows)
     np.testing.assert_allclose(both, np.sqrt(2) * np.stack([np.cos(a + b), np.sin(a + b)], 1), atol=1e-12)
     # The two of the sum lie within the eight.
     np.testing.assert_allclose(one @ (one.T @ both) / 49, both, atol=1e-12)
@@ -171,7 +171,7 @@ def test_the_waves_are_orthonormal_on_the_grid(period, coordinates):
     rows = complete(period, coordinates, length=coordinates)
     keys = tuple(range(1, period // 2 + 1))
     for directions in ("all", "sum"):
-        functions = Waves(tuple(range(coordinates)), period, keys, directions).at(rows)
+        functions = FourierComponents(tuple(range(coordinates)), period, keys, directions).at(rows)
         gram = functions.T @ functions / len(rows)
         there = functions.abs().amax(0) > 1e-9
         if period % 2:
@@ -181,7 +181,7 @@ def test_the_waves_are_orthonormal_on_the_grid(period, coordinates):
 
 
 def test_the_fit_is_in_double_precision():
-    rows, waves = complete(7), Waves((0, 1), 7, (3,), "all")
+    rows, waves = complete(7), FourierComponents((0, 1), 7, (3,), "all")
     activation = 1e4 + torch.randn(49, 3, generator=torch.Generator().manual_seed(0))
     found = Coefficients(waves).piece(activation, rows)
     assert found.dtype == torch.float64

@@ -13,7 +13,7 @@ from circuits import CircuitsError, ablate, cache, edit, intervene, patch, probe
 from circuits.model.surface import Surface
 from circuits.probe._fit import Recipe, Stream, fit
 from circuits.probe._least_squares import NormalEquations
-from circuits.probe._sites import read_spots
+from circuits.probe._sites import parse_sites
 from circuits.probe._split import read_entries
 from circuits.probe._targets import Target, read_targets
 
@@ -508,7 +508,7 @@ def test_what_is_kept_does_not_grow_with_the_examples(causal):
         inputs = torch.randint(0, 11, (count, 6), generator=torch.Generator().manual_seed(1))
         target = read_targets(noise(count, 6, 2), "regression", inputs)
         surface = Surface.of(causal)
-        spots = read_spots(surface, ["resid_post", "mlp_post"], None, None)
+        spots = parse_sites(surface, ["resid_post", "mlp_post"], None, None)
         held_out = torch.arange(count) % 4 == 0
         stream = Stream(surface, inputs, read_entries(inputs, None, None, held_out, 3, 0, False), 16)
         calls, found, before = [], [], storages()
