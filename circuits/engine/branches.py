@@ -99,8 +99,9 @@ def _start(branch: Branch, site: str, layer: int | None) -> Start:
 
 
 class BranchBatch:
-    """Holds branches in the order in which they join, and the rows of those that have, one after the other: those of the
-    first checkpoint in all branches, then those of the second.
+    """Holds branches in the order in which they join, and the rows of those that have joined.
+
+    Rows lie one after the other: those of the first checkpoint in all branches, then those of the second.
     """
 
     def __init__(self, branches: Sequence[Branch], size: int, copies: int) -> None:
