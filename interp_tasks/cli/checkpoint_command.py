@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.cli.result_command import PrintingCommand, ResultCommand
 from interp_tasks.cli.settings import read_settings
 from interp_tasks.errors import UserError
@@ -94,14 +95,21 @@ class ExamplesCommand(PrintingCommand):
 class ExperimentCommand(ExamplesCommand, ResultCommand):
     """Loads checkpoints, measures, prints one tidy table."""
 
-    ckpt: Annotated[list[str], typer.Option("--ckpt", metavar="REF", help=REF_HELP)] = field(
-        default_factory=list
-    )
+    ckpt: Annotated[list[str], typer.Option("--ckpt", metavar="REF", help=REF_HELP)]
 
     def check(self) -> None:
         super().check()
         if self.reads_checkpoints:
             check_refs(self.ckpt, self.examples())
+
+    @property
+    def tasks(self) -> Mapping[str, str]:
+        if self.task is not None:
+            return {"--task": self.task}
+        if not self.reads_checkpoints or self.tokens is not None:
+            return {}
+        named = check_refs(self.ckpt, self.examples())
+        return {each.label: read_meta(each.resolved.path)["task"]["name"] for each in named}
 
     @property
     def reads_checkpoints(self) -> bool:

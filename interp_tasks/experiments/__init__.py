@@ -1,7 +1,12 @@
 """Experiments on checkpoints: each is a function that returns a :class:`Result`, and a command.
 
+A new one is a file ``NAME.py``, or a folder with ``measure.py``, ``table.py`` and ``figure.py``, and a line here. The
+function has the name of its file, and wins over it: ``experiments.ablation`` is the function.
+
 Importing this package imports neither torch nor pandas; running an experiment does.
 """
+
+from inspect import ismodule as _ismodule
 
 from interp_tasks.experiments.ablation.measure import ablation
 from interp_tasks.experiments.algorithm.measure import AlgorithmResult, algorithm
@@ -37,58 +42,4 @@ from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.subjects import Examples, Options, Subject, subjects
 from interp_tasks.measurement.table import COLUMNS
 
-__all__ = [
-    "COLUMNS",
-    "AlgorithmResult",
-    "AttentionResult",
-    "ComparisonResult",
-    "CurveResult",
-    "DataResult",
-    "DropsResult",
-    "EmbeddingsResult",
-    "Examples",
-    "FourierResult",
-    "GeneralisationResult",
-    "GradientsResult",
-    "InfluenceResult",
-    "NeuronsResult",
-    "Options",
-    "OrderResult",
-    "PrimeOrderResult",
-    "PrimesResult",
-    "ProbeResult",
-    "ProgressResult",
-    "Result",
-    "Subject",
-    "WeightsResult",
-    "ablation",
-    "algorithm",
-    "attention",
-    "baseline",
-    "copying",
-    "curve",
-    "data",
-    "decoding",
-    "demo",
-    "detector",
-    "drops",
-    "embeddings",
-    "fourier",
-    "generalisation",
-    "gradients",
-    "heads",
-    "influence",
-    "lens",
-    "neurons",
-    "ood",
-    "order",
-    "patch",
-    "permute",
-    "prime_order",
-    "primes",
-    "probe",
-    "progress",
-    "subjects",
-    "transplant",
-    "weights",
-]
+__all__ = sorted(name for name, held in globals().items() if not (name.startswith("_") or _ismodule(held)))

@@ -18,10 +18,9 @@ from interp_tasks.checkpoints.run_files import is_checkpoint
 from interp_tasks.cli.checkpoint_command import check_device, check_task_name
 from interp_tasks.errors import UserError
 from interp_tasks.grids.spec import MOST_UNITS, Asked, Spec, Training
+from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.training.config import SCHEDULE, Resolved, list_keys, resolve_config
 
-#: What examines no run that is there.
-NOT_OF_RUNS = frozenset({"data", "demo", "subjects"})
 KEY_LENGTH = 16
 #: Train settings under which a run goes on in the folder that it has, see :class:`~interp_tasks.checkpoints.RunFolder`.
 GOES_ON = ("steps", *SCHEDULE)
@@ -130,9 +129,9 @@ def check_experiment(asked: Asked) -> None:
     from interp_tasks import experiments
 
     names = sorted(
-        name
-        for name in experiments.__all__
-        if name.islower() and name not in NOT_OF_RUNS and inspect.isfunction(getattr(experiments, name))
+        each.function.__name__
+        for each in EXPERIMENTS.values()
+        if next(iter(inspect.signature(each.function).parameters)) in ("refs", "runs")
     )
     if asked.name not in names:
         raise UserError(f"no experiment {asked.name!r}: experiments are {', '.join(names)}")

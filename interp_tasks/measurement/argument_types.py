@@ -11,8 +11,6 @@ from collections.abc import Set as AbstractSet
 from pathlib import PurePath
 from typing import Any, ParamSpec, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
 from interp_tasks.errors import UserError
 
 P = ParamSpec("P")
@@ -83,6 +81,8 @@ def check_type(experiment: str, name: str, annotation: str, value: Any) -> None:
     validate = validator_of(annotation)
     if validate is None:
         return
+    from pydantic import ValidationError
+
     try:
         validate(plain(value))
     except ValidationError:
@@ -98,6 +98,9 @@ def validator_of(annotation: str) -> Callable[[Any], Any] | None:
         hint = eval(annotation, {}, NAMES)
     except NameError:
         return None
+    # Here, since a list of all commands needs none of it.
+    from pydantic import ConfigDict, TypeAdapter
+
     config = ConfigDict(strict=True, arbitrary_types_allowed=True)
     return TypeAdapter(hint, config=config).validate_python
 

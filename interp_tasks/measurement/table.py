@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.pages import Column, number, p_value, signed, with_interval
 
 if TYPE_CHECKING:
@@ -122,30 +122,8 @@ def shown_columns(frame: pandas.DataFrame) -> list[Column]:
     return columns
 
 
-#: Experiments whose rows people see in another form: the module, which has ``view_rows(frame)`` and
-#: ``view_columns(rows)``.
-VIEWS: Mapping[str, str] = {
-    "algorithm": "algorithm",
-    "ood": "ood",
-    "attention": "attention",
-    "curve": "curve",
-    "data": "data",
-    "drops": "drops",
-    "fourier": "fourier",
-    "gradients": "gradient_plots",
-    "generalisation": "generalisation",
-    "influence": "influence_plots",
-    "neurons": "neurons",
-    "order": "order_plots",
-    "primes": "primes",
-    "prime-order": "prime_order_plots",
-    "probe": "probe",
-    "progress": "progress",
-    "weights": "weights",
-}
-
-
 def view_of(frame: pandas.DataFrame) -> ModuleType | None:
+    """The ``table.py`` of an experiment whose rows people see in another form: ``view_rows``, ``view_columns``."""
     experiments = set(frame["experiment"])
-    module = VIEWS.get(experiments.pop()) if len(experiments) == 1 else None
-    return None if module is None else import_module(f"interp_tasks.experiments.{module}.table")
+    known = EXPERIMENTS.get(experiments.pop()) if len(experiments) == 1 else None
+    return None if known is None else known.part("table")

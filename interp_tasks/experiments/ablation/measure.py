@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.head_edits import HeadEdit, choices, read_specs
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import measure, swept
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@checked
+@experiment("Intervene", says={"mode": None, "keys": None, "queries": "all"})
 def ablation(
     refs: str | Sequence[str],
     heads: str | Sequence[Any] = "all",
@@ -24,7 +24,7 @@ def ablation(
     queries: str | Sequence[int] = "all",
     **options: Unpack[Options],
 ) -> Result:
-    """Ablate attention heads of checkpoints and compare with the unedited model on the same examples.
+    """Ablate attention heads, and see which metrics move.
 
     Args:
         refs: one or several REFs; all see the same examples.

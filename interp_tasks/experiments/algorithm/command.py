@@ -1,4 +1,4 @@
-"""``interp-run algorithm``."""
+"""``interp-run matrix algorithm``."""
 
 from __future__ import annotations
 

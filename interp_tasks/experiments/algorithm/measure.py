@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.experiments.baseline.comparison import chosen, declared
 from interp_tasks.experiments.baseline.measure import no_tokens
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.paired import LEVEL, paired, resamples, without_intervals
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure
@@ -46,14 +46,14 @@ class AlgorithmResult(Result):
         )
 
 
-@checked
+@experiment("matrix", says={"methods": [], "entries": []})
 def algorithm(
     refs: str | Sequence[str],
     methods: str | Sequence[str] = (),
     entries: str | Sequence[str] = (),
     **options: Unpack[Options],
 ) -> AlgorithmResult:
-    """Compare the read-out after each layer with methods that the model may have learnt.
+    """Ask which known method fills in the blanks as the model does: agreement of predictions and of errors.
 
     Args:
         refs: one or several REFs; all see the same examples.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.head_classes import READ, THRESHOLD, Roles, roles
 from interp_tasks.measurement.options import check_queries
 from interp_tasks.measurement.result import Result
@@ -85,7 +85,7 @@ class AttentionResult(Result):
         return "A map per head, titled with its class: layers down, heads across; queries down, keys across."
 
 
-@checked
+@experiment(says={"templates": "all", "queries": READ, "threshold": THRESHOLD, "mask": None})
 def attention(
     refs: str | Sequence[str],
     templates: str | Sequence[str] = (),
@@ -94,7 +94,7 @@ def attention(
     mask: str | None = None,
     **options: Unpack[Options],
 ) -> AttentionResult:
-    """Score every head's attention against templates, give each head a class, and see how far its attention moves.
+    """See what each attention head attends to: scores against templates, a class per head, mean maps.
 
     Args:
         refs: one or several REFs; all see the same examples.

@@ -13,7 +13,7 @@ from interp_tasks.experiments.baseline.comparison import (
     declared,
     forward,
 )
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.runner import Found, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject, read_task
@@ -29,7 +29,7 @@ PAIRED = "Intervals: 95%, bootstrap over examples; effects are paired with the m
 ALONE = "alone"
 
 
-@checked
+@experiment("matrix", says={"methods": [], "vary": VARY, "variants": []})
 def baseline(
     refs: str | Sequence[str] = (),
     methods: str | Sequence[str] = (),

@@ -1,4 +1,4 @@
-"""``interp-run copying``."""
+"""``interp-run matrix copying``."""
 
 from __future__ import annotations
 

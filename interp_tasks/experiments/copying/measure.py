@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.baseline.comparison import forward
 from interp_tasks.experiments.baseline.measure import no_tokens
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@checked
+@experiment("matrix")
 def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
-    """Put another token at hidden entries and see whether the output there is that token's value.
+    """Put another token at hidden entries, and see whether the output there copies it.
 
     Gopalani, Lubana, Hu 2024, section 3.1.1 and table 1.
 

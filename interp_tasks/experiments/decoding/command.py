@@ -1,4 +1,4 @@
-"""``interp-run decoding``."""
+"""``interp-run matrix decoding``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``interp-run detector``."""
+"""``interp-run modular detector``."""
 
 from __future__ import annotations
 

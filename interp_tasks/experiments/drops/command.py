@@ -1,4 +1,4 @@
-"""``interp-run drops``."""
+"""``interp-run runs drops``."""
 
 from __future__ import annotations
 
@@ -43,4 +43,4 @@ class Drops(RunsCommand):
         super().check()
 
     def measure(self, progress: Progress | None) -> Result:
-        return drops(self.runs, self.metric, self.against, self.seed)
+        return drops(self.ckpt, self.metric, self.against, self.seed)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.drop import final_level, first_lasting
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Curve, Run, family, read_runs, setting
 from interp_tasks.measurement.table import tidy
@@ -49,11 +49,11 @@ class DropsResult(Result):
         return "Bold: from onset to end of the drop. A curve without a bold part has none."
 
 
-@checked
+@experiment("runs", says={"metric": None})
 def drops(
     runs: str | Sequence[str], metric: str | None = None, against: str | Sequence[str] = (), seed: int = 0
 ) -> DropsResult:
-    """Whether each run drops, when, how sharply, from what level to what level.
+    """When and how abruptly runs drop, whether they do at all, and what that depends on.
 
     Args:
         runs: run folders, globs of some, or ``zoo:NAME``; of ``RUN/seed-0``, ``RUN/seed-1``, ... a row more says the

@@ -1,4 +1,4 @@
-"""``interp-run embeddings``."""
+"""``interp-run matrix embeddings``."""
 
 from __future__ import annotations
 

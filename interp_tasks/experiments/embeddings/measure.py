@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs
@@ -77,7 +77,7 @@ class EmbeddingsResult(Result):
         return "Values: principal components, coloured by bins half a unit wide. Positions: t-SNE, coloured by column."
 
 
-@checked
+@experiment("matrix", says={"largest": None})
 def embeddings(
     refs: str | Sequence[str],
     largest: float | None = None,
@@ -85,7 +85,7 @@ def embeddings(
     untrained: bool = True,
     **options: Unpack[Options],
 ) -> EmbeddingsResult:
-    """Measure how token embeddings follow the values they stand for, and position embeddings the task's grid.
+    """See how token embeddings follow the values they stand for, and position embeddings the grid.
 
     Gopalani, Lubana, Hu 2024, figures 7, 9 and 10. Examples play no part.
 

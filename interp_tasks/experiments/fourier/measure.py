@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.fourier.table import KEY, KEYS, NEURONS, OTHER, REST, SHARE, SPECTRUM
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure
@@ -82,7 +82,7 @@ class FourierResult(Result):
         )
 
 
-@checked
+@experiment(says={"rule": None, "threshold": THRESHOLD})
 def fourier(
     refs: str | Sequence[str],
     *,
@@ -91,7 +91,7 @@ def fourier(
     every: bool = False,
     **options: Unpack[Options],
 ) -> FourierResult:
-    """Spectra of embeddings and MLP neurons over the task's grid, their key frequencies and the neurons of each.
+    """Say which frequencies embeddings and neurons are made of, over the task's grid of inputs or of positions.
 
     Of a grid of inputs: the embedding of the coordinates' tokens, and neurons at the positions that the task reads,
     over the complete grid whatever ``samples`` is. Of a grid of positions: position embeddings, and neurons

@@ -1,4 +1,4 @@
-"""``interp-run generalisation``."""
+"""``interp-run modular generalisation``."""
 
 from __future__ import annotations
 
@@ -41,4 +41,4 @@ class Generalisation(RunsCommand):
         super().check()
 
     def measure(self, progress: Progress | None) -> Result:
-        return generalisation(self.runs, self.level, self.against, self.seed)
+        return generalisation(self.ckpt, self.level, self.against, self.seed)

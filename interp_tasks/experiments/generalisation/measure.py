@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.drop import final_level
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Run, family, read_runs
 from interp_tasks.measurement.table import tidy
@@ -81,14 +81,14 @@ class GeneralisationResult(Result):
         return Page(page.title, [page.sections[0], drawn, *page.sections[1:]], page.config, page.versions)
 
 
-@checked
+@experiment("modular", says={"level": LEVEL, "against": []})
 def generalisation(
     runs: str | Sequence[str],
     level: float = LEVEL,
     against: str | Sequence[str] = (),
     seed: int = 0,
 ) -> GeneralisationResult:
-    """The step at which every accuracy of a run reaches a level, for the first time and for good.
+    """The step at which each accuracy of a run reaches a level, in training and validation, and in which order.
 
     Args:
         runs: run folders, globs of some, or ``zoo:NAME``; ``RUN/seed-0``, ``RUN/seed-1``, ... are also pooled.

@@ -1,4 +1,4 @@
-"""``interp-run gradients``."""
+"""``interp-run modular gradients``."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ class Gradients(RunsCommand):
         super().check()
 
     def measure(self, progress: Progress | None) -> Result:
-        return gradients(self.runs, self.start)
+        return gradients(self.ckpt, self.start)

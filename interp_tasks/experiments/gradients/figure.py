@@ -1,18 +1,16 @@
-"""The figure of ``gradients``, and how people see its rows."""
+"""The figure of ``gradients``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from interp_tasks.experiments.gradients.measure import AT, FINAL, HALF, LARGEST, RANK, STAGES
+from interp_tasks.experiments.gradients.measure import STAGES
 from interp_tasks.measurement.curve_figures import line
-from interp_tasks.pages import Column
 from interp_tasks.pages.palette import COLOURS, SEQUENTIAL, SYMBOLS, template
 
 if TYPE_CHECKING:
-    import pandas
     import plotly.graph_objects
 
     from interp_tasks.experiments.gradients.measure import Norms
@@ -103,54 +101,3 @@ def figure(logged: Mapping[str, Norms]) -> plotly.graph_objects.Figure:
 
 def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """A row per run and tensor, its numbers side by side by stage; the medians stand last."""
-    import pandas
-
-    rows: dict[tuple[str, str], dict[Any, Any]] = {}
-    for one in frame.to_dict("records"):
-        size = "all" if pandas.isna(one["n"]) else one["n"]
-        found = rows.setdefault((one["ref"], one["variant"]), {**one, "n": size})
-        metric = str(one["metric"]).removeprefix("median ")
-        found[f"{one['intervention']}: {metric}"] = one["value"]
-        if metric != one["metric"]:
-            found["variant"] = "attention (others), medians"
-            found[f"{one['intervention']}: {metric}, others"] = one["baseline"]
-    return pandas.DataFrame(list(rows.values()))
-
-
-def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    columns = [Column("tensor", "variant")]
-    for stage in STAGES:
-        for metric, title, digits in (
-            (LARGEST, "largest", ".3g"),
-            (AT, "at step", ".0f"),
-            (FINAL, "final\n/ largest", ".2g"),
-            (HALF, "below half\nfrom step", ".0f"),
-            (RANK, "rank", ".3g"),
-        ):
-            key = f"{stage}: {metric}"
-            if key in frame:
-                columns.append(
-                    Column(f"{stage}\n{title}" if metric == LARGEST else title, key, text(key, digits))
-                )
-    return columns
-
-
-def text(key: str, digits: str) -> Callable[[Mapping[str, Any]], str]:
-    """A number, with that of the other tensors in brackets where there is one."""
-
-    def shown(row: Mapping[str, Any]) -> str:
-        value, other = (said(row.get(at, math.nan), digits) for at in (key, f"{key}, others"))
-        if not value and not other:
-            # Of a tensor that ends above half; a frozen one, or a median, has no other numbers either.
-            return "–" if key.endswith(HALF) and not math.isnan(row[key.replace(HALF, RANK)]) else ""
-        return f"{value or '–'} ({other})" if other else value
-
-    return shown
-
-
-def said(value: float, digits: str) -> str:
-    return "" if math.isnan(value) else format(value, digits)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.drop import final_level
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Run, read_runs
 from interp_tasks.measurement.table import tidy
@@ -68,9 +68,9 @@ class GradientsResult(Result):
         return "Maps: each tensor's norm over its own largest. Lines: the norms themselves, on a log axis."
 
 
-@checked
+@experiment("modular", says={"start": 0})
 def gradients(runs: str | Sequence[str], start: int = 0) -> GradientsResult:
-    """When the gradient of each tensor becomes small, and whether that of attention does so before the others'.
+    """When the gradient of each weight becomes small, before and after the filter; of attention against the others.
 
     Args:
         runs: run folders, globs of some, or ``zoo:NAME``, trained with ``train.gradient_norms_every`` above 0.

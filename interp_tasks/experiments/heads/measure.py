@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.head_classes import roles_elsewhere
 from interp_tasks.measurement.head_edits import HeadEdit, by_layer
 from interp_tasks.measurement.options import check_draws, check_groups
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from circuits import Head, Intervention
 
 
-@checked
+@experiment(
+    "Intervene",
+    says={"mode": None, "keys": None, "queries": "all", "by_class": False, "least": 0, "random": 0},
+)
 def heads(
     refs: str | Sequence[str],
     mode: str = "uniform",

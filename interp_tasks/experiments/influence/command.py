@@ -1,4 +1,4 @@
-"""``interp-run influence``."""
+"""``interp-run matrix influence``."""
 
 from __future__ import annotations
 

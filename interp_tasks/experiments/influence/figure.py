@@ -1,16 +1,13 @@
-"""Maps of influence, and how people see its rows."""
+"""Maps of influence."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.measurement.table import value_text
-from interp_tasks.pages import Column
 from interp_tasks.pages.palette import SEQUENTIAL, template
 
 if TYPE_CHECKING:
-    import pandas
     import plotly.graph_objects
 
 PANEL, GAP = 300, 90
@@ -60,18 +57,3 @@ def figure(maps: Mapping[tuple[str, str], Any]) -> plotly.graph_objects.Figure:
     found.update_layout(height=whole + 160, margin={"t": 90, "b": 70, "r": 90}, template=template("light"))
     found.update_annotations(font_size=13)
     return found
-
-
-def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    return frame
-
-
-def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    """The kind of pair is what tells rows apart."""
-    return [
-        Column("variant", "variant"),
-        Column("pairs", "intervention"),
-        Column("metric", "metric"),
-        Column("value [95% CI]", "value", value_text),
-        Column("share of pairs", "baseline"),
-    ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.paired import without_intervals
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure
@@ -56,7 +56,7 @@ class InfluenceResult(Result):
         )
 
 
-@checked
+@experiment("matrix", says={"shift": None, "redraw": False})
 def influence(
     refs: str | Sequence[str],
     shift: float | None = SHIFT,
@@ -64,7 +64,7 @@ def influence(
     redraw: bool = False,
     **options: Unpack[Options],
 ) -> InfluenceResult:
-    """Change one position of the input at a time and measure how far each output that the task names moves.
+    """See which observed entries move which hidden ones: change one at a time.
 
     Args:
         refs: one or several REFs; all see the same examples and the same changes.

@@ -1,4 +1,4 @@
-"""``interp-run neurons``."""
+"""``interp-run modular neurons``."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from interp_tasks.experiments.neurons.active_counts import LEAST
 from interp_tasks.experiments.neurons.active_history import History
 from interp_tasks.experiments.neurons.features import Measured, features_at, input_axes, measured, wanted_of
 from interp_tasks.experiments.neurons.rows import ACTIVE, rows_of
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure
 from interp_tasks.measurement.subjects import Options, Subject
@@ -84,7 +84,7 @@ class NeuronsResult(Result):
         )
 
 
-@checked
+@experiment("modular", says={"site": None, "threshold": THRESHOLD})
 def neurons(
     refs: str | Sequence[str],
     neurons: Sequence[int] = NEURONS,
@@ -94,7 +94,7 @@ def neurons(
     draws: int = 19,
     **options: Unpack[Options],
 ) -> NeuronsResult:
-    """Look at neurons, or at attention weights, over the complete grid of inputs of a task with two coordinates.
+    """See neurons, or heads' attention to each digit, as images over all inputs, with what explains their variance.
 
     Args:
         refs: one or several REFs.

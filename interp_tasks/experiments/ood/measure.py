@@ -13,7 +13,7 @@ from interp_tasks.experiments.baseline.comparison import (
     forward,
 )
 from interp_tasks.experiments.baseline.measure import PAIRED, no_tokens
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.runner import Found, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject
 
@@ -27,14 +27,14 @@ GROUPS = ("entries", "rank", "rows", "columns")
 UNTRAINED = "untrained_positions"
 
 
-@checked
+@experiment("matrix", says={"vary": list(GROUPS), "method": None})
 def ood(
     refs: str | Sequence[str],
     vary: str | Sequence[str] = GROUPS,
     method: str | None = None,
     **options: Unpack[Options],
 ) -> ComparisonResult:
-    """Try models out of distribution: other laws of the entries, ranks, numbers of rows and of columns.
+    """Try models on other laws of the entries, ranks, numbers of rows and columns than they were trained on.
 
     Gopalani, Lubana, Hu 2024, appendix J.2 and figure 19.
 

@@ -1,4 +1,4 @@
-"""``interp-run order``."""
+"""``interp-run matrix order``."""
 
 from __future__ import annotations
 

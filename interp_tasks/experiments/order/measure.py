@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure
@@ -51,14 +51,14 @@ class OrderResult(Result):
         return "0: the value on the plateau (or at the first checkpoint, if asked for). 1: the value at the last one."
 
 
-@checked
+@experiment("matrix", says={"start": "plateau"})
 def order(
     refs: str | Sequence[str],
     kinds: str | Sequence[str] = (),
     start: str = "plateau",
     **options: Unpack[Options],
 ) -> OrderResult:
-    """Follow quantities over the checkpoints of a run, and say which moves before the drop.
+    """See which quantity moves first over the checkpoints of a run, and how long before the drop.
 
     ``metrics`` of the task; ``ablation``: by how much uniform attention in all heads changes the task's drop metric;
     ``embeddings``: alignment of the token embeddings with the last checkpoint's (see ``embeddings``);

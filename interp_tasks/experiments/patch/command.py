@@ -31,7 +31,7 @@ class Patch(ExperimentCommand):
 
     source: Annotated[
         str, typer.Option("--source", metavar="SOURCE", help="REF, resample, or a name of the task's.")
-    ] = ""
+    ]
     site: Annotated[
         list[str],
         typer.Option("--site", metavar="SITE", help="z, z.1 (layer 1), resid_pre.1, ... Repeat for rows."),

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.donors import Donor, check_donor
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.head_classes import NO_CLASSES, roles_elsewhere
 from interp_tasks.measurement.head_edits import choices, positions, read_specs
 from interp_tasks.measurement.options import HEAD_SITES, called, check_queries, check_site, has_heads
@@ -28,7 +28,9 @@ RESAMPLE = "resample"
 NAME = re.compile(r"[A-Za-z_][\w-]*")
 
 
-@checked
+@experiment(
+    "Intervene", says={"source": None, "site": None, "heads": None, "queries": "all", "by_class": False}
+)
 def patch(
     refs: str | Sequence[str],
     source: str,
@@ -38,7 +40,7 @@ def patch(
     by_class: bool = False,
     **options: Unpack[Options],
 ) -> Result:
-    """Run checkpoints on their examples with activations from a source, and compare with the unedited run.
+    """Put activations from a source into a run, and see which metrics move.
 
     Args:
         refs: one or several REFs; all see the same examples.

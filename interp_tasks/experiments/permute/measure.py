@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import called, check_draws
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure, swept
@@ -23,14 +23,14 @@ ALL = "all"
 WHAT = re.compile(r"[a-z_]+(-[a-z_]+)?")
 
 
-@checked
+@experiment("Intervene", says={"draws": None, "what": [ALL]})
 def permute(
     refs: str | Sequence[str],
     draws: int = 20,
     what: str | Sequence[str] = ALL,
     **options: Unpack[Options],
 ) -> Result:
-    """Permute the rows of the position table that are in use; the input stays as it is.
+    """Permute the position embeddings, many times, and see which metrics move.
 
     Args:
         refs: one or several REFs; all see the same examples and the same permutations.

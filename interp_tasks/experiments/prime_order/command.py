@@ -1,4 +1,4 @@
-"""``interp-run prime-order``."""
+"""``interp-run modular prime-order``."""
 
 from __future__ import annotations
 
@@ -32,4 +32,4 @@ class PrimeOrder(RunsCommand):
         super().check()
 
     def measure(self, progress: Progress | None) -> Result:
-        return prime_order(self.runs, self.level, self.seed)
+        return prime_order(self.ckpt, self.level, self.seed)

@@ -1,4 +1,4 @@
-"""The figure of ``prime-order``, and how people see its rows."""
+"""The figure of ``prime-order``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from circuits.figures.style import log_axis
-from interp_tasks.measurement.table import value_text
-from interp_tasks.pages import Column, p_value
 from interp_tasks.pages.palette import COLOURS, SYMBOLS, template
 
 if TYPE_CHECKING:
-    import pandas
     import plotly.graph_objects
 
     from interp_tasks.experiments.prime_order.measure import Point
@@ -61,17 +58,3 @@ def figure(points: Sequence[Point]) -> plotly.graph_objects.Figure:
     found.update_yaxes(title_text="step", **axis)
     found.update_layout(height=460, margin={"t": 80, "b": 70}, template=template("light"))
     return found
-
-
-def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    return frame
-
-
-def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    return [
-        Column("run", "ref"),
-        Column("", "variant"),
-        Column("metric", "metric"),
-        Column("value", "value", value_text),
-        Column("p", "p_value", lambda row: p_value(row["p_value"])),
-    ]

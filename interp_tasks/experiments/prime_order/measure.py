@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Run, read_runs, setting
 from interp_tasks.measurement.table import tidy
@@ -63,9 +63,9 @@ class PrimeOrderResult(Result):
         return "Filled: q divides p − 1, the answer is the sum of the digits mod q. Open: it does not. Log scale."
 
 
-@checked
+@experiment("modular", says={"level": LEVEL})
 def prime_order(runs: str | Sequence[str], level: float = LEVEL, seed: int = 0) -> PrimeOrderResult:
-    """Correlate the step at which each prime of a run generalises with what q is to p.
+    """See what the order in which primes generalise follows: q, whether q divides p − 1, or p mod q.
 
     Args:
         runs: run folders, globs of some, or ``zoo:NAME``, of tasks that log ``accuracy_q`` and have a base p.

@@ -1,4 +1,4 @@
-"""``interp-run primes``."""
+"""``interp-run modular primes``."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_draws
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure
@@ -46,7 +46,7 @@ class PrimesResult(Result):
         )
 
 
-@checked
+@experiment("modular", says={"draws": DRAWS, "ablate": True})
 def primes(
     refs: str | Sequence[str],
     *,
@@ -54,7 +54,7 @@ def primes(
     ablate: bool = True,
     **options: Unpack[Options],
 ) -> PrimesResult:
-    """Attribute the variance of embeddings, attention and MLP to each modular answer, and take each away.
+    """Say which parts of a model belong to which modular answer, and how far answers share them.
 
     An answer r = Σ coefficient · digit mod q is looked for through its own waves cos, sin(2πjr/q), j = 1..(q−1)/2,
     which with a constant are all functions of r: their share of a variance is that between the means of inputs with

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.probe.settings import SAMPLES, Asked
 from interp_tasks.experiments.probe.table import notes, tidy_rows
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure
 from interp_tasks.measurement.subjects import Options, Subject
@@ -50,7 +50,18 @@ class ProbeResult(Result):
         )
 
 
-@checked
+@experiment(
+    says={
+        "method": None,
+        "sites": ["resid_post"],
+        "heads": None,
+        "positions": None,
+        "each_position": False,
+        "intercept": False,
+        "held_out": 0.25,
+        "shuffles": 1,
+    }
+)
 def probe(
     refs: str | Sequence[str],
     sites: str | Sequence[str] = ("resid_post",),

@@ -1,4 +1,4 @@
-"""``interp-run progress``."""
+"""``interp-run modular progress``."""
 
 from __future__ import annotations
 

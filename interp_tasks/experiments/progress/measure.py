@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.fourier.measure import RULES, THRESHOLD, read_rule
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure
@@ -65,7 +65,7 @@ class ProgressResult(Result):
         )
 
 
-@checked
+@experiment("modular", says={"rule": None, "keys": None, "answers": [], "kinds": []})
 def progress(
     refs: str | Sequence[str],
     *,
@@ -75,7 +75,7 @@ def progress(
     kinds: str | Sequence[str] = (),
     **options: Unpack[Options],
 ) -> ProgressResult:
-    """Nanda et al.'s progress measures over checkpoints, for each modular answer r = Σ mᵢxᵢ mod q of the task.
+    """See how far a model of modular arithmetic has come: Nanda et al.'s progress measures, for each answer.
 
     From all inputs of the grid, at the position where the output is read, and the answer's own classes. ``losses``:
     restricted, excluded (all keys, one at a time, the worst single frequency), of the fitted cosines; cross-entropy in

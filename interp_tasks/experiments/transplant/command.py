@@ -29,7 +29,7 @@ class Transplant(ExperimentCommand):
         typer.Option(
             "--source", metavar="REF", help="The checkpoint that lends its weights. Repeat for several."
         ),
-    ] = field(default_factory=list)
+    ]
     components: Annotated[
         list[str],
         typer.Option(

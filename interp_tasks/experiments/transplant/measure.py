@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.donors import Donor, check_donors
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import EACH, called, check_components, check_layers
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure, swept
@@ -50,7 +50,7 @@ class TransplantResult(Result):
         )
 
 
-@checked
+@experiment("Intervene", says={"source": None, "components": None, "layers": None})
 def transplant(
     refs: str | Sequence[str],
     source: str | Sequence[str],
@@ -58,7 +58,7 @@ def transplant(
     layers: str | Sequence[int] | None = None,
     **options: Unpack[Options],
 ) -> TransplantResult:
-    """Run checkpoints with some weights of other ones, and compare with the checkpoints as they are.
+    """Give a model some weights of another checkpoint, and see which metrics move.
 
     Args:
         refs: one or several REFs, which receive the weights; all see the same examples.

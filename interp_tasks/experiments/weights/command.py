@@ -1,4 +1,4 @@
-"""``interp-run weights``."""
+"""``interp-run modular weights``."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from interp_tasks.experiments.weights.tensors import (
     of_tables,
     tables_of,
 )
-from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.beside_untrained import BESIDE
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Found, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs
@@ -91,7 +91,7 @@ class WeightsResult(Result):
 MAPS = "Every tensor that is not 0 throughout, in 255 steps from minus to plus its largest entry; heads side by side."
 
 
-@checked
+@experiment("modular")
 def weights(
     refs: str | Sequence[str],
     control: str | Sequence[str] = (),
@@ -100,7 +100,7 @@ def weights(
     every: bool = False,
     **options: Unpack[Options],
 ) -> WeightsResult:
-    """Measure the embeddings as tables: similarity of positions, singular values and vectors, Fourier spectrum.
+    """See embeddings as tables: similar positions, singular values and vectors, frequencies over the digits.
 
     Syrkis & Søgaard 2024 (MIIII), figures 7 to 13 and 23 to 26; the spectrum also Nanda et al. 2023, figure 3.
     Examples play no part.

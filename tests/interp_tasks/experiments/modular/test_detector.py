@@ -119,7 +119,7 @@ def test_what_has_no_remainders_is_refused(checkpoint, tmp_path, capsys):
         (["--ckpt", folder, "--samples", "5"], "leave --samples out"),
         (["--ckpt", folder, "--split", "train"], "leave --split out"),
     ):
-        assert main(["detector", *arguments, "--quiet"]) == 2
+        assert main(["modular", "detector", *arguments, "--quiet"]) == 2
         err = capsys.readouterr().err
         assert says in err
         assert err.count("\n") == 1

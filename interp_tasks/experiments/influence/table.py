@@ -1,0 +1,26 @@
+"""What people see of ``influence``: its rows and columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from interp_tasks.measurement.table import value_text
+from interp_tasks.pages import Column
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
+    return frame
+
+
+def view_columns(frame: pandas.DataFrame) -> list[Column]:
+    """The kind of pair is what tells rows apart."""
+    return [
+        Column("variant", "variant"),
+        Column("pairs", "intervention"),
+        Column("metric", "metric"),
+        Column("value [95% CI]", "value", value_text),
+        Column("share of pairs", "baseline"),
+    ]
