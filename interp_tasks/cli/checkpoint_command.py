@@ -116,6 +116,25 @@ class ExperimentCommand(ExamplesCommand, ResultCommand):
         return True
 
 
+@dataclass(kw_only=True)
+class ComparisonCommand(ExperimentCommand):
+    """Compares metrics of a task, of which people see one."""
+
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="Rows of this metric, or all.",
+            show_default="the task's own; in json, csv and files all",
+        ),
+    ] = None
+
+    @property
+    def shown_metric(self) -> str | None:
+        return self.metric
+
+
 def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:
     """A task's own settings as ``--set`` gives them."""
     if not settings:

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs, subjects
-from interp_tasks.measurement.table import tidy
+from interp_tasks.measurement.table import RATIO, tidy
 
 if TYPE_CHECKING:
     import pandas
 
 INTERVALS = "Intervals: 95%, bootstrap over examples; effects are paired with the unedited model."
-#: What the name of a ratio's metric ends with.
-RATIO = " ratio"
 HOLM = "p adj.: sign-flip test, Holm's adjustment over all rows of one command."
 
 
@@ -49,7 +47,10 @@ def measure(
 
     frames: list[pandas.DataFrame] = []
     done: list[dict[str, Any]] = []
+    own: dict[str, None] = {}
     for subject in subjects(refs, examples, device, options.get("progress")):
+        if subject.task is not None:
+            own.setdefault(subject.task.drop_metric.name)
         found = look(subject)
         frames.append(found.frame.assign(experiment=experiment, n_runs=1, **subject.labels))
         same = [group for group in done if group["interventions"] == found.interventions]
@@ -63,6 +64,7 @@ def measure(
         **config,
         **examples.describe(),
         "device": device,
+        "metrics of the tasks": list(own),
         "done": done,
     }
     table = pandas.concat(frames, ignore_index=True)

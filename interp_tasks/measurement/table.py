@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.pages import Column, number, p_value, signed, with_interval
 
@@ -42,6 +43,8 @@ COLUMNS = (
     "engine",
     "null_effect",
 )
+#: What the name of a ratio's metric ends with.
+RATIO = " ratio"
 #: Whole numbers that a row may lack; pandas' nullable type keeps 3 from turning into 3.0 beside a gap.
 WHOLE = ("step", "seed", "draw", "layer", "head", "position", "n", "n_runs")
 
@@ -91,6 +94,34 @@ def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     if found.empty:
         return frame
     return frame[frame["draw"].isna()].merge(found, how="left")
+
+
+def own_metrics(config: Mapping[str, Any]) -> list[str]:
+    """The metrics that the tasks of a result call their own, each once."""
+    parts = config.get("parts", [config])
+    return list(dict.fromkeys(name for part in parts for name in part.get("metrics of the tasks", ())))
+
+
+def of_metric(frame: pandas.DataFrame, metric: str | None, config: Mapping[str, Any]) -> pandas.DataFrame:
+    """The rows of one metric, whatever its targets are (``"mse_masked (source)"``) and as a ratio; ``"all"``: all rows.
+
+    Args:
+        metric: ``None``: the one that the task calls its own, and all rows of a table that has none of it.
+        config: of the :class:`Result`.
+
+    Raises:
+        UserError: for a metric of which there is no row.
+    """
+    if metric == "all":
+        return frame
+    names = frame["metric"].map(lambda name: str(name).removesuffix(RATIO).partition(" (")[0])
+    if metric is None:
+        chosen = frame[names.isin(own_metrics(config))]
+        return frame if chosen.empty else chosen
+    chosen = frame[(names == metric) | (frame["metric"] == metric)]
+    if chosen.empty:
+        raise UserError(f"--metric {metric!r}: the rows have {', '.join(dict.fromkeys(names))}; or write all")
+    return chosen
 
 
 def spread_text(row: Mapping[str, Any]) -> str:

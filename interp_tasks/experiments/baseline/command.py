@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from interp_tasks.cli.checkpoint_command import REF_HELP, ExperimentCommand
+from interp_tasks.cli.checkpoint_command import REF_HELP, ComparisonCommand
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import Result, baseline
 from interp_tasks.experiments.baseline.measure import VARY, no_tokens
@@ -15,7 +15,7 @@ from interp_tasks.measurement.subjects import Progress
 
 
 @dataclass(kw_only=True)
-class Baseline(ExperimentCommand):
+class Baseline(ComparisonCommand):
     """Compare models with methods that are not trained, such as completions of least nuclear norm.
 
     With --ckpt over a group of variations of the task, such as the share of hidden entries. With --task alone the

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from interp_tasks.cli.checkpoint_command import ExperimentCommand
+from interp_tasks.cli.checkpoint_command import ComparisonCommand
 from interp_tasks.experiments import Result, copying
 from interp_tasks.experiments.baseline.measure import no_tokens
 from interp_tasks.measurement.subjects import Progress
 
 
 @dataclass(kw_only=True)
-class Copying(ExperimentCommand):
+class Copying(ComparisonCommand):
     """Put another token at hidden entries, and see whether the output there copies it.
 
     Inputs are the task's own matrices, and others of full rank that nobody could complete.

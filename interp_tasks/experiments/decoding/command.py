@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from interp_tasks.cli.checkpoint_command import ExperimentCommand
+from interp_tasks.cli.checkpoint_command import ComparisonCommand
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import Result, decoding
 from interp_tasks.measurement.subjects import Progress
 
 
 @dataclass(kw_only=True)
-class Decoding(ExperimentCommand):
+class Decoding(ComparisonCommand):
     """See what a language model of a task answers when it goes on from its own answers (greedy decoding).
 
     Beside the same with the true tokens before each answer (teacher forcing).

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from interp_tasks.cli.checkpoint_command import ExperimentCommand
+from interp_tasks.cli.checkpoint_command import ComparisonCommand
 from interp_tasks.experiments import Result, lens
 from interp_tasks.measurement.subjects import Progress
 
 
 @dataclass(kw_only=True)
-class Lens(ExperimentCommand):
+class Lens(ComparisonCommand):
     """Read the residual stream out after each layer, and the output without each component's direct effect.
 
     Every number is compared with the full output on the same examples.

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from interp_tasks.cli.checkpoint_command import ExperimentCommand
+from interp_tasks.cli.checkpoint_command import ComparisonCommand
 from interp_tasks.cli.head_command import HEADS_HELP, Queries
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import Result, patch
@@ -19,7 +19,7 @@ from interp_tasks.measurement.subjects import Progress
 
 
 @dataclass(kw_only=True)
-class Patch(ExperimentCommand):
+class Patch(ComparisonCommand):
     """Put activations from a source into a run, and see which metrics move.
 
     The source is another checkpoint on the same examples, another example (resample), or an input that the

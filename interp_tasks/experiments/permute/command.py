@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from interp_tasks.cli.checkpoint_command import ExperimentCommand
+from interp_tasks.cli.checkpoint_command import ComparisonCommand
 from interp_tasks.experiments import Result, permute
 from interp_tasks.experiments.permute.measure import ALL, check_what
 from interp_tasks.measurement.options import check_draws
@@ -15,7 +15,7 @@ from interp_tasks.measurement.subjects import Progress
 
 
 @dataclass(kw_only=True)
-class Permute(ExperimentCommand):
+class Permute(ComparisonCommand):
     """Permute the position embeddings, many times, and see which metrics move.
 
     The table shows the draws pooled, and how they differ; files, JSON and CSV have a row for each draw too.

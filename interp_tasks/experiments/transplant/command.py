@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from interp_tasks.cli.checkpoint_command import ExperimentCommand
+from interp_tasks.cli.checkpoint_command import ComparisonCommand
 from interp_tasks.experiments import Result, transplant
 from interp_tasks.measurement.donors import check_donors
 from interp_tasks.measurement.options import COMPONENTS, check_components, check_layers
@@ -15,7 +15,7 @@ from interp_tasks.measurement.subjects import Progress
 
 
 @dataclass(kw_only=True)
-class Transplant(ExperimentCommand):
+class Transplant(ComparisonCommand):
     """Give a model some weights of another checkpoint, and see which metrics move.
 
     Weights go from each --source to each --ckpt, with their biases; every parameter that moved is listed in the

@@ -20,7 +20,7 @@ from interp_tasks.cli.app import program
 from interp_tasks.cli.failures import exit_code_of
 from interp_tasks.cli.groups import every_command
 from interp_tasks.cli.settings import read_seeds, read_settings
-from interp_tasks.cli.tables import heading
+from interp_tasks.cli.tables import heading, short_names
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
 from interp_tasks.measurement.header import said
@@ -48,7 +48,7 @@ def root(tmp_path_factory):
         json.dumps(
             {
                 "format": 1,
-                "config": {"task": {"name": task.name}},
+                "config": {},
                 "drop_metric": {"name": "mse_masked", "direction": "down"},
             }
         )
@@ -142,7 +142,7 @@ def test_tables_of_every_command_fit(call, monkeypatch, command, columns):
         assert expected in out
     if command == "permute":
         table = out.partition("\n\n")[0]
-        assert table.count("mse_all") == 1, "draws are pooled in what people see"
+        assert table.count("mse_masked") == 1, "draws are pooled in what people see"
 
 
 #: What a command is asked for, and what the head of its table says of it.
@@ -161,6 +161,55 @@ HEADS = {
         "method ridge(0.1,1) · site z · heads all · positions 0, 1 · held-out 4"
     ),
 }
+
+
+def test_people_see_the_metric_that_is_the_tasks_own(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def shown(*options):
+        code, out, err = call("ablation", "--ckpt", "run@10", "--ckpt", "run@40", *options, *SMALL)
+        assert (code, err) == (0, "")
+        return out
+
+    table, _, notes = shown().partition("\n\n")
+    legend, rows = table.splitlines()[:3], table.splitlines()[4:]
+    assert legend[0].startswith("@10: run@10 · step 10 · ")
+    assert legend[1].startswith("@40: run@40 · step 40 · ")
+    assert "mse_masked" in legend[2]
+    assert [row.split()[0] for row in rows] == ["@10", "@40"]
+    assert "--metric all: mse_all, mse_observed too." in notes
+    assert "mse_all" not in table
+    assert shown("--metric", "mse_all").partition("\n\n")[0].count("mse_all") == 1
+    assert all(
+        shown("--metric", "all").count(name) == 2 for name in ("mse_all", "mse_masked", "mse_observed")
+    )
+    whole = {row["metric"] for row in records(call, "--ckpt", "run@40")}
+    assert whole == {"mse_all", "mse_masked", "mse_observed"}
+    assert {row["metric"] for row in records(call, "--ckpt", "run@40", "--metric", "mse_all")} == {"mse_all"}
+    line = call("ablation", "--ckpt", "run@40", "--metric", "mse", *SMALL)[2]
+    assert "the rows have mse_all, mse_masked, mse_observed; or write all" in line
+
+
+@pytest.mark.parametrize(
+    ("refs", "names"),
+    [
+        (["zoo:x@pre", "zoo:x@post"], ["@pre", "@post"]),
+        (["runs/a/seed-0@last", "runs/a/seed-1@last"], ["seed-0", "seed-1"]),
+        (["runs/a@0", "runs/b@10"], ["a@0", "b@10"]),
+        (["one", "one@5"], ["one", "one@5"]),
+        (["a very long name of a folder", "another long name of a folder"], ["A", "B"]),
+    ],
+)
+def test_short_names_tell_checkpoints_apart(refs, names):
+    assert short_names(refs) == dict(zip(refs, names, strict=True))
+
+
+def test_a_p_column_stands_only_where_rows_differ_in_it(call):
+    same = call("ablation", "--ckpt", "run@40", *SMALL)[1]
+    differ = call("ablation", "--ckpt", "run@40", "--metric", "all", "--heads", "each", *SMALL)[1]
+    assert "p adj. is " in same
+    assert "p adj. is " not in differ
+    assert "p adj.\n" in re.sub(r" +\n", "\n", differ)
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -242,7 +291,7 @@ def test_beside_transformer_lens_4_a_checkpoint_is_refused_in_one_line(root, tmp
 def test_the_table_shows_both_intervals(call):
     """What stands in brackets, against the numbers for programs."""
     rows = records(call, "--ckpt", "run@40")
-    shown = call("ablation", "--ckpt", "run@40", *SMALL)[1]
+    shown = call("ablation", "--ckpt", "run@40", "--metric", "all", *SMALL)[1]
     found = re.findall(r"\[(\S+), (\S+)\]", shown.replace("[95% CI]", ""))
     expected = [(row[f"{kind}ci_low"], row[f"{kind}ci_high"]) for row in rows for kind in ("", "effect_")]
     assert [tuple(map(float, pair)) for pair in found] == [pytest.approx(pair, rel=0.01) for pair in expected]
@@ -654,8 +703,8 @@ def test_a_word_that_is_no_option_is_told_of_ckpt(call, command):
             ["models of modular arithmetic", "run@10 is of matrix-completion"],
         ),
         (
-            "modular generalisation --ckpt run",
-            ["models of modular arithmetic", "run is of matrix-completion"],
+            "modular generalisation --ckpt zoo:matrix-completion-4x4",
+            ["models of modular arithmetic", "is of matrix-completion"],
         ),
         ("matrix copying --ckpt zoo:miiii-113-small@post", ["models of matrix completion", "is of miiii"]),
         ("matrix copying --ckpt bare --task miiii", ["models of matrix completion", "--task is of miiii"]),
@@ -740,7 +789,7 @@ def test_tables_never_crop_a_number(call, monkeypatch, command, width):
     from interp_tasks.measurement.table import shown_columns, shown_rows
 
     monkeypatch.setenv("COLUMNS", str(width))
-    code, out, _ = call(command, "--ckpt", "run", "--samples", "8", "--quiet")
+    code, out, _ = call(command, "--ckpt", "run", "--samples", "8", "--metric", "all", "--quiet")
     assert code == 0
     printed = out.split()
     frame = shown_rows(getattr(experiments, command)("run", samples=8).frame)

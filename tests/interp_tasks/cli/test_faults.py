@@ -15,6 +15,7 @@ import sys
 import tempfile
 import termios
 import types
+from importlib import import_module
 from pathlib import Path
 
 import numpy
@@ -528,7 +529,7 @@ def test_targets_are_checked_before_anything_slow(call, tmp_path, monkeypatch):
     def measured(*arguments, **options):
         raise AssertionError("the slow work has begun")
 
-    monkeypatch.setattr("interp_tasks.experiments.ablation.command.ablation", measured)
+    monkeypatch.setattr(import_module("interp_tasks.experiments.ablation.command"), "ablation", measured)
     (tmp_path / "file").write_text("text")
     (tmp_path / "out" / "ablation.csv").mkdir(parents=True)
     (tmp_path / "link").symlink_to("nowhere")
