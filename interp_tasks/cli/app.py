@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache, partial
 from importlib import import_module
 from importlib.resources import files
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from interp_tasks import experiments  # noqa: F401  (their functions are the com
 from interp_tasks.cli.base import Command, make_command
 from interp_tasks.cli.commands import COMMANDS
 from interp_tasks.cli.failures import exit_code_of, quiet_libraries
+from interp_tasks.cli.from_function import command_of
 from interp_tasks.cli.groups import CommandGroup, Entry, first_paragraph, group_of
 from interp_tasks.cli.streams import usable_streams, write_data, write_line
 from interp_tasks.measurement.experiment import EXPERIMENTS, Experiment
@@ -51,7 +53,7 @@ def program() -> CommandGroup:
         mine = placed.pop(name)
         moved |= {entry.name: f"interp-run {name} {entry.name}" for entry in mine}
         made = group_of(name, help, mine, default=default)
-        placed.setdefault(panel, []).append(Entry(name, help, lambda _, made=made: made))
+        placed.setdefault(panel, []).append(Entry(name, help, partial(already, made)))
     panels = dict.fromkeys([*PANELS, *placed])
     entries = [
         Entry(entry.name, entry.help, entry.load, panel)
@@ -61,19 +63,24 @@ def program() -> CommandGroup:
     return group_of("interp-run", HELP, entries, interp_run, moved=moved)
 
 
+def already(made: CommandGroup, name: str) -> CommandGroup:
+    """A group, which needs no loading."""
+    return made
+
+
 def load_command(place: str, name: str) -> object:
     """The command in ``interp_tasks/cli/commands/NAME.py``."""
     return make_command(path_of(place, name), of_module(import_module(f"interp_tasks.cli.commands.{name}")))
 
 
 def load_experiment(experiment: Experiment, name: str) -> object:
-    """The command of an experiment's own ``command.py``."""
+    """The command of an experiment: of its own ``command.py`` where its signature does not say all, else of that."""
     own = experiment.part("command")
-    assert own is not None
-    return make_command(path_of(experiment.place, name), of_module(own), experiment.place)
+    made = command_of(experiment) if own is None else of_module(own)
+    return make_command(path_of(experiment.place, name), made, experiment.place)
 
 
-def of_module(module: object) -> type[Command]:
+def of_module(module: ModuleType) -> type[Command]:
     """The one command that a module defines."""
     (found,) = (
         each

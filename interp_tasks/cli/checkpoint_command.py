@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from interp_tasks.cli.result_command import PrintingCommand, ResultCommand
 from interp_tasks.cli.settings import read_settings
 from interp_tasks.errors import UserError
 from interp_tasks.files import check_file
-from interp_tasks.measurement.subjects import Examples, Options, Progress, check_refs
+from interp_tasks.measurement.subjects import Examples, Options, Progress, References, resolve_refs
 
 DEVICE = re.compile(r"cpu|(cuda|mps)(:\d+)?", re.ASCII)
 REF_HELP = (
@@ -100,7 +101,12 @@ class ExperimentCommand(ExamplesCommand, ResultCommand):
     def check(self) -> None:
         super().check()
         if self.reads_checkpoints:
-            check_refs(self.ckpt, self.examples())
+            _ = self.examined
+
+    @cached_property
+    def examined(self) -> References:
+        """What ``--ckpt`` names, resolved once."""
+        return resolve_refs(self.ckpt, self.examples())
 
     @property
     def tasks(self) -> Mapping[str, str]:
@@ -108,8 +114,7 @@ class ExperimentCommand(ExamplesCommand, ResultCommand):
             return {"--task": self.task}
         if not self.reads_checkpoints or self.tokens is not None:
             return {}
-        named = check_refs(self.ckpt, self.examples())
-        return {each.label: read_meta(each.resolved.path)["task"]["name"] for each in named}
+        return {each.label: read_meta(each.resolved.path)["task"]["name"] for each in self.examined.named}
 
     @property
     def reads_checkpoints(self) -> bool:

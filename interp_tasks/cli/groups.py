@@ -68,7 +68,7 @@ class CommandGroup(TyperGroup):
         # Typer looks for names that are close among those it has.
         missing = [each for each in self.entries if each not in self.commands]
         if name not in self.entries:
-            self.commands = {**self.commands, **{each: stub(self.entries[each]) for each in missing}}  # type: ignore[dict-item]  # click's commands
+            self.commands = {**self.commands, **{each: stub(self.entries[each]) for each in missing}}
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

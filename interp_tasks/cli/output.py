@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from interp_tasks.cli.progress import note
 from interp_tasks.cli.streams import write_data
@@ -81,7 +81,7 @@ def without_constants(
     rows: pandas.DataFrame, columns: Sequence[Column]
 ) -> tuple[list[Column], dict[str, str]]:
     """Take out the variant, metric and p that are the same in every row; their texts by the key of the column."""
-    records = rows.to_dict("records")
+    records: list[Any] = rows.to_dict("records")
     texts = {
         column.key: {column.shown(row) for row in records}
         for column in columns

@@ -106,9 +106,9 @@ def short_names(refs: Sequence[str]) -> dict[str, str]:
     """What tells REFs apart: ``@pre`` and ``@post`` of one run, ``seed-0`` and ``seed-1``; else letters."""
     pieces = [re.findall(r"[@/:]?[^@/:]+", ref) for ref in refs]
     least = min(map(len, pieces))
-    first = next((at for at in range(least) if len({each[at] for each in pieces}) > 1), least - 1)
-    last = next((at for at in range(1, least) if len({each[-at] for each in pieces}) > 1), least - 1)
-    short = ["".join(each[first : len(each) - last + 1]).lstrip("/:") for each in pieces]
+    begin = next((at for at in range(least) if len({each[at] for each in pieces}) > 1), least - 1)
+    end = next((at for at in range(1, least) if len({each[-at] for each in pieces}) > 1), least - 1)
+    short = ["".join(each[begin : len(each) - end + 1]).lstrip("/:") for each in pieces]
     if len({*short}) < len(refs) or max(map(len, short)) > LONGEST_SHORT:
         short = [chr(ord("A") + at) if len(refs) <= 26 else str(at + 1) for at in range(len(refs))]
     return dict(zip(refs, short, strict=True))

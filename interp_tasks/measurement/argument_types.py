@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import sys
@@ -78,6 +79,7 @@ def option_types() -> Mapping[str, str]:
 
 
 def check_type(experiment: str, name: str, annotation: str, value: Any) -> None:
+    annotation = bare(annotation)
     validate = validator_of(annotation)
     if validate is None:
         return
@@ -89,6 +91,17 @@ def check_type(experiment: str, name: str, annotation: str, value: Any) -> None:
         shown = " ".join(repr(value).split())
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
         raise UserError(f"{experiment}: {name} is of type {annotation}, not {shown}") from None
+
+
+@functools.cache
+def bare(annotation: str) -> str:
+    """``TYPE`` of ``Annotated[TYPE, typer.Option(...)]``, which is how an option of the command line is annotated."""
+    if not annotation.startswith("Annotated["):
+        return annotation
+    read = ast.parse(annotation, mode="eval").body
+    assert isinstance(read, ast.Subscript)
+    assert isinstance(read.slice, ast.Tuple)
+    return ast.unparse(read.slice.elts[0])
 
 
 @functools.cache

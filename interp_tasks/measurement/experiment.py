@@ -25,6 +25,7 @@ class Experiment:
     Attributes:
         name: of its command, its rows and its files: ``prime-order`` for ``prime_order``.
         place: the panel of ``interp-run --help`` that its command stands in, or the group it belongs to.
+        samples: how many examples it takes where nothing is said, if not as many as the others.
         says: settings that the head of its table names -> the value that goes without saying (``None``: none does).
     """
 
@@ -32,6 +33,7 @@ class Experiment:
     function: Callable[..., Any]
     place: str
     says: Mapping[str, Any] = field(default_factory=dict)
+    samples: int | None = None
 
     def part(self, kind: str) -> ModuleType | None:
         """Import ``table``, ``figure`` or ``command`` of the experiment's folder; ``None`` where there is none."""
@@ -42,14 +44,14 @@ class Experiment:
 
 
 def experiment(
-    place: str = "Look", says: Mapping[str, Any] | None = None
+    place: str = "Look", says: Mapping[str, Any] | None = None, samples: int | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Function decorator: check the types of arguments, and make the function known as an experiment."""
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
         call = checked(function)
         name = function.__name__.replace("_", "-")
-        EXPERIMENTS[name] = Experiment(name, call, place, says or {})
+        EXPERIMENTS[name] = Experiment(name, call, place, says or {}, samples)
         return call
 
     return register

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs, subjects
+from interp_tasks.measurement.subjects import Examples, Options, Subject, resolve_refs, subjects
 from interp_tasks.measurement.table import RATIO, tidy
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def measure(
 ) -> Result:
     """Look at one checkpoint after the other, all on the same examples; ``config`` is what is recorded beside them."""
     examples, device = Examples.of(options), options.get("device", "cpu")
-    named = check_refs(refs, examples)
+    refs = resolve_refs(refs, examples)
 
     import pandas
 
@@ -59,8 +59,8 @@ def measure(
             done += same
         same[0]["refs"].append(subject.labels["ref"])
     recorded = {
-        "refs": [refs] if isinstance(refs, str) else list(refs),
-        "checkpoints": [each.resolved.ref for each in named],
+        "refs": list(refs),
+        "checkpoints": [each.resolved.ref for each in refs.named],
         **config,
         **examples.describe(),
         "device": device,

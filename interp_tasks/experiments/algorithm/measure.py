@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.experiments.baseline.comparison import chosen, declared
 from interp_tasks.experiments.baseline.measure import no_tokens
@@ -49,11 +51,25 @@ class AlgorithmResult(Result):
 @experiment("matrix", says={"methods": [], "entries": []})
 def algorithm(
     refs: str | Sequence[str],
-    methods: str | Sequence[str] = (),
-    entries: str | Sequence[str] = (),
+    methods: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--method", metavar="NAME", help="One that the task declares; repeat.", show_default="all"
+        ),
+        list[str],
+    ] = (),
+    entries: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--entries", metavar="KIND", help="Kind of entries it declares; repeat.", show_default="all"
+        ),
+        list[str],
+    ] = (),
     **options: Unpack[Options],
 ) -> AlgorithmResult:
     """Ask which known method fills in the blanks as the model does: agreement of predictions and of errors.
+
+    The table is about the output; files, JSON, CSV and the figure have the read-out after each layer too.
 
     Args:
         refs: one or several REFs; all see the same examples.

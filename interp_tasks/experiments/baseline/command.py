@@ -61,4 +61,11 @@ class Baseline(ComparisonCommand):
         return not self.alone
 
     def measure(self, progress: Progress | None) -> Result:
-        return baseline(self.ckpt, self.method, self.vary, self.variant, self.alone, **self.common(progress))
+        return baseline(
+            [] if self.alone else self.examined,
+            self.method,
+            self.vary,
+            self.variant,
+            self.alone,
+            **self.common(progress),
+        )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints import resolve
 from interp_tasks.checkpoints.meta import read_meta
-from interp_tasks.experiments.ablation.measure import ablation
+from interp_tasks.experiments.ablation import ablation
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result, join
 from interp_tasks.measurement.runner import HOLM

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.checkpoints.drop import final_level, first_lasting
 from interp_tasks.errors import UserError
@@ -51,9 +53,25 @@ class DropsResult(Result):
 
 @experiment("runs", says={"metric": None})
 def drops(
-    runs: str | Sequence[str], metric: str | None = None, against: str | Sequence[str] = (), seed: int = 0
+    runs: str | Sequence[str],
+    metric: Annotated[
+        str | None,
+        typer.Option("--metric", metavar="NAME", help="Logged validation metric.", show_default="the task's"),
+    ] = None,
+    against: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--against",
+            metavar="KEY",
+            help="Rank correlations with a setting, as in model.d_model. Repeatable.",
+        ),
+        list[str],
+    ] = (),
+    seed: Annotated[int, typer.Option("--seed", help="Draws the intervals.")] = 0,
 ) -> DropsResult:
     """When and how abruptly runs drop, whether they do at all, and what that depends on.
+
+    A line per run; of RUN/seed-0, RUN/seed-1, ... a line more with the medians.
 
     Args:
         runs: run folders, globs of some, or ``zoo:NAME``; of ``RUN/seed-0``, ``RUN/seed-1``, ... a row more says the

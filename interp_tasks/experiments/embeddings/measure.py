@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
@@ -80,12 +82,21 @@ class EmbeddingsResult(Result):
 @experiment("matrix", says={"largest": None})
 def embeddings(
     refs: str | Sequence[str],
-    largest: float | None = None,
+    largest: Annotated[
+        float | None,
+        typer.Option("--largest", help="Only values up to ± this.", show_default="all the examples can hold"),
+    ] = None,
     *,
-    untrained: bool = True,
+    untrained: Annotated[
+        bool, typer.Option("--untrained/--no-untrained", help="Compare with an untrained model.")
+    ] = True,
     **options: Unpack[Options],
 ) -> EmbeddingsResult:
     """See how token embeddings follow the values they stand for, and position embeddings the grid.
+
+    Norms of v against -v, sign and size on two principal components, clusters of positions by row and column with a
+    permutation test, norms of the middle row. Of several checkpoints of one run also how far each is on the way to the
+    last.
 
     Gopalani, Lubana, Hu 2024, figures 7, 9 and 10. Examples play no part.
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.checkpoints.drop import final_level
 from interp_tasks.errors import UserError
@@ -69,8 +71,13 @@ class GradientsResult(Result):
 
 
 @experiment("modular", says={"start": 0})
-def gradients(runs: str | Sequence[str], start: int = 0) -> GradientsResult:
+def gradients(
+    runs: str | Sequence[str],
+    start: Annotated[int, typer.Option("--start", help="Leave out what was logged before this step.")] = 0,
+) -> GradientsResult:
     """When the gradient of each weight becomes small, before and after the filter; of attention against the others.
+
+    Of runs trained with train.gradient_norms_every above 0.
 
     Args:
         runs: run folders, globs of some, or ``zoo:NAME``, trained with ``train.gradient_norms_every`` above 0.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.experiments.baseline.comparison import (
     Comparison,
@@ -30,11 +32,22 @@ UNTRAINED = "untrained_positions"
 @experiment("matrix", says={"vary": list(GROUPS), "method": None})
 def ood(
     refs: str | Sequence[str],
-    vary: str | Sequence[str] = GROUPS,
-    method: str | None = None,
+    vary: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--vary", metavar="GROUP", help="Variations of the task; repeat.", show_default=", ".join(GROUPS)
+        ),
+        list[str],
+    ] = GROUPS,
+    method: Annotated[
+        str | None, typer.Option("--method", metavar="NAME", help="The method.", show_default="the first")
+    ] = None,
     **options: Unpack[Options],
 ) -> ComparisonResult:
     """Try models on other laws of the entries, ranks, numbers of rows and columns than they were trained on.
+
+    Beside each stands a method that is not trained. Shapes that a model cannot take are named in the notes, as are
+    those that use positions it was never trained at.
 
     Gopalani, Lubana, Hu 2024, appendix J.2 and figure 19.
 

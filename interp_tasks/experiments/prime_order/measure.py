@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
@@ -64,8 +65,14 @@ class PrimeOrderResult(Result):
 
 
 @experiment("modular", says={"level": LEVEL})
-def prime_order(runs: str | Sequence[str], level: float = LEVEL, seed: int = 0) -> PrimeOrderResult:
+def prime_order(
+    runs: str | Sequence[str],
+    level: Annotated[float, typer.Option("--level", help="Of an accuracy, above 0, at most 1.")] = LEVEL,
+    seed: Annotated[int, typer.Option("--seed", help="Draws the permutations.")] = 0,
+) -> PrimeOrderResult:
     """See what the order in which primes generalise follows: q, whether q divides p − 1, or p mod q.
+
+    Give runs of several p: of one p the primes differ in all of these at once.
 
     Args:
         runs: run folders, globs of some, or ``zoo:NAME``, of tasks that log ``accuracy_q`` and have a base p.

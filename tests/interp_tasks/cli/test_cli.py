@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import warnings
-from importlib import import_module
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -23,6 +23,7 @@ from interp_tasks.cli.settings import read_seeds, read_settings
 from interp_tasks.cli.tables import heading, short_names
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
+from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.measurement.header import said
 from interp_tasks.pages import versions
 from interp_tasks.training.config import TrainConfig
@@ -628,7 +629,7 @@ def test_interruption_within_a_command(call, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(import_module("interp_tasks.experiments.ablation.command"), "ablation", interrupted)
+    monkeypatch.setitem(EXPERIMENTS, "ablation", replace(EXPERIMENTS["ablation"], function=interrupted))
     assert call("ablation", "--ckpt", "run") == (130, "", "interp-run: interrupted\n")
 
 
@@ -642,7 +643,7 @@ def test_warnings_of_libraries_stay_inside(call, monkeypatch):
         logging.getLogger("transformer_lens").warning("loud")
         return ablation(*arguments, **options)
 
-    monkeypatch.setattr(import_module("interp_tasks.experiments.ablation.command"), "ablation", noisy)
+    monkeypatch.setitem(EXPERIMENTS, "ablation", replace(EXPERIMENTS["ablation"], function=noisy))
     code, _, err = call("ablation", "--ckpt", "run", *SMALL)
     assert (code, err) == (0, "")
     assert logging.root.manager.disable == logging.NOTSET

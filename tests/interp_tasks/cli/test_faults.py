@@ -15,7 +15,7 @@ import sys
 import tempfile
 import termios
 import types
-from importlib import import_module
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -33,6 +33,7 @@ from interp_tasks.cli.streams import FOR_PEOPLE, FOR_PROGRAMS, STDOUT
 from interp_tasks.cli.tables import title
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import ablation
+from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.texts import LONGEST, QUOTED
 
 ZOO = "zoo:matrix-completion-4x4"
@@ -529,7 +530,7 @@ def test_targets_are_checked_before_anything_slow(call, tmp_path, monkeypatch):
     def measured(*arguments, **options):
         raise AssertionError("the slow work has begun")
 
-    monkeypatch.setattr(import_module("interp_tasks.experiments.ablation.command"), "ablation", measured)
+    monkeypatch.setitem(EXPERIMENTS, "ablation", replace(EXPERIMENTS["ablation"], function=measured))
     (tmp_path / "file").write_text("text")
     (tmp_path / "out" / "ablation.csv").mkdir(parents=True)
     (tmp_path / "link").symlink_to("nowhere")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -166,7 +167,7 @@ def batch_of(task):
 
 def test_in_several_passes_as_in_one(folders, periodic, monkeypatch):
     one = [experiments.fourier(folder, samples=20, every=True).frame for folder in (folders[0], periodic[1])]
-    monkeypatch.setattr("interp_tasks.experiments.fourier.measure.TOKENS_PER_PASS", 50)
+    monkeypatch.setattr(sys.modules["interp_tasks.experiments.fourier.measure"], "TOKENS_PER_PASS", 50)
     other = [
         experiments.fourier(folder, samples=20, every=True).frame for folder in (folders[0], periodic[1])
     ]

@@ -27,6 +27,8 @@ def lens(
 ) -> Result:
     """Read the residual stream out after each layer, and the output without each component's direct effect.
 
+    Every number is compared with the full output on the same examples.
+
     Args:
         refs: one or several REFs; all see the same examples.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Options`.

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """Put another token at hidden entries, and see whether the output there copies it.
 
+    Inputs are the task's own matrices, and others of full rank that nobody could complete.
+
     Gopalani, Lubana, Hu 2024, section 3.1.1 and table 1.
 
     Args:

@@ -22,6 +22,8 @@ FORCED, GREEDY = "teacher forcing", "greedy"
 def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """See what a language model of a task answers when it goes on from its own answers (greedy decoding).
 
+    Beside the same with the true tokens before each answer (teacher forcing).
+
     Args:
         refs: one or several REFs; all see the same examples.
         options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
@@ -26,11 +28,21 @@ WHAT = re.compile(r"[a-z_]+(-[a-z_]+)?")
 @experiment("Intervene", says={"draws": None, "what": [ALL]})
 def permute(
     refs: str | Sequence[str],
-    draws: int = 20,
-    what: str | Sequence[str] = ALL,
+    draws: Annotated[int, typer.Option("--draws", metavar="N", help="Random permutations.")] = 20,
+    what: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--what",
+            metavar="NAME",
+            help="all; of a grid of positions rows, within-rows, middle-row, columns, ... Repeat for rows.",
+        ),
+        list[str],
+    ] = ALL,
     **options: Unpack[Options],
 ) -> Result:
     """Permute the position embeddings, many times, and see which metrics move.
+
+    The table shows the draws pooled, and how they differ; files, JSON and CSV have a row for each draw too.
 
     Args:
         refs: one or several REFs; all see the same examples and the same permutations.

@@ -25,6 +25,8 @@ EVERY = "all"
 def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """Read the remainders of a number together, and call it prime where none is 0: precision and recall.
 
+    Over all inputs of every split, beside what right remainders would find.
+
     A number n is called prime if no answer of the model says that n mod q = 0. Three things it may be compared with:
     ``rough numbers``, those without a factor among the moduli, 1 included, which right remainders find exactly;
     ``primes``, the moduli themselves included, which right remainders miss, as each has remainder 0 modulo itself;
