@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import ActivationEdit, HookContext, Replacement
+from circuits.interventions.base import ActivationEdit, HookContext, Replacement, RunContext
 from circuits.interventions.edits import Edit, Place
-from circuits.interventions.forward_pass import ForwardPass, unusual
+from circuits.interventions.forward_pass import unusual
 from circuits.interventions.variants import Draws
 from circuits.interventions.variants import draws as draw_variants
 from circuits.model.padding import masks_itself
@@ -35,11 +35,11 @@ class Permuted(Replacement):
     seed: int | None
     order: tuple[int, ...] | None
 
-    def prepare(self, call: ForwardPass) -> str | None:
+    def prepare(self, run: RunContext) -> str | None:
         """What in this call makes the model read other rows than the first ones in order, if anything does."""
-        tokens = call.tokens
-        own = tokens is not None and masks_itself(call.surface, tokens)
-        return "padding" if own else unusual(call.frame.given)
+        tokens = run.tokens
+        masks = tokens is not None and masks_itself(run.surface, tokens)
+        return "padding" if masks else unusual(run.given)
 
     def value(self, current: Tensor, firing: HookContext) -> Tensor:
         length = current.shape[1]

@@ -164,7 +164,7 @@ class Spectrum:
 
         keys, axes = list(keys), len(self.grid.axes)
         if by is None and not keys and axes == 2:
-            return spectrum_map(self.total().share, self.grid.axes, self.grid.sizes, title)
+            return spectrum_map(self.total().share, list(self.grid.axes), self.grid.sizes, title)
         if by is None and not keys and axes > 2:
             raise CircuitsError(
                 f"plot: a spectrum over 1 or 2 coordinates can be drawn; this has {axes}; choose bars with by="

@@ -52,6 +52,12 @@ class HookContext:
 class RunContext(Protocol):
     """A run of the model that is about to begin, as a replacement sees it."""
 
+    surface: Surface
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """What the model was called with, by the name of the argument."""
+
     @property
     def tokens(self) -> Tensor | None:
         """[batch pos], or whatever the model was called with; None where only a part of it is called."""

@@ -57,6 +57,10 @@ class ForwardPass:
         return self._frames[-1]
 
     @property
+    def given(self) -> Mapping[str, Any]:
+        return self.frame.given
+
+    @property
     def tokens(self) -> Tensor | None:
         return self.frame.tokens
 

@@ -75,13 +75,13 @@ def load_checkpoint(ref: str | Path, device: str | torch.device = "cpu") -> Chec
             f"{ref} names {len(resolved)} checkpoints ({resolved[0].ref} ... {resolved[-1].ref}): "
             "name one, or iterate over load_checkpoints"
         )
-    return _load(resolved[0], device)
+    return load_resolved(resolved[0], device)
 
 
 def load_checkpoints(ref: str | Path, device: str | torch.device = "cpu") -> Iterator[Checkpoint]:
     """The checkpoints that a REF names, each loaded when it is reached; the REF itself is checked at once."""
     resolved = resolve(ref)
-    return (_load(each, device) for each in resolved)
+    return (load_resolved(each, device) for each in resolved)
 
 
 def load_parameters(path: str | Path) -> dict[str, Tensor]:
@@ -149,7 +149,7 @@ def check_parameters(shapes: Mapping[str, Sequence[int]], tensors: Mapping[str, 
             )
 
 
-def _load(resolved: ResolvedCheckpoint, device: str | torch.device) -> Checkpoint:
+def load_resolved(resolved: ResolvedCheckpoint, device: str | torch.device) -> Checkpoint:
     folder = resolved.path
     meta = read_meta(folder)
     if meta["step"] != resolved.step:

@@ -186,7 +186,7 @@ def find_run(name: str) -> Path:
             raise UserError(
                 f"{name} is a folder of {len(below)} runs: {shown}; {name.rstrip('/')}/* takes all"
             )
-        raise UserError(f"no {name}{closest(shipped, names, ZOO)}; interp-run zoo lists what ships")
+        raise UserError(f"no {name}{closest(shipped, names, ZOO)}; interp-run runs zoo lists what ships")
     return zoo_folder() / shipped
 
 

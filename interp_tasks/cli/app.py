@@ -4,31 +4,132 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache, partial
+from importlib import import_module
+from importlib.resources import files
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Annotated
 
 import typer
 
-from interp_tasks.cli.base import add_command
+from interp_tasks import experiments  # noqa: F401  (their functions are the commands)
+from interp_tasks.cli.base import Command, make_command
 from interp_tasks.cli.commands import COMMANDS
 from interp_tasks.cli.failures import exit_code_of, quiet_libraries
-from interp_tasks.cli.streams import usable_streams
+from interp_tasks.cli.from_function import command_of
+from interp_tasks.cli.groups import CommandGroup, Entry, first_paragraph, group_of
+from interp_tasks.cli.streams import usable_streams, write_data, write_line
+from interp_tasks.measurement.experiment import EXPERIMENTS, Experiment
+from interp_tasks.pages import versions
 
-app = typer.Typer(
-    name="interp-run",
-    help="Train small transformers that learn abruptly, intervene on them, and measure what changes.",
-    add_completion=False,
-    no_args_is_help=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+HELP = "Train small transformers that learn abruptly, intervene on them, and measure what changes."
+#: Panels of the help, in order.
+PANELS = ("Train", "Look", "Intervene", "Of one task", "Papers")
+#: Name -> panel, help, and the command that is meant where none is named.
+GROUPS = {
+    "tasks": ("Train", "Tasks before any training: a list, their data, what training takes.", "list"),
+    "runs": (
+        "Look",
+        "Whole runs: their checkpoints, curves and drops, a page of each, and those that ship.",
+        None,
+    ),
+    "matrix": ("Of one task", "Experiments on models of matrix completion.", None),
+    "modular": ("Of one task", "Experiments on models of modular arithmetic.", None),
+}
 
 
-@app.callback()
-def interp_run() -> None:
-    """Train small transformers that learn abruptly, intervene on them, and measure what changes."""
+@cache
+def program() -> CommandGroup:
+    """``interp-run`` with all its commands, none of them loaded."""
+    placed: dict[str, list[Entry]] = {}
+    for place, listed in COMMANDS.items():
+        placed[place] = [Entry(name, help, partial(load_command, place)) for name, help in listed.items()]
+    for each in EXPERIMENTS.values():
+        placed.setdefault(each.place, []).append(
+            Entry(each.name, first_paragraph(each.function), partial(load_experiment, each))
+        )
+    moved = {"schema": "interp-run --schema"}
+    for name, (panel, help, default) in GROUPS.items():
+        mine = placed.pop(name)
+        moved |= {entry.name: f"interp-run {name} {entry.name}" for entry in mine}
+        made = group_of(name, help, mine, default=default)
+        placed.setdefault(panel, []).append(Entry(name, help, partial(already, made)))
+    panels = dict.fromkeys([*PANELS, *placed])
+    entries = [
+        Entry(entry.name, entry.help, entry.load, panel)
+        for panel in panels
+        for entry in placed.get(panel, [])
+    ]
+    return group_of("interp-run", HELP, entries, interp_run, moved=moved)
 
 
-for name, command in COMMANDS.items():
-    add_command(app, name)(command)
+def already(made: CommandGroup, name: str) -> CommandGroup:
+    """A group, which needs no loading."""
+    return made
+
+
+def load_command(place: str, name: str) -> object:
+    """The command in ``interp_tasks/cli/commands/NAME.py``."""
+    return make_command(path_of(place, name), of_module(import_module(f"interp_tasks.cli.commands.{name}")))
+
+
+def load_experiment(experiment: Experiment, name: str) -> object:
+    """The command of an experiment: made from its signature, or written in ``cli/commands`` if that does not say all."""
+    own = own_command(experiment)
+    made = command_of(experiment) if own is None else of_module(own)
+    return make_command(path_of(experiment.place, name), made, experiment.place)
+
+
+def own_command(experiment: Experiment) -> ModuleType | None:
+    """The module that writes an experiment's command out, where there is one."""
+    module = f"interp_tasks.cli.commands.{experiment.function.__name__}"
+    return import_module(module) if find_spec(module) is not None else None
+
+
+def of_module(module: ModuleType) -> type[Command]:
+    """The one command that a module defines."""
+    (found,) = (
+        each
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, Command) and each.__module__ == module.__name__
+    )
+    return found
+
+
+def path_of(place: str, name: str) -> str:
+    return f"{place} {name}" if place in GROUPS else name
+
+
+def say_version(asked: bool) -> bool:
+    """Print the version, and stop."""
+    if asked:
+        write_line(f"interp-run {versions()['interp-tasks']}")
+        raise typer.Exit
+    return asked
+
+
+def print_schema(asked: bool) -> bool:
+    """Print the schema, and stop."""
+    if asked:
+        write_data(files("interp_tasks.cli").joinpath("output.schema.json").read_text("utf-8"))
+        raise typer.Exit
+    return asked
+
+
+def interp_run(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=say_version, help="Say which version this is."),
+    ] = False,
+    schema: Annotated[
+        bool,
+        typer.Option(
+            "--schema", is_eager=True, callback=print_schema, help="Print the JSON schema of --format json."
+        ),
+    ] = False,
+) -> None:
+    """The options of ``interp-run`` itself; the help is ``HELP``."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,9 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     with usable_streams(), quiet_libraries(debug):
         return exit_code_of(
-            lambda: typer.main.get_command(app).main(
-                args=arguments, prog_name="interp-run", standalone_mode=False
-            ),
+            lambda: program().main(args=arguments, prog_name="interp-run", standalone_mode=False),
             debug=debug,
             written=arguments,
         )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
-from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from interp_tasks.cli.failures import NOT_TEXT, not_text
+from interp_tasks.cli.groups import CONTEXT
 from interp_tasks.errors import UserError
+from interp_tasks.measurement.families import check_family
 from interp_tasks.training.launch import launched
 
 
@@ -20,8 +22,9 @@ class Once(TyperCommand):
     """Refuses what would otherwise be ignored in silence: all but the last of several values, and empty ones."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given, _, order = self.make_parser(ctx).parse_args(args=list(args))
-        seen: list[Any] = [] if asks_for_help(order) else list(dict.fromkeys(order))
+        given, extra, order = self.make_parser(ctx).parse_args(args=list(args))
+        wants_help = asks_for_help(order)
+        seen: list[Any] = [] if wants_help else list(dict.fromkeys(order))
         for parameter in seen:
             values = given.get(parameter.name)
             for value in values if isinstance(values, (list, tuple)) else [values]:
@@ -35,8 +38,22 @@ class Once(TyperCommand):
                 ctx.fail(
                     f"{spelled(parameter)} was given {order.count(parameter)} times, but takes one value"
                 )
+        if not wants_help:
+            self.check_extra(ctx, extra)
+            for parameter in self.params:
+                if parameter.required and parameter not in seen and parameter.param_type_name == "option":
+                    ctx.fail(f"{spelled(parameter)} is missing: give {example(parameter)}")
         rest: list[str] = super().parse_args(ctx, args)
         return rest
+
+    def check_extra(self, ctx: Any, extra: Sequence[str]) -> None:
+        """Refuse words that belong to no option, where they look like checkpoints."""
+        taken = sum(parameter.param_type_name == "argument" for parameter in self.params)
+        if len(extra) > taken and any("--ckpt" in parameter.opts for parameter in self.params):
+            ctx.fail(
+                f"{extra[taken]!r}: runs and checkpoints are named by --ckpt, each with one of its own, as in "
+                f"--ckpt {extra[taken]} (quote a glob)"
+            )
 
 
 def asks_for_help(parameters: Sequence[Any]) -> bool:
@@ -61,6 +78,11 @@ class Command(ABC):
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")] = False
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and warnings.")] = False
 
+    @property
+    def tasks(self) -> Mapping[str, str]:
+        """REF or run -> the name of its task, of what the command examines."""
+        return {}
+
     @abstractmethod
     def check(self) -> None:
         """Refuse wrong options in one line, before anything slow is imported.
@@ -74,42 +96,58 @@ class Command(ABC):
         """Do the work; results go to stdout, everything else to stderr."""
 
 
-CommandClass = TypeVar("CommandClass", bound=type[Command])
+def make_command(path: str, command_class: type[Command], group: str = "") -> Any:
+    """A :class:`Command` as what ``interp-run PATH`` calls; required options come first, those shared by most last.
 
-
-def add_command(app: typer.Typer, name: str) -> Callable[[CommandClass], CommandClass]:
-    """Class decorator: make a :class:`Command` available as ``interp-run NAME``."""
-
-    def add(command_class: CommandClass) -> CommandClass:
-        hints = get_type_hints(command_class, include_extras=True)
-        # In the help, a command's own options come first, and those it shares with most others last.
-        depth = {name: place for place, base in enumerate(command_class.__mro__) for name in own_fields(base)}
-        parameters: list[inspect.Parameter] = []
-        for item in sorted(fields(command_class), key=lambda item: depth[item.name]):
-            default: Any = inspect.Parameter.empty
-            if item.default is not MISSING:
-                default = item.default
-            elif item.default_factory is not MISSING:
-                default = item.default_factory()
-            parameters.append(
-                inspect.Parameter(
-                    item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[item.name]
-                )
+    Args:
+        group: of one task's experiments; checkpoints of another task are refused before they are loaded.
+    """
+    hints = get_type_hints(command_class, include_extras=True)
+    depth = {name: place for place, base in enumerate(command_class.__mro__) for name in own_fields(base)}
+    parameters: list[inspect.Parameter] = []
+    for item in sorted(fields(command_class), key=lambda item: (is_given(item), depth[item.name])):
+        default: Any = inspect.Parameter.empty
+        if item.default is not MISSING:
+            default = item.default
+        elif item.default_factory is not MISSING:
+            default = item.default_factory()
+        parameters.append(
+            inspect.Parameter(
+                item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[item.name]
             )
+        )
 
-        def call(**options: Any) -> None:
-            command = command_class(**options)
-            if not command.takes_processes and launched().count > 1:
-                raise UserError(f"interp-run {name} is of one process: only train is started by torchrun")
-            command.check()
-            command.execute()
+    def call(**options: Any) -> None:
+        command = command_class(**options)
+        if not command.takes_processes and launched().count > 1:
+            raise UserError(f"interp-run {path} is of one process: only train is started by torchrun")
+        command.check()
+        check_family(group, path, command.tasks)
+        command.execute()
 
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions may carry one
-        call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        app.command(name, cls=Once, help=help_text(command_class))(call)
-        return command_class
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions may carry one
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    name = path.rpartition(" ")[2]
+    app.command(name, cls=Once, help=help_text(command_class), context_settings=CONTEXT)(call)
+    return typer.main.get_command(app)
 
-    return add
+
+def is_given(item: Field[Any]) -> bool:
+    """Whether an option may be left out."""
+    return item.default is not MISSING or item.default_factory is not MISSING
+
+
+def example(parameter: Any) -> str:
+    """How an option is written: ``--ckpt REF, such as RUN@last``."""
+    given = {
+        "REF": "zoo:matrix-completion-4x4@post or RUN@last",
+        "RUN": "zoo:matrix-completion-4x4 or runs/mine",
+    }
+    such = given.get(parameter.metavar)
+    return f"{parameter.opts[0]} {parameter.metavar}" + (
+        f", such as {such}" if such else f": {parameter.help}"
+    )
 
 
 def own_fields(base: type) -> list[str]:

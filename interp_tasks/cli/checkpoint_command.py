@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.cli.result_command import PrintingCommand, ResultCommand
 from interp_tasks.files import check_file
-from interp_tasks.measurement.subjects import Examples, Options, Progress, check_refs
+from interp_tasks.measurement.subjects import (
+    Examples,
+    Options,
+    Progress,
+    References,
+    resolve_refs,
+)
 from interp_tasks.settings import check_device, check_task_name, task_config
 
 REF_HELP = (
@@ -80,15 +89,45 @@ class ExamplesCommand(PrintingCommand):
 class ExperimentCommand(ExamplesCommand, ResultCommand):
     """Loads checkpoints, measures, prints one tidy table."""
 
-    ckpt: Annotated[list[str], typer.Option("--ckpt", metavar="REF", help=REF_HELP)] = field(
-        default_factory=list
-    )
+    ckpt: Annotated[list[str], typer.Option("--ckpt", metavar="REF", help=REF_HELP)]
 
     def check(self) -> None:
         super().check()
         if self.reads_checkpoints:
-            check_refs(self.ckpt, self.examples())
+            _ = self.examined
+
+    @cached_property
+    def examined(self) -> References:
+        """What ``--ckpt`` names, resolved once."""
+        return resolve_refs(self.ckpt, self.examples())
+
+    @property
+    def tasks(self) -> Mapping[str, str]:
+        if self.task is not None:
+            return {"--task": self.task}
+        if not self.reads_checkpoints or self.tokens is not None:
+            return {}
+        return {each.label: read_meta(each.resolved.path)["task"]["name"] for each in self.examined.named}
 
     @property
     def reads_checkpoints(self) -> bool:
         return True
+
+
+@dataclass(kw_only=True)
+class ComparisonCommand(ExperimentCommand):
+    """Compares metrics of a task, of which people see one."""
+
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="Rows of this metric, or all.",
+            show_default="the task's own; in json, csv and files all",
+        ),
+    ] = None
+
+    @property
+    def shown_metric(self) -> str | None:
+        return self.metric

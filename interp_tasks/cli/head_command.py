@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from interp_tasks.cli.checkpoint_command import ExperimentCommand
+from interp_tasks.cli.checkpoint_command import ComparisonCommand
 from interp_tasks.measurement.head_edits import HeadEdit
 from interp_tasks.measurement.options import MODES
 
@@ -24,7 +24,7 @@ Queries = Annotated[
 
 
 @dataclass(kw_only=True)
-class HeadCommand(ExperimentCommand):
+class HeadCommand(ComparisonCommand):
     """Does one and the same thing to heads."""
 
     mode: Annotated[str, typer.Option("--mode", help=", ".join(MODES) + ".")] = "uniform"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from interp_tasks.cli.progress import note
 from interp_tasks.cli.streams import write_data
@@ -16,7 +17,10 @@ from interp_tasks.pages import Figure, check_writable_file, write_together
 from interp_tasks.pages.pictures import PICTURES, left_over, marked
 
 if TYPE_CHECKING:
+    import pandas
+
     from interp_tasks.experiments import Result
+    from interp_tasks.pages import Column
 
 FORMATS = ("table", "json", "csv")
 #: What figures are written as: a page of all, or a picture of each.
@@ -40,21 +44,56 @@ def check_targets(name: str, out: Path | None, plot: str | None) -> None:
             )
 
 
-def print_as(result: Result, format: str) -> None:
-    if format == "json":
-        write_data(result.to_json())
-    elif format == "csv":
-        write_data(result.to_csv())
+def print_as(result: Result, format: str, metric: str | None = None) -> None:
+    """Print a result; a table of one metric, the task's own if none is said, and JSON and CSV of all if none is."""
+    from interp_tasks.measurement.table import of_metric, view_of
+
+    if format != "table":
+        chosen = (
+            result
+            if metric is None
+            else replace(result, frame=of_metric(result.frame, metric, result.config))
+        )
+        write_data(chosen.to_json() if format == "json" else chosen.to_csv())
     else:
         from interp_tasks.cli.tables import print_result
         from interp_tasks.measurement.header import said
         from interp_tasks.measurement.table import shown_columns, shown_rows
 
-        rows = shown_rows(result.frame)
-        print_result(rows, shown_columns(rows), result.notes, said(result.experiment, result.config))
+        plain = view_of(result.frame) is None
+        frame = of_metric(result.frame, metric, result.config) if plain else result.frame
+        rows = shown_rows(frame)
+        columns, notes = shown_columns(rows), list(result.notes)
+        done = said(result.experiment, result.config)
+        if plain:
+            columns, constant = without_constants(rows, columns)
+            done += [text for key, text in constant.items() if key != "p_adjusted"]
+            if "p_adjusted" in constant:
+                notes.append(f"p adj. is {constant['p_adjusted']} in every row.")
+            left = [
+                name for name in dict.fromkeys(result.frame["metric"]) if name not in set(frame["metric"])
+            ]
+            notes += [f"--metric all: {', '.join(map(str, left))} too."] * bool(left)
+        print_result(rows, columns, notes, done, together=plain)
 
 
-def emit(result: Result, format: str, out: Path | None, plot: str | None, quiet: bool) -> None:
+def without_constants(
+    rows: pandas.DataFrame, columns: Sequence[Column]
+) -> tuple[list[Column], dict[str, str]]:
+    """Take out the variant, metric and p that are the same in every row; their texts by the key of the column."""
+    records: list[Any] = rows.to_dict("records")
+    texts = {
+        column.key: {column.shown(row) for row in records}
+        for column in columns
+        if column.key in ("variant", "metric", "p_adjusted")
+    }
+    constant = {key: found.pop() for key, found in texts.items() if len(found) == 1}
+    return [column for column in columns if column.key not in constant], constant
+
+
+def emit(
+    result: Result, format: str, out: Path | None, plot: str | None, quiet: bool, metric: str | None = None
+) -> None:
     """Print a result, and write the files asked for; ``plot``: one of ``PLOT_FORMATS``, or no figure."""
 
     def write() -> list[Path]:
@@ -69,7 +108,7 @@ def emit(result: Result, format: str, out: Path | None, plot: str | None, quiet:
             return [result.page().write(target("", result.experiment, PAGE))]
         return pictures
 
-    write_and_show(write, lambda: print_as(result, format), quiet)
+    write_and_show(write, lambda: print_as(result, format, metric), quiet)
 
 
 def draw(result: Result, kind: str, out: Path | None) -> dict[Path, str | bytes]:

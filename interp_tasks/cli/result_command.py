@@ -58,6 +58,11 @@ class ResultCommand(PrintingCommand):
     ] = None
 
     @property
+    def shown_metric(self) -> str | None:
+        """The metric that was asked for."""
+        return None
+
+    @property
     def plot_as(self) -> str | None:
         """One of ``PLOT_FORMATS``; ``None``: no figure is asked for."""
         return self.plot_format or ("html" if self.plot else None)
@@ -77,7 +82,7 @@ class ResultCommand(PrintingCommand):
             check_exporter()
         with progress_line(self.quiet) as progress:
             result = self.measure(progress)
-        emit(result, self.format, self.out, self.plot_as, self.quiet)
+        emit(result, self.format, self.out, self.plot_as, self.quiet, self.shown_metric)
 
     @abstractmethod
     def measure(self, progress: Progress | None) -> Result:

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
+from interp_tasks.checkpoints import read_run
 from interp_tasks.cli.result_command import ResultCommand
 from interp_tasks.measurement.run_logs import find_runs
+
+RUNS_HELP = "A run: its folder, a quoted glob of some, or zoo:NAME. Repeat for several."
 
 
 @dataclass(kw_only=True)
 class RunsCommand(ResultCommand):
     """Reads runs, prints one tidy table."""
 
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Run folders, globs of some, or zoo:NAME.")
-    ]
+    ckpt: Annotated[list[str], typer.Option("--ckpt", metavar="RUN", help=RUNS_HELP)]
 
     def check(self) -> None:
         super().check()
-        find_runs(self.runs)
+        find_runs(self.ckpt)
+
+    @property
+    def tasks(self) -> Mapping[str, str]:
+        found = {}
+        for name, path in find_runs(self.ckpt).items():
+            task = (read_run(path).get("config") or {}).get("task")
+            if isinstance(task, dict) and isinstance(task.get("name"), str):
+                found[name] = task["name"]
+        return found

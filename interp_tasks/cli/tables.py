@@ -27,6 +27,8 @@ WORDS = 14
 NARROWEST = 5
 #: Where even that is too wide: blanks between columns, length of lines, and from what length on names are broken.
 TIGHT, SHORT, LONG = 1, 9, 24
+#: Rows of a checkpoint up to which several checkpoints share a block, and how long their names in it are.
+FEW, LONGEST_SHORT = 4, 12
 #: How narrow the columns are of a table that is printed in several parts.
 PARTED = 2
 
@@ -52,30 +54,64 @@ def console(at_least: int = 0) -> Console:
 
 
 def print_result(
-    frame: pandas.DataFrame, columns: Sequence[Column], notes: Sequence[str], done: Sequence[str] = ()
+    frame: pandas.DataFrame,
+    columns: Sequence[Column],
+    notes: Sequence[str],
+    done: Sequence[str] = (),
+    *,
+    together: bool = False,
 ) -> None:
     """Blocks headed by the checkpoint they are about and by what was ``done``; columns line up across blocks.
 
+    With ``together`` several checkpoints of few rows are one block, under short names, which its head explains.
+
     Columns for which there is no room stand in a further table below, beside those that say what a row is about.
     """
-    rows = frame.to_dict("records")
     out = console()
+    refs = [str(ref) for ref in dict.fromkeys(frame["ref"])]
+    heads: dict[str, list[list[str]]] = {}
+    if together and len(refs) > 1 and frame["ref"].value_counts().max() <= FEW:
+        from interp_tasks.pages import Column
+
+        short = short_names(refs)
+        for ref in refs:
+            about = title(frame[frame["ref"] == ref].to_dict("records"))
+            same = f"{short[ref]}: {about[0]}" if short[ref] != about[0] else about[0]
+            heads.setdefault("", []).append([same, *about[1:]])
+        heads[""].append(list(done))
+        frame = frame.assign(checkpoint=frame["ref"].map(short), ref="")
+        columns = [Column("ckpt", "checkpoint"), *columns]
+    rows = frame.to_dict("records")
     narrow, parts = arranged(rows, columns, out.width)
     layouts = [(part, *laid_out(rows, part, narrow)) for part in parts]
     wide = console(at_least=max(room_for(widths, gap_of(narrow)) for _, _, widths in layouts))
     for ref in dict.fromkeys(frame["ref"]):
         mine = [index for index, row in enumerate(rows) if row["ref"] == ref]
-        out.print(heading([*title([rows[index] for index in mine]), *done], out.width), style="bold")
+        for parts_of_head in heads.get(ref) or [[*title([rows[index] for index in mine]), *done]]:
+            if parts_of_head:
+                out.print(heading(parts_of_head, out.width), style="bold")
         for part, text, widths in layouts:
             told = mine
             if len(parts) > 1:
-                about = len(shared(parts))
-                told = [index for index in mine if any(cell.strip("–") for cell in text[index][about:])]
+                skipped = len(shared(parts))
+                told = [index for index in mine if any(cell.strip("–") for cell in text[index][skipped:])]
             if told:
                 wide.print(block(part, text, widths, told, narrow))
                 out.print()
     for line in notes:
         out.print(line, style="dim", soft_wrap=False)
+
+
+def short_names(refs: Sequence[str]) -> dict[str, str]:
+    """What tells REFs apart: ``@pre`` and ``@post`` of one run, ``seed-0`` and ``seed-1``; else letters."""
+    pieces = [re.findall(r"[@/:]?[^@/:]+", ref) for ref in refs]
+    least = min(map(len, pieces))
+    begin = next((at for at in range(least) if len({each[at] for each in pieces}) > 1), least - 1)
+    end = next((at for at in range(1, least) if len({each[-at] for each in pieces}) > 1), least - 1)
+    short = ["".join(each[begin : len(each) - end + 1]).lstrip("/:") for each in pieces]
+    if len({*short}) < len(refs) or max(map(len, short)) > LONGEST_SHORT:
+        short = [chr(ord("A") + at) if len(refs) <= 26 else str(at + 1) for at in range(len(refs))]
+    return dict(zip(refs, short, strict=True))
 
 
 def block(

@@ -16,12 +16,11 @@ from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import check_selector, resolve
 from interp_tasks.checkpoints.run_files import is_checkpoint
 from interp_tasks.errors import UserError
+from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.recipes.spec import MAX_UNITS, ExperimentSpec, Spec, Training
 from interp_tasks.settings import check_device, check_task_name
 from interp_tasks.training.config import SCHEDULE, Resolved, list_keys, resolve_config
 
-#: What examines no run that is there.
-NEEDS_NO_RUN = frozenset({"data", "demo", "subjects"})
 KEY_LENGTH = 16
 #: Train settings under which a run goes on in the folder that it has, see :class:`~interp_tasks.checkpoints.RunFolder`.
 GOES_ON = ("steps", *SCHEDULE)
@@ -130,9 +129,9 @@ def check_experiment(asked: ExperimentSpec) -> None:
     from interp_tasks import experiments
 
     names = sorted(
-        name
-        for name in experiments.__all__
-        if name.islower() and name not in NEEDS_NO_RUN and inspect.isfunction(getattr(experiments, name))
+        each.function.__name__
+        for each in EXPERIMENTS.values()
+        if next(iter(inspect.signature(each.function).parameters)) in ("refs", "runs")
     )
     if asked.name not in names:
         raise UserError(f"no experiment {asked.name!r}: experiments are {', '.join(names)}")

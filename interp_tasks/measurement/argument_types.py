@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import sys
@@ -10,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import PurePath
 from typing import Any, ParamSpec, TypeVar
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from interp_tasks.errors import UserError
 
@@ -80,9 +79,12 @@ def option_types() -> Mapping[str, str]:
 
 
 def check_type(experiment: str, name: str, annotation: str, value: Any) -> None:
+    annotation = bare(annotation)
     validate = validator_of(annotation)
     if validate is None:
         return
+    from pydantic import ValidationError
+
     try:
         validate(as_json(value))
     except ValidationError:
@@ -92,12 +94,26 @@ def check_type(experiment: str, name: str, annotation: str, value: Any) -> None:
 
 
 @functools.cache
+def bare(annotation: str) -> str:
+    """``TYPE`` of ``Annotated[TYPE, typer.Option(...)]``, which is how an option of the command line is annotated."""
+    if not annotation.startswith("Annotated["):
+        return annotation
+    read = ast.parse(annotation, mode="eval").body
+    assert isinstance(read, ast.Subscript)
+    assert isinstance(read.slice, ast.Tuple)
+    return ast.unparse(read.slice.elts[0])
+
+
+@functools.cache
 def validator_of(annotation: str) -> Callable[[Any], Any] | None:
     """Returns a function that raises for a value not of a type; ``None`` where the type is not ours to check."""
     try:
         hint = eval(annotation, {}, NAMES)
     except NameError:
         return None
+    # Here, since a list of all commands needs none of it.
+    from pydantic import ConfigDict, TypeAdapter
+
     config = ConfigDict(strict=True, arbitrary_types_allowed=True)
     return TypeAdapter(hint, config=config).validate_python
 

@@ -41,9 +41,9 @@ class Donor:
     resolved: ResolvedCheckpoint
 
     def load(self, device: str) -> Checkpoint:
-        from interp_tasks.checkpoints import load_checkpoint
+        from interp_tasks.checkpoints.load import load_resolved
 
-        return load_checkpoint(self.resolved.ref, device=device)
+        return load_resolved(self.resolved, device)
 
     def __str__(self) -> str:
         return self.label if self.resolved.run_path is None else f"{self.label} (step {self.resolved.step})"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import (
     EACH,
@@ -17,11 +19,26 @@ from interp_tasks.measurement.options import (
     check_heads,
     check_keys,
     check_queries,
+    heads_of,
 )
 from interp_tasks.measurement.subjects import Subject
 
 if TYPE_CHECKING:
     from circuits import Head, Intervention
+
+
+HEADS_HELP = "all, each (a row per head), each-layer, or heads such as 0.1+2.3-5. Repeat for rows."
+#: Choices that need a model to say which heads they are.
+WORDS = ("all", EACH, EACH_LAYER)
+#: Options of the experiments that edit heads.
+MODE = typer.Option("--mode", help=", ".join(MODES) + ".")
+KEYS = typer.Option("--keys", metavar="0,1", help="With uniform: attend to these positions only.")
+QUERIES = typer.Option(
+    "--queries",
+    "--positions",
+    metavar="WHERE",
+    help="Edit at: all, hidden, observed, or positions such as 0,3.",
+)
 
 
 @dataclass(frozen=True)
@@ -84,8 +101,39 @@ class HeadEdit:
         return {label: make(heads) for label, heads in chosen.items()}
 
 
-def read_specs(heads: str | Sequence[Any]) -> list[Any]:
-    """Head specs, a row each: texts, or lists of (layer, head).
+@dataclass(frozen=True)
+class HeadChoice:
+    """One row's heads, as they were written and as they were read.
+
+    Attributes:
+        text: what was written; its ``str``.
+        label: of the row; ``all``, ``each`` and ``each-layer`` stand for heads that only a model says.
+        heads: (layer, head); empty for those words.
+    """
+
+    text: str
+    label: str
+    heads: tuple[tuple[int, int], ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def read(cls, spec: Any) -> HeadChoice:
+        """Read a spec, or a list of (layer, head).
+
+        Raises:
+            UserError: in one line.
+        """
+        if not isinstance(spec, str):
+            given = pairs(spec)
+            return cls(str(given), "+".join(f"{layer}.{head}" for layer, head in given), tuple(given))
+        text = check_heads(spec)
+        return cls(text, text, () if text in WORDS else tuple(heads_of(text)))
+
+
+def read_specs(heads: str | Sequence[Any]) -> list[HeadChoice]:
+    """Head specs, a row each, read once.
 
     Raises:
         UserError: in one line.
@@ -93,7 +141,7 @@ def read_specs(heads: str | Sequence[Any]) -> list[Any]:
     specs = [heads] if isinstance(heads, str) or is_pairs(heads) else list(heads)
     if not specs:
         raise UserError("--heads: no heads given; write all, each, each-layer, or heads such as 0.1")
-    return [check_heads(spec) if isinstance(spec, str) else pairs(spec) for spec in specs]
+    return [HeadChoice.read(spec) for spec in specs]
 
 
 def pairs(spec: Any) -> list[tuple[int, int]]:
@@ -119,7 +167,7 @@ def is_pairs(heads: Any) -> bool:
     )
 
 
-def choices(specs: Sequence[Any], model: Any, layer: int | None = None) -> dict[str, tuple[Head, ...]]:
+def choices(specs: Sequence[HeadChoice], model: Any, layer: int | None = None) -> dict[str, tuple[Head, ...]]:
     """Row label -> heads, in the order asked for; ``all``, ``each`` and ``each-layer`` within ``layer`` where that is
     given.
     """
@@ -130,15 +178,14 @@ def choices(specs: Sequence[Any], model: Any, layer: int | None = None) -> dict[
         raise UserError(f"no layer {layer}: the model has layers 0-{model.cfg.n_layers - 1}")
     found: dict[str, tuple[Head, ...]] = {}
     for spec in specs:
-        if spec == EACH:
+        if spec.label == EACH:
             found |= {str(head): (head,) for head in every}
-        elif spec == EACH_LAYER:
+        elif spec.label == EACH_LAYER:
             found |= by_layer(every)
-        elif spec == "all":
-            found[spec] = tuple(every)
+        elif spec.label == "all":
+            found[spec.label] = tuple(every)
         else:
-            label = spec if isinstance(spec, str) else "+".join(f"{layer}.{head}" for layer, head in spec)
-            found[label] = heads(spec, model)
+            found[spec.label] = heads(list(spec.heads), model)
     return found
 
 

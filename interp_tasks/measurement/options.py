@@ -15,6 +15,8 @@ SPLITS = ("train", "validation", "test")
 MAX_COUNT = 2**40
 #: More draws than any interval or p-value of ours is worth.
 MAX_DRAWS = 100_000
+#: More heads than any layer has.
+MAX_HEADS = 4096
 #: The word for one row per head.
 EACH = "each"
 #: The word for one row per layer, of all its heads.
@@ -60,6 +62,24 @@ def check_heads(spec: str, option: str = "--heads", words: Sequence[str] = ("all
                 "range as in 2.3-5, or several joined by + (counted from 0)"
             )
     return "+".join(parts)
+
+
+def heads_of(spec: str) -> list[tuple[int, int]]:
+    """The (layer, head) pairs of a spec that :func:`check_heads` has passed, each once.
+
+    Raises:
+        UserError: for a range that ends before it begins, or is longer than any layer.
+    """
+    found: dict[tuple[int, int], None] = {}
+    for part in united(spec):
+        layer, first, *last = map(int, re.findall(r"\d+", part))
+        end = last[0] if last else first
+        if not 0 <= end - first <= MAX_HEADS:
+            raise UserError(
+                f"--heads {spec!r}: {part!r} is not a range of heads; write the smaller number first"
+            )
+        found |= dict.fromkeys((layer, head) for head in range(first, end + 1))
+    return list(found)
 
 
 def united(spec: str) -> list[str]:

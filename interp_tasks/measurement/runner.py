@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs, subjects
-from interp_tasks.measurement.table import tidy
+from interp_tasks.measurement.subjects import Examples, Options, Subject, resolve_refs, subjects
+from interp_tasks.measurement.table import RATIO, tidy
 
 if TYPE_CHECKING:
     import pandas
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 TOKENS_PER_PASS = 16384
 
 INTERVALS = "Intervals: 95%, bootstrap over examples; effects are paired with the unedited model."
-#: What the name of a ratio's metric ends with.
-RATIO = " ratio"
 HOLM = "p adj.: sign-flip test, Holm's adjustment over all rows of one command."
 
 
@@ -46,13 +44,16 @@ def measure(
 ) -> Result:
     """Look at one checkpoint after the other, all on the same examples; ``config`` is what is recorded beside them."""
     examples, device = Examples.of(options), options.get("device", "cpu")
-    named = check_refs(refs, examples)
+    refs = resolve_refs(refs, examples)
 
     import pandas
 
     frames: list[pandas.DataFrame] = []
     done: list[dict[str, Any]] = []
+    own: dict[str, None] = {}
     for subject in subjects(refs, examples, device, options.get("progress")):
+        if subject.task is not None:
+            own.setdefault(subject.task.drop_metric.name)
         found = look(subject)
         frames.append(found.frame.assign(experiment=experiment, n_runs=1, **subject.labels))
         same = [group for group in done if group["interventions"] == found.interventions]
@@ -61,11 +62,12 @@ def measure(
             done += same
         same[0]["refs"].append(subject.labels["ref"])
     recorded = {
-        "refs": [refs] if isinstance(refs, str) else list(refs),
-        "checkpoints": [each.resolved.ref for each in named],
+        "refs": list(refs),
+        "checkpoints": [each.resolved.ref for each in refs.named],
         **config,
         **examples.describe(),
         "device": device,
+        "metrics of the tasks": list(own),
         "done": done,
     }
     table = pandas.concat(frames, ignore_index=True)

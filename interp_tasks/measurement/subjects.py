@@ -144,8 +144,25 @@ class Named:
     resolved: ResolvedCheckpoint
 
 
+class References(list[str]):
+    """REFs as they were written, which know what they name: passed on, they are not resolved again.
+
+    Attributes:
+        named: the checkpoints, each once.
+    """
+
+    def __init__(self, given: Sequence[str], named: Sequence[Named]) -> None:
+        super().__init__(given)
+        self.named = tuple(named)
+
+
 def check_refs(refs: str | Sequence[str], examples: Examples) -> list[Named]:
-    """Every checkpoint the REFs name, without loading one, once the examples can be.
+    """Every checkpoint the REFs name, without loading one, once the examples can be; see :func:`resolve_refs`."""
+    return list(resolve_refs(refs, examples).named)
+
+
+def resolve_refs(refs: str | Sequence[str], examples: Examples) -> References:
+    """REFs with every checkpoint that they name, none of them loaded; what is resolved already stays as it is.
 
     Rows are labelled with the REF as it was written where that names one checkpoint (``RUN@pre`` says more
     than the step it stands for, which has a column of its own), else with the REF of exactly this checkpoint.
@@ -154,6 +171,8 @@ def check_refs(refs: str | Sequence[str], examples: Examples) -> list[Named]:
         UserError: for a REF that names nothing, for none given, for a checkpoint without a task where one is
             needed.
     """
+    if isinstance(refs, References):
+        return refs
     examples.check()
     given = [refs] if isinstance(refs, str) else [str(ref) for ref in refs]
     if not given:
@@ -170,7 +189,7 @@ def check_refs(refs: str | Sequence[str], examples: Examples) -> list[Named]:
                     f"{each.label} names no task: say --task NAME, or --tokens FILE.npy with an int array "
                     "(batch, pos)"
                 )
-    return list(named.values())
+    return References(given, list(named.values()))
 
 
 def subjects(
@@ -184,7 +203,7 @@ def subjects(
         UserError: for a checkpoint without a task where none was given, or examples it cannot take.
         TaskError: for a task that does not fit the model.
     """
-    from interp_tasks.checkpoints import load_checkpoint
+    from interp_tasks.checkpoints.load import load_resolved
 
     named = check_refs(refs, examples)
     check_device(device)
@@ -194,7 +213,7 @@ def subjects(
     for index, each in enumerate(named):
         if progress is not None:
             progress(index, len(named), each.label)
-        checkpoint = load_checkpoint(each.resolved.ref, device=device)
+        checkpoint = load_resolved(each.resolved, device)
         labels = {"run": checkpoint.run, "ref": each.label, "step": checkpoint.step, "seed": examples.seed}
         if own_tokens is not None:
             check_tokens_fit(own_tokens, checkpoint)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.pages import Column, number, p_value, signed, with_interval
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ COLUMNS = (
     "engine",
     "null_effect",
 )
+#: What the name of a ratio's metric ends with.
+RATIO = " ratio"
 #: Whole numbers that a row may lack; pandas' nullable type keeps 3 from turning into 3.0 beside a gap.
 WHOLE = ("step", "seed", "draw", "layer", "head", "position", "n", "n_runs")
 
@@ -94,6 +96,34 @@ def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     return frame[frame["draw"].isna()].merge(found, how="left")
 
 
+def own_metrics(config: Mapping[str, Any]) -> list[str]:
+    """The metrics that the tasks of a result call their own, each once."""
+    parts = config.get("parts", [config])
+    return list(dict.fromkeys(name for part in parts for name in part.get("metrics of the tasks", ())))
+
+
+def of_metric(frame: pandas.DataFrame, metric: str | None, config: Mapping[str, Any]) -> pandas.DataFrame:
+    """The rows of one metric, whatever its targets are (``"mse_masked (source)"``) and as a ratio; ``"all"``: all rows.
+
+    Args:
+        metric: ``None``: the one that the task calls its own, and all rows of a table that has none of it.
+        config: of the :class:`Result`.
+
+    Raises:
+        UserError: for a metric of which there is no row.
+    """
+    if metric == "all":
+        return frame
+    names = frame["metric"].map(lambda name: str(name).removesuffix(RATIO).partition(" (")[0])
+    if metric is None:
+        chosen = frame[names.isin(own_metrics(config))]
+        return frame if chosen.empty else chosen
+    chosen = frame[(names == metric) | (frame["metric"] == metric)]
+    if chosen.empty:
+        raise UserError(f"--metric {metric!r}: the rows have {', '.join(dict.fromkeys(names))}; or write all")
+    return chosen
+
+
 def spread_text(row: Mapping[str, Any]) -> str:
     return with_interval(number(row["sd"]), row["smallest"], row["largest"])
 
@@ -136,11 +166,7 @@ def filled(key: str, text: str | Callable[[Any], str]) -> Callable[[Mapping[str,
 
 
 def view_of(frame: pandas.DataFrame) -> ModuleType | None:
-    """Returns ``experiments/NAME/table.py`` of the frame's one experiment, where there is such a file.
-
-    It has ``view_rows(frame)`` and ``view_columns(rows)``: the rows in another form, for people.
-    """
-    names = set(frame["experiment"])
-    folder = f"interp_tasks.experiments.{names.pop()}".replace("-", "_") if len(names) == 1 else ""
-    has_table = folder and find_spec(folder) and find_spec(f"{folder}.table")
-    return import_module(f"{folder}.table") if has_table else None
+    """The ``table.py`` of an experiment whose rows people see in another form: ``view_rows``, ``view_columns``."""
+    experiments = set(frame["experiment"])
+    known = EXPERIMENTS.get(experiments.pop()) if len(experiments) == 1 else None
+    return None if known is None else known.part("table")

@@ -8,13 +8,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.training.config import Resolved, TrainConfig, resolve_config
-
 if TYPE_CHECKING:
+    from interp_tasks.training.config import Resolved, TrainConfig, resolve_config
     from interp_tasks.training.stacked import train_stacked
     from interp_tasks.training.trainer import train
 
-_HOMES = {"train": "interp_tasks.training.trainer", "train_stacked": "interp_tasks.training.stacked"}
+_HOMES = {
+    "Resolved": "interp_tasks.training.config",
+    "TrainConfig": "interp_tasks.training.config",
+    "resolve_config": "interp_tasks.training.config",
+    "train": "interp_tasks.training.trainer",
+    "train_stacked": "interp_tasks.training.stacked",
+}
 
 __all__ = ["Resolved", "TrainConfig", "resolve_config", "train", "train_stacked"]
 

@@ -53,4 +53,4 @@ def recipe_of(name: str) -> ShippedRun:
         for run in shipped_runs(recipe):
             if run.name == name:
                 return run
-    raise UserError(f"no recipe ships {name}: interp-run zoo lists what ships")
+    raise UserError(f"no recipe ships {name}: interp-run runs zoo lists what ships")

@@ -136,7 +136,7 @@ def own(tmp_path, monkeypatch):
 
 def test_a_recipe_is_trained_packed_listed_and_trained_again(own, capsys):
     assert main(["grid", "small", "--executor", "serial", "--quiet"]) == 0
-    assert main(["zoo", "--pack", "small", "--into", "zoo"]) == 0
+    assert main(["runs", "zoo", "--pack", "small", "--into", "zoo"]) == 0
     said = capsys.readouterr().err.splitlines()
     assert said == ["tiny: packed", "tiny-seeds/seed-10: packed", "tiny-logs/10-of-0_02: packed"]
     assert refs.zoo_names() == ["tiny", "tiny-logs/10-of-0_02", "tiny-seeds/seed-10"]
@@ -147,7 +147,7 @@ def test_a_recipe_is_trained_packed_listed_and_trained_again(own, capsys):
     with pytest.raises(UserError, match="zoo:tiny-logs/10-of-0_02 ships its log alone"):
         resolve("zoo:tiny-logs/10-of-0_02@last")
     # What is there is left alone.
-    assert main(["zoo", "--pack", "small", "--into", "zoo"]) == 0
+    assert main(["runs", "zoo", "--pack", "small", "--into", "zoo"]) == 0
     assert capsys.readouterr().err.count("there already") == 3
 
     (seed_10,) = (own / "grids/small/runs").glob("*/seed-10")
@@ -177,7 +177,7 @@ def test_a_recipe_is_trained_packed_listed_and_trained_again(own, capsys):
     assert rows["zoo:tiny"]["bytes"] == sum(
         file.stat().st_size for file in (own / "zoo/tiny").rglob("*") if file.is_file()
     )
-    assert main(["zoo"]) == 0
+    assert main(["runs", "zoo"]) == 0
     shown = capsys.readouterr().out
     assert "matrix-completion-sizes, mse_masked" in shown
     assert "zoo:tiny" in shown
@@ -191,7 +191,7 @@ def test_a_recipe_is_trained_packed_listed_and_trained_again(own, capsys):
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     lines[2]["train_loss"] *= 1.5
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert main(["zoo", "--check", "tiny", "--format", "json"]) == 0
+    assert main(["runs", "zoo", "--check", "tiny", "--format", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["lines"], row["equal"]) == (3, 2)
     assert row["largest"] == pytest.approx(1 / 3)
@@ -227,7 +227,7 @@ def test_recipes_that_cannot_be(own, capsys, old, new, said):
     text = file.read_text(encoding="utf-8")
     assert old in text
     file.write_text(text.replace(old, new, 1), encoding="utf-8")
-    assert main(["zoo", "--pack", "small", "--into", "zoo"]) == 2
+    assert main(["runs", "zoo", "--pack", "small", "--into", "zoo"]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert len(error.splitlines()) == 1
@@ -249,7 +249,7 @@ def test_what_cannot_be_packed_leaves_nothing(own, at, said):
     ("arguments", "said"),
     [
         (["--pack", "smal"], "smal: no such file and no recipe of that name: the closest are small"),
-        (["--check", "nothing"], "no zoo:nothing; interp-run zoo lists what ships"),
+        (["--check", "nothing"], "no zoo:nothing; interp-run runs zoo lists what ships"),
         (["--steps", "3"], "--steps goes with --check"),
         (["--into", "zoo"], "--into goes with --pack"),
         (["--pack", "small", "--check", "tiny"], "two things to do"),
@@ -257,7 +257,7 @@ def test_what_cannot_be_packed_leaves_nothing(own, at, said):
     ],
 )
 def test_mistakes_are_one_line(own, capsys, arguments, said):
-    assert main(["zoo", *arguments]) == 2
+    assert main(["runs", "zoo", *arguments]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert len(error.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""``interp-run cost``."""
+"""``interp-run tasks cost``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``interp-run report``."""
+"""``interp-run runs report``."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from interp_tasks.report import check_report, report
 
 @dataclass(kw_only=True)
 class Report(ExamplesCommand):
-    """A run on one page: its training curve and drop, and a slider over its checkpoints that drives all figures.
+    """A run on one page: its training curve and drop, and a slider over its checkpoints.
 
-    Attention maps and effects of all heads, embeddings, spectra, published numbers where there are some. One file,
-    which opens offline; prints the numbers at its top.
+    The slider drives all figures: attention maps and effects of all heads, embeddings, spectra, published numbers where
+    there are some. One file, which opens offline; prints the numbers at its top.
     """
 
-    run: Annotated[
+    ckpt: Annotated[
         str,
-        typer.Argument(
+        typer.Option(
+            "--ckpt",
             metavar="RUN",
             help="A run folder or zoo:NAME; RUN@0:20000:2000 and the like for some checkpoints.",
         ),
@@ -42,12 +43,12 @@ class Report(ExamplesCommand):
         check_writable_file(self.out)
         if self.out.suffix.lower() not in (".html", ".htm"):
             raise UserError(f"--out {self.out}: a report is a page: name a file that ends in .html")
-        check_report(self.run, self.compare, self.common(None))
+        check_report(self.ckpt, self.compare, self.common(None))
 
     def execute(self) -> None:
         self.import_tasks()
         with progress_line(self.quiet) as progress:
-            found = report(self.run, self.compare, **self.common(progress))
+            found = report(self.ckpt, self.compare, **self.common(progress))
             page = found.page()
         rows = found.headlines()
         write_and_show(

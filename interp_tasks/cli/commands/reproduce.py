@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Reproduce(Command):
-    """A paper's experiments on the runs that are there: published numbers beside ours, a verdict on every claim.
+    """A paper's experiments on the runs that are there: published numbers beside ours.
 
-    Reads the shipped runs, and runs of --runs. What has not been trained is listed with its command and an estimate
-    of its hours, or trained with --train, which goes on where it was interrupted. Writes tables and one page.
+    Every claim gets a verdict. Reads the shipped runs, and runs of --runs. What has not been trained is
+    listed with its command and an estimate of its hours, or trained with --train, which goes on where it
+    was interrupted. Writes tables and one page.
     """
 
     paper: Annotated[str, typer.Argument(metavar="PAPER", help="A paper: " + ", ".join(papers()) + ".")]

@@ -1,4 +1,4 @@
-"""``interp-run zoo``."""
+"""``interp-run runs zoo``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from interp_tasks.pages import check_writable_folder
 class Zoo(Command):
     """List the trained models that ship, or ship those of a recipe.
 
-    A recipe is a grid file that trains them: interp-run grid RECIPE trains its runs, interp-run zoo --pack RECIPE
+    A recipe is a grid file that trains them: interp-run grid RECIPE trains its runs, interp-run runs zoo --pack RECIPE
     puts them here, --check NAME trains a model's first steps again and compares the logs.
     """
 

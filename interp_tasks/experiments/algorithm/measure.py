@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.experiments.algorithm.table import DISTANCE, ERRORS, PREDICTIONS, TRUTH
-from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.baselines.comparison import chosen, declared, no_tokens
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.paired import LEVEL, paired, resamples, without_intervals
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
@@ -42,14 +44,28 @@ class AlgorithmResult(Result):
         )
 
 
-@checked
+@experiment("matrix", says={"methods": [], "entries": []})
 def algorithm(
     refs: str | Sequence[str],
-    methods: str | Sequence[str] = (),
-    entries: str | Sequence[str] = (),
+    methods: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--method", metavar="NAME", help="One that the task declares; repeat.", show_default="all"
+        ),
+        list[str],
+    ] = (),
+    entries: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--entries", metavar="KIND", help="Kind of entries it declares; repeat.", show_default="all"
+        ),
+        list[str],
+    ] = (),
     **options: Unpack[Options],
 ) -> AlgorithmResult:
-    """Compare the read-out after each layer with methods that the model may have learnt.
+    """Ask which known method fills in the blanks as the model does: agreement of predictions and of errors.
+
+    The table is about the output; files, JSON, CSV and the figure have the read-out after each layer too.
 
     Args:
         refs: one or several REFs; all see the same examples.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.attention.table import (
@@ -18,7 +20,7 @@ from interp_tasks.experiments.attention.table import (
     MOVED,
     QUANTILES,
 )
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.head_classes import READ, THRESHOLD, HeadClasses, classify_heads
 from interp_tasks.measurement.options import check_queries
 from interp_tasks.measurement.result import Result
@@ -79,16 +81,43 @@ class AttentionResult(Result):
         return "A map per head, titled with its class: layers down, heads across; queries down, keys across."
 
 
-@checked
+@experiment(says={"templates": "all", "queries": READ, "threshold": THRESHOLD, "mask": None})
 def attention(
     refs: str | Sequence[str],
-    templates: str | Sequence[str] = (),
-    queries: str | Sequence[int] = READ,
-    threshold: float = THRESHOLD,
-    mask: str | None = None,
+    templates: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--template", metavar="NAME", help="Score this template; repeat for several.", show_default="all"
+        ),
+        list[str],
+    ] = (),
+    queries: Annotated[
+        str | Sequence[int],
+        typer.Option(
+            "--queries",
+            "--positions",
+            metavar="WHERE",
+            help="Score: read (the positions the task reads), all, hidden, observed, or positions such as 0,3.",
+        ),
+        str,
+    ] = READ,
+    threshold: Annotated[
+        float, typer.Option("--threshold", help="A template fits from this score on, corrected for chance.")
+    ] = THRESHOLD,
+    mask: Annotated[
+        str | None,
+        typer.Option(
+            "--mask", metavar="MASK", help="One for all examples: rows, columns, or ..#.,#...,... ."
+        ),
+    ] = None,
     **options: Unpack[Options],
 ) -> AttentionResult:
-    """Score every head's attention against templates, give each head a class, and see how far its attention moves.
+    """See what each attention head attends to: scores against templates, a class per head, mean maps.
+
+    Templates are the task's (row, column, identity, ... of a matrix), or identity, previous and first. A score is the
+    share of attention on the template's keys, beside that of uniform attention. Where the task says how, also how far
+    attention moves when only the mask changes, or only the values, and whether it follows a column that moves. Of three
+    checkpoints or more the table counts heads by class.
 
     Args:
         refs: one or several REFs; all see the same examples.

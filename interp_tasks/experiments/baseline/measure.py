@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.baselines.comparison import (
     PAIRED,
     Comparison,
@@ -16,6 +15,7 @@ from interp_tasks.measurement.baselines.comparison import (
     forward,
     no_tokens,
 )
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject, read_task
@@ -30,7 +30,7 @@ VARY = "p_mask"
 ALONE = "alone"
 
 
-@checked
+@experiment("matrix", says={"methods": [], "vary": VARY, "variants": []})
 def baseline(
     refs: str | Sequence[str] = (),
     methods: str | Sequence[str] = (),

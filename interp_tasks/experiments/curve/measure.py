@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.drop import final_level, plateau_steps
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.paired import without_intervals
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Curve, Run, measures, plateau_levels, read_runs
@@ -60,9 +60,9 @@ class CurveResult(Result):
         return "Dotted: the plateau by theory. Bold: from onset to end of the drop."
 
 
-@checked
+@experiment("runs")
 def curve(runs: str | Sequence[str], **options: Unpack[Options]) -> CurveResult:
-    """Each run's curve in numbers.
+    """Plateau, drop and final level of runs beside theory, and exact answers beside errors at stored steps.
 
     Args:
         runs: run folders, globs of some, or ``zoo:NAME``.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_choice, check_samples, check_seed
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.subjects import SPLITS, Progress
@@ -97,7 +97,7 @@ class DataResult(Result):
         return [Figure(figure, name, CAPTIONS.get(name, "")) for name, figure in self.views().items()]
 
 
-@checked
+@experiment("tasks")
 def data(
     task: str | Task,
     config: Mapping[str, Any] | None = None,
@@ -108,7 +108,7 @@ def data(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> DataResult:
-    """Show a task's data and what guessing gets: no model plays a part.
+    """Look at a task's data: how many classes its answers have, and what guessing gets.
 
     Syrkis & Søgaard 2024 (MIIII), figures 1 to 3 and 21.
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints import resolve
 from interp_tasks.checkpoints.meta import read_meta
-from interp_tasks.experiments.ablation.measure import ablation
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.experiments.ablation import ablation
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result, join
 from interp_tasks.measurement.runner import HOLM
 from interp_tasks.measurement.subjects import Progress
@@ -82,9 +82,9 @@ def check_studies() -> None:
             resolve(f"{study.run}@{mark}")
 
 
-@checked
+@experiment("Papers")
 def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) -> list[Outcome]:
-    """Ablate every head of the shipped models, before and after their drop."""
+    """The main job on the models that come with the package, in some ten seconds."""
     outcomes = []
     for study in studies():
         refs = [f"{study.run}@pre", f"{study.run}@post"]

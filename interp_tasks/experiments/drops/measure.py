@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.checkpoints.drop import first_lasting
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.crossings import spearman
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Curve, Run, family, measures, plateau_levels, read_runs, setting
 from interp_tasks.measurement.table import tidy
@@ -41,9 +43,23 @@ class DropsResult(Result):
         return "Bold: from onset to end of the drop. A curve without a bold part has none."
 
 
-@checked
+@experiment("runs", says={"metric": None})
 def drops(
-    runs: str | Sequence[str], metric: str | None = None, against: str | Sequence[str] = (), seed: int = 0
+    runs: str | Sequence[str],
+    metric: Annotated[
+        str | None,
+        typer.Option("--metric", metavar="NAME", help="Logged validation metric.", show_default="the task's"),
+    ] = None,
+    against: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--against",
+            metavar="KEY",
+            help="Rank correlations with a setting, as in model.d_model. Repeatable.",
+        ),
+        list[str],
+    ] = (),
+    seed: Annotated[int, typer.Option("--seed", help="Draws the intervals.")] = 0,
 ) -> DropsResult:
     """Measures whether each run drops, when, how sharply, from what level to what level.
 

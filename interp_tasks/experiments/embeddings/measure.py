@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.embeddings.tables import (
     ALIGNMENT,
     WEIGHTS,
@@ -18,6 +19,7 @@ from interp_tasks.measurement.embeddings.tables import (
     interval,
     of_tokens,
 )
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject, by_run, check_refs, run_of
@@ -73,15 +75,24 @@ class EmbeddingsResult(Result):
         return "Values: principal components, coloured by bins half a unit wide. Positions: t-SNE, coloured by column."
 
 
-@checked
+@experiment("matrix", says={"largest": None})
 def embeddings(
     refs: str | Sequence[str],
-    largest: float | None = None,
+    largest: Annotated[
+        float | None,
+        typer.Option("--largest", help="Only values up to ± this.", show_default="all the examples can hold"),
+    ] = None,
     *,
-    untrained: bool = True,
+    untrained: Annotated[
+        bool, typer.Option("--untrained/--no-untrained", help="Compare with an untrained model.")
+    ] = True,
     **options: Unpack[Options],
 ) -> EmbeddingsResult:
-    """Measure how token embeddings follow the values they stand for, and position embeddings the task's grid.
+    """See how token embeddings follow the values they stand for, and position embeddings the grid.
+
+    Norms of v against -v, sign and size on two principal components, clusters of positions by row and column with a
+    permutation test, norms of the middle row. Of several checkpoints of one run also how far each is on the way to the
+    last.
 
     Gopalani, Lubana, Hu 2024, figures 7, 9 and 10. Examples play no part.
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.fourier.table import KEY, KEYS, NEURONS, OTHER, REST, SHARE, SPECTRUM
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.key_rules import THRESHOLD, check_threshold, read_rule
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import TOKENS_PER_PASS, Measured, measure
@@ -108,16 +110,27 @@ class FourierResult(Result):
         )
 
 
-@checked
+@experiment(says={"rule": None, "threshold": THRESHOLD})
 def fourier(
     refs: str | Sequence[str],
     *,
-    rule: str = "noise",
-    threshold: float = THRESHOLD,
-    every: bool = False,
+    rule: Annotated[
+        str,
+        typer.Option(
+            "--rule",
+            metavar="NAME[=NUMBER]",
+            help="Which frequencies are key: noise, of-largest, above-mean or preferred; as in above-mean=2.",
+        ),
+    ] = "noise",
+    threshold: Annotated[
+        float, typer.Option("--threshold", help="A neuron follows what explains more than this share of it.")
+    ] = THRESHOLD,
+    every: Annotated[bool, typer.Option("--every", help="A row for every frequency.")] = False,
     **options: Unpack[Options],
 ) -> FourierResult:
-    """Spectra of embeddings and MLP neurons over the task's grid, their key frequencies and the neurons of each.
+    """Say which frequencies embeddings and neurons are made of, over the task's grid of inputs or of positions.
+
+    Of each tensor: how much of its variance the key frequencies carry, and how many neurons follow each.
 
     Of a grid of inputs: the embedding of the coordinates' tokens, and neurons at the positions that the task reads,
     over the complete grid whatever ``samples`` is. Of a grid of positions: position embeddings, and neurons

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.checkpoints.drop import final_level
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Run, family, modulus, named, read_runs
 from interp_tasks.measurement.table import tidy
@@ -80,14 +82,25 @@ class GeneralisationResult(Result):
         return super().figures() + more
 
 
-@checked
+@experiment("modular", says={"level": LEVEL, "against": []})
 def generalisation(
     runs: str | Sequence[str],
-    level: float = LEVEL,
-    against: str | Sequence[str] = (),
-    seed: int = 0,
+    level: Annotated[float, typer.Option("--level", help="Of an accuracy, above 0, at most 1.")] = LEVEL,
+    against: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--against",
+            metavar="RUN",
+            help="Compare steps with this run, seed by seed; also the end of the name of one given. Repeatable.",
+        ),
+        list[str],
+    ] = (),
+    seed: Annotated[int, typer.Option("--seed", help="Draws the intervals.")] = 0,
 ) -> GeneralisationResult:
-    """The step at which every accuracy of a run reaches a level, for the first time and for good.
+    """The step at which each accuracy of a run reaches a level, in training and validation, and in which order.
+
+    A line per answer; of RUN/seed-0, RUN/seed-1, ... lines more with the medians. A run that does not get there is said
+    to be so by its last step. With --against, how many times as many steps it takes as another.
 
     Args:
         runs: run folders, globs of some, or ``zoo:NAME``; ``RUN/seed-0``, ``RUN/seed-1``, ... are also pooled.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.checkpoints.drop import final_level
 from interp_tasks.errors import UserError
@@ -20,7 +22,7 @@ from interp_tasks.experiments.gradients.table import (
     RANK,
     STAGES,
 )
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Run, read_runs
 from interp_tasks.measurement.table import tidy
@@ -68,9 +70,14 @@ class GradientsResult(Result):
         return "Maps: each tensor's norm over its own largest. Lines: the norms themselves, on a log axis."
 
 
-@checked
-def gradients(runs: str | Sequence[str], start: int = 0) -> GradientsResult:
-    """When the gradient of each tensor becomes small, and whether that of attention does so before the others'.
+@experiment("modular", says={"start": 0})
+def gradients(
+    runs: str | Sequence[str],
+    start: Annotated[int, typer.Option("--start", help="Leave out what was logged before this step.")] = 0,
+) -> GradientsResult:
+    """When the gradient of each weight becomes small, before and after the filter; of attention against the others.
+
+    Of runs trained with train.gradient_norms_every above 0.
 
     Args:
         runs: run folders, globs of some, or ``zoo:NAME``, trained with ``train.gradient_norms_every`` above 0.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.paired import without_intervals
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
@@ -56,15 +58,22 @@ class InfluenceResult(Result):
         )
 
 
-@checked
+@experiment("matrix", says={"shift": None, "redraw": False})
 def influence(
     refs: str | Sequence[str],
-    shift: float | None = SHIFT,
+    shift: Annotated[
+        float | None, typer.Option("--shift", help="How far a value moves, up or down."), float
+    ] = SHIFT,
     *,
-    redraw: bool = False,
+    redraw: Annotated[
+        bool, typer.Option("--redraw", help="Give it another example's value instead.")
+    ] = False,
     **options: Unpack[Options],
 ) -> InfluenceResult:
-    """Change one position of the input at a time and measure how far each output that the task names moves.
+    """See which observed entries move which hidden ones: change one at a time.
+
+    Pooled over pairs in the same row, in the same column and neither; over entries on a shortest path of observed
+    entries to the hidden one and off it; beside what the rank-1 ratio would do.
 
     Args:
         refs: one or several REFs; all see the same examples and the same changes.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.neurons.active_counts import MIN_CHECKPOINTS
@@ -18,7 +20,7 @@ from interp_tasks.experiments.neurons.features import (
 )
 from interp_tasks.experiments.neurons.rows import rows_of
 from interp_tasks.experiments.neurons.table import ACTIVE
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.key_rules import THRESHOLD, check_threshold
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
@@ -88,17 +90,38 @@ class NeuronsResult(Result):
         )
 
 
-@checked
+@experiment("modular", says={"site": None, "threshold": THRESHOLD})
 def neurons(
     refs: str | Sequence[str],
-    neurons: Sequence[int] = NEURONS,
-    site: str = "mlp_post",
+    neurons: Annotated[
+        Sequence[int],
+        typer.Option("--neurons", metavar="N,N", help="Draw these, counted from 0; heads are all drawn."),
+        str,
+        read_neurons,
+    ] = NEURONS,
+    site: Annotated[
+        str,
+        typer.Option(
+            "--site",
+            metavar="SITE[.LAYER]",
+            help="mlp_pre, mlp_post, mlp_out, or pattern: attention from where the task reads to each digit.",
+        ),
+    ] = "mlp_post",
     *,
-    threshold: float = THRESHOLD,
-    draws: int = 19,
+    threshold: Annotated[
+        float,
+        typer.Option("--threshold", help="A cluster's frequency explains more than this share of a neuron."),
+    ] = THRESHOLD,
+    draws: Annotated[
+        int,
+        typer.Option("--draws", help="Relabellings of the digits that active frequencies are held against."),
+    ] = 19,
     **options: Unpack[Options],
 ) -> NeuronsResult:
-    """Look at neurons, or at attention weights, over the complete grid of inputs of a task with two coordinates.
+    """See neurons, or heads' attention to each digit, as images over all inputs, with what explains their variance.
+
+    Clusters by frequency, variance explained, active frequencies; over three checkpoints of a run or more also the
+    published count of active frequencies.
 
     Args:
         refs: one or several REFs.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from interp_tasks.measurement.argument_types import checked
+import typer
+
 from interp_tasks.measurement.baselines.comparison import (
     PAIRED,
     Comparison,
@@ -15,6 +16,7 @@ from interp_tasks.measurement.baselines.comparison import (
     forward,
     no_tokens,
 )
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject
 
@@ -28,14 +30,25 @@ GROUPS = ("entries", "rank", "rows", "columns")
 UNTRAINED = "untrained_positions"
 
 
-@checked
+@experiment("matrix", says={"vary": list(GROUPS), "method": None})
 def ood(
     refs: str | Sequence[str],
-    vary: str | Sequence[str] = GROUPS,
-    method: str | None = None,
+    vary: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--vary", metavar="GROUP", help="Variations of the task; repeat.", show_default=", ".join(GROUPS)
+        ),
+        list[str],
+    ] = GROUPS,
+    method: Annotated[
+        str | None, typer.Option("--method", metavar="NAME", help="The method.", show_default="the first")
+    ] = None,
     **options: Unpack[Options],
 ) -> ComparisonResult:
-    """Try models out of distribution: other laws of the entries, ranks, numbers of rows and of columns.
+    """Try models on other laws of the entries, ranks, numbers of rows and columns than they were trained on.
+
+    Beside each stands a method that is not trained. Shapes that a model cannot take are named in the notes, as are
+    those that use positions it was never trained at.
 
     Gopalani, Lubana, Hu 2024, appendix J.2 and figure 19.
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.order.quantities import QUANTITIES, RunEnd
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
@@ -52,14 +54,28 @@ class OrderResult(Result):
         return "0: the value on the plateau (or at the first checkpoint, if asked for). 1: the value at the last one."
 
 
-@checked
+@experiment("matrix", says={"start": "plateau"})
 def order(
     refs: str | Sequence[str],
-    kinds: str | Sequence[str] = (),
-    start: str = "plateau",
+    kinds: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--kind",
+            metavar="NAME",
+            help=f"Follow these: {', '.join(KINDS)}; repeat for several.",
+            show_default="all",
+        ),
+        list[str],
+    ] = (),
+    start: Annotated[
+        str, typer.Option("--start", help=f"Count ways from: {' or '.join(STARTS)}.")
+    ] = "plateau",
     **options: Unpack[Options],
 ) -> OrderResult:
-    """Follow quantities over the checkpoints of a run, and say which moves before the drop.
+    """See which quantity moves first over the checkpoints of a run, and how long before the drop.
+
+    Metrics, effect of ablation, embeddings, positions, attention of the classes of heads, probes: the step at which
+    each has made 10%, 50% and 90% of its way.
 
     ``metrics`` of the task; ``ablation``: by how much uniform attention in all heads changes the task's drop metric;
     ``embeddings``: alignment of the token embeddings with the last checkpoint's (see ``embeddings``);

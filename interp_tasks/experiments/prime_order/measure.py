@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Run, read_runs, setting
 from interp_tasks.measurement.table import tidy
@@ -68,9 +69,15 @@ class PrimeOrderResult(Result):
         return "Filled: q divides p − 1, the answer is the sum of the digits mod q. Open: it does not. Log scale."
 
 
-@checked
-def prime_order(runs: str | Sequence[str], level: float = LEVEL, seed: int = 0) -> PrimeOrderResult:
-    """Correlate the step at which each prime of a run generalises with what q is to p.
+@experiment("modular", says={"level": LEVEL})
+def prime_order(
+    runs: str | Sequence[str],
+    level: Annotated[float, typer.Option("--level", help="Of an accuracy, above 0, at most 1.")] = LEVEL,
+    seed: Annotated[int, typer.Option("--seed", help="Draws the permutations.")] = 0,
+) -> PrimeOrderResult:
+    """See what the order in which primes generalise follows: q, whether q divides p − 1, or p mod q.
+
+    Give runs of several p: of one p the primes differ in all of these at once.
 
     Args:
         runs: run folders, globs of some, or ``zoo:NAME``, of tasks that log ``accuracy_q`` and have a base p.

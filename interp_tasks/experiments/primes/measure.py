@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_draws
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
@@ -50,15 +52,22 @@ class PrimesResult(Result):
         )
 
 
-@checked
+@experiment("modular", says={"draws": DRAWS, "ablate": True}, samples=SAMPLES)
 def primes(
     refs: str | Sequence[str],
     *,
-    draws: int = DRAWS,
-    ablate: bool = True,
+    draws: Annotated[
+        int, typer.Option("--draws", metavar="N", help="Shuffles of the digits for controls.")
+    ] = DRAWS,
+    ablate: Annotated[
+        bool, typer.Option("--ablate/--no-ablate", help="Take each answer away, and judge the others.")
+    ] = True,
     **options: Unpack[Options],
 ) -> PrimesResult:
-    """Attribute the variance of embeddings, attention and MLP to each modular answer, and take each away.
+    """Say which parts of a model belong to which modular answer, and how far answers share them.
+
+    Shares of the variance of embeddings, attention and MLP; every answer judged with each one taken away. Controls:
+    shuffled digits, other linear forms, as much taken away at random.
 
     An answer r = Σ coefficient · digit mod q is looked for through its own waves cos, sin(2πjr/q), j = 1..(q−1)/2,
     which with a constant are all functions of r: their share of a variance is that between the means of inputs with

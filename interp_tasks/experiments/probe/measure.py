@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.probe.table import notes, tidy_rows
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.probes import SAMPLES, ProbeSettings, probed
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
@@ -46,24 +48,62 @@ class ProbeResult(Result):
         )
 
 
-@checked
+@experiment(
+    says={
+        "method": None,
+        "sites": ["resid_post"],
+        "heads": None,
+        "positions": None,
+        "each_position": False,
+        "intercept": False,
+        "held_out": 0.25,
+        "shuffles": 1,
+    },
+    samples=SAMPLES,
+)
 def probe(
     refs: str | Sequence[str],
-    sites: str | Sequence[str] = ("resid_post",),
-    targets: str | Sequence[str] = (),
+    sites: Annotated[
+        str | Sequence[str],
+        typer.Option("--site", metavar="SITE", help="resid_post, z.1, ...; repeat for several."),
+        list[str],
+    ] = ("resid_post",),
+    targets: Annotated[
+        str | Sequence[str],
+        typer.Option("--target", metavar="NAME", help="One that the task declares; repeat. Default: all."),
+        list[str],
+    ] = (),
     *,
-    heads: str | None = None,
-    positions: str | Sequence[int] | None = None,
-    each_position: bool = False,
-    intercept: bool = False,
-    ridge: str | Sequence[float] | None = None,
-    folds: int = 5,
-    held_out: float | int = 0.25,
-    shuffles: int = 1,
-    untrained: bool = True,
+    heads: Annotated[
+        str | None, typer.Option("--heads", metavar="SPEC", help="These heads one by one, or all.")
+    ] = None,
+    positions: Annotated[
+        str | Sequence[int] | None,
+        typer.Option("--positions", metavar="0,2", help="Look there, not where the task says."),
+        str | None,
+    ] = None,
+    each_position: Annotated[
+        bool, typer.Option("--each-position", help="A probe for each position, not one for all.")
+    ] = False,
+    intercept: Annotated[bool, typer.Option("--intercept", help="Fit an intercept.")] = False,
+    ridge: Annotated[
+        str | Sequence[float] | None,
+        typer.Option("--ridge", metavar="0.1,1,10", help="Penalty; of several the best by cross-validation."),
+        str | None,
+    ] = None,
+    folds: Annotated[int, typer.Option("--folds", help="Folds of examples, for choosing a penalty.")] = 5,
+    held_out: Annotated[
+        float | int, typer.Option("--held-out", help="Fraction, or number, of examples to score on."), float
+    ] = 0.25,
+    shuffles: Annotated[int, typer.Option("--shuffles", help="How often targets are shuffled.")] = 1,
+    untrained: Annotated[
+        bool, typer.Option("--untrained/--no-untrained", help="Compare with an untrained model.")
+    ] = True,
     **options: Unpack[Options],
 ) -> ProbeResult:
     """Fit linear probes from activations to what the task declares, and score them on other examples.
+
+    Beside each stands the same probe on shuffled targets, and on an untrained model.
 
     Args:
         refs: one or several REFs; all see the same examples.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.key_rules import RULES, THRESHOLD, read_rule
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.result import Result
@@ -65,17 +67,51 @@ class ProgressResult(Result):
         )
 
 
-@checked
+@experiment("modular", says={"rule": None, "keys": None, "answers": [], "kinds": []})
 def progress(
     refs: str | Sequence[str],
     *,
-    rule: str = USUAL,
-    keys: Sequence[int] | None = None,
-    answers: str | Sequence[str] = (),
-    kinds: str | Sequence[str] = (),
+    rule: Annotated[
+        str,
+        typer.Option(
+            "--rule",
+            metavar="NAME[=NUMBER]",
+            help="Which frequencies are key: of W_L by noise, of-largest, above-mean or preferred; of neurons by "
+            "clusters.",
+        ),
+    ] = USUAL,
+    keys: Annotated[
+        Sequence[int] | None,
+        typer.Option("--keys", metavar="3,24", help="These frequencies instead."),
+        str | None,
+        read_keys,
+    ] = None,
+    answers: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--answer",
+            metavar="NAME",
+            help="Only this answer of the task, such as mod_7; repeat for several.",
+            show_default="all",
+        ),
+        list[str],
+    ] = (),
+    kinds: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--kind",
+            metavar="NAME",
+            help=f"Measure these: {', '.join(KINDS)}; repeat for several.",
+            show_default="all",
+        ),
+        list[str],
+    ] = (),
     **options: Unpack[Options],
 ) -> ProgressResult:
-    """Nanda et al.'s progress measures over checkpoints, for each modular answer r = Σ mᵢxᵢ mod q of the task.
+    """See how far a model of modular arithmetic has come: Nanda et al.'s progress measures, for each answer.
+
+    Restricted and excluded loss, cosines in the logits, Gini coefficients, weight norms, W_L and neurons by frequency,
+    attention as waves of the digits, losses without attention or MLP; of a run's checkpoints the phases too.
 
     From all inputs of the grid, at the position where the output is read, and the answer's own classes. ``losses``:
     restricted, excluded (all keys, one at a time, the worst single frequency), of the fitted cosines; cross-entropy in

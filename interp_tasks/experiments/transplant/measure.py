@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.donors import Donor, check_donors
-from interp_tasks.measurement.options import EACH, called, check_components, check_layers
+from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.options import COMPONENTS, EACH, called, check_components, check_layers
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept
 from interp_tasks.measurement.subjects import Examples, Options, Subject
@@ -50,15 +52,34 @@ class TransplantResult(Result):
         )
 
 
-@checked
+@experiment("Intervene", says={"source": None, "components": None, "layers": None})
 def transplant(
     refs: str | Sequence[str],
-    source: str | Sequence[str],
-    components: str | Sequence[str] = "qkv",
-    layers: str | Sequence[int] | None = None,
+    source: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--source", metavar="REF", help="The checkpoint that lends its weights. Repeat for several."
+        ),
+        list[str],
+    ],
+    components: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--components", metavar="SPEC", help=f"{', '.join(COMPONENTS)}; qkv+mlp; each. Repeat for rows."
+        ),
+        list[str],
+    ] = "qkv",
+    layers: Annotated[
+        str | Sequence[int] | None,
+        typer.Option("--layers", metavar="0,1", help="In these layers only.", show_default="all"),
+        str | None,
+    ] = None,
     **options: Unpack[Options],
 ) -> TransplantResult:
-    """Run checkpoints with some weights of other ones, and compare with the checkpoints as they are.
+    """Give a model some weights of another checkpoint, and see which metrics move.
+
+    Weights go from each --source to each --ckpt, with their biases; every parameter that moved is listed in the
+    configuration that --out and --plot write. With several sources the figure is a map per component.
 
     Args:
         refs: one or several REFs, which receive the weights; all see the same examples.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.weights.position_similarity import PUBLISHED_DIMENSIONS, of_positions
@@ -16,8 +18,8 @@ from interp_tasks.experiments.weights.tensors import (
     TableView,
     of_tables,
 )
-from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.embeddings.tables import WEIGHTS, Tables, tables_of
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs, run_of
@@ -90,16 +92,28 @@ class WeightsResult(Result):
 MAPS = "Every tensor that is not 0 throughout, in 255 steps from minus to plus its largest entry; heads side by side."
 
 
-@checked
+@experiment("modular")
 def weights(
     refs: str | Sequence[str],
-    control: str | Sequence[str] = (),
+    control: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--control",
+            metavar="REF",
+            help="A model to compare with, such as one of shuffled answers. Repeat.",
+        ),
+        list[str],
+    ] = (),
     *,
-    untrained: bool = True,
-    every: bool = False,
+    untrained: Annotated[
+        bool, typer.Option("--untrained/--no-untrained", help="Compare with untrained models.")
+    ] = True,
+    every: Annotated[bool, typer.Option("--every", help="A row for every frequency.")] = False,
     **options: Unpack[Options],
 ) -> WeightsResult:
-    """Measure the embeddings as tables: similarity of positions, singular values and vectors, Fourier spectrum.
+    """See embeddings as tables: similar positions, singular values and vectors, frequencies over the digits.
+
+    Beside each number stands that of untrained models. With --plot also a map of every weight.
 
     Syrkis & Søgaard 2024 (MIIII), figures 7 to 13 and 23 to 26; the spectrum also Nanda et al. 2023, figure 3.
     Examples play no part.

@@ -157,15 +157,15 @@ def test_the_zoo(place: Path) -> None:
     assert found.path == place / "package" / "small" / "checkpoints" / "00000005"
     assert resolve("zoo:small") == [found]
     assert steps_of("zoo:large@all") == [0, 50]
-    assert complaint("zoo:medium@last") == "no zoo:medium; interp-run zoo lists what ships"
+    assert complaint("zoo:medium@last") == "no zoo:medium; interp-run runs zoo lists what ships"
     assert complaint("zoo:smal@last").startswith("no zoo:smal: the closest are zoo:small")
-    assert complaint("zoo:") == "no zoo:; interp-run zoo lists what ships"
+    assert complaint("zoo:") == "no zoo:; interp-run runs zoo lists what ships"
     assert "zoo:small has no checkpoint at step 7" in complaint("zoo:small@7")
 
 
 def test_no_zoo_at_all(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refs, "zoo_folder", lambda: place / "nothing")
-    assert complaint("zoo:small") == "no zoo:small; interp-run zoo lists what ships"
+    assert complaint("zoo:small") == "no zoo:small; interp-run runs zoo lists what ships"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -15,16 +16,21 @@ import pytest
 import tasks
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
-from interp_tasks.cli.commands import COMMANDS
+from interp_tasks.cli.app import program
 from interp_tasks.cli.failures import exit_code_of
-from interp_tasks.cli.tables import heading
+from interp_tasks.cli.groups import every_command
+from interp_tasks.cli.tables import heading, short_names
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
+from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.measurement.header import said
+from interp_tasks.pages import versions
 from interp_tasks.settings import read_seeds, read_settings
 from interp_tasks.training.config import TrainConfig
 
 SMALL = ["--samples", "12", "--quiet"]
+METRIC = {"name": "mse_masked", "direction": "down"}
+COMMANDS = [path for path, _ in every_command(program())]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +46,13 @@ def root(tmp_path_factory):
             folder / f"run/checkpoints/{step:08d}", task.build_model(step, settings), task, step=step
         )
     (folder / "run/run.json").write_text(
-        json.dumps({"format": 1, "config": {}, "drop_metric": {"name": "mse_masked", "direction": "down"}})
+        json.dumps(
+            {
+                "format": 1,
+                "config": {},
+                "drop_metric": {"name": "mse_masked", "direction": "down"},
+            }
+        )
     )
     lines = ({"step": s, "validation": {"mse_masked": 1.0 if s < 20 else 0.0}} for s in range(41))
     (folder / "run/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -130,7 +142,7 @@ def test_tables_of_every_command_fit(call, monkeypatch, command):
         assert expected in out
     if command == "permute":
         table = out.partition("\n\n")[0]
-        assert table.count("mse_all") == 1, "draws are pooled in what people see"
+        assert table.count("mse_masked") == 1, "draws are pooled in what people see"
 
 
 #: What a command is asked for, and what the head of its table says of it.
@@ -151,6 +163,56 @@ HEADS = {
 }
 
 
+def test_people_see_the_metric_that_is_the_tasks_own(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def shown(*options):
+        code, out, err = call("ablation", "--ckpt", "run@10", "--ckpt", "run@40", *options, *SMALL)
+        assert (code, err) == (0, "")
+        return out
+
+    table, _, notes = shown().partition("\n\n")
+    legend, rows = table.splitlines()[:3], table.splitlines()[4:]
+    assert legend[0].startswith("@10: run@10 · step 10 · ")
+    assert legend[1].startswith("@40: run@40 · step 40 · ")
+    assert "mse_masked" in legend[2]
+    assert [row.split()[0] for row in rows] == ["@10", "@40"]
+    assert "--metric all: mse_all, mse_observed too." in notes
+    assert "mse_all" not in table
+    assert shown("--metric", "mse_all").partition("\n\n")[0].count("mse_all") == 1
+    assert all(
+        shown("--metric", "all").count(name) == 2 for name in ("mse_all", "mse_masked", "mse_observed")
+    )
+    whole = {row["metric"] for row in records(call, "--ckpt", "run@40")}
+    assert whole == {"mse_all", "mse_masked", "mse_observed"}
+    assert {row["metric"] for row in records(call, "--ckpt", "run@40", "--metric", "mse_all")} == {"mse_all"}
+    line = call("ablation", "--ckpt", "run@40", "--metric", "mse", *SMALL)[2]
+    assert "the rows have mse_all, mse_masked, mse_observed; or write all" in line
+
+
+@pytest.mark.parametrize(
+    ("refs", "names"),
+    [
+        (["zoo:x@pre", "zoo:x@post"], ["@pre", "@post"]),
+        (["runs/a/seed-0@last", "runs/a/seed-1@last"], ["seed-0", "seed-1"]),
+        (["runs/a@0", "runs/b@10"], ["a@0", "b@10"]),
+        (["one", "one@5"], ["one", "one@5"]),
+        (["a very long name of a folder", "another long name of a folder"], ["A", "B"]),
+    ],
+)
+def test_short_names_tell_checkpoints_apart(refs, names):
+    assert short_names(refs) == dict(zip(refs, names, strict=True))
+
+
+def test_a_p_column_stands_only_where_rows_differ_in_it(call):
+    same = call("ablation", "--ckpt", "run@40", *SMALL)[1]
+    differ = call("ablation", "--ckpt", "run@40", "--metric", "all", "--heads", "each", *SMALL)[1]
+    assert "p adj. is " in same
+    assert "p adj. is " not in differ
+    assert "p adj.\n" in re.sub(r" +\n", "\n", differ)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("asked", HEADS)
 def test_the_head_of_a_table_says_what_was_done(call, monkeypatch, asked):
     monkeypatch.setenv("COLUMNS", "80")
@@ -229,7 +291,7 @@ def test_beside_transformer_lens_4_a_checkpoint_is_refused_in_one_line(root, tmp
 def test_the_table_shows_both_intervals(call):
     """What stands in brackets, against the numbers for programs."""
     rows = records(call, "--ckpt", "run@40")
-    shown = call("ablation", "--ckpt", "run@40", *SMALL)[1]
+    shown = call("ablation", "--ckpt", "run@40", "--metric", "all", *SMALL)[1]
     found = re.findall(r"\[(\S+), (\S+)\]", shown.replace("[95% CI]", ""))
     expected = [(row[f"{kind}ci_low"], row[f"{kind}ci_high"]) for row in rows for kind in ("", "effect_")]
     assert [tuple(map(float, pair)) for pair in found] == [pytest.approx(pair, rel=0.01) for pair in expected]
@@ -282,14 +344,14 @@ def test_checkpoint_without_a_task(call):
 
 
 def test_checkpoints_lists_steps_and_marks(call):
-    code, out, _ = call("checkpoints", "run", "--format", "json")
+    code, out, _ = call("runs", "checkpoints", "--ckpt", "run", "--format", "json")
     assert code == 0
     assert [(row["ref"], row["marks"]) for row in json.loads(out)] == [
         ("run@0", []),
         ("run@10", ["pre", "onset"]),
         ("run@40", ["end", "post"]),
     ]
-    code, out, _ = call("checkpoints", "run")
+    code, out, _ = call("runs", "checkpoints", "--ckpt", "run")
     assert "run@10" in out
     assert "pre, onset" in out
 
@@ -443,7 +505,7 @@ REFUSED = {
     "a value twice": ["patch", "--ckpt", "run", "--source", "run@0", "--source", "run@10"],
     "two names of an option": ["ablation", "--ckpt", "run", "--queries", "0", "--positions", "3"],
     "empty value": ["ablation", "--ckpt", "run", "--out", ""],
-    "empty argument": ["checkpoints", ""],
+    "empty argument": ["runs", "checkpoints", "--ckpt", ""],
     "more samples than there can be": ["ablation", "--ckpt", "run", "--samples", str(2**62)],
     "more draws than there can be": ["permute", "--ckpt", "run", "--draws", str(2**62)],
     "layers of no layer": [
@@ -453,9 +515,12 @@ REFUSED = {
     "more runs than there can be": ["train", "matrix-completion", "--seeds", "0:99999999"],
     "out in place of a file": ["ablation", "--ckpt", "run", "--out", "/dev/null"],
     "no task named": ["train"],
-    "no run": ["checkpoints", "nowhere"],
-    "a REF for a run": ["checkpoints", "run@40"],
+    "no run": ["runs", "checkpoints", "--ckpt", "nowhere"],
+    "a REF for a run": ["runs", "checkpoints", "--ckpt", "run@40"],
     "demo page in place of a folder": ["demo", "--out", "run"],
+    "other task": ["modular", "progress", "--ckpt", "run"],
+    "old name": ["progress", "--ckpt", "run"],
+    "a REF without --ckpt": ["runs", "curve", "run"],
 }
 #: What each of some messages must name: what is wrong, and what would be right.
 NAMES = {
@@ -494,7 +559,7 @@ NAMES = {
     "a value twice": ["--source", "2 times"],
     "two names of an option": ["--queries", "--positions", "2 times"],
     "empty value": ["--out", "empty"],
-    "empty argument": ["RUN", "empty"],
+    "empty argument": ["--ckpt", "empty"],
 }
 
 
@@ -527,7 +592,7 @@ def test_mistakes_found_late_are_one_line_too(call, root, tmp_path):
         (["heads", "--ckpt", "run", "--group", "a=7.0"], ["7.0", "layers 0-1"]),
     ]:
         small = [] if "--samples" in arguments else SMALL
-        command = [] if arguments[0] in COMMANDS else ["ablation"]
+        command = ["ablation"] if str(arguments[0]).startswith("-") else []
         code, out, err = call(*command, *arguments, *small)
         assert (code, out) == (2, ""), arguments
         assert err.startswith("interp-run: ")
@@ -563,7 +628,7 @@ def test_interruption_within_a_command(call, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("interp_tasks.experiments.ablation.command.ablation", interrupted)
+    monkeypatch.setitem(EXPERIMENTS, "ablation", replace(EXPERIMENTS["ablation"], function=interrupted))
     assert call("ablation", "--ckpt", "run") == (130, "", "interp-run: interrupted\n")
 
 
@@ -577,16 +642,88 @@ def test_warnings_of_libraries_stay_inside(call, monkeypatch):
         logging.getLogger("transformer_lens").warning("loud")
         return ablation(*arguments, **options)
 
-    monkeypatch.setattr("interp_tasks.experiments.ablation.command.ablation", noisy)
+    monkeypatch.setitem(EXPERIMENTS, "ablation", replace(EXPERIMENTS["ablation"], function=noisy))
     code, _, err = call("ablation", "--ckpt", "run", *SMALL)
     assert (code, err) == (0, "")
     assert logging.root.manager.disable == logging.NOTSET
 
 
+def test_at_most_18_commands_at_the_first_level_each_on_the_page_of_its_group(call):
+    assert len(program().entries) <= 18
+    for group in (program(), program().get_command(None, "modular")):
+        out = call(*([] if group is program() else ["modular"]), "--help")[1]
+        for entry in group.entries.values():
+            assert f" {entry.name} " in out
+            assert entry.help.split()[0] in out
+            assert entry.panel in out
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_the_line_of_a_command_begins_its_help(path):
+    """Listed without loading the command, and said again by it."""
+    group = program()
+    for word in path[:-1]:
+        group = group.get_command(None, word)
+    entry, made = group.entries[path[-1]], group.get_command(None, path[-1])
+    assert entry.help
+    assert made.help.partition("\n\n")[0] == entry.help
+    needed = [option.required for option in made.params if option.param_type_name == "option"]
+    assert needed == sorted(needed, reverse=True), "required options come first"
+
+
+@pytest.mark.parametrize("path", [path for path in COMMANDS if len(path) > 1])
+def test_an_old_name_is_answered_with_the_new_one(call, path):
+    code, out, err = call(path[-1], "--ckpt", "run")
+    new = f"interp-run {' '.join(path)}"
+    assert (code, out) == (2, "")
+    assert err == f"interp-run: interp-run {path[-1]} is now {new}; see {new} --help\n"
+
+
+def test_the_schema_moved_too_and_the_version_is_said(call):
+    assert "is now interp-run --schema" in call("schema")[2]
+    assert json.loads(call("--schema")[1])["$defs"]
+    assert call("--version")[1] == f"interp-run {versions()['interp-tasks']}\n"
+
+
+@pytest.mark.parametrize(
+    "command", ["runs checkpoints", "runs curve", "runs report", "ablation", "matrix order"]
+)
+def test_a_word_that_is_no_option_is_told_of_ckpt(call, command):
+    code, out, err = call(*command.split(), "--ckpt", "run", "other@post")
+    assert (code, out) == (2, "")
+    assert "'other@post'" in err
+    assert "--ckpt other@post" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (
+            "modular progress --ckpt run@10",
+            ["models of modular arithmetic", "run@10 is of matrix-completion"],
+        ),
+        (
+            "modular generalisation --ckpt zoo:matrix-completion-4x4",
+            ["models of modular arithmetic", "is of matrix-completion"],
+        ),
+        ("matrix copying --ckpt zoo:miiii-113-small@post", ["models of matrix completion", "is of miiii"]),
+        ("matrix copying --ckpt bare --task miiii", ["models of matrix completion", "--task is of miiii"]),
+    ],
+)
+def test_a_group_refuses_the_other_task_before_anything_is_loaded(call, monkeypatch, arguments, names):
+    def load(*arguments, **options):
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr("interp_tasks.checkpoints.load.load_checkpoint", load)
+    code, out, err = call(*arguments.split())
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert all(name in err for name in names)
+
+
 def test_no_arguments_print_the_help(call):
     code, out, err = call()
     assert (code, err) == (0, "")
-    for name in COMMANDS:
+    for name in program().entries:
         assert name in out
 
 
@@ -605,9 +742,9 @@ def test_help_and_argument_errors_import_nothing_slow(root):
     )
     helps = [
         ["--help"],
-        *([name, "--help"] for name in COMMANDS),
+        *([*path, "--help"] for path in COMMANDS),
     ]
-    cases = [*helps, *REFUSED.values(), ["checkpoints", "run"], ["tasks"]]
+    cases = [*helps, *REFUSED.values(), ["runs", "checkpoints", "--ckpt", "run"], ["tasks"]]
     done = subprocess.run(
         [sys.executable, "-c", program, json.dumps(cases)],
         cwd=root,
@@ -652,7 +789,7 @@ def test_tables_never_crop_a_number(call, monkeypatch, command, width):
     from interp_tasks.measurement.table import shown_columns, shown_rows
 
     monkeypatch.setenv("COLUMNS", str(width))
-    code, out, _ = call(command, "--ckpt", "run", "--samples", "8", "--quiet")
+    code, out, _ = call(command, "--ckpt", "run", "--samples", "8", "--metric", "all", "--quiet")
     assert code == 0
     printed = out.split()
     frame = shown_rows(getattr(experiments, command)("run", samples=8).frame)

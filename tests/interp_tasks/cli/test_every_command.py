@@ -7,7 +7,8 @@ import jsonschema
 import pytest
 
 from interp_tasks.cli import main
-from interp_tasks.cli.commands import COMMANDS
+from interp_tasks.cli.app import program
+from interp_tasks.cli.groups import every_command
 
 MC, RUN = "zoo:matrix-completion-4x4@post", "zoo:matrix-completion-4x4"
 ADD, MIIII = "zoo:modular-addition-113@post", "zoo:miiii-113-small"
@@ -25,22 +26,21 @@ name = "curve"
 """
 #: Command -> the rest of some calls of it. ``few.toml`` is ``GRID``.
 CALLS = {
-    "tasks": [""],
-    "zoo": [""],
-    "schema": [""],
-    "checkpoints": [RUN],
-    "cost": ["modular-addition --rate 20", "matrix-completion --rate 20 --set train.grokfast=ema"],
-    "data": ["miiii --set task.p=11", "matrix-completion --samples 4"],
+    "tasks list": [""],
+    "runs zoo": [""],
+    "runs checkpoints": [f"--ckpt {RUN}"],
+    "tasks cost": ["modular-addition --rate 20", "matrix-completion --rate 20 --set train.grokfast=ema"],
+    "tasks data": ["miiii --set task.p=11", "matrix-completion --samples 4"],
     "train": ["modular-addition --set task.p=5 --set train.steps=2 --seeds 0:2"],
     "grid": ["few.toml --dry-run", "few.toml --dry-run --rate 20", "few.toml --executor serial"],
     "search": [
         "modular-addition --trials 2 --vary train.learning_rate=0.001,0.01 --set train.steps=2 --set task.p=5"
     ],
-    "curve": [RUN],
-    "drops": [f"{RUN} zoo:modular-addition-113"],
-    "generalisation": [MIIII],
-    "gradients": ["zoo:miiii-113"],
-    "prime-order": [MIIII],
+    "runs curve": [f"--ckpt {RUN}"],
+    "runs drops": [f"--ckpt {RUN} --ckpt zoo:modular-addition-113"],
+    "modular generalisation": [f"--ckpt {MIIII}"],
+    "modular gradients": ["--ckpt zoo:miiii-113"],
+    "modular prime-order": [f"--ckpt {MIIII}"],
     "ablation": [f"--ckpt {MC} --samples 8 --heads each", f"--ckpt {MC} --samples 8 --heads all"],
     "heads": [f"--ckpt {MC} --samples 8"],
     "transplant": [f"--ckpt {MC} --source {RUN}@pre --samples 8"],
@@ -50,22 +50,22 @@ CALLS = {
     "probe": [f"--ckpt {MC} --target true_element --samples 64 --held-out 16"],
     "attention": [f"--ckpt {MC} --samples 8"],
     "fourier": [f"--ckpt {MC} --samples 8", f"--ckpt {ADD} --rule of-largest --samples 8"],
-    "neurons": [f"--ckpt {ADD} --neurons 0 --draws 1"],
-    "progress": [f"--ckpt {ADD} --kind losses"],
-    "embeddings": [f"--ckpt {MC}"],
-    "weights": [f"--ckpt {ADD}"],
-    "influence": [f"--ckpt {MC} --samples 4"],
-    "order": [f"--ckpt {RUN}@0,1000,2000,20000 --samples 16"],
-    "detector": [f"--ckpt {MIIII}@post"],
-    "primes": [f"--ckpt {MIIII}@post --samples 8 --draws 1"],
-    "decoding": ["--ckpt zoo:matrix-completion-autoregressive@last --samples 2"],
-    "copying": [f"--ckpt {MC} --samples 8"],
-    "baseline": [f"--ckpt {MC} --samples 4"],
-    "ood": [f"--ckpt {MC} --samples 4"],
-    "algorithm": [f"--ckpt {MC} --samples 8"],
-    "report": [
-        f"{RUN}@1000 --samples 4",
-        f"{RUN}@1000 --compare zoo:modular-addition-113@0 --samples 4",
+    "modular neurons": [f"--ckpt {ADD} --neurons 0 --draws 1"],
+    "modular progress": [f"--ckpt {ADD} --kind losses"],
+    "matrix embeddings": [f"--ckpt {MC}"],
+    "modular weights": [f"--ckpt {ADD}"],
+    "matrix influence": [f"--ckpt {MC} --samples 4"],
+    "matrix order": [f"--ckpt {RUN}@0,1000,2000,20000 --samples 16"],
+    "modular detector": [f"--ckpt {MIIII}@post"],
+    "modular primes": [f"--ckpt {MIIII}@post --samples 8 --draws 1"],
+    "matrix decoding": ["--ckpt zoo:matrix-completion-autoregressive@last --samples 2"],
+    "matrix copying": [f"--ckpt {MC} --samples 8"],
+    "matrix baseline": [f"--ckpt {MC} --samples 4"],
+    "matrix ood": [f"--ckpt {MC} --samples 4"],
+    "matrix algorithm": [f"--ckpt {MC} --samples 8"],
+    "runs report": [
+        f"--ckpt {RUN}@1000 --samples 4",
+        f"--ckpt {RUN}@1000 --compare zoo:modular-addition-113@0 --samples 4",
     ],
     "reproduce": ["grokfast --jobs 1", "grokfast --preset paper --jobs 1"],
     "demo": ["--samples 8"],
@@ -74,19 +74,27 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*HookedTransformer.*:Deprecatio
 CALLED = [f"{command} {rest}".strip() for command, calls in CALLS.items() for rest in calls]
 #: Commands with rows of their own -> what the schema calls those; of all others ``row``.
 OWN = {
-    "tasks": "preset",
-    "zoo": "shipped",
-    "checkpoints": "checkpoint",
-    "cost": "cost",
+    "tasks list": "preset",
+    "runs zoo": "shipped",
+    "runs checkpoints": "checkpoint",
+    "tasks cost": "cost",
     "grid few.toml --dry-run": "unit",
     "search": "search",
-    "report": "headline",
+    "runs report": "headline",
     "reproduce": "verdict",
 }
 #: Not printed once more as JSON: what has no format, and what takes seconds and has the rows of the others.
 NOT_AGAIN = (
-    *("train", "schema", "demo", "neurons", "primes", "progress", "weights", "curve"),
-    *(f"report {RUN}@1000 --samples", "reproduce grokfast --jobs"),
+    *(
+        "train",
+        "demo",
+        "modular neurons",
+        "modular primes",
+        "modular progress",
+        "modular weights",
+        "runs curve",
+    ),
+    *(f"runs report --ckpt {RUN}@1000 --samples", "reproduce grokfast --jobs"),
 )
 
 
@@ -109,10 +117,10 @@ def schema():
 
 
 def test_every_command_is_called():
-    assert set(CALLS) == set(COMMANDS)
+    assert set(CALLS) == {" ".join(path) for path, _ in every_command(program())}
 
 
-@pytest.mark.parametrize("command", [each for each in CALLED if not each.startswith("schema")])
+@pytest.mark.parametrize("command", CALLED)
 def test_tables_fit_80_columns_and_have_no_colour_in_a_pipe(call, command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     shown = call(f"{command} --quiet")
@@ -135,4 +143,4 @@ def test_json_is_what_the_schema_says(call, command, schema):
 
 
 def test_the_command_prints_the_schema(call, schema):
-    assert json.loads(call("schema")) == schema
+    assert json.loads(call("--schema")) == schema

@@ -15,27 +15,30 @@ import sys
 import tempfile
 import termios
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
 import pytest
-import typer
 
 from circuits import CircuitsError
 from interp_tasks.checkpoints import atomic
 from interp_tasks.checkpoints.lock import RunLock
 from interp_tasks.checkpoints.refs import zoo_folder
-from interp_tasks.cli import app, main
+from interp_tasks.cli import main
+from interp_tasks.cli.app import program
 from interp_tasks.cli.failures import exit_code_of
+from interp_tasks.cli.groups import every_command
 from interp_tasks.cli.streams import FOR_PEOPLE, FOR_PROGRAMS, STDOUT
 from interp_tasks.cli.tables import title
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import ablation
+from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.texts import LONGEST, QUOTED
 
 ZOO = "zoo:matrix-completion-4x4"
 SMALL = ["--samples", "6", "--quiet"]
-COMMANDS = typer.main.get_command(app.app).commands
+COMMANDS = {" ".join(path): made for path, made in every_command(program())}
 FILES = [f"ablation.{suffix}" for suffix in ("config.json", "csv", "json", "parquet")]
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 EVIL = "r\x1b[31m\x9b1m\u202eun"
@@ -71,6 +74,17 @@ def options(command):
     return [option for option in found if option.name != "help"], given
 
 
+def required(command):
+    """Values for the options that it cannot do without."""
+    return [
+        word
+        for option in COMMANDS[command].params
+        if option.required
+        for word in (option.opts[0], ZOO)
+        if option.param_type_name == "option"
+    ]
+
+
 # ---- Options
 
 
@@ -81,7 +95,7 @@ def test_a_single_value_is_given_once(call, command):
     for option in found:
         if option.multiple or option.is_flag:
             continue
-        line = refused(call(command, *given, option.opts[0], "3", option.opts[-1], "3"))
+        line = refused(call(*command.split(), *given, option.opts[0], "3", option.opts[-1], "3"))
         assert f"{option.opts[0]} " in line
         assert "2 times" in line
         assert f"{command} --help" in line
@@ -92,7 +106,9 @@ def test_no_value_is_empty(call, command):
     found, given = options(command)
     for option in found:
         if not option.is_flag:
-            assert f"{option.opts[0]} " in (line := refused(call(command, *given, option.opts[0], " ")))
+            assert f"{option.opts[0]} " in (
+                line := refused(call(*command.split(), *given, option.opts[0], " "))
+            )
             assert "empty" in line
 
 
@@ -193,7 +209,7 @@ def test_tokens_that_are_no_array(call, tmp_path, content):
 
 
 def test_what_a_terminal_would_obey_is_shown_not_sent(call):
-    assert "\x1b" not in refused(call("checkpoints", "r\x1b[31mun"))
+    assert "\x1b" not in refused(call("runs", "checkpoints", "--ckpt", "r\x1b[31mun"))
     assert "\\x1b[31m" in refused(call("tasks", "--import", "r\x1b[31m.py"))
 
 
@@ -204,12 +220,14 @@ def copied(tmp_path, name):
 
 
 @pytest.mark.parametrize("format", ["table", "json", "csv"])
-@pytest.mark.parametrize("command", ["checkpoints", "drops", "heads", "curve"])
+@pytest.mark.parametrize("command", ["runs checkpoints", "runs drops", "heads", "runs curve"])
 def test_no_name_reaches_a_terminal_as_it_obeys_it(call, tmp_path, command, format):
     """Of a folder, and of a group of heads; in JSON it comes back whole."""
     run = copied(tmp_path, EVIL)
-    rest = ["--ckpt", f"{run}@post", "--group", f"{EVIL}=0.0", *SMALL] if command == "heads" else [run]
-    code, out, err = call(command, *rest, "--format", format)
+    rest = (
+        ["--ckpt", f"{run}@post", "--group", f"{EVIL}=0.0", *SMALL] if command == "heads" else ["--ckpt", run]
+    )
+    code, out, err = call(*command.split(), *rest, "--format", format)
     assert (code, err) == (0, "")
     assert not OBEYED.search(out)
     if format == "json":
@@ -224,8 +242,8 @@ def test_no_metric_reaches_a_terminal_as_it_obeys_it(call, tmp_path):
     log = tmp_path / copied(tmp_path, "run") / "metrics.jsonl"
     log.write_text(log.read_text().replace("mse_all", r"mse\u001b[31m\u202eall"))
     for format in ("table", "json", "csv"):
-        assert not OBEYED.search(call("curve", "run", "--format", format, "--quiet")[1])
-    line = refused(call("drops", "run", "--metric", "x"))
+        assert not OBEYED.search(call("runs", "curve", "--ckpt", "run", "--format", format, "--quiet")[1])
+    line = refused(call("runs", "drops", "--ckpt", "run", "--metric", "x"))
     assert r"it has mse\x1b[31m\u202eall, mse_masked" in line
 
 
@@ -263,7 +281,7 @@ def test_what_may_never_end_is_not_read(call, tmp_path, command):
             given = [name] if option.param_type_name == "argument" else [option.opts[0], name]
             needed = [] if option.param_type_name == "argument" else ["matrix-completion"]
             takes = any(each.param_type_name == "argument" for each in COMMANDS[command].params)
-            line = refused(call(command, *(needed if takes else []), *given))
+            line = refused(call(*command.split(), *(needed if takes else []), *required(command), *given))
             # Some commands run on no tokens of one's own.
             assert re.search("no regular file|it is a folder|Is a directory|--tokens out", line), line
 
@@ -283,7 +301,7 @@ BEYOND = {
         ["train", "matrix-completion", "--set", f"train.checkpoint_at=1,{DIGITS}"],
         "below 2^63",
     ),
-    "set of a task": (["data", "modular-addition", "--set", f"p={DIGITS}"], "below 2^63"),
+    "set of a task": (["tasks", "data", "modular-addition", "--set", f"p={DIGITS}"], "below 2^63"),
     "vary": (["search", "modular-addition", "--vary", f"train.steps=1,{DIGITS}"], "below 2^63"),
     "range": (["search", "modular-addition", "--vary", f"train.steps=1:{DIGITS}"], "below 2^63"),
     "grid": (["grid", "digits.toml"], "digits.toml is not TOML"),
@@ -291,12 +309,15 @@ BEYOND = {
     "20 digits": (["grid", "large.toml"], "below 2^63"),
     "shuffles": (["probe", "--ckpt", ZOO, "--shuffles", "9" * 30], "at most 100000"),
     "folds": (["probe", "--ckpt", ZOO, "--folds", "9" * 30], "at most 100000"),
-    "width": (["cost", "modular-addition", "--set", f"model.d_model=1{'0' * 200}"], "below 2^63"),
+    "width": (["tasks", "cost", "modular-addition", "--set", f"model.d_model=1{'0' * 200}"], "below 2^63"),
     "width that fits": (
-        ["cost", "modular-addition", "--set", "model.d_model=1000000000000"],
+        ["tasks", "cost", "modular-addition", "--set", "model.d_model=1000000000000"],
         "at most 1,000,000",
     ),
-    "layers": (["cost", "modular-addition", "--set", "model.n_layers=1000000000"], "at most 1,000,000"),
+    "layers": (
+        ["tasks", "cost", "modular-addition", "--set", "model.n_layers=1000000000"],
+        "at most 1,000,000",
+    ),
     "host": (["grid", "good.toml", "--executor", "dask://[::1"], "dask://HOST:PORT"),
     "port": (["grid", "good.toml", "--executor", "dask://[::1]:99999"], "ports lie between"),
     "seed twice": (["train", "modular-addition", "--seeds", "1,1"], "given twice"),
@@ -509,7 +530,7 @@ def test_targets_are_checked_before_anything_slow(call, tmp_path, monkeypatch):
     def measured(*arguments, **options):
         raise AssertionError("the slow work has begun")
 
-    monkeypatch.setattr("interp_tasks.experiments.ablation.command.ablation", measured)
+    monkeypatch.setitem(EXPERIMENTS, "ablation", replace(EXPERIMENTS["ablation"], function=measured))
     (tmp_path / "file").write_text("text")
     (tmp_path / "out" / "ablation.csv").mkdir(parents=True)
     (tmp_path / "link").symlink_to("nowhere")
@@ -533,8 +554,8 @@ SAID = {
     "help of a command": ["ablation", "--help"],
     "tasks": ["tasks"],
     "tasks csv": ["tasks", "--format", "csv"],
-    "checkpoints": ["checkpoints", ZOO],
-    "checkpoints json": ["checkpoints", ZOO, "--format", "json"],
+    "checkpoints": ["runs", "checkpoints", "--ckpt", ZOO],
+    "checkpoints json": ["runs", "checkpoints", "--ckpt", ZOO, "--format", "json"],
     "ablation": ["ablation", "--ckpt", ZOO, *SMALL],
     "lens csv": ["lens", "--ckpt", ZOO, *SMALL, "--format", "csv"],
     "patch json": ["patch", "--ckpt", ZOO, "--source", "negated", *SMALL, "--format", "json"],
@@ -835,16 +856,16 @@ def test_a_run_that_cannot_be_read(call, tiny, tmp_path, case, command):
     shutil.copytree(tiny, tmp_path / "run")
     path = tmp_path / "run" / file
     path.write_text(change(path.read_text()))
-    assert said in refused(call(command, "run", "--quiet"))
+    assert said in refused(call("runs", command, "--ckpt", "run", "--quiet"))
 
 
 ONE = {
-    "curve": lambda run: ["curve", run],
-    "influence": lambda run: ["influence", "--ckpt", f"{ZOO}@post"],
-    "order": lambda run: ["order", "--ckpt", f"{run}@all", "--start", "first", "--kind", "metrics"],
-    "baseline": lambda run: ["baseline", "--ckpt", f"{run}@last", "--variant", "p_mask 0.50"],
-    "algorithm": lambda run: ["algorithm", "--ckpt", f"{run}@last"],
-    "copying": lambda run: ["copying", "--ckpt", f"{run}@last"],
+    "curve": lambda run: ["runs", "curve", "--ckpt", run],
+    "influence": lambda run: ["matrix", "influence", "--ckpt", f"{ZOO}@post"],
+    "order": lambda run: ["matrix", "order", "--ckpt", f"{run}@all", "--start", "first", "--kind", "metrics"],
+    "baseline": lambda run: ["matrix", "baseline", "--ckpt", f"{run}@last", "--variant", "p_mask 0.50"],
+    "algorithm": lambda run: ["matrix", "algorithm", "--ckpt", f"{run}@last"],
+    "copying": lambda run: ["matrix", "copying", "--ckpt", f"{run}@last"],
 }
 
 
@@ -863,19 +884,25 @@ def test_one_example_has_no_interval(call, tiny, command):
 @pytest.mark.parametrize("share", ["0", "1"])
 def test_influence_needs_something_to_change_and_something_to_read(call, tiny, share):
     task = [part for one in (*TINY[:4], f"task.p_mask={share}") for part in ("--set", one)]
-    line = refused(call("influence", "--ckpt", f"{tiny}@last", "--task", "matrix-completion", *task))
+    line = refused(
+        call("matrix", "influence", "--ckpt", f"{tiny}@last", "--task", "matrix-completion", *task)
+    )
     assert "no example has both an entry to change and one to read" in line
 
 
 def test_a_number_above_the_largest_is_told_so(call):
     for arguments in (("influence", "--shift"), ("embeddings", "--largest")):
-        assert "above 0 and below 1e9" in refused(call(arguments[0], "--ckpt", ZOO, arguments[1], "1e300"))
+        assert "above 0 and below 1e9" in refused(
+            call("matrix", arguments[0], "--ckpt", ZOO, arguments[1], "1e300")
+        )
 
 
 def test_a_matrix_of_three_entries_has_no_map_of_positions(call, tmp_path):
     settings = [part for one in ("task.m=1", *TINY, *SCHEDULE) for part in ("--set", one)]
     assert call("train", "matrix-completion", *settings, "--out", "run", "--quiet")[0] == 0
-    code, out, err = call("embeddings", "--ckpt", "run@last", "--quiet", "--format", "json", "--plot")
+    code, out, err = call(
+        "matrix", "embeddings", "--ckpt", "run@last", "--quiet", "--format", "json", "--plot"
+    )
     assert (code, err) == (0, "")
     assert {row["variant"] for row in json.loads(out)} == {"tokens"}
 
@@ -905,4 +932,6 @@ def test_a_head_counts_the_most_examples_of_its_split():
 
 
 def test_draws_have_an_end(call):
-    assert "--draws 100001: at most 100000" in refused(call("primes", "--ckpt", "x@0", "--draws", "100001"))
+    assert "--draws 100001: at most 100000" in refused(
+        call("modular", "primes", "--ckpt", "x@0", "--draws", "100001")
+    )

@@ -1,4 +1,4 @@
-"""``interp-run data``: answers of a few tasks against arithmetic by hand; what is refused."""
+"""``interp-run tasks data``: answers of a few tasks against arithmetic by hand; what is refused."""
 
 import numpy as np
 import pytest
@@ -159,7 +159,7 @@ def test_the_order_of_an_axis_is_the_tasks():
 
 
 def test_the_command(capsys, tmp_path):
-    given = ["data", "miiii", "--set", "task.p=11", "--multiples", "17,23"]
+    given = ["tasks", "data", "miiii", "--set", "task.p=11", "--multiples", "17,23"]
     assert main([*given, "--out", str(tmp_path), "--plot", "--quiet"]) == 0
     out = capsys.readouterr().out
     assert "121 grid examples" in out
@@ -183,7 +183,7 @@ def test_the_command(capsys, tmp_path):
     ],
 )
 def test_faults_are_one_line(capsys, arguments, says):
-    assert main(["data", *arguments, "--quiet"]) == 2
+    assert main(["tasks", "data", *arguments, "--quiet"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert says in captured.err

@@ -98,7 +98,7 @@ def test_a_run_without_a_drop_is_a_row_that_says_so(tmp_path, capsys):
     assert all(
         math.isnan(said[name]) for name in ("onset", "crossing", "end", "length", "sharpness", "plateau")
     )
-    assert main(["drops", run, "--quiet"]) == 0
+    assert main(["runs", "drops", "--ckpt", run, "--quiet"]) == 0
     # However many lines the path of the run takes above it.
     [row] = [line.split() for line in capsys.readouterr().out.splitlines() if " no " in line]
     assert row[1:] == ["no", *["–"] * 5, "0.11"]
@@ -198,7 +198,7 @@ def test_every_part_of_a_mixture_and_any_other_metric(tmp_path):
 def test_refusals_are_one_line_without_torch(tmp_path, capsys, arguments, message):
     run = write(tmp_path / "run", {"mse_masked": sigmoid(900)})
     given = [argument.replace("RUN", run) for argument in arguments]
-    assert main(["drops", *given]) == 2
+    assert main(["runs", "drops", "--ckpt", *given]) == 2
     err = capsys.readouterr().err
     assert message.replace("RUN", run) in err
     assert err.count("\n") == 1
@@ -276,7 +276,21 @@ def test_stored_steps_are_measured_on_the_same_examples(tiny):
 def test_curve_command_prints_writes_and_draws(tiny, tmp_path, capsys):
     _, run = tiny
     assert (
-        main(["curve", str(run), "--samples", "8", "--out", str(tmp_path / "out"), "--plot", "--quiet"]) == 0
+        main(
+            [
+                "runs",
+                "curve",
+                "--ckpt",
+                str(run),
+                "--samples",
+                "8",
+                "--out",
+                str(tmp_path / "out"),
+                "--plot",
+                "--quiet",
+            ]
+        )
+        == 0
     )
     printed = capsys.readouterr().out
     assert "share of the fall: mse_masked" in printed

@@ -106,7 +106,7 @@ def test_what_has_the_right_type_and_no_meaning_comes_before_the_run_too(given, 
 
 
 def test_heads_of_a_file_are_lists_of_lists():
-    assert read_specs([[0, 1], [0, 2]]) == [[(0, 1), (0, 2)]]
+    assert [each.heads for each in read_specs([[0, 1], [0, 2]])] == [((0, 1), (0, 2))]
 
 
 def test_a_long_value_is_cut():

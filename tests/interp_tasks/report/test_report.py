@@ -350,7 +350,7 @@ def test_stepped_sections_escape_what_came_from_outside():
 
 def test_command_writes_the_page_and_prints_its_head(run, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["report", f"{run}@10,40", "--samples", "4", "--format", "json"]) == 0
+    assert main(["runs", "report", "--ckpt", f"{run}@10,40", "--samples", "4", "--format", "json"]) == 0
     captured = capsys.readouterr()
     assert captured.err == "wrote report.html\n"
     rows = json.loads(captured.out)
@@ -372,7 +372,7 @@ def test_command_writes_the_page_and_prints_its_head(run, tmp_path, capsys, monk
 )
 def test_mistakes_are_one_line(arguments, said, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["report", *arguments]) == 2
+    assert main(["runs", "report", "--ckpt", *arguments]) == 2
     captured = capsys.readouterr()
     assert said in captured.err
     assert captured.err.count("\n") == 1

@@ -154,7 +154,7 @@ def test_activations_are_so_much_an_example(addition):
 
 
 def test_the_published_run_of_all_primes_is_what_the_fact_sheet_derives(capsys):
-    assert not main(["cost", "miiii", "--preset", "paper", "--rate", "100", "--format", "json"])
+    assert not main(["tasks", "cost", "miiii", "--preset", "paper", "--rate", "100", "--format", "json"])
     [found] = json.loads(capsys.readouterr().out)
     # Derived independently: 1,195,264 parameters, 34.7 GFLOP a step, 2.3 PFLOP the run without its metrics.
     assert found["trained"] == 1_195_264
@@ -164,7 +164,7 @@ def test_the_published_run_of_all_primes_is_what_the_fact_sheet_derives(capsys):
 
 def test_the_table_reads_in_units(capsys):
     settings = ["--set", "task.p=11", "--set", "model.d_model=16"]
-    assert not main(["cost", "modular-addition", *settings, "--rate", "20"])
+    assert not main(["tasks", "cost", "modular-addition", *settings, "--rate", "20"])
     text = capsys.readouterr().out
     assert "parameters" in text
     assert "at 20 GFLOP/s, as given" in text
@@ -174,24 +174,41 @@ def test_the_table_reads_in_units(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["cost", "modular-addition", "--rate", "0"], "--rate 0: give GFLOP per second"),
-        (["cost", "modular-addition", "--rate", "nan"], "--rate nan: give GFLOP per second"),
-        (["cost", "modular-addition", "--format", "xml"], "--format"),
-        (["cost", "modular-addition", "--set", "train.steps=1e12"], "less than or equal to 1000000000"),
-        (["cost", "modular-addition", "--set", "train.batch_size=1e12"], "less than or equal to 1000000000"),
+        (["tasks", "cost", "modular-addition", "--rate", "0"], "--rate 0: give GFLOP per second"),
+        (["tasks", "cost", "modular-addition", "--rate", "nan"], "--rate nan: give GFLOP per second"),
+        (["tasks", "cost", "modular-addition", "--format", "xml"], "--format"),
         (
-            ["cost", "modular-addition", "--set", "train.steps=1e9", "--set", "train.checkpoint_every=1"],
+            ["tasks", "cost", "modular-addition", "--set", "train.steps=1e12"],
+            "less than or equal to 1000000000",
+        ),
+        (
+            ["tasks", "cost", "modular-addition", "--set", "train.batch_size=1e12"],
+            "less than or equal to 1000000000",
+        ),
+        (
+            [
+                "tasks",
+                "cost",
+                "modular-addition",
+                "--set",
+                "train.steps=1e9",
+                "--set",
+                "train.checkpoint_every=1",
+            ],
             "more than 1,000,000 checkpoints",
         ),
-        (["cost", "nothing"], "no task 'nothing'"),
-        (["cost", "modular-addition", "--set", "train.stepz=3"], "stepz"),
-        (["cost", "modular-addition", "--device", "cuda:99"], "cuda:99"),
+        (["tasks", "cost", "nothing"], "no task 'nothing'"),
+        (["tasks", "cost", "modular-addition", "--set", "train.stepz=3"], "stepz"),
+        (["tasks", "cost", "modular-addition", "--device", "cuda:99"], "cuda:99"),
         (
-            ["cost", "modular-addition", "--set", "train.start_from=zoo:nowhere"],
+            ["tasks", "cost", "modular-addition", "--set", "train.start_from=zoo:nowhere"],
             "no zoo:nowhere",
         ),
-        (["cost", "modular-addition", "--set", "train.observe=z"], "no activation 'z' to observe: names are"),
-        (["cost", "modular-addition", "--rate", "1e12"], "more than 0 and below 1e+09"),
+        (
+            ["tasks", "cost", "modular-addition", "--set", "train.observe=z"],
+            "no activation 'z' to observe: names are",
+        ),
+        (["tasks", "cost", "modular-addition", "--rate", "1e12"], "more than 0 and below 1e+09"),
     ],
 )
 def test_mistakes_are_one_line(arguments, said, capsys):

@@ -1,4 +1,4 @@
-"""``interp-run baseline``, ``ood``, ``copying`` and ``algorithm``: their numbers by hand, tables, pages, refusals."""
+"""``interp-run matrix`` ``baseline``, ``ood``, ``copying``, ``algorithm``: numbers by hand, tables, pages, refusals."""
 
 import dataclasses
 import json
@@ -76,7 +76,7 @@ def test_baseline_is_the_model_beside_a_method_on_each_variation(task, models, f
 
 def test_methods_alone_need_no_model(call):
     code, out, err = call(
-        *("baseline", "--task", "matrix-completion", "--set", "task.n=3", "--set", "task.rank=1"),
+        *("matrix", "baseline", "--task", "matrix-completion", "--set", "task.n=3", "--set", "task.rank=1"),
         *("--samples", "30", "--seed", "2", "--format", "json", "--quiet"),
     )
     assert (code, err) == (0, "")
@@ -217,7 +217,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_table_page_and_a_single_example(call, folders, tmp_path, command):
-    options = [command, "--ckpt", folders[0], "--ckpt", folders[1], *COMMANDS[command], "--quiet"]
+    options = ["matrix", command, "--ckpt", folders[0], "--ckpt", folders[1], *COMMANDS[command], "--quiet"]
     code, out, _ = call(*options, "--samples", "8", "--plot", "--out", tmp_path / "out")
     assert code == 0
     assert "95% CI" in out
@@ -257,17 +257,20 @@ def test_the_table_of_algorithm_is_about_the_output(folders):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["baseline"], "no checkpoint"),
-        (["baseline", "--task", "modular-addition"], "declares no baselines"),
-        (["baseline", "--task", "matrix-completion", "--vary", "rank"], "go with --ckpt"),
-        (["baseline", "--ckpt", "CKPT", "--method", "nuclear"], "--method 'nuclear': task"),
-        (["baseline", "--ckpt", "CKPT", "--vary", "size"], "--vary 'size': task"),
-        (["baseline", "--ckpt", "CKPT", "--variant", "p_mask 0.3"], "--variant 'p_mask 0.3': task"),
-        (["ood", "--ckpt", "CKPT", "--vary", "size"], "declares p_mask, entries, rank, rows, columns"),
-        (["ood", "--ckpt", "CKPT", "--tokens", "t.npy"], "ood needs a task"),
-        (["copying", "--ckpt", "zoo:modular-addition-113@last"], "declares no inputs to copy"),
-        (["algorithm", "--ckpt", "CKPT", "--entries", "all"], "--entries 'all': task"),
-        (["algorithm", "--ckpt", "zoo:modular-addition-113@last"], "declares no methods"),
+        (["matrix", "baseline"], "no checkpoint"),
+        (["matrix", "baseline", "--task", "modular-addition"], "--task is of modular-addition"),
+        (["matrix", "baseline", "--task", "matrix-completion", "--vary", "rank"], "go with --ckpt"),
+        (["matrix", "baseline", "--ckpt", "CKPT", "--method", "nuclear"], "--method 'nuclear': task"),
+        (["matrix", "baseline", "--ckpt", "CKPT", "--vary", "size"], "--vary 'size': task"),
+        (["matrix", "baseline", "--ckpt", "CKPT", "--variant", "p_mask 0.3"], "--variant 'p_mask 0.3': task"),
+        (
+            ["matrix", "ood", "--ckpt", "CKPT", "--vary", "size"],
+            "declares p_mask, entries, rank, rows, columns",
+        ),
+        (["matrix", "ood", "--ckpt", "CKPT", "--tokens", "t.npy"], "ood needs a task"),
+        (["matrix", "copying", "--ckpt", "zoo:modular-addition-113@last"], "is of modular-addition"),
+        (["matrix", "algorithm", "--ckpt", "CKPT", "--entries", "all"], "--entries 'all': task"),
+        (["matrix", "algorithm", "--ckpt", "zoo:modular-addition-113@last"], "is of modular-addition"),
     ],
 )
 def test_refusals(call, folders, arguments, message):

@@ -1,4 +1,4 @@
-"""``interp-run decoding``: its numbers are the task's, greedy beside teacher forcing."""
+"""``interp-run matrix decoding``: its numbers are the task's, greedy beside teacher forcing."""
 
 import pytest
 import torch
@@ -38,11 +38,11 @@ def test_values_are_the_tasks_metrics_of_both_ways(autoregressive):
 
 
 def test_the_command_refuses_what_decodes_nothing(autoregressive, folders, capsys):
-    assert main(["decoding", "--ckpt", autoregressive[2], "--samples", "8", "--quiet"]) == 0
+    assert main(["matrix", "decoding", "--ckpt", autoregressive[2], "--samples", "8", "--quiet"]) == 0
     assert "accuracy_hidden" in capsys.readouterr().out
     for arguments, says in (
         (["--ckpt", folders[0]], "decodes nothing"),
         (["--ckpt", autoregressive[2], "--tokens", __file__], "leave --tokens out"),
     ):
-        assert main(["decoding", *arguments, "--quiet"]) == 2
+        assert main(["matrix", "decoding", *arguments, "--quiet"]) == 2
         assert says in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``interp-run embeddings``: its numbers against scikit-learn and closed forms, on embeddings made by hand."""
+"""``interp-run matrix embeddings``: its numbers against scikit-learn and closed forms, on embeddings made by hand."""
 
 import numpy as np
 import pytest
@@ -227,7 +227,7 @@ def test_modular_tasks_have_values_without_signs(tmp_path):
 
 
 def test_the_command_prints_a_table_and_refuses_what_cannot_be(made, capsys):
-    assert main(["embeddings", "--ckpt", made, "--largest", "0.8", "--quiet"]) == 0
+    assert main(["matrix", "embeddings", "--ckpt", made, "--largest", "0.8", "--quiet"]) == 0
     printed = capsys.readouterr().out
     assert "sign separability" in printed
     for arguments, says in (
@@ -235,7 +235,7 @@ def test_the_command_prints_a_table_and_refuses_what_cannot_be(made, capsys):
         (["--largest", "0.05"], "1 values are left"),
         (["--tokens", __file__], "leave --tokens out"),
     ):
-        assert main(["embeddings", "--ckpt", made, *arguments, "--quiet"]) == 2
+        assert main(["matrix", "embeddings", "--ckpt", made, *arguments, "--quiet"]) == 2
         assert says in capsys.readouterr().err
 
 

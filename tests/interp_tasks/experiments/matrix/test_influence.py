@@ -1,4 +1,4 @@
-"""``interp-run influence``: its changes against single forward passes, its pooling against loops."""
+"""``interp-run matrix influence``: its changes against single forward passes, its pooling against loops."""
 
 import numpy as np
 import pytest
@@ -106,9 +106,9 @@ def test_the_command_refuses_what_cannot_be(folders, capsys, tmp_path):
         (["--ckpt", folders[0], "--tokens", __file__], "leave --tokens out"),
         (["--ckpt", modular], "does not say what may be changed"),
     ):
-        assert main(["influence", *arguments, "--quiet"]) == 2
+        assert main(["matrix", "influence", *arguments, "--quiet"]) == 2
         assert says in capsys.readouterr().err
-    assert main(["influence", "--ckpt", folders[0], "--samples", "8", "--quiet"]) == 0
+    assert main(["matrix", "influence", "--ckpt", folders[0], "--samples", "8", "--quiet"]) == 0
     assert "on a shortest path" in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""``interp-run order``: its curves against the task's metrics and plain loops, on a run made by hand."""
+"""``interp-run matrix order``: its curves against the task's metrics and plain loops, on a run made by hand."""
 
 import json
 
@@ -151,19 +151,46 @@ def test_what_has_no_order_is_refused(refs, folders, capsys):
         (["--ckpt", refs[0], "--tokens", __file__], "leave --tokens out"),
         ([part for ref in refs for part in ("--ckpt", ref)], "no drop"),
     ):
-        assert main(["order", *arguments, "--quiet"]) == 2
+        assert main(["matrix", "order", *arguments, "--quiet"]) == 2
         assert says in capsys.readouterr().err
 
 
 def test_the_command_prints_steps(refs, capsys):
     given = [part for ref in refs for part in ("--ckpt", ref)]
     assert (
-        main(["order", *given, "--kind", "embeddings", "--start", "first", "--samples", "8", "--quiet"]) == 0
+        main(
+            [
+                "matrix",
+                "order",
+                *given,
+                "--kind",
+                "embeddings",
+                "--start",
+                "first",
+                "--samples",
+                "8",
+                "--quiet",
+            ]
+        )
+        == 0
     )
     printed = capsys.readouterr().out
     assert "embedding alignment" in printed
     assert (
-        main(["order", *given, "--kind", "embeddings", "--start", "first", "--format", "json", "--quiet"])
+        main(
+            [
+                "matrix",
+                "order",
+                *given,
+                "--kind",
+                "embeddings",
+                "--start",
+                "first",
+                "--format",
+                "json",
+                "--quiet",
+            ]
+        )
         == 0
     )
     assert {row["variant"] for row in json.loads(capsys.readouterr().out)} == {NAME, "embedding alignment"}

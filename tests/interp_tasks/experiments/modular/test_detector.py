@@ -10,7 +10,7 @@ import tasks
 from interp_tasks import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, detector
-from interp_tasks.experiments.detector.measure import primes_among, scores
+from interp_tasks.experiments.detector import primes_among, scores
 from tasks.modular_arithmetic import is_prime, primes_below
 
 P = 11
@@ -119,7 +119,7 @@ def test_what_has_no_remainders_is_refused(checkpoint, tmp_path, capsys):
         (["--ckpt", folder, "--samples", "5"], "leave --samples out"),
         (["--ckpt", folder, "--split", "train"], "leave --split out"),
     ):
-        assert main(["detector", *arguments, "--quiet"]) == 2
+        assert main(["modular", "detector", *arguments, "--quiet"]) == 2
         err = capsys.readouterr().err
         assert says in err
         assert err.count("\n") == 1
@@ -136,7 +136,7 @@ def test_the_shipped_model_finds_the_rough_numbers():
 def test_intervals_are_those_of_a_bootstrap_over_numbers():
     """Against ``circuits``' own, which draws number by number; both quantiles to their Monte-Carlo error."""
     from circuits.statistics import bootstrap
-    from interp_tasks.experiments.detector.measure import resampled_ratios
+    from interp_tasks.experiments.detector import resampled_ratios
 
     draws = np.random.default_rng(0).random((2, 200))
     counts = (draws < 0.5).astype(float)

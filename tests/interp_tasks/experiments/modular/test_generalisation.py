@@ -247,7 +247,7 @@ def test_seconds_are_those_of_the_clock_at_that_step(tmp_path, capsys):
     metric, found = "seconds at 95%", generalisation(run)
     step = row(found, run, "accuracy", "step at 95%")["value"]
     assert row(found, run, "accuracy", metric)["value"] == pytest.approx(10 + 20 * (step - 200) / 100)
-    assert main(["generalisation", run, "--quiet"]) == 0
+    assert main(["modular", "generalisation", "--ckpt", run, "--quiet"]) == 0
     assert "seconds to 95%" in capsys.readouterr().out
     # A clock that stops before says nothing.
     (tmp_path / "run" / "clock.jsonl").write_text("\n".join(lines[:2]) + "\n")
@@ -332,11 +332,17 @@ def test_a_ratio_to_a_run_that_never_gets_there_is_a_bound(tmp_path, capsys):
     assert row(found, run, "accuracy", "ratio of steps, at least")["value"] == 0
     back = generalisation([run, never], against="run")
     assert row(back, never, "accuracy", "ratio of steps, at least")["value"] == pytest.approx(5)
-    assert main(["generalisation", run, never, "--against", never, "--quiet"]) == 0
+    assert (
+        main(["modular", "generalisation", "--ckpt", run, "--ckpt", never, "--against", never, "--quiet"])
+        == 0
+    )
     printed = capsys.readouterr().out
     assert "below 0.2" in printed
     assert "not by 1000" in printed
-    assert main(["generalisation", run, never, "--against", "run", "--quiet"]) == 0
+    assert (
+        main(["modular", "generalisation", "--ckpt", run, "--ckpt", never, "--against", "run", "--quiet"])
+        == 0
+    )
     assert "above 5" in capsys.readouterr().out
 
 
@@ -373,7 +379,7 @@ def test_what_cannot_generalise_is_refused(tmp_path, capsys):
         ([seeds[0], "--against", seeds[1]], "pairs are runs with one train.seed"),
         ([seeds[0], "--against", "nothing"], "nothing"),
     ):
-        assert main(["generalisation", *arguments, "--quiet"]) == 2
+        assert main(["modular", "generalisation", "--ckpt", *arguments, "--quiet"]) == 2
         err = capsys.readouterr().err
         assert says in err
         assert err.count("\n") == 1

@@ -121,7 +121,9 @@ def test_a_frozen_tensor_has_its_norm_and_nothing_else(run, tmp_path):
 
 
 def test_tables_and_pages(run, capsys, tmp_path):
-    assert main(["gradients", str(run), "--plot", "--out", str(tmp_path), "--quiet"]) == 0
+    assert (
+        main(["modular", "gradients", "--ckpt", str(run), "--plot", "--out", str(tmp_path), "--quiet"]) == 0
+    )
     shown = capsys.readouterr().out
     assert "all train examples" in shown
     assert "blocks.0.attn.W_Q" in shown
@@ -146,5 +148,5 @@ def test_refusals(run, tmp_path, capsys):
         with pytest.raises(UserError, match=r"^[^\n]*$") as caught:
             experiments.gradients(*given)
         assert told in str(caught.value)
-    assert main(["gradients", str(plain)]) == 2
+    assert main(["modular", "gradients", "--ckpt", str(plain)]) == 2
     assert "gradient_norms_every" in capsys.readouterr().err

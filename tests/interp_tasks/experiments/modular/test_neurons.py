@@ -255,13 +255,15 @@ def test_a_model_of_which_nothing_varies(addition, tmp_path):
 
 
 def test_tables_and_pages(folder, run, capsys, tmp_path):
-    assert main(["neurons", "--ckpt", folder, "--neurons", "0,7"]) == 0
+    assert main(["modular", "neurons", "--ckpt", folder, "--neurons", "0,7"]) == 0
     shown = capsys.readouterr().out
     assert "neuron 7" in shown
     assert "cluster 2" in shown
-    assert main(["neurons", "--ckpt", folder, "--site", "pattern"]) == 0
+    assert main(["modular", "neurons", "--ckpt", folder, "--site", "pattern"]) == 0
     assert "0.1 to b" in capsys.readouterr().out
-    assert main(["neurons", "--ckpt", f"{run}@all", "--plot", "--out", str(tmp_path), "--quiet"]) == 0
+    assert (
+        main(["modular", "neurons", "--ckpt", f"{run}@all", "--plot", "--out", str(tmp_path), "--quiet"]) == 0
+    )
     shown = capsys.readouterr().out
     assert "3 checkpoints" in shown
     assert "without" in shown
@@ -300,7 +302,7 @@ def test_refusals(folder, given, told):
 
 def test_neurons_as_they_are_typed(folder, capsys):
     assert read_neurons("3, 1,3") == (3, 1)
-    assert main(["neurons", "--ckpt", folder, "--neurons", "0,x"]) == 2
+    assert main(["modular", "neurons", "--ckpt", folder, "--neurons", "0,x"]) == 2
     assert "write neurons counted from 0" in capsys.readouterr().err
 
 
@@ -308,7 +310,7 @@ def test_a_grid_of_positions_is_refused(folders, capsys):
     with pytest.raises(UserError, match="no grid of two input digits") as caught:
         experiments.neurons(folders[0])
     assert "\n" not in str(caught.value)
-    assert main(["neurons", "--ckpt", folders[0]]) == 2
+    assert main(["modular", "neurons", "--ckpt", folders[0]]) == 2
     assert "interp-run fourier also takes grids of positions" in capsys.readouterr().err
 
 

@@ -229,7 +229,21 @@ def test_a_single_answer_has_no_others(tmp_path):
 def test_the_command_prints_and_draws(found, capsys, tmp_path):
     ref = found["apart"][0]
     assert (
-        main(["primes", "--ckpt", ref, "--draws", "2", "--samples", "40", "--out", str(tmp_path), "--plot"])
+        main(
+            [
+                "modular",
+                "primes",
+                "--ckpt",
+                ref,
+                "--draws",
+                "2",
+                "--samples",
+                "40",
+                "--out",
+                str(tmp_path),
+                "--plot",
+            ]
+        )
         == 0
     )
     printed = capsys.readouterr().out
@@ -237,7 +251,7 @@ def test_the_command_prints_and_draws(found, capsys, tmp_path):
     assert "accuracy of" not in printed
     page = (tmp_path / "primes.html").read_text()
     assert "share of accuracy" in page
-    assert main(["primes", "--ckpt", ref, "--draws", "2", "--no-ablate", "--format", "json"]) == 0
+    assert main(["modular", "primes", "--ckpt", ref, "--draws", "2", "--no-ablate", "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert not any("damage" in row["metric"] for row in rows)
 

@@ -1,4 +1,4 @@
-"""``interp-run progress``: against numpy, hand-written forwards and the library's interventions, on small models."""
+"""``interp-run modular progress``: against numpy, forwards by hand and the library's interventions, on small models."""
 
 import json
 
@@ -553,7 +553,7 @@ def test_curves_over_a_run(run):
 
 
 def command(capsys, *arguments):
-    code = main(["progress", *arguments, "--quiet"])
+    code = main(["modular", "progress", *arguments, "--quiet"])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 

@@ -1,4 +1,4 @@
-"""``interp-run weights``: against numpy's SVD, FFT and correlations, on tables made by hand; what is refused."""
+"""``interp-run modular weights``: against numpy's SVD, FFT and correlations, on tables by hand; what is refused."""
 
 import json
 import math
@@ -305,7 +305,7 @@ def test_maps_hold_every_weight(made, result):
 
 
 def test_the_command(made, capsys, tmp_path):
-    assert main(["weights", "--ckpt", made, "--out", str(tmp_path), "--plot", "--quiet"]) == 0
+    assert main(["modular", "weights", "--ckpt", made, "--out", str(tmp_path), "--plot", "--quiet"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     for word in (
         "weights alone",
@@ -330,7 +330,7 @@ def test_the_command(made, capsys, tmp_path):
 )
 def test_faults_are_one_line(made, capsys, arguments, says):
     arguments = [made if one == "MADE" else one for one in arguments]
-    assert main(["weights", "--ckpt", made, *arguments, "--quiet"]) == 2
+    assert main(["modular", "weights", "--ckpt", made, *arguments, "--quiet"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert says in captured.err

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.baselines.comparison import forward, no_tokens
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@checked
+@experiment("matrix")
 def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
-    """Put another token at hidden entries and see whether the output there is that token's value.
+    """Put another token at hidden entries, and see whether the output there copies it.
+
+    Inputs are the task's own matrices, and others of full rank that nobody could complete.
 
     Gopalani, Lubana, Hu 2024, section 3.1.1 and table 1.
 

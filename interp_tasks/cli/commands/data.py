@@ -1,4 +1,4 @@
-"""``interp-run data``."""
+"""``interp-run tasks data``."""
 
 from __future__ import annotations
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import called, check_draws
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept
@@ -23,14 +25,24 @@ ALL = "all"
 WHAT = re.compile(r"[a-z_]+(-[a-z_]+)?")
 
 
-@checked
+@experiment("Intervene", says={"draws": None, "what": [ALL]})
 def permute(
     refs: str | Sequence[str],
-    draws: int = 20,
-    what: str | Sequence[str] = ALL,
+    draws: Annotated[int, typer.Option("--draws", metavar="N", help="Random permutations.")] = 20,
+    what: Annotated[
+        str | Sequence[str],
+        typer.Option(
+            "--what",
+            metavar="NAME",
+            help="all; of a grid of positions rows, within-rows, middle-row, columns, ... Repeat for rows.",
+        ),
+        list[str],
+    ] = ALL,
     **options: Unpack[Options],
 ) -> Result:
-    """Permute the rows of the position table that are in use; the input stays as it is.
+    """Permute the position embeddings, many times, and see which metrics move.
+
+    The table shows the draws pooled, and how they differ; files, JSON and CSV have a row for each draw too.
 
     Args:
         refs: one or several REFs; all see the same examples and the same permutations.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
@@ -21,9 +21,11 @@ ROUGH, PRIME, LARGE = "rough numbers", "primes", "primes that are no modulus"
 EVERY = "all"
 
 
-@checked
+@experiment("modular")
 def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
-    """Precision and recall of "no answer is remainder 0" as a detector of primes, over all inputs of a split.
+    """Read the remainders of a number together, and call it prime where none is 0: precision and recall.
+
+    Over all inputs of every split, beside what right remainders would find.
 
     A number n is called prime if no answer of the model says that n mod q = 0. Three things it may be compared with:
     ``rough numbers``, those without a factor among the moduli, 1 included, which right remainders find exactly;

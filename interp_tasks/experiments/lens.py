@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
@@ -20,12 +20,14 @@ READ_OUT, WITHOUT = "read-out", "without direct"
 TOKENS_PER_PASS = 16384
 
 
-@checked
+@experiment()
 def lens(
     refs: str | Sequence[str],
     **options: Unpack[Options],
 ) -> Result:
-    """Read the residual stream out after each layer, and take each component's direct effect from the output.
+    """Read the residual stream out after each layer, and the output without each component's direct effect.
+
+    Every number is compared with the full output on the same examples.
 
     Args:
         refs: one or several REFs; all see the same examples.

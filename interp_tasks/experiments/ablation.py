@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from interp_tasks.measurement.argument_types import checked
-from interp_tasks.measurement.head_edits import HeadEdit, choices, read_specs
+import typer
+
+from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.head_edits import HEADS_HELP, KEYS, MODE, QUERIES, HeadEdit, choices, read_specs
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import measure, swept
 from interp_tasks.measurement.subjects import Options
@@ -15,16 +17,21 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@checked
+@experiment("Intervene", says={"mode": None, "keys": None, "queries": "all"})
 def ablation(
     refs: str | Sequence[str],
-    heads: str | Sequence[Any] = "all",
-    mode: str = "uniform",
-    keys: str | Sequence[int] | None = None,
-    queries: str | Sequence[int] = "all",
+    heads: Annotated[
+        str | Sequence[Any], typer.Option("--heads", metavar="SPEC", help=HEADS_HELP), list[str]
+    ] = "all",
+    mode: Annotated[str, MODE] = "uniform",
+    keys: Annotated[str | Sequence[int] | None, KEYS, str | None] = None,
+    queries: Annotated[str | Sequence[int], QUERIES, str] = "all",
     **options: Unpack[Options],
 ) -> Result:
-    """Ablate attention heads of checkpoints and compare with the unedited model on the same examples.
+    """Ablate attention heads, and see which metrics move.
+
+    Every number is compared with the unedited model on the same examples. Means and resamples are taken over the
+    examples evaluated.
 
     Args:
         refs: one or several REFs; all see the same examples.

@@ -1,4 +1,4 @@
-"""``interp-run baseline`` and ``interp-run ood``."""
+"""``interp-run matrix baseline``."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from interp_tasks.cli.checkpoint_command import ExperimentCommand
+from interp_tasks.cli.checkpoint_command import REF_HELP, ComparisonCommand
 from interp_tasks.errors import UserError
-from interp_tasks.experiments import Result, baseline, ood
+from interp_tasks.experiments import Result, baseline
 from interp_tasks.experiments.baseline.measure import VARY
-from interp_tasks.experiments.ood.measure import GROUPS
 from interp_tasks.measurement.baselines.comparison import no_tokens
 from interp_tasks.measurement.subjects import Progress
 
 
 @dataclass(kw_only=True)
-class Baseline(ExperimentCommand):
+class Baseline(ComparisonCommand):
     """Compare models with methods that are not trained, such as completions of least nuclear norm.
 
     With --ckpt over a group of variations of the task, such as the share of hidden entries. With --task alone the
@@ -26,6 +25,9 @@ class Baseline(ExperimentCommand):
 
     name: ClassVar[str] = "baseline"
 
+    ckpt: Annotated[
+        list[str], typer.Option("--ckpt", metavar="REF", help=REF_HELP, show_default="none, with --task")
+    ] = field(default_factory=list)
     method: Annotated[
         list[str],
         typer.Option(
@@ -60,32 +62,11 @@ class Baseline(ExperimentCommand):
         return not self.alone
 
     def measure(self, progress: Progress | None) -> Result:
-        return baseline(self.ckpt, self.method, self.vary, self.variant, self.alone, **self.common(progress))
-
-
-@dataclass(kw_only=True)
-class Ood(ExperimentCommand):
-    """Try models on other laws of the entries, ranks, numbers of rows and columns than they were trained on.
-
-    Beside each stands a method that is not trained. Shapes that a model cannot take are named in the notes, as are
-    those that use positions it was never trained at.
-    """
-
-    name: ClassVar[str] = "ood"
-
-    vary: Annotated[
-        list[str],
-        typer.Option(
-            "--vary", metavar="GROUP", help="Variations of the task; repeat.", show_default=", ".join(GROUPS)
-        ),
-    ] = field(default_factory=lambda: list(GROUPS))
-    method: Annotated[
-        str | None, typer.Option("--method", metavar="NAME", help="The method.", show_default="the first")
-    ] = None
-
-    def check(self) -> None:
-        no_tokens(self.common(None), self.name)
-        super().check()
-
-    def measure(self, progress: Progress | None) -> Result:
-        return ood(self.ckpt, self.vary, self.method, **self.common(progress))
+        return baseline(
+            [] if self.alone else self.examined,
+            self.method,
+            self.vary,
+            self.variant,
+            self.alone,
+            **self.common(progress),
+        )

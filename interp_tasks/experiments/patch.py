@@ -6,13 +6,15 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
 from interp_tasks.measurement.donors import Donor, check_donor
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.head_classes import NO_CLASSES, head_classes_held_out
-from interp_tasks.measurement.head_edits import choices, positions, read_specs
+from interp_tasks.measurement.head_edits import HEADS_HELP, QUERIES, choices, positions, read_specs
 from interp_tasks.measurement.options import HEAD_SITES, called, check_queries, check_site, has_heads
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept
@@ -28,17 +30,35 @@ RESAMPLE = "resample"
 NAME = re.compile(r"[A-Za-z_][\w-]*")
 
 
-@checked
+@experiment(
+    "Intervene", says={"source": None, "site": None, "heads": None, "queries": "all", "by_class": False}
+)
 def patch(
     refs: str | Sequence[str],
-    source: str,
-    site: str | Sequence[str] = "z",
-    heads: str | Sequence[Any] | None = None,
-    queries: str | Sequence[int] = "all",
-    by_class: bool = False,
+    source: Annotated[
+        str, typer.Option("--source", metavar="SOURCE", help="REF, resample, or a name of the task's.")
+    ],
+    site: Annotated[
+        str | Sequence[str],
+        typer.Option("--site", metavar="SITE", help="z, z.1 (layer 1), resid_pre.1, ... Repeat for rows."),
+        list[str],
+    ] = "z",
+    heads: Annotated[
+        str | Sequence[Any] | None,
+        typer.Option("--heads", metavar="SPEC", help=HEADS_HELP, show_default="all, where there are heads"),
+        list[str],
+    ] = None,
+    queries: Annotated[str | Sequence[int], QUERIES, str] = "all",
+    by_class: Annotated[
+        bool, typer.Option("--by-class", help="A row more for each class of heads, by what they attend to.")
+    ] = False,
     **options: Unpack[Options],
 ) -> Result:
-    """Run checkpoints on their examples with activations from a source, and compare with the unedited run.
+    """Put activations from a source into a run, and see which metrics move.
+
+    The source is another checkpoint on the same examples, another example (resample), or an input that the task
+    declares (negated, for matrix completion). Metrics marked (source) judge the same output by the targets of the
+    source.
 
     Args:
         refs: one or several REFs; all see the same examples.

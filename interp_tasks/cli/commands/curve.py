@@ -1,4 +1,4 @@
-"""``interp-run curve``."""
+"""``interp-run runs curve``."""
 
 from __future__ import annotations
 
@@ -36,4 +36,4 @@ class Curve(RunsCommand):
         super().check()
 
     def measure(self, progress: Progress | None) -> Result:
-        return curve(self.runs, samples=self.samples, seed=self.seed, device=self.device, progress=progress)
+        return curve(self.ckpt, samples=self.samples, seed=self.seed, device=self.device, progress=progress)

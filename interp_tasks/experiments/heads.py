@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.head_classes import head_classes_held_out
-from interp_tasks.measurement.head_edits import HeadEdit, by_layer
+from interp_tasks.measurement.head_edits import KEYS, MODE, QUERIES, HeadEdit, by_layer
 from interp_tasks.measurement.options import check_draws, check_groups
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept
@@ -21,19 +23,39 @@ if TYPE_CHECKING:
     from circuits import Head, Intervention
 
 
-@checked
+@experiment(
+    "Intervene",
+    says={"mode": None, "keys": None, "queries": "all", "by_class": False, "least": 0, "random": 0},
+)
 def heads(
     refs: str | Sequence[str],
-    mode: str = "uniform",
-    keys: str | Sequence[int] | None = None,
-    queries: str | Sequence[int] = "all",
-    groups: Mapping[str, str] | Sequence[str] = (),
-    by_class: bool = False,
-    least: int = 0,
-    random: int = 0,
+    mode: Annotated[str, MODE] = "uniform",
+    keys: Annotated[str | Sequence[int] | None, KEYS, str | None] = None,
+    queries: Annotated[str | Sequence[int], QUERIES, str] = "all",
+    groups: Annotated[
+        Mapping[str, str] | Sequence[str],
+        typer.Option(
+            "--group", metavar="NAME=HEADS", help="Some heads together, as in copying=0.1+2.3-5. Repeat."
+        ),
+        list[str],
+    ] = (),
+    by_class: Annotated[
+        bool,
+        typer.Option(
+            "--by-class", help="Groups are classes by what heads attend to on other examples; with ratios."
+        ),
+    ] = False,
+    least: Annotated[
+        int, typer.Option("--least", help="With --by-class: the N heads closest to no template, as a group.")
+    ] = 0,
+    random: Annotated[
+        int, typer.Option("--random", help="Beside groups N draws of as many heads at random.")
+    ] = 0,
     **options: Unpack[Options],
 ) -> Result:
     """Ablate every head alone, each layer's heads together, all heads, and groups of your own.
+
+    One table; the figure is a map of effects, layer by head, with the groups as points.
 
     Args:
         refs: one or several REFs; all see the same examples.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.argument_types import checked
+from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 FORCED, GREEDY = "teacher forcing", "greedy"
 
 
-@checked
+@experiment("matrix")
 def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
-    """Judge greedy decoding by the task's metrics, beside the same with the true tokens before each answer.
+    """See what a language model of a task answers when it goes on from its own answers (greedy decoding).
+
+    Beside the same with the true tokens before each answer (teacher forcing).
 
     Args:
         refs: one or several REFs; all see the same examples.

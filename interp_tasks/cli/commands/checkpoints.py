@@ -1,0 +1,43 @@
+"""``interp-run runs checkpoints``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from interp_tasks.checkpoints import describe_run, resolve
+from interp_tasks.cli.base import Command
+from interp_tasks.cli.output import FORMATS
+from interp_tasks.cli.rows import print_rows
+from interp_tasks.cli.runs_command import RUNS_HELP
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.options import check_choice
+
+
+@dataclass(kw_only=True)
+class Checkpoints(Command):
+    """List the checkpoints of a run, and where its drop lies."""
+
+    ckpt: Annotated[list[str], typer.Option("--ckpt", metavar="RUN", help=RUNS_HELP)]
+    format: Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")] = "table"
+
+    def check(self) -> None:
+        check_choice("--format", self.format, FORMATS)
+        for run in self.ckpt:
+            if "@" in run:
+                raise UserError(
+                    f"{run!r}: name the run alone, {run.rpartition('@')[0]}, to list its checkpoints"
+                )
+
+    def execute(self) -> None:
+        found = [each for run in self.ckpt for each in resolve(f"{run}@all")]
+        runs = {each.run_name: each.run_path for each in found if each.run_path is not None}
+        rows = [
+            {"run": name, "ref": f"{name}@{row['step']}", **row}
+            for name, path in runs.items()
+            for row in describe_run(path)
+        ]
+        shown = ["ref", "step", "marks", *(["task"] if len(runs) > 1 else []), "metrics"]
+        print_rows([{**row, "metrics": row["metrics"] or {}} for row in rows], self.format, shown)

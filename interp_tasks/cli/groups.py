@@ -1,0 +1,132 @@
+"""Commands by panel and group: listed by name and first line, each one's module loaded when it is called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from interp_tasks.errors import UserError
+
+#: ``-h`` too.
+CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a help page, and what makes its command.
+
+    Attributes:
+        help: the first paragraph of the command's help.
+        panel: the heading that it stands under; empty within a group.
+        load: called with the name under which it was called.
+    """
+
+    name: str
+    help: str
+    load: Callable[[str], Any]
+    panel: str = ""
+
+
+class CommandGroup(TyperGroup):
+    """A group that makes a command when it is called, and lists all of them without."""
+
+    entries: Mapping[str, Entry] = {}
+    #: What was called ``KEY`` at this place, and is called otherwise now.
+    moved: Mapping[str, str] = {}
+    #: The command that is meant where none is named.
+    default: str | None = None
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.entries)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in self.entries and cmd_name not in self.commands:
+            self.commands[cmd_name] = self.entries[cmd_name].load(cmd_name)
+        return self.commands.get(cmd_name)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if self.default is not None and not {*args[:1]} & {*self.entries, "-h", "--help"}:
+            # Options alone are the default command's; another word is a mistake, said below.
+            if not args or args[0].startswith("-"):
+                args = [self.default, *args]
+        elif self.default is None and not args:
+            args = ["--help"]
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name not in self.entries and name in self.moved:
+            raise UserError(
+                f"{ctx.command_path} {name} is now {self.moved[name]}; see {self.moved[name]} --help"
+            )
+        # Typer looks for names that are close among those it has.
+        missing = [each for each in self.entries if each not in self.commands]
+        if name not in self.entries:
+            self.commands = {**self.commands, **{each: stub(self.entries[each]) for each in missing}}
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        listed = TyperGroup(
+            name=self.name,
+            help=self.help,
+            params=self.params,
+            commands={each.name: stub(each) for each in self.entries.values()},
+            rich_markup_mode=self.rich_markup_mode,
+        )
+        listed.format_help(ctx, formatter)
+
+
+def stub(entry: Entry) -> TyperCommand:
+    """A command's line on a help page."""
+    return TyperCommand(name=entry.name, help=entry.help, rich_help_panel=entry.panel or None)
+
+
+def group_of(
+    name: str,
+    help: str,
+    entries: Sequence[Entry],
+    callback: Callable[..., None] | None = None,
+    *,
+    moved: Mapping[str, str] | None = None,
+    default: str | None = None,
+) -> CommandGroup:
+    """A group of commands, with the options of ``callback``."""
+    app = typer.Typer(
+        name=name,
+        help=help,
+        cls=CommandGroup,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings=CONTEXT,
+    )
+
+    def nothing() -> None:
+        """A group has no options of its own."""
+
+    app.callback(help=help)(callback or nothing)
+    made = typer.main.get_group(app)
+    assert isinstance(made, CommandGroup)
+    made.entries = {each.name: each for each in entries}
+    made.moved, made.default = moved or {}, default
+    return made
+
+
+def first_paragraph(documented: Any) -> str:
+    """The first paragraph of a docstring, in one line."""
+    return " ".join((inspect.getdoc(documented) or "").partition("\n\n")[0].split())
+
+
+def every_command(group: CommandGroup, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every command of a group and of the groups in it, with its words: ``("modular", "progress")``."""
+    for name in group.entries:
+        made = group.get_command(None, name)
+        if isinstance(made, CommandGroup):
+            yield from every_command(made, (*before, name))
+        else:
+            yield (*before, name), made
