@@ -18,8 +18,7 @@ from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, ProbeResult, probe
 from interp_tasks.experiments.probe.settings import SAMPLES
-from interp_tasks.measurement import subjects as subjects
-from interp_tasks.measurement.subjects import Examples
+from interp_tasks.measurement.subjects import Examples, subjects
 from interp_tasks.measurement.table import shown_columns, shown_rows
 from interp_tasks.measurement.untrained import untrained
 from tasks import ProbeTarget, ProbeTargets
