@@ -75,7 +75,7 @@ def load_command(place: str, name: str) -> object:
 
 
 def load_experiment(experiment: Experiment, name: str) -> object:
-    """The command of an experiment: made from its signature, or written in ``cli/commands`` if that does not say all."""
+    """The command of an experiment: made from its signature, or in ``cli/commands`` where that does not say all."""
     own = own_command(experiment)
     made = command_of(experiment) if own is None else of_module(own)
     return make_command(path_of(experiment.place, name), made, experiment.place)

@@ -75,9 +75,9 @@ def print_result(
 
         short = short_names(refs)
         for ref in refs:
-            about = title(frame[frame["ref"] == ref].to_dict("records"))
-            same = f"{short[ref]}: {about[0]}" if short[ref] != about[0] else about[0]
-            heads.setdefault("", []).append([same, *about[1:]])
+            name, *rest = title(frame[frame["ref"] == ref].to_dict("records"))
+            named = f"{short[ref]}: {name}" if short[ref] != name else name
+            heads.setdefault("", []).append([named, *rest])
         heads[""].append(list(done))
         frame = frame.assign(checkpoint=frame["ref"].map(short), ref="")
         columns = [Column("ckpt", "checkpoint"), *columns]

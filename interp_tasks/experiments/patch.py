@@ -15,7 +15,7 @@ from interp_tasks.measurement.donors import Donor, check_donor
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.head_classes import NO_CLASSES, head_classes_held_out
 from interp_tasks.measurement.head_edits import HEADS_HELP, QUERIES, choices, positions, read_specs
-from interp_tasks.measurement.options import HEAD_SITES, called, check_queries, check_site, has_heads
+from interp_tasks.measurement.options import HEAD_SITES, SITES, called, check_queries, check_site, has_heads
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept
 from interp_tasks.measurement.subjects import Examples, Options, Subject
@@ -40,7 +40,9 @@ def patch(
     ],
     site: Annotated[
         str | Sequence[str],
-        typer.Option("--site", metavar="SITE", help="z, z.1 (layer 1), resid_pre.1, ... Repeat for rows."),
+        typer.Option(
+            "--site", metavar="SITE", help=f"{', '.join(SITES)}; in layer 1 alone z.1. Repeat for rows."
+        ),
         list[str],
     ] = "z",
     heads: Annotated[

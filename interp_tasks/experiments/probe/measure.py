@@ -11,6 +11,7 @@ import typer
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.probe.table import notes, tidy_rows
 from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.options import SITES
 from interp_tasks.measurement.probes import SAMPLES, ProbeSettings, probed
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
@@ -65,7 +66,9 @@ def probe(
     refs: str | Sequence[str],
     sites: Annotated[
         str | Sequence[str],
-        typer.Option("--site", metavar="SITE", help="resid_post, z.1, ...; repeat for several."),
+        typer.Option(
+            "--site", metavar="SITE", help=f"{', '.join(SITES)}; in layer 1 alone z.1. Repeat for several."
+        ),
         list[str],
     ] = ("resid_post",),
     targets: Annotated[

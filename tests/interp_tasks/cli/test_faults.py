@@ -933,5 +933,5 @@ def test_a_head_counts_the_most_examples_of_its_split():
 
 def test_draws_have_an_end(call):
     assert "--draws 100001: at most 100000" in refused(
-        call("modular", "primes", "--ckpt", "x@0", "--draws", "100001")
+        call("modular", "primes", "--ckpt", "zoo:miiii-113-small@post", "--draws", "100001")
     )

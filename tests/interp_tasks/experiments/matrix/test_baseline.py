@@ -267,7 +267,7 @@ def test_the_table_of_algorithm_is_about_the_output(folders):
             ["matrix", "ood", "--ckpt", "CKPT", "--vary", "size"],
             "declares p_mask, entries, rank, rows, columns",
         ),
-        (["matrix", "ood", "--ckpt", "CKPT", "--tokens", "t.npy"], "ood needs a task"),
+        (["matrix", "ood", "--ckpt", "CKPT", "--tokens", "t.npy"], "t.npy"),
         (["matrix", "copying", "--ckpt", "zoo:modular-addition-113@last"], "is of modular-addition"),
         (["matrix", "algorithm", "--ckpt", "CKPT", "--entries", "all"], "--entries 'all': task"),
         (["matrix", "algorithm", "--ckpt", "zoo:modular-addition-113@last"], "is of modular-addition"),
