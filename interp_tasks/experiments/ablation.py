@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.head_edits import HEADS_HELP, KEYS, MODE, QUERIES, HeadEdit, choices, read_specs
+from interp_tasks.measurement.heads.edits import (
+    HEADS_HELP,
+    KEYS,
+    MODE,
+    QUERIES,
+    HeadEdit,
+    choices,
+    read_specs,
+)
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import measure, swept
 from interp_tasks.measurement.subjects import Options

@@ -10,8 +10,8 @@ import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.head_classes import head_classes_held_out
-from interp_tasks.measurement.head_edits import KEYS, MODE, QUERIES, HeadEdit, by_layer
+from interp_tasks.measurement.heads.classes import head_classes_held_out
+from interp_tasks.measurement.heads.edits import KEYS, MODE, QUERIES, HeadEdit, by_layer
 from interp_tasks.measurement.options import check_draws, check_groups
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept

@@ -13,8 +13,8 @@ import typer
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.donors import Donor, check_donor
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.head_classes import NO_CLASSES, head_classes_held_out
-from interp_tasks.measurement.head_edits import HEADS_HELP, QUERIES, choices, positions, read_specs
+from interp_tasks.measurement.heads.classes import NO_CLASSES, head_classes_held_out
+from interp_tasks.measurement.heads.edits import HEADS_HELP, QUERIES, choices, positions, read_specs
 from interp_tasks.measurement.options import HEAD_SITES, SITES, called, check_queries, check_site, has_heads
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.measurement.head_edits import HeadEdit, by_layer
+from interp_tasks.measurement.heads.edits import HeadEdit, by_layer
 from interp_tasks.measurement.runner import swept
 from interp_tasks.measurement.subjects import Examples, Options, Progress, Subject, subjects
 

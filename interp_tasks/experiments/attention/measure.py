@@ -21,7 +21,7 @@ from interp_tasks.experiments.attention.table import (
     QUANTILES,
 )
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.head_classes import READ, THRESHOLD, HeadClasses, classify_heads
+from interp_tasks.measurement.heads.classes import READ, THRESHOLD, HeadClasses, classify_heads
 from interp_tasks.measurement.options import check_queries
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure

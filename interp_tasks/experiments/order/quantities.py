@@ -41,7 +41,7 @@ class RunEnd:
 
     def classes(self, subject: Subject) -> Mapping[str, Any]:
         """Returns its heads by class, as ``attention`` finds them; those of no class left out."""
-        from interp_tasks.measurement.head_classes import classify_heads
+        from interp_tasks.measurement.heads.classes import classify_heads
 
         if self._classes is None:
             self._classes = {}

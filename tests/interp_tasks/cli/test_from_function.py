@@ -15,9 +15,9 @@ from interp_tasks.cli import main
 from interp_tasks.cli.app import own_command, program
 from interp_tasks.cli.from_function import command_of
 from interp_tasks.cli.groups import every_command
-from interp_tasks.measurement import head_edits
 from interp_tasks.measurement.argument_types import bare
 from interp_tasks.measurement.experiment import EXPERIMENTS, Experiment
+from interp_tasks.measurement.heads import edits as head_edits
 
 CKPT = "zoo:matrix-completion-4x4@post"
 NEW = '''"""Counts."""

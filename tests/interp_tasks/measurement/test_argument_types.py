@@ -10,7 +10,7 @@ import torch
 from interp_tasks import experiments
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.argument_types import check_types, checked, option_types, validator_of
-from interp_tasks.measurement.head_edits import read_specs
+from interp_tasks.measurement.heads.edits import read_specs
 
 EXPERIMENTS = sorted(
     name for name in experiments.__all__ if name.islower() and name != "subjects" and name in dir(experiments)

@@ -13,7 +13,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.experiments import ablation, attention, heads, patch
 from interp_tasks.experiments.attention.figure import over_steps
 from interp_tasks.experiments.attention.table import view_columns, view_rows
-from interp_tasks.measurement.head_classes import UNINTERPRETABLE, classify_heads, head_classes_held_out
+from interp_tasks.measurement.heads.classes import UNINTERPRETABLE, classify_heads, head_classes_held_out
 from interp_tasks.measurement.subjects import Examples, subjects
 from tasks import TaskError
 
@@ -158,7 +158,7 @@ def test_groups_are_classes_found_on_other_examples(by_class):
 
 def test_other_examples_are_none_of_those_measured(monkeypatch):
     seen = []
-    from interp_tasks.measurement import head_classes
+    from interp_tasks.measurement.heads import classes as head_classes
 
     def looked(subject, **settings):
         seen.append(subject)

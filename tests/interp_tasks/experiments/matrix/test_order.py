@@ -106,7 +106,7 @@ def test_attention_is_that_of_the_heads_that_end_in_a_class(task, refs, monkeypa
 def test_classes_are_those_that_attention_finds(task, refs):
     """A head on its own position everywhere also fits a template that is only there as another class's exception."""
     from interp_tasks.experiments.order.quantities import RunEnd
-    from interp_tasks.measurement.head_classes import classify_heads
+    from interp_tasks.measurement.heads.classes import classify_heads
     from interp_tasks.measurement.subjects import Examples, subjects
 
     (subject,) = subjects(refs[2], Examples(samples=64))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.head_edits import positions
+from interp_tasks.measurement.heads.edits import positions
 from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, Subject
 
 if TYPE_CHECKING:
