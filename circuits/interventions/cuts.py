@@ -259,7 +259,8 @@ class Junction:
     # ---- In the order of a run. Each is called with what comes to its site.
 
     def _embedding(self, hook: str, x: Tensor) -> None:
-        if hook == "hook_embed" and not self._frame.whole:
+        # A busy flow asks what hangs at this very hook, and comes here a second time.
+        if hook == "hook_embed" and not self._frame.whole and not self._direct.busy:
             self._direct = _Flow()
         flow = self._flow()
         if flow is None:

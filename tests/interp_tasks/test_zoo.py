@@ -22,12 +22,12 @@ from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import zoo_folder
 from interp_tasks.cli import main
 from interp_tasks.grids import grid
+from interp_tasks.recipes import recipe as recipes
 from interp_tasks.recipes.recipe import recipe_names
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.trainer import model_settings
 from interp_tasks.zoo import catalog as catalogs
 from interp_tasks.zoo import pack as packing
-from interp_tasks.zoo import shipped as recipes
 from interp_tasks.zoo.catalog import catalog
 from interp_tasks.zoo.pack import pack_recipe, stored_metrics
 from interp_tasks.zoo.replication import difference, replicate
@@ -199,7 +199,7 @@ def test_a_recipe_is_trained_packed_listed_and_trained_again(own, capsys):
 
 def test_what_is_not_trained_is_not_packed(own, capsys):
     spec = own / "zoo/recipes/small.toml"
-    (unit, *_) = recipes.shipped_runs(spec)
+    (unit, *_) = shipped_runs(spec)
     assert pack_recipe(spec, own / "nowhere", own / "zoo") == []
     assert f"tiny: {own}/nowhere/{unit.unit.folder} is not trained to step 2 yet" in capsys.readouterr().out
 
@@ -238,7 +238,7 @@ def test_recipes_that_cannot_be(own, capsys, old, new, said):
     [(["7"], "no checkpoint at step 7"), (["onset"], "shows no drop"), (["x"], "no step 'x'")],
 )
 def test_what_cannot_be_packed_leaves_nothing(own, at, said):
-    (unit, *_) = recipes.shipped_runs("small")
+    (unit, *_) = shipped_runs("small")
     grid("zoo/recipes/small.toml", own / "grid", executor="serial")
     with pytest.raises(UserError, match=said):
         packing.pack(own / "grid" / unit.unit.folder, at, own / "zoo/new/name")

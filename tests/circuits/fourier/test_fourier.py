@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, cache, fourier, run
-from circuits.interventions.frequencies import Waves
+from circuits.interventions.frequencies import FourierComponents
 
 PERIODS = [1, 2, 3, 4, 5, 8, 12, 13, 59, 113]
 
@@ -206,7 +206,7 @@ def test_blocks_by_hand():
 def test_components_are_what_frequencies_removes(period, keys):
     grid = fourier.Grid({"a": period, "b": period})
     found = fourier.components(grid, keys)
-    waves = Waves((0, 1), period, tuple(keys), "all").at(grid.coordinates())
+    waves = FourierComponents((0, 1), period, tuple(keys), "all").at(grid.coordinates())
     torch.testing.assert_close(found, waves / period, rtol=0, atol=1e-13)
     torch.testing.assert_close(
         found.T @ found, torch.eye(found.shape[1], dtype=torch.float64), atol=1e-12, rtol=0

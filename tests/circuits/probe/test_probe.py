@@ -11,7 +11,7 @@ from sklearn.model_selection import GridSearchCV, PredefinedSplit
 
 from circuits import CircuitsError, ablate, cache, edit, intervene, patch, probe, run
 from circuits.model.surface import Surface
-from circuits.probe._fit import Recipe, Stream, fit
+from circuits.probe._fit import ActivationStream, FitSettings, fit
 from circuits.probe._least_squares import NormalEquations
 from circuits.probe._sites import parse_sites
 from circuits.probe._split import read_entries
@@ -510,7 +510,9 @@ def test_what_is_kept_does_not_grow_with_the_examples(causal):
         surface = Surface.of(causal)
         spots = parse_sites(surface, ["resid_post", "mlp_post"], None, None)
         held_out = torch.arange(count) % 4 == 0
-        stream = Stream(surface, inputs, read_entries(inputs, None, None, held_out, 3, 0, False), 16)
+        stream = ActivationStream(
+            surface, inputs, read_entries(inputs, None, None, held_out, 3, 0, False), 16
+        )
         calls, found, before = [], [], storages()
 
         def listen(module, args, calls=calls, found=found, before=before, last=count // 16):
@@ -519,7 +521,7 @@ def test_what_is_kept_does_not_grow_with_the_examples(causal):
                 found.append(sum(size for at, size in storages().items() if at not in before))
 
         handle = causal.register_forward_pre_hook(listen)
-        fit(stream, spots, target, Recipe(True, (0.1, 1.0), 3))
+        fit(stream, spots, target, FitSettings(True, (0.1, 1.0), 3))
         handle.remove()
         (held[count],) = found
         del inputs, target, stream

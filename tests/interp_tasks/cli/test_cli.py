@@ -212,7 +212,6 @@ def test_a_p_column_stands_only_where_rows_differ_in_it(call):
     assert "p adj.\n" in re.sub(r" +\n", "\n", differ)
 
 
-@pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("asked", HEADS)
 def test_the_head_of_a_table_says_what_was_done(call, monkeypatch, asked):
     monkeypatch.setenv("COLUMNS", "80")

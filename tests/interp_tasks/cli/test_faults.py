@@ -728,7 +728,7 @@ def test_what_stands_in_for_a_character(text, people, programs):
 
 def test_the_c_locale():
     plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
-    for command in ("--help", f"checkpoints {ZOO}"):
+    for command in ("--help", f"runs checkpoints --ckpt {ZOO}"):
         code, out, err = shell(f"interp-run {command}", **plain)
         assert (code, err) == (0, b"")
         assert out.isascii()

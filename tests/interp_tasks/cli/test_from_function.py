@@ -30,7 +30,7 @@ from typing import Annotated
 import typer
 
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.runner import Found, measure
+from interp_tasks.measurement.runner import Measured, measure
 
 
 @experiment("Look")
@@ -50,7 +50,7 @@ def counting(
 
         count = sum(each.numel() for each in subject.model.parameters())
         row = {"variant": ",".join(times), "metric": "weights", "value": count, "n": 1}
-        return Found(pandas.DataFrame([row]), {})
+        return Measured(pandas.DataFrame([row]), {})
 
     return measure("counting", refs, options, look, config={})
 '''

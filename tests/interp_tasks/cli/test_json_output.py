@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.reproduction import reproduce
+from interp_tasks.reproduction.reproduce import COLUMNS as VERDICT_COLUMNS
 from interp_tasks.training.cost import Cost
 
 
@@ -54,7 +54,7 @@ def test_settings_that_vary_are_columns_of_a_grid(schema):
 
 def test_columns_of_verdicts_and_costs_are_those_of_the_code(schema):
     for name, columns in (
-        ("verdict", reproduce.COLUMNS),
+        ("verdict", VERDICT_COLUMNS),
         ("cost", [*(field.name for field in fields(Cost)), "memory_bytes"]),
     ):
         described = schema["$defs"][name]

@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from interp_tasks.cli.settings import read_seeds
 
 from interp_tasks import experiments
 from interp_tasks.errors import UserError
@@ -11,6 +10,7 @@ from interp_tasks.published import papers, read_paper
 from interp_tasks.published.papers import parse_paper
 from interp_tasks.recipes.recipe import recipe_names
 from interp_tasks.reproduction.runs import as_text
+from interp_tasks.settings import read_seeds
 from interp_tasks.training.config import resolve_config
 from interp_tasks.zoo.shipped import shipped_runs
 

@@ -104,10 +104,12 @@ def test_the_command_refuses_what_cannot_be(folders, capsys, tmp_path):
     for arguments, says in (
         (["--ckpt", folders[0], "--shift", "0"], "above 0"),
         (["--ckpt", folders[0], "--tokens", __file__], "leave --tokens out"),
-        (["--ckpt", modular], "does not say what may be changed"),
+        (["--ckpt", modular], "is for models of matrix completion"),
     ):
         assert main(["matrix", "influence", *arguments, "--quiet"]) == 2
         assert says in capsys.readouterr().err
+    with pytest.raises(UserError, match="does not say what may be changed"):
+        influence(modular)
     assert main(["matrix", "influence", "--ckpt", folders[0], "--samples", "8", "--quiet"]) == 0
     assert "on a shortest path" in capsys.readouterr().out
 

@@ -310,8 +310,9 @@ def test_a_grid_of_positions_is_refused(folders, capsys):
     with pytest.raises(UserError, match="no grid of two input digits") as caught:
         experiments.neurons(folders[0])
     assert "\n" not in str(caught.value)
+    assert "interp-run fourier also takes grids of positions" in str(caught.value)
     assert main(["modular", "neurons", "--ckpt", folders[0]]) == 2
-    assert "interp-run fourier also takes grids of positions" in capsys.readouterr().err
+    assert "is for models of modular arithmetic" in capsys.readouterr().err
 
 
 def test_a_grid_of_another_dimension_is_refused(folder, addition, monkeypatch):
