@@ -28,12 +28,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+    Array = NDArray[np.float64]
 
 MIN_VALUES = 8
 #: Splits tried for the first guess; more do not move it.
@@ -79,6 +80,8 @@ class Drop:
 
 def final_level(curve: Sequence[float]) -> float:
     """Returns the median of the last tenth of finite values in order of their steps, of three at least."""
+    import numpy as np
+
     return float(np.median(curve[-max(3, len(curve) // 10) :]))
 
 
@@ -99,6 +102,8 @@ def detect_drop(
     Raises:
         ValueError: if the two differ in length, or steps do not ascend.
     """
+    import numpy as np
+
     if len(steps) != len(values):
         raise ValueError(f"{len(steps)} steps and {len(values)} values")
     logged = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
@@ -175,6 +180,8 @@ def _first_crossing(curve: Array, level: float, window: int) -> int | None:
 
 def first_lasting(values: Sequence[float], level: float) -> int | None:
     """The first index at which finite values are below a level lastingly, as a drop's steps are."""
+    import numpy as np
+
     curve = np.asarray(values, dtype=np.float64)
     below = np.flatnonzero((curve < level) & (_medians(curve, 0, _window(len(curve)) - 1) < level))
     return int(below[0]) if len(below) else None
@@ -182,24 +189,32 @@ def first_lasting(values: Sequence[float], level: float) -> int | None:
 
 def _last_before(curve: Array, crossing: int, level: float, window: int) -> int:
     """The last index before the crossing at which the smoothed curve is above a level."""
+    import numpy as np
+
     above = np.flatnonzero(_medians(curve, -(window // 2), window // 2)[:crossing] > level)
     return int(above[-1]) if len(above) else 0
 
 
 def _first_after(curve: Array, crossing: int, level: float, window: int) -> int:
     """The first index from the crossing on at which the curve is below a level lastingly, or the last."""
+    import numpy as np
+
     below = np.flatnonzero(((curve < level) & (_medians(curve, 0, window - 1) < level))[crossing:])
     return crossing + int(below[0]) if len(below) else len(curve) - 1
 
 
 def plateau_steps(steps: Sequence[int], drop: Drop) -> list[int]:
     """The logged steps that a drop's plateau is taken over."""
+    import numpy as np
+
     at = np.asarray(steps, dtype=np.float64)
     return [int(at[index]) for index in _plateau_indices(at, int(np.searchsorted(at, drop.crossing)))]
 
 
 def _plateau_indices(at: Array, crossing: int) -> NDArray[np.int64]:
     """Values logged between a tenth and a half of the crossing; if the log is too coarse, all before it."""
+    import numpy as np
+
     step = at[crossing]
     inside = np.flatnonzero((at >= step / 10) & (at <= step / 2))
     return inside if len(inside) >= 3 else np.arange(crossing)
@@ -207,6 +222,8 @@ def _plateau_indices(at: Array, crossing: int) -> NDArray[np.int64]:
 
 def _speed(at: Array, curve: Array, indices: NDArray[np.int64]) -> float:
     """Fall per step, from the median of the earlier half to that of the later half."""
+    import numpy as np
+
     half = len(indices) // 2
     early, late = indices[:half], indices[-half:]
     fall = np.median(curve[early]) - np.median(curve[late])
@@ -215,6 +232,8 @@ def _speed(at: Array, curve: Array, indices: NDArray[np.int64]) -> float:
 
 def _level_before_best_split(at: Array, curve: Array) -> float:
     """The higher level in the best description of the curve as one level and then a lower one."""
+    import numpy as np
+
     edges = np.concatenate([at[:1], (at[1:] + at[:-1]) / 2, at[-1:]])
     weights = np.maximum(np.diff(edges), 1e-9)
     splits = np.unique(np.linspace(1, len(curve) - 1, MAX_SPLITS).astype(int))
@@ -231,6 +250,8 @@ def _level_before_best_split(at: Array, curve: Array) -> float:
 
 
 def _weighted_median(values: Array, weights: Array) -> float:
+    import numpy as np
+
     order = np.argsort(values)
     reached = np.cumsum(weights[order])
     return float(values[order[np.searchsorted(reached, reached[-1] / 2)]])
@@ -238,6 +259,8 @@ def _weighted_median(values: Array, weights: Array) -> float:
 
 def _medians(curve: Array, first: int, last: int) -> Array:
     """At each index i, the median of curve[i + first] ... curve[i + last], as far as they exist (or NaN)."""
+    import numpy as np
+
     padded = np.full((len(curve), last - first + 1), np.nan)
     for column, shift in enumerate(range(first, last + 1)):
         source = np.arange(len(curve)) + shift

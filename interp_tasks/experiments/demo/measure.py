@@ -18,10 +18,11 @@ from interp_tasks.measurement.runner import HOLM
 from interp_tasks.measurement.subjects import Progress
 from interp_tasks.measurement.table import shown_columns, value_text
 from interp_tasks.pages import Column, Figure, Page, Section, Table, Text, number, signed
-from interp_tasks.published import Claim, read_paper
 
 if TYPE_CHECKING:
     import pandas
+
+    from interp_tasks.published import Claim
 
 MATRIX_RUN = "zoo:matrix-completion-7x7"
 MODULAR_RUN = "zoo:modular-addition-113"
@@ -132,6 +133,8 @@ def demo_page(outcomes: list[Outcome]) -> Page:
 
 def conclude_matrix_completion(frame: pandas.DataFrame, config: dict[str, Any]) -> list[str]:
     """The claims of Gopalani, Lubana, Hu 2024, sections 3.1.2 and 3.2.1, on this model, each by its rule."""
+    from interp_tasks.published import read_paper
+
     # Entries are sums of r products of two uniforms on [-scale, scale], whose variance is scale² / 3 each.
     guess = config["rank"] * config["scale"] ** 4 / 9
     claims = {claim.id: claim for claim in read_paper("matrix-completion").claim}

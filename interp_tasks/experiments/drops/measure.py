@@ -11,7 +11,6 @@ import typer
 
 from interp_tasks.checkpoints.drop import first_lasting
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.crossings import spearman
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.run_logs import Curve, Run, family, measures, plateau_levels, read_runs, setting
@@ -214,6 +213,8 @@ def correlations(
         UserError: if no three runs do, or the setting is no number.
     """
     import numpy as np
+
+    from interp_tasks.measurement.crossings import spearman
 
     groups: dict[str, dict[str, float]] = {}
     for run in found:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from interp_tasks.errors import UserError
@@ -93,6 +92,8 @@ def prime_order(
     Raises:
         UserError: in one line.
     """
+    import numpy as np
+
     check_level(level)
     points = [point for run in read_runs(runs) for point in points_of(run, level)]
     rows = [
@@ -158,6 +159,8 @@ def points_of(run: Run, level: float) -> list[Point]:
 
 def stratified(x: Array, y: Array, strata: Any, seed: int) -> tuple[float, float]:
     """Rank correlation within strata, and its two-sided p-value; NaN where nothing varies."""
+    import numpy as np
+
     one, other = ranked(x, strata), ranked(y, strata)
     size = math.sqrt((one**2).sum() * (other**2).sum())
     if size < 1e-12:
@@ -176,6 +179,8 @@ def stratified(x: Array, y: Array, strata: Any, seed: int) -> tuple[float, float
 
 def ranked(values: Array, strata: Any) -> Array:
     """Ranks within each stratum, equal values sharing theirs, less the stratum's mean."""
+    import numpy as np
+
     found = np.zeros(len(values))
     for stratum in np.unique(strata):
         some = np.flatnonzero(strata == stratum)
