@@ -1,4 +1,4 @@
-"""What can be put in an activation's place. Each is a frozen value; none holds a model."""
+"""Replacements for activations. Each is a frozen value that holds no model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from circuits.model.sites import KINDS
 from circuits.model.surface import Surface
 from circuits.tensors import Positions, Snapshot, as_dense_tensor, select_positions
 
-# Of every patch, as its description names it.
+# The direction of every patch, as descriptions give it.
 DIRECTION = "source -> run"
 
 
@@ -44,7 +44,7 @@ class Mean(Replacement):
 
     def check(self, surface: Surface, label: str) -> None:
         tokens = self.tokens.tensor
-        # Position by position, or of all positions together.
+        # Means per position need equal lengths only; a mean over positions must see no padding at all.
         used = torch.ones_like(tokens, dtype=torch.bool) if self.over == "batch,pos" else None
         refuse_padding(
             surface, tokens, used, f"{label}, reference", "give examples of one length, without it"
@@ -65,9 +65,7 @@ class Mean(Replacement):
 
 @dataclass(frozen=True)
 class Resample(Replacement):
-    """The activation of another example: row i takes row d(i) of the source, d a derangement of the whole
-    batch.
-    """
+    """The activation of another example: row i gets row d(i) of the source, d a derangement of the whole batch."""
 
     tokens: Snapshot
     seed: int
@@ -90,7 +88,7 @@ class Resample(Replacement):
 
 @dataclass(frozen=True)
 class FromTokens(Replacement):
-    """The same activation of another run, given by its tokens. A source of one example serves every row."""
+    """The same activation in another run, given by its tokens. A source of one example serves every row."""
 
     direction = DIRECTION
 
@@ -115,11 +113,13 @@ class FromTensors(Replacement):
     activations: tuple[tuple[str, Snapshot], ...]
 
     def value(self, current: Tensor, firing: HookContext) -> Tensor:
-        stored = dict(self.activations).get(firing.write.hook)
-        if stored is None:
-            held = ", ".join(hook for hook, _ in self.activations)
-            raise CircuitsError(f"{firing.write.label}: the source has no {firing.write.hook}; it has {held}")
-        return _source_rows(_like(stored.tensor, current), current, firing)
+        source = dict(self.activations).get(firing.write.hook)
+        if source is None:
+            hooks = ", ".join(hook for hook, _ in self.activations)
+            raise CircuitsError(
+                f"{firing.write.label}: the source has no {firing.write.hook}; it has {hooks}"
+            )
+        return _source_rows(_like(source.tensor, current), current, firing)
 
     def describe(self) -> dict[str, Any]:
         source = {hook: tensor.describe() for hook, tensor in self.activations}
@@ -128,7 +128,7 @@ class FromTensors(Replacement):
 
 @dataclass(frozen=True)
 class Computed(Replacement):
-    """What a function makes of the activation."""
+    """The result of a function of the activation."""
 
     function: Callable[[Tensor], Tensor]
 
@@ -149,7 +149,7 @@ class Computed(Replacement):
 
 @dataclass(frozen=True)
 class Uniform(Replacement):
-    """Equal attention to every key the query may see, or to those of `keys` that it may see."""
+    """Equal attention to every key that the query may see, or to those of `keys` that it may see."""
 
     keys: Positions | None = None
 
@@ -166,36 +166,36 @@ class Uniform(Replacement):
         if self.keys is not None:
             keys = select_positions(self.keys, current.shape[-1], f"{label}, keys {list(self.keys)}")
             chosen = may_see & keys.to(current.device)
-            blind = (firing.selected & may_see.any(-1, keepdim=True) & ~chosen.any(-1, keepdim=True)).any(-1)
-            if bool(blind.any()):
-                query = int(blind.any(0).any(0).nonzero()[0])
+            fully_masked = (
+                firing.selected & may_see.any(-1, keepdim=True) & ~chosen.any(-1, keepdim=True)
+            ).any(-1)
+            if bool(fully_masked.any()):
+                query = int(fully_masked.any(0).any(0).nonzero()[0])
                 raise CircuitsError(
                     f"{label}: query {query} sees none of the keys {list(self.keys)}; "
                     "name the queries to edit with queries="
                 )
         count = chosen.sum(-1, keepdim=True)
-        # A query that sees nothing at all (left padding) keeps the zero pattern that the model gives it.
+        # A query that sees no key at all (left padding) keeps the zero pattern that the model gives it.
         return chosen.to(current.dtype) / count.clamp(min=1).to(current.dtype)
 
     def describe(self) -> dict[str, Any]:
         return {"value": "uniform", "keys": None if self.keys is None else list(self.keys)}
 
 
-def visible(scores: Tensor, masked: float | None) -> Tensor:
-    """Where attention scores are not masked, told from the scores themselves.
+def visible(scores: Tensor, mask_value: float | None) -> Tensor:
+    """Tells which attention scores are not masked, from the scores themselves.
 
-    Masked is minus infinity, the model's own finite mask value where it has one, and anything so low that
+    Masked scores are minus infinity, the model's own finite mask value where it has one, and anything so low that
     only a mask can have put it there.
     """
     lowest = torch.finfo(scores.dtype).min / 2
     seen = scores > lowest
-    return seen if masked is None else seen & (scores != masked)
+    return seen if mask_value is None else seen & (scores != mask_value)
 
 
 def derangement(size: int, seed: int) -> Tensor:
-    """A permutation of `size` rows without a fixed point, uniform among all of them, from its own
-    generator.
-    """
+    """Draws a permutation of `size` rows without a fixed point, uniform among all of them, from its own generator."""
     if size < 2:
         raise CircuitsError(f"a resample needs a batch of at least 2 examples, got {size}")
     generator = torch.Generator().manual_seed(seed)
@@ -213,7 +213,7 @@ def _like(tensor: Tensor, current: Tensor) -> Tensor:
 def _same_shape(
     source: Tensor, current: Tensor, write: ActivationEdit, what: str, pooled: bool = False
 ) -> None:
-    """Shapes must agree beyond the batch; a mean pooled over positions has extent 1 there and fits any
+    """Refuses shapes that differ beyond the batch; a mean pooled over positions has extent 1 there and fits any
     length.
     """
     have, want = list(source.shape[1:]), list(current.shape[1:])
