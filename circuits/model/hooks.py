@@ -39,8 +39,10 @@ class Revocable:
     """
 
     def __init__(self, function: Callable[..., Any], silent: bool = False) -> None:
-        """Args:\n            silent: for a function called at the end of a run, which has been refused at its start
-        already.
+        """
+        Args:
+            silent: return without an error in another thread, for a function called at the end of a run, which has been
+                refused at its start already.
         """
         self._silent = silent
         self._function: Callable[..., Any] | None = function

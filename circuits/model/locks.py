@@ -1,4 +1,4 @@
-"""Locks models: one thread at a time uses a model, and may lock it again; others wait."""
+"""Locks that let one thread at a time use a model; it may lock it again, others wait."""
 
 from __future__ import annotations
 
@@ -141,15 +141,15 @@ def _refuse_in_vain(hold: _Hold, others: list[_Hold], start: float) -> None:
             f"the model is held by {other.name}, which waits for one that {hold.user.name} holds; take several "
             "models in the same order in all threads"
         )
-    held = [one.user for one in others if one in _held]
-    for user in held:
+    holders = [one.user for one in others if one in _held]
+    for user in holders:
         if not user.thread.is_alive():
             raise CircuitsError(
                 f"the model is held by {user.name}, which has ended inside a block of intervene; blocks are left in "
                 "the thread that enters them"
             )
-    active = max([start, *(user.active for user in held)])
-    if held and time.monotonic() - active > PATIENCE:
+    active = max([start, *(user.active for user in holders)])
+    if holders and time.monotonic() - active > PATIENCE:
         raise CircuitsError(
             f"the model is held by {other.name}, which has run nothing for {PATIENCE:.0f} s; leave the block of "
             "intervene there, or run the model in that thread"
@@ -157,21 +157,26 @@ def _refuse_in_vain(hold: _Hold, others: list[_Hold], start: float) -> None:
 
 
 def _waits_for(holds: list[_Hold], user: User) -> bool:
-    """Whether one of those that hold these waits, perhaps by way of others, for a thread."""
+    """Tells whether a thread among the holders waits, directly or through others, for `user`."""
     seen: list[User] = []
-    users = [one.user for one in holds]
+    users = [other.user for other in holds]
     while users:
-        one = users.pop()
-        if one is user:
+        other = users.pop()
+        if other is user:
             return True
-        if one not in seen:
-            seen.append(one)
-            users += [before.user for wanted in _waiting if wanted.user is one for before in _before(wanted)]
+        if other not in seen:
+            seen.append(other)
+            users += [
+                blocking.user
+                for waiting in _waiting
+                if waiting.user is other
+                for blocking in _before(waiting)
+            ]
     return False
 
 
 def refuse_other_thread(owner: User) -> None:
-    """Refuse a run, under what one thread has put onto a model, in another: it would have edits not meant for it."""
+    """Refuses a run in one thread of a model that another has edited: the edits are not meant for it."""
     user = this_user()
     if user is not owner:
         raise CircuitsError(
@@ -182,7 +187,9 @@ def refuse_other_thread(owner: User) -> None:
 
 
 def _in_child() -> None:
-    """No other thread is alive here: what one of them holds, half edited, stays refused; none waits."""
+    """Clears the locks in a forked process, which has no other threads: models that one of them held, half edited, stay
+    refused.
+    """
     _waiting.clear()
     _changed.release()
 
