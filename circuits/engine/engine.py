@@ -108,14 +108,14 @@ class Engine:
         compare(seen.layers, self.replay, self._first[few(self._first)])
         return seen.output
 
-    def check(self, tokens: Tensor, own: Tensor, clean: Tensor) -> None:
+    def check(self, tokens: Tensor, model_output: Tensor, clean: Tensor) -> None:
         """Refuses a replay whose clean output of a chunk is not the model's own.
 
         Args:
-            own: output of the model [row pos out], at all positions.
+            model_output: output of the model [row pos out], at all positions.
             clean: output of the replay, at the positions that are read.
         """
-        if not differs(self._at_read(own), clean, self.replay.copies):
+        if not differs(self._at_read(model_output), clean, self.replay.copies):
             return
         if self.replay.copies > 1:
             raise NotReplayed("the replay of several checkpoints differs from the model")
