@@ -15,7 +15,8 @@ from circuits.interventions.forward_pass import ForwardPass, replacement_for
 from circuits.interventions.replacements import Computed, Uniform
 from circuits.model.sites import KINDS
 
-# Where in a layer a branch leaves the clean run: before attention, between z and W_O, between attention and MLP.
+# Points in a layer at which a branch leaves the clean run: before attention, between z and W_O, between attention and
+# MLP.
 BEFORE, AT_Z, BETWEEN = 0, 1, 2
 _JOINS = {
     "resid_pre": BEFORE,

@@ -70,14 +70,14 @@ class Norm:
 class Block:
     """The weights of one layer; the first axis of a matrix is the input's."""
 
-    ln1: Norm  # of what attention reads
-    qkv: Float[Tensor, "*stack d_model qkv"]  # of all heads, q before k before v
+    ln1: Norm  # before attention
+    qkv: Float[Tensor, "*stack d_model qkv"]  # all heads of q, then of k, then of v
     qkv_bias: Tensor
     out: Float[Tensor, "*stack head d_head d_model"]
     out_bias: Tensor
     scale: float
-    ln2: Norm | None  # of what the MLP reads; None: attention only
-    between: Norm  # of the residual stream itself between attention and MLP, in a post-norm model
+    ln2: Norm | None  # before the MLP; None: attention only
+    between: Norm  # on the residual stream between attention and MLP, in a post-norm model
     mlp_in: Tensor | None = None
     mlp_in_bias: Tensor | None = None
     mlp_out: Tensor | None = None
@@ -93,7 +93,7 @@ class Replay:
     blocks: tuple[Block, ...]
     entries: tuple[
         Norm, ...
-    ]  # of the residual stream before each layer (post-norm), and before the unembedding
+    ]  # on the residual stream before each layer (post-norm), and before the unembedding
     unembed: Tensor
     unembed_bias: Tensor
     causal: bool

@@ -199,7 +199,7 @@ class CutHooks:
         self._through_mlps = blocks[0].cuts[0].through == "mlps"
         self._senders: list[_Sender] = []
         self._at: dict[str, list[int]] = {}  # senders by hook
-        self._groups: dict[tuple[str, int | None], Group] = {}  # by hook and head that receives
+        self._groups: dict[tuple[str, int | None], Group] = {}  # by receiving hook and head
         self._last: dict[Group, int] = {}  # order of the last receiver of a group
         self._labels: dict[Group, str] = {}
         self._layers = range(surface.n_layers)

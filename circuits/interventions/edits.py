@@ -90,7 +90,7 @@ class Edit(Intervention):
     places: tuple[Place, ...]
     replacement: Replacement
     positions: Positions | Snapshot | None = None
-    # Whether a place that a model lacks is passed over (a layer's MLP, in an attention-only model), unless none is
+    # If true, places that a model lacks are passed over (a layer's MLP, in an attention-only model), unless none is
     # left.
     optional_places: bool = False
 

@@ -88,7 +88,7 @@ class Resample(Replacement):
 
 @dataclass(frozen=True)
 class FromTokens(Replacement):
-    """The same activation in another run, given by its tokens. A source of one example serves every row."""
+    """The activation of another run, given by its tokens. A source of one example serves every row."""
 
     direction = DIRECTION
 

@@ -79,7 +79,7 @@ def _parts(model: nn.Module) -> frozenset[int]:
     """Returns the ids of a model's modules and the addresses of its parameters: a model that shares one is edited with
     it.
     """
-    inner = model.__dict__.get("original_model")  # of a bridge, which does not register it
+    inner = model.__dict__.get("original_model")  # a bridge does not register the model it wraps
     ids: set[int] = set()
     for root in (model, inner):
         for module in root.modules() if isinstance(root, nn.Module) else ():

@@ -72,7 +72,7 @@ class Surface:
         refuse_other_blocks(model, hooks, self.n_layers)
         if self.family in IN_LINE:
             refuse_unproved(model)
-        #: Whether each residual sum is normalised and that goes on, with no norm before attention and MLP.
+        #: True if each residual sum is normalised to become the stream, with no norm before attention and MLP.
         self.post_norm: bool = is_post_norm(hooks, self.n_layers)
         self._bridge = NativeBridge(model, hooks) if self.family == BRIDGE else None
         key_heads = self._bridge.key_heads if self._bridge is not None else _key_heads(cfg)
