@@ -25,12 +25,13 @@ class ClassRule:
 
 @dataclass(frozen=True)
 class Relocation:
-    """Pairs of examples between which an attended group of positions changes.
+    """Pairs of examples between which a feature of the input, such as the longest column, changes its group of
+    positions.
 
     Attributes:
         before, after: the pairs, row by row; they differ in nothing else.
         groups: the group of each position, from 0.
-        source, target: the attended group before, and after; they differ in every pair.
+        source, target: the feature's group before, and after; they differ in every pair.
     """
 
     before: Batch

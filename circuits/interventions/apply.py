@@ -86,7 +86,7 @@ def wanted(plan: Iterable[Step]) -> Iterator[Reference]:
 def attached(surface: Surface, plan: Plan, references: References) -> Iterator[None]:
     """Puts a plan onto the model inside the block. Its clean passes must have been fetched."""
     writes = [step for step in plan if isinstance(step, ActivationEdit)]
-    swaps = [step for step in plan if isinstance(step, WeightEdit)]
+    weight_edits = [step for step in plan if isinstance(step, WeightEdit)]
     cuts = [step for step in plan if isinstance(step, Cut)]
     state = state_of(surface.model)
     call = ForwardPass(surface, references, state)
@@ -94,7 +94,12 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
     with ExitStack() as stack:
         if plan:
             stack.enter_context(editing(surface.model))
-        stack.enter_context(replaced(surface.model, [(swap.parameter, swap.value.tensor) for swap in swaps]))
+        stack.enter_context(
+            replaced(
+                surface.model,
+                [(weight_edit.parameter, weight_edit.value.tensor) for weight_edit in weight_edits],
+            )
+        )
         runs = _Runs(call, [*writes, *(cut.sender for cut in cuts)])
         stack.callback(surface.on_run(runs.begin, runs.end, runs.begin_unseen).remove)
         for index, write in enumerate(writes):

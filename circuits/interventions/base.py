@@ -84,7 +84,7 @@ class Replacement(ABC):
     direction: ClassVar[str | None] = None
 
     @abstractmethod
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
         """Returns a tensor that broadcasts to `current`; only the selected entries of it are used."""
 
     @abstractmethod
@@ -110,7 +110,7 @@ class ActivationEdit:
         """Returns this edit with another replacement."""
         return replace(self, replacement=replacement)
 
-    def selected(self, current: Tensor, firing_rows: slice | Tensor | None, total: int | None) -> Tensor:
+    def selected(self, current: Tensor, rows: slice | Tensor | None, total: int | None) -> Tensor:
         """Returns the boolean mask of the entries to replace; it broadcasts to `current`."""
         mask = torch.ones((1,) * current.ndim, dtype=torch.bool, device=current.device)
         for chosen, axis in ((self.heads, self.kind.head_axis), (self.neurons, current.ndim - 1)):
@@ -134,7 +134,7 @@ class ActivationEdit:
                     f"{self.label}: the mask is [batch pos] = {list(whole.shape)}, "
                     f"the run is {[batch, current.shape[axis]]}"
                 )
-            whole = whole if firing_rows is None else whole[firing_rows]
+            whole = whole if rows is None else whole[rows]
             shape = [1] * current.ndim
             shape[0], shape[axis] = whole.shape
             mask = mask & whole.reshape(shape)

@@ -115,14 +115,14 @@ class RemoveClasses(Replacement):
         tokens = run.tokens
         return None if tokens is None else run.once(id(self), lambda: self.labelled.at(tokens))
 
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
-        label = firing.write.label
-        if firing.prepared is None:
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
+        label = context.write.label
+        if context.prepared is None:
             raise CircuitsError(
                 f"{label}: call the whole model with a tensor of tokens, the classes are looked up by them"
             )
-        parts = firing.references["parts"].to(current.device)
-        share = parts[1:][firing.prepared.to(current.device)].sum(0)
+        parts = context.references["parts"].to(current.device)
+        share = parts[1:][context.prepared.to(current.device)].sum(0)
         new = parts[:1] + share if self.keep else current.double() - share
         return torch.where(current.isneginf(), current, new.to(current.dtype))
 

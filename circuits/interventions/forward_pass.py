@@ -135,7 +135,7 @@ def replacement_for(
     state = call.state
     selected = write.selected(current, state.rows, state.total)
     references = write.replacement.references(write)
-    firing = HookContext(
+    context = HookContext(
         write,
         selected,
         {name: call.references[reference] for name, reference in references.items()},
@@ -145,4 +145,4 @@ def replacement_for(
         state.rows,
         state.total,
     )
-    return write.replacement.value(current if value_of is None else value_of, firing), selected
+    return write.replacement.value(current if value_of is None else value_of, context), selected

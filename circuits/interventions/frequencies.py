@@ -94,19 +94,19 @@ class RemoveFrequencies(Replacement):
                 )
         return self.waves.at(tokens)
 
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
-        label = firing.write.label
-        if firing.prepared is None:
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
+        label = context.write.label
+        if context.prepared is None:
             raise CircuitsError(
                 f"{label}: call the whole model with a tensor of tokens, the coordinates are read from them"
             )
-        coefficients = firing.references["coefficients"].to(current.device)
+        coefficients = context.references["coefficients"].to(current.device)
         if coefficients.shape[1:] != current.shape[1:]:
             raise CircuitsError(
-                f"{label}: on the grid {firing.write.hook} is [example, {', '.join(map(str, coefficients.shape[1:]))}]"
+                f"{label}: on the grid {context.write.hook} is [example, {', '.join(map(str, coefficients.shape[1:]))}]"
                 f", in the run {list(current.shape)}"
             )
-        functions = firing.prepared.to(current.device)
+        functions = context.prepared.to(current.device)
         share = (functions @ coefficients[1:].flatten(1)).reshape(current.shape)
         new = coefficients[:1] + share if self.keep else current.double() - share
         return torch.where(current.isneginf(), current, new.to(current.dtype))

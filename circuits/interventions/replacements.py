@@ -23,11 +23,11 @@ DIRECTION = "source -> run"
 
 @dataclass(frozen=True)
 class Zero(Replacement):
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
-        if firing.write.kind.name == "scores":
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
+        if context.write.kind.name == "scores":
             # A zero in the place of a masked score would let a query see its future.
             return torch.where(
-                visible(current, firing.write.masked_score), torch.zeros_like(current), current
+                visible(current, context.write.masked_score), torch.zeros_like(current), current
             )
         return torch.zeros_like(current)
 
@@ -54,9 +54,9 @@ class Mean(Replacement):
         pooled = write.kind.query_axis if self.over == "batch,pos" else None
         return {"mean": Reference(self.tokens, write.hook, MeanOver(pooled))}
 
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
-        mean = firing.reference("mean", current)
-        _same_shape(mean, current, firing.write, "reference", pooled=self.over == "batch,pos")
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
+        mean = context.reference("mean", current)
+        _same_shape(mean, current, context.write, "reference", pooled=self.over == "batch,pos")
         return mean
 
     def describe(self) -> dict[str, Any]:
@@ -76,11 +76,11 @@ class Resample(Replacement):
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
         return {"source": Reference(self.tokens, write.hook)}
 
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
-        source = firing.reference("source", current)
-        _same_shape(source, current, firing.write, "source")
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
+        source = context.reference("source", current)
+        _same_shape(source, current, context.write, "source")
         order = derangement(source.shape[0], self.seed).to(source.device)
-        return firing.per_example(source[order], current.shape[0], "the source")
+        return context.per_example(source[order], current.shape[0], "the source")
 
     def describe(self) -> dict[str, Any]:
         return {"value": "resample", "seed": self.seed, "source": self.tokens.describe()}
@@ -97,8 +97,8 @@ class FromTokens(Replacement):
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
         return {"source": Reference(self.tokens, write.hook)}
 
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
-        return _source_rows(firing.reference("source", current), current, firing)
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
+        return _source_rows(context.reference("source", current), current, context)
 
     def describe(self) -> dict[str, Any]:
         return {"value": "source", "direction": self.direction, "source": self.tokens.describe()}
@@ -112,14 +112,14 @@ class FromTensors(Replacement):
 
     activations: tuple[tuple[str, Snapshot], ...]
 
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
-        source = dict(self.activations).get(firing.write.hook)
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
+        source = dict(self.activations).get(context.write.hook)
         if source is None:
             hooks = ", ".join(hook for hook, _ in self.activations)
             raise CircuitsError(
-                f"{firing.write.label}: the source has no {firing.write.hook}; it has {hooks}"
+                f"{context.write.label}: the source has no {context.write.hook}; it has {hooks}"
             )
-        return _source_rows(_like(source.tensor, current), current, firing)
+        return _source_rows(_like(source.tensor, current), current, context)
 
     def describe(self) -> dict[str, Any]:
         source = {hook: tensor.describe() for hook, tensor in self.activations}
@@ -132,14 +132,14 @@ class Computed(Replacement):
 
     function: Callable[[Tensor], Tensor]
 
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
         # A copy, so that a function that works in place does not reach the entries that are to stay.
-        new = as_dense_tensor(self.function(current.clone()), f"{firing.write.label}: the function")
+        new = as_dense_tensor(self.function(current.clone()), f"{context.write.label}: the function")
         if not isinstance(new, Tensor) or new.shape != current.shape or new.is_complex():
             kind = "complex " if isinstance(new, Tensor) and new.is_complex() else ""
             got = f"{kind}{list(new.shape)}" if isinstance(new, Tensor) else type(new).__name__
             raise CircuitsError(
-                f"{firing.write.label}: the function must return a tensor {list(current.shape)}, got {got}"
+                f"{context.write.label}: the function must return a tensor {list(current.shape)}, got {got}"
             )
         return _like(new, current)
 
@@ -156,18 +156,18 @@ class Uniform(Replacement):
     def reads(self, write: ActivationEdit) -> dict[str, str]:
         return {"scores": KINDS["scores"].hook.format(write.layer)}
 
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
-        label = firing.write.label
-        scores = firing.reads.pop("scores", None)
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
+        label = context.write.label
+        scores = context.reads.pop("scores", None)
         if scores is None:
             raise CircuitsError(f"{label}: no attention scores were seen, so the visible keys are unknown")
-        may_see = visible(scores, firing.write.masked_score)
+        may_see = visible(scores, context.write.masked_score)
         chosen = may_see
         if self.keys is not None:
             keys = select_positions(self.keys, current.shape[-1], f"{label}, keys {list(self.keys)}")
             chosen = may_see & keys.to(current.device)
             fully_masked = (
-                firing.selected & may_see.any(-1, keepdim=True) & ~chosen.any(-1, keepdim=True)
+                context.selected & may_see.any(-1, keepdim=True) & ~chosen.any(-1, keepdim=True)
             ).any(-1)
             if bool(fully_masked.any()):
                 query = int(fully_masked.any(0).any(0).nonzero()[0])
@@ -226,8 +226,8 @@ def _same_shape(
         )
 
 
-def _source_rows(source: Tensor, current: Tensor, firing: HookContext) -> Tensor:
-    _same_shape(source, current, firing.write, "source")
+def _source_rows(source: Tensor, current: Tensor, context: HookContext) -> Tensor:
+    _same_shape(source, current, context.write, "source")
     if source.shape[0] == 1:
         return source
-    return firing.per_example(source, current.shape[0], f"the source {list(source.shape)}")
+    return context.per_example(source, current.shape[0], f"the source {list(source.shape)}")

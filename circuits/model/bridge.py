@@ -112,8 +112,7 @@ class NativeBridge:
     def on_run(
         self, begin: Callable[[tuple[Any, ...], Mapping[str, Any]], None], end: Callable[[], None]
     ) -> Handle:
-        # `run_with_hooks` and `run_with_cache` go round the bridge's own __call__; the wrapped model is
-        # called by every route.
+        # `run_with_hooks` and `run_with_cache` bypass the bridge's own __call__; every run calls the wrapped model.
         return Handles(
             self._native.register_forward_pre_hook(
                 lambda module, args, kwargs: begin(*_for_bridge(module, args, kwargs)), with_kwargs=True

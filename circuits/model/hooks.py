@@ -99,7 +99,7 @@ def bound(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
     try:
         arguments = dict(signature.bind(None, *args, **kwargs).arguments)
     except TypeError:
-        # The call itself is about to fail, in its own words.
+        # The call itself will fail, with Python's own message.
         return dict(kwargs)
     arguments.pop(next(iter(signature.parameters)))
     for name, parameter in signature.parameters.items():

@@ -48,7 +48,9 @@ class State:
         """Returns the replaced parameters to which somebody else has written since."""
         if self.putting or self.suspended:
             return []
-        replaced_values = {parameter: value for layer in self.replacing for parameter, value in layer.items()}
+        replaced_values = {
+            parameter: value for block_values in self.replacing for parameter, value in block_values.items()
+        }
         return [
             parameter
             for parameter, value in replaced_values.items()
@@ -119,27 +121,27 @@ def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) ->
     `CircuitsError` says so at a normal exit.
     """
     state = state_of(model)
-    layer = dict(values)
-    if layer:
+    new_values = dict(values)
+    if new_values:
         _refuse_others(model, state.others(), "another block would replace a part of them")
     others: list[nn.Parameter] = []
     try:
-        for parameter in layer:
+        for parameter in new_values:
             state.originals.setdefault(parameter, parameter.detach().clone())
-        state.replacing.append(layer)
-        state.put(layer)
+        state.replacing.append(new_values)
+        state.put(new_values)
         yield
     finally:
         others += state.others()
         try:
-            _end(state, layer, others)
+            _end(state, new_values, others)
         except BaseException:
             # Ctrl-C while a large model is copied back must not leave it half replaced.
-            _end(state, layer, others)
+            _end(state, new_values, others)
             raise
     _refuse_others(
         model,
-        [one for one in layer if any(one is other for other in others)],
+        [one for one in new_values if any(one is other for other in others)],
         "they are left as they are now",
     )
 

@@ -28,7 +28,7 @@ PROVED: dict[str, tuple[Any, ...]] = {
     "load_in_4bit": (False,),
     "quantization_method": (None,),
 }
-# Checkpoints for which the class itself computes something else.
+# Architectures for which HookedTransformer itself computes something else.
 _OTHER_MODELS = ("Olmoe", "Olmo2", "Olmo3")
 
 

@@ -110,7 +110,7 @@ def _solve(
     state = _State.start(observed / scale, ~hidden, soft)
     for _ in range(MAX_STEPS):
         completed, dual, gap = state.certificate(keep_observed=penalty is None)
-        # Where nothing is observed the objective is 0, so the gap is absolute.
+        # Where all observed entries are 0 the objective is 0, so the gap is absolute.
         done = gap <= tolerance * (gap + dual).clamp(min=0.1)
         matrices[working[done]], bound[working[done]] = completed[done], dual[done]
         if done.all():
