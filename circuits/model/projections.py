@@ -25,7 +25,7 @@ class Projections:
     """The norms and weights of one model, as they are at the time of each call."""
 
     surface: Surface
-    held: Mapping[str, Tensor]  # its parameters and buffers
+    tensors: Mapping[str, Tensor]  # its parameters and buffers
 
     @classmethod
     def of(cls, surface: Surface) -> Projections:
@@ -49,13 +49,13 @@ class Projections:
     def by_head(self, site: str, layer: int) -> tuple[Tensor, Tensor]:
         """Returns the weights of q, k or v [head d_model d_head] and the biases [head d_head]."""
         path, heads = f"blocks.{layer}.attn", self.surface.head_count(KINDS[site])
-        if f"{path}.{site}.weight" in self.held:
-            weight, bias = self.held[f"{path}.{site}.weight"], self.held[f"{path}.{site}.bias"]
+        if f"{path}.{site}.weight" in self.tensors:
+            weight, bias = self.tensors[f"{path}.{site}.weight"], self.tensors[f"{path}.{site}.bias"]
             return weight.unflatten(0, (heads, -1)).mT, bias.unflatten(0, (heads, -1))
         parameters = []
         for name in (f"W_{site.upper()}", f"b_{site.upper()}"):
             # Grouped key-value heads are fewer, and stand under another name.
-            parameter = self._held(f"{path}.{name}", f"{path}._{name}")
+            parameter = self._weight(f"{path}.{name}", f"{path}._{name}")
             parameters.append(
                 parameter.repeat_interleave(heads // len(parameter), 0)
                 if len(parameter) < heads
@@ -67,10 +67,10 @@ class Projections:
         """Returns the weights from z (heads flattened) or mlp_post to the stream [in d_model], and the bias."""
         path = f"blocks.{layer}.{'attn' if site == 'z' else 'mlp'}"
         name, capital = ("o", "O") if site == "z" else ("out", "out")
-        if f"{path}.{name}.weight" in self.held:
-            return self.held[f"{path}.{name}.weight"].mT, self.held.get(f"{path}.{name}.bias")
-        weight = self._held(f"{path}.W_{capital}")
-        return weight.flatten(0, -2), self.held.get(f"{path}.b_{capital}")
+        if f"{path}.{name}.weight" in self.tensors:
+            return self.tensors[f"{path}.{name}.weight"].mT, self.tensors.get(f"{path}.{name}.bias")
+        weight = self._weight(f"{path}.W_{capital}")
+        return weight.flatten(0, -2), self.tensors.get(f"{path}.b_{capital}")
 
     def mlp(self, layer: int, arriving: Tensor, stream: Tensor) -> Tensor:
         """Returns what the MLP of a layer adds to a residual stream, with all hooks inside it.
@@ -92,10 +92,10 @@ class Projections:
         block = self.surface.model.get_submodule(f"blocks.{layer}")
         return block.get_submodule("_original_component") if self.surface.bridged else block
 
-    def _held(self, *names: str) -> Tensor:
+    def _weight(self, *names: str) -> Tensor:
         for name in names:
-            if name in self.held:
-                return self.held[name]
+            if name in self.tensors:
+                return self.tensors[name]
         raise CircuitsError(
             f"patch.path: the model has no weight {names[0]}, so its paths cannot be told apart"
         )

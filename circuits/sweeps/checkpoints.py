@@ -44,7 +44,7 @@ def measure_checkpoints(
             if pending.full:
                 yield pending.measured()
             continue
-        with checkpoint.held() as surface:
+        with checkpoint.loaded() as surface:
             job = ModelSweep.of(surface, variants(surface), inputs, engine)
             measurements = job.run()
         if pending is not None and pending.jobs:
@@ -91,7 +91,7 @@ class _PendingCheckpoints:
         self.labels, self.checkpoints, self.jobs = [], [], []
         try:
             engine = self._engine(checkpoints, jobs)
-            with checkpoints[0].held():
+            with checkpoints[0].loaded():
                 measurements = measure_stacked(engine, jobs, lambda at: checkpoints[at].load_into_model())
         except NotReplayed:
             # At least one cannot be replayed; measuring each alone shows which.
@@ -111,7 +111,7 @@ class _PendingCheckpoints:
             for checkpoint, job in zip(checkpoints, jobs, strict=True):
                 if seen is not None and not job.needs_clean_passes:
                     continue
-                with checkpoint.held():
+                with checkpoint.loaded():
                     if seen is None:
                         observations.append(like.observed())
                     job.fetch()
@@ -121,7 +121,7 @@ class _PendingCheckpoints:
 
     def _alone(self, checkpoint: Checkpoint, job: ModelSweep) -> Measurements:
         variants = [one for group in job.groups for one in group.variants]
-        with checkpoint.held() as surface:
+        with checkpoint.loaded() as surface:
             return ModelSweep.of(surface, variants, job.inputs, self.engine).run()
 
 
@@ -134,13 +134,13 @@ class Checkpoint:
     values: tuple[tuple[str, nn.Parameter, Tensor], ...] | None = None
 
     @contextmanager
-    def held(self) -> Iterator[Surface]:
+    def loaded(self) -> Iterator[Surface]:
         """Yields the model with these parameters, which its clean passes see too."""
-        with exclusive(self.surface.model), self._held() as surface:
+        with exclusive(self.surface.model), self._replaced() as surface:
             yield surface
 
     @contextmanager
-    def _held(self) -> Iterator[Surface]:
+    def _replaced(self) -> Iterator[Surface]:
         if self.values is None:
             yield self.surface
             return
