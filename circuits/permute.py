@@ -41,20 +41,20 @@ class Permuted(Replacement):
         masks = tokens is not None and masks_itself(run.surface, tokens)
         return "padding" if masks else unusual(run.given)
 
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
         length = current.shape[1]
         order = self.order if self.order is not None else random_order(length, self.seed or 0)
         if max(order) >= length:
             raise CircuitsError(
-                f"{firing.write.label}: the permutation has {len(order)} rows, the run {length} positions; "
+                f"{context.write.label}: the permutation has {len(order)} rows, the run {length} positions; "
                 f"give one of 0-{length - 1}"
             )
-        other_rows = firing.prepared
+        other_rows = context.prepared
         if other_rows is None and bool((current != current[:1]).any()):
             other_rows = "examples that read different rows"
         if other_rows is not None:
             raise CircuitsError(
-                f"{firing.write.label}: with {other_rows} the model reads other rows of its position table than the "
+                f"{context.write.label}: with {other_rows} the model reads other rows of its position table than the "
                 f"first {length}; run it without, on examples of one length"
             )
         rows = torch.tensor([*order, *range(len(order), length)], device=current.device)

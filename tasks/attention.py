@@ -1,4 +1,4 @@
-"""Values by which a task describes its attention heads beyond templates: rules of classes, and what changes place."""
+"""Values by which a task describes attention heads beyond templates: rules for classes, and relocations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tasks.base import Batch
 
 @dataclass(frozen=True)
 class ClassRule:
-    """When a template is a class of heads of its own; by template, in ``attention_rules()``.
+    """The conditions under which a template counts as a class of heads; by template, in ``attention_rules()``.
 
     Attributes:
         unless: another template, which must not fit the head; it serves only this and is no class itself.
@@ -25,12 +25,13 @@ class ClassRule:
 
 @dataclass(frozen=True)
 class Relocation:
-    """Pairs of examples between which something moves from one group of positions to another.
+    """Pairs of examples between which a feature of the input, such as the longest column, changes its group of
+    positions.
 
     Attributes:
-        before, after: the pairs, row by row; what moves is all that differs.
+        before, after: the pairs, row by row; they differ in nothing else.
         groups: the group of each position, from 0.
-        source, target: the group where it is before, and after; they differ in every pair.
+        source, target: the feature's group before, and after; they differ in every pair.
     """
 
     before: Batch

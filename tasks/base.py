@@ -30,7 +30,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 Metric = Tensor | tuple[Tensor, Tensor]
 
 
-#: One past the most examples of a sample: beyond it the sizes of tensors overflow.
+#: Samples must have fewer examples than this: beyond it the sizes of tensors overflow.
 MAX_EXAMPLES = 2**40
 
 
@@ -46,7 +46,7 @@ class Batch:
         return len(self.tokens)
 
     def __getitem__(self, rows: slice | Tensor | list[int]) -> Batch:
-        """The examples that a slice, an index tensor, a boolean mask or a list picks, in its order."""
+        """Returns the examples that a slice, an index tensor, a boolean mask or a list selects, in its order."""
         if isinstance(rows, int):
             raise TypeError(f"a Batch gives batches: index it with a slice, batch[{rows}:{rows + 1}]")
         return replace(
@@ -82,11 +82,11 @@ class ProbeTarget:
 
 @dataclass(frozen=True)
 class ProbeTargets:
-    """The targets of probes in a model of a task, and where they are looked for.
+    """The targets of probes in a model of a task, and the positions at which they are read.
 
     Attributes:
         splits: name -> boolean ``[batch pos]``: kinds of entries to be scored separately as well.
-        positions: where the targets are looked for, unless others are asked for; ``None``: at all positions.
+        positions: default positions at which the probes read; ``None``: all positions.
     """
 
     targets: Mapping[str, ProbeTarget] = field(default_factory=dict)
@@ -99,9 +99,9 @@ class GridAxis:
     """One coordinate of the grid that a task's activations are functions on, for Fourier analysis.
 
     Attributes:
-        name: what tables and figures call it, such as ``"a"`` or ``"row"``.
-        values: what it takes, in the order in which it is run through (a cycle, or a side of a matrix).
-        position: where its values stand in an input, as token ids. ``None``: the axes are those of the sequence
+        name: its name in tables and figures, such as ``"a"`` or ``"row"``.
+        values: its values in order (around a cycle, or along a side of a matrix).
+        position: the position in the input whose token ids are its values. ``None``: the axes are those of the sequence
             itself, whose positions they unfold, the last axis varying fastest; values are then 0, 1, ...
     """
 
@@ -118,7 +118,7 @@ class ModularAnswer:
         modulus: q.
         coefficients: one for each of ``grid_axes``: the answer is r = Σ coefficient · coordinate mod q, a coordinate
             being the index of a value in its axis.
-        classes: of each remainder r = 0 .. q − 1, its column on the output axis.
+        classes: for each remainder r = 0 .. q − 1, its column on the output axis.
     """
 
     modulus: int
@@ -128,15 +128,14 @@ class ModularAnswer:
 
 @dataclass(frozen=True)
 class Influences:
-    """Changes of an input at one position at a time, and the outputs that they may move.
+    """Changes of an input at one position at a time, and the outputs that they may influence.
 
     Attributes:
         tokens: ``[batch pos]``: the token that a position holds when it is changed.
-        changed: boolean ``[batch pos]``: which positions are changed, one at a time.
-        read: boolean ``[batch pos]``: at which positions the output, one number, is looked at.
+        changed: boolean ``[batch pos]``: the positions that are changed, one at a time.
+        read: boolean ``[batch pos]``: the positions at which the output, one number, is read.
         kinds: name -> boolean ``[batch changed read]``: pairs of positions to be pooled.
-        references: name -> ``[batch changed read]``: by how much another way to the answer would move; NaN where it
-            gives none.
+        references: name -> ``[batch changed read]``: the change of another method's answer; NaN where it gives none.
     """
 
     tokens: Int[Tensor, "batch pos"]
@@ -148,14 +147,14 @@ class Influences:
 
 @dataclass(frozen=True)
 class DropMetric:
-    """The metric whose sudden change is the task's drop, and which way it moves."""
+    """The metric whose sudden change is the task's drop, and the direction of that change."""
 
     name: str
     direction: Literal["down", "up"]
 
 
 class Task(BaseModel, ABC):
-    """A task: its fields are its whole configuration, validated, frozen and JSON.
+    """A task; its fields are its whole configuration, validated, frozen and JSON.
 
     ``loss`` and ``metrics`` accept a model's output at all positions, or at ``read_positions`` alone
     (what a fast forward computes); use :meth:`read` to get from one to the other.
@@ -169,10 +168,10 @@ class Task(BaseModel, ABC):
     Model: ClassVar[type[ModelSettings]] = ModelSettings
     #: Preset name -> {"task": {...}, "model": {...}, "train": {...}}.
     presets: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {"cpu": {}}
-    #: Steps at which the paper looks at its own model; a run always stores those it reaches.
+    #: Steps at which the paper analyses its own model; a run always stores those it reaches.
     published_steps: ClassVar[tuple[int, ...]] = ()
     drop_metric: ClassVar[DropMetric] = DropMetric("loss", "down")
-    #: Where the paper puts marks (pre, onset, end, post) on a run of its own scale: they replace the detected ones.
+    #: Steps of the paper's marks (pre, onset, end, post) in a run of its own scale; they replace the detected ones.
     published_marks: ClassVar[Mapping[str, int]] = {}
 
     @property
@@ -192,7 +191,7 @@ class Task(BaseModel, ABC):
 
     @property
     def n_read_outs(self) -> int:
-        """How many separate answers the output axis holds side by side (for the fan-in of "he")."""
+        """Number of separate answers along the output axis (for the fan-in of "he")."""
         return 1
 
     @property
@@ -201,58 +200,63 @@ class Task(BaseModel, ABC):
         return tuple(range(self.sequence_length))
 
     def probe_targets(self, batch: Batch) -> ProbeTargets:
-        """Returns the targets of linear probes on a batch; none, unless a task says so."""
+        """Returns the targets of linear probes on a batch; by default none."""
         return ProbeTargets()
 
     def grid_axes(self) -> tuple[GridAxis, ...]:
-        """The grid that spectra are taken over: of the inputs, or of the positions; empty where there is none.
+        """Returns the axes of the grid over which spectra are computed: of the inputs, or of the positions; empty where
+        there is none.
 
         Axes of the inputs also need a method ``input_grid()``: a batch with every combination of their values.
         """
         return ()
 
     def modular_answers(self) -> Mapping[str, ModularAnswer]:
-        """The answers that add the grid's coordinates modulo something, by name; none, unless a task says so.
+        """Returns the answers that add the grid's coordinates modulo a number, by name; by default none.
 
-        They are what measures of trigonometric mechanisms look for (Nanda et al. 2023). Of a task with shuffled answers
-        they are those before shuffling.
+        Measures of trigonometric mechanisms (Nanda et al. 2023) use them. For a task with shuffled answers they are
+        those before shuffling.
         """
         return {}
 
     def parts(self) -> Mapping[str, Task]:
-        """Returns the tasks of a mixture, whose every batch is of one kind, by name; else nothing.
+        """Returns the tasks of a mixture by name, where each batch is of one of them; by default empty.
 
         Such a task is evaluated on each of them. Their inputs may differ in length.
         """
         return {}
 
     def plateau_levels(self) -> Mapping[str, float]:
-        """Returns the values of metrics on the plateau before the drop, by theory; nothing where there is none."""
+        """Returns theoretical values of metrics on the plateau before the drop; by default empty."""
         return {}
 
     def loss_shares(self) -> Mapping[str, float]:
-        """The metrics whose weighted sum is the loss, with their weights; nothing where the loss is of one piece."""
+        """Returns the metrics whose weighted sum is the loss, with their weights; empty where the loss is not such a
+        sum.
+        """
         return {}
 
     def accuracies(self, output: Float[Tensor, "batch _ d_out"], batch: Batch) -> dict[str, Metric]:
-        """Shares of exactly right answers, in the form of :meth:`metrics`, where those do not say it already."""
+        """Returns shares of exactly right answers, in the form of :meth:`metrics`, unless those contain them
+        already.
+        """
         return {}
 
     def token_values(self) -> Mapping[int, float]:
-        """The numbers that token ids stand for, of those ids only that examples can hold; none, unless it says so."""
+        """Returns the numbers that token ids stand for, for ids that examples can hold; by default empty."""
         return {}
 
     def influences(self, batch: Batch, shift: float | None, seed: int) -> Influences | None:
-        """Returns the changes that may be made to the inputs, one position at a time; ``None`` unless a task says so.
+        """Returns changes of the inputs, one position at a time; by default ``None``.
 
         Args:
-            shift: how far a value moves, up or down by chance; ``None``: to one drawn anew.
+            shift: size of the change, up or down at random; ``None``: the new value is drawn anew.
         """
         return None
 
     @abstractmethod
     def sample(self, n: int | None, seed: int = 0, split: Split = "test") -> Batch:
-        """``n`` examples of a split; for a finite task, without replacement and at most the whole split.
+        """Samples ``n`` examples of a split; for a finite task, without replacement and at most the whole split.
 
         ``None`` means the whole split, which only a finite task has. The same (n, seed, split) give
         the same examples.
@@ -263,20 +267,20 @@ class Task(BaseModel, ABC):
 
     @abstractmethod
     def loss(self, output: Float[Tensor, "batch _ d_out"], batch: Batch) -> Float[Tensor, ""]:
-        """The training loss, a scalar."""
+        """Returns the training loss, a scalar."""
 
     @abstractmethod
     def metrics(self, output: Float[Tensor, "batch _ d_out"], batch: Batch) -> dict[str, Metric]:
-        """Per-example values ``[batch]`` or (sum, count) pairs, by name."""
+        """Returns per-example values ``[batch]`` or (sum, count) pairs, by name."""
 
     def read(self, output: Float[Tensor, "batch _ d_out"]) -> Float[Tensor, "batch _ d_out"]:
-        """The output at ``read_positions``, from an output at all positions or at those alone."""
+        """Returns the output at ``read_positions``, from an output at all positions or at those alone."""
         if output.shape[1] == len(self.read_positions):
             return output
         return output[:, list(self.read_positions)]
 
     def build_model(self, seed: int = 0, settings: ModelSettings | None = None) -> HookedTransformer:
-        """A fresh ``HookedTransformer`` on the CPU, a function of the seed alone.
+        """Builds a fresh ``HookedTransformer`` on the CPU, a function of the seed alone.
 
         Raises:
             TaskError: if the settings leave no room for the task's inputs.
@@ -285,10 +289,10 @@ class Task(BaseModel, ABC):
         return build_hooked_transformer(sizes, settings or self.Model(), seed)
 
     def constrain(self, model: HookedTransformer, settings: ModelSettings) -> None:
-        """Put back what the settings hold fixed, after weights were copied in from elsewhere."""
+        """Restores what the settings hold fixed, after weights were copied in."""
 
     def check_model(self, model: HookedTransformer) -> None:
-        """Refuse, in one line, a model that cannot take this task's inputs."""
+        """Refuses, in one line, a model that cannot take this task's inputs."""
         sizes = model.cfg
         wrong = []
         if sizes.n_ctx < self.sequence_length:
@@ -302,7 +306,7 @@ class Task(BaseModel, ABC):
 
 
 def check_sample_size(n: int | None) -> None:
-    """Refuse to sample fewer than one example, or more than any memory holds."""
+    """Refuses to sample fewer than one example, or more than any memory holds."""
     if n is not None and n < 1:
         raise TaskError(f"cannot sample {n} examples: ask for at least 1")
     if n is not None and n >= MAX_EXAMPLES:
@@ -310,7 +314,7 @@ def check_sample_size(n: int | None) -> None:
 
 
 def pool(metrics: Mapping[str, Metric]) -> dict[str, float | None]:
-    """Each metric as a number: the mean over examples, or Σsum / Σcount; ``None`` if that counts nothing."""
+    """Pools each metric to a number: the mean over examples, or Σsum / Σcount; ``None`` if Σcount is 0."""
     pooled: dict[str, float | None] = {}
     for name, metric in metrics.items():
         if isinstance(metric, tuple):
@@ -321,13 +325,13 @@ def pool(metrics: Mapping[str, Metric]) -> dict[str, float | None]:
     return pooled
 
 
-def pool_parts(found: Mapping[str, Mapping[str, Metric]]) -> dict[str, float | None]:
-    """Each metric over the examples of all parts together, and of every named part as ``metric (part)``."""
+def pool_parts(metrics_by_part: Mapping[str, Mapping[str, Metric]]) -> dict[str, float | None]:
+    """Pools each metric over the examples of all parts together, and over each named part as ``metric (part)``."""
     whole: dict[str, Metric] = {}
-    for name in next(iter(found.values())):
-        each = [metrics[name] for metrics in found.values()]
-        pairs = [one for one in each if isinstance(one, tuple)]
-        values = [one for one in each if not isinstance(one, tuple)]
+    for name in next(iter(metrics_by_part.values())):
+        values_by_part = [metrics[name] for metrics in metrics_by_part.values()]
+        pairs = [one for one in values_by_part if isinstance(one, tuple)]
+        values = [one for one in values_by_part if not isinstance(one, tuple)]
         whole[name] = (
             (torch.cat([one[0] for one in pairs]), torch.cat([one[1] for one in pairs]))
             if pairs
@@ -335,7 +339,7 @@ def pool_parts(found: Mapping[str, Mapping[str, Metric]]) -> dict[str, float | N
         )
     of_parts = {
         f"{name} ({part})": metric
-        for part, metrics in found.items()
+        for part, metrics in metrics_by_part.items()
         if part
         for name, metric in metrics.items()
     }

@@ -57,20 +57,20 @@ registered: set[str] = set()
 
 
 def names() -> list[str]:
-    """Every task name there is, sorted: built in, of installed packages, and registered in this process."""
+    """Returns every task name, sorted: built in, of installed packages, and registered in this process."""
     installed = (entry.name for entry in entry_points(group="interp_tasks.tasks"))
     return sorted({*BUILT_IN, *registered, *installed})
 
 
 def unknown(name: str) -> str:
-    """The one line to say about a name that no task has."""
+    """Returns the one-line message about a name that no task has."""
     close = difflib.get_close_matches(name, names(), n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"no task {name!r}: {hint}tasks are {', '.join(names())}"
 
 
 def built_in_keys(name: str) -> dict[str, tuple[str, ...]]:
-    """The settings that a built-in task accepts, by section (task, model)."""
+    """Returns the settings that a built-in task accepts, by section (task, model)."""
     from tasks.settings import ModelSettings
 
     shared = tuple(ModelSettings.model_fields)
@@ -78,7 +78,7 @@ def built_in_keys(name: str) -> dict[str, tuple[str, ...]]:
 
 
 def built_in_presets(name: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """Presets of a built-in task, from the TOML beside it: preset -> task, model or train -> key -> value."""
+    """Returns presets of a built-in task, from the TOML beside it: preset -> task, model or train -> key -> value."""
     folder = BUILT_IN[name].removeprefix("tasks.")
     text = resources.files("tasks").joinpath(folder).joinpath("presets.toml").read_text(encoding="utf-8")
     presets: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(text)[name]

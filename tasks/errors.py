@@ -1,7 +1,7 @@
-"""The error that says what is wrong with a task, a model or a batch."""
+"""The error for invalid tasks, models and batches."""
 
 from __future__ import annotations
 
 
 class TaskError(ValueError):
-    """A task, model or batch that cannot be; the message is one line that says what would be right."""
+    """An invalid task, model or batch; the message is one line that says what would be valid."""

@@ -44,7 +44,7 @@ class ModelSizes:
 
 @contextlib.contextmanager
 def global_randomness_untouched() -> Iterator[None]:
-    """``HookedTransformer`` may reseed torch, numpy and random; put all three back."""
+    """Restores the global random state of torch, numpy and random, which ``HookedTransformer`` may reseed."""
     states = torch.get_rng_state(), numpy.random.get_state(), random.getstate()
     try:
         yield
@@ -55,7 +55,9 @@ def global_randomness_untouched() -> Iterator[None]:
 
 
 def construct(config: HookedTransformerConfig) -> HookedTransformer:
-    """The model that a config describes, without its deprecation notice (it is pinned) or random side effects."""
+    """Builds the model that a config describes, without its deprecation notice (it is pinned) or random side
+    effects.
+    """
     from transformer_lens import HookedTransformer
 
     from tasks.post_norm import PostNormConfig, PostNormTransformer
@@ -103,7 +105,7 @@ def hooked_config(sizes: ModelSizes, settings: ModelSettings) -> HookedTransform
 
 
 def build_hooked_transformer(sizes: ModelSizes, settings: ModelSettings, seed: int) -> HookedTransformer:
-    """Construct and initialise; each tensor has its own generator, so none depends on the others."""
+    """Constructs and initialises a model; each tensor has its own generator, so none depends on the others."""
     model = construct(hooked_config(sizes, settings))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -131,12 +133,14 @@ def build_hooked_transformer(sizes: ModelSizes, settings: ModelSettings, seed: i
 
 
 def is_post_norm(model: HookedTransformer) -> bool:
-    """True where LayerNorms stand after the residual sums, as ``model.norm = post`` builds them."""
+    """Tells whether LayerNorms stand after the residual sums, as ``model.norm = post`` builds them."""
     return getattr(model.cfg, "norm", "pre") == "post"
 
 
 def is_bias(name: str) -> bool:
-    """True for additive biases of matrices (``b_Q``, ``b_in``, ...); LayerNorm's ``b`` is not one."""
+    """Tells whether a parameter is an additive bias of a matrix (``b_Q``, ``b_in``, ...); LayerNorm's ``b`` is
+    not one.
+    """
     return name.split(".")[-1].startswith("b_")
 
 
@@ -145,12 +149,13 @@ def normal_std(kind: str, settings: ModelSettings, d_vocab_out: int) -> float:
     if settings.init == "normal":
         return settings.init_std
     if settings.init == "torch":
-        return 1.0  # of what torch_bound leaves: the embeddings
+        return 1.0  # the embeddings, for which torch_bound is None
     return float((d_vocab_out if kind == "W_U" else settings.d_model) ** -0.5)
 
 
 def torch_bound(kind: str, settings: ModelSettings) -> float | None:
-    """±bound of the tensors that ``nn.Linear`` and ``nn.MultiheadAttention`` draw uniformly; ``None`` for others.
+    """Returns the ±bound of tensors that ``nn.Linear`` and ``nn.MultiheadAttention`` draw uniformly; ``None`` for
+    others.
 
     The bound of a fan-in n is 1/√n; of W_Q, W_K, W_V the Xavier bound of the one matrix that torch keeps them in.
     """

@@ -1,9 +1,9 @@
-"""A post-norm ``HookedTransformer``, as BERT is: the sum of stream and sublayer is normalised, and that goes on.
+"""A post-norm ``HookedTransformer``, as BERT is: each sum of stream and sublayer is normalised, as the new stream.
 
     embed + pos_embed -> ln_embed -> resid_pre -> + attn_out = resid_mid -> ln1 -> + mlp_out = resid_post -> ln2 -> ...
 
 Names are those of ``HookedTransformer``, and of TransformerLens' ``HookedEncoder`` where it has more: ``resid_mid`` and
-``resid_post`` are the sums before their LayerNorm, ``hook_normalized_resid_post`` is what a block hands on. There is
+``resid_post`` are the sums before their LayerNorm, ``hook_normalized_resid_post`` is a block's output. There is
 no final LayerNorm: ``ln_final`` is the identity, without parameters.
 """
 
@@ -20,7 +20,7 @@ from transformer_lens.components import LayerNorm, TransformerBlock
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import TypedModuleList, repeat_along_head_dimension
 
-#: What BERT and the published model of matrix completion add to the variance.
+#: Epsilon that BERT and the published model of matrix completion add to the variance.
 EPS = 1e-12
 
 # Fields of the config with the values that the blocks here compute.
@@ -39,7 +39,7 @@ _SERVED: dict[str, tuple[Any, ...]] = {
 
 @dataclass
 class PostNormConfig(HookedTransformerConfig):
-    """The config of a :class:`PostNormTransformer`; its field ``norm`` tells it from any other, stored ones too.
+    """The config of a :class:`PostNormTransformer`, recognised by its field ``norm``, in stored configs too.
 
     Raises:
         ValueError: for a field whose value the post-norm blocks do not compute.
@@ -57,7 +57,7 @@ class PostNormConfig(HookedTransformerConfig):
 class PostNormBlock(TransformerBlock):
     """One layer: LayerNorm after each residual sum, and none before attention and MLP."""
 
-    # Read by the fast engine of sweeps, which replays no class that does not say so.
+    # Read by the fast engine of sweeps, which only replays classes with this declaration.
     tokens_enter_by_embeddings_alone = True
 
     def __init__(self, cfg: PostNormConfig, block_index: int) -> None:
@@ -121,14 +121,14 @@ class PostNormTransformer(HookedTransformer):
     def get_residual(
         self, embed: Float[Tensor, "batch pos d_model"], *args: Any, **kwargs: Any
     ) -> Float[Tensor, "batch pos d_model"] | tuple[Tensor, None]:
-        """The first residual stream: the normalised sum of the embeddings."""
+        """Returns the first residual stream: the normalised sum of the embeddings."""
         return_pair = kwargs.pop("return_shortformer_pos_embed", True)
         residual = super().get_residual(embed, *args, **kwargs, return_shortformer_pos_embed=False)
         residual = self.ln_embed(residual)
         return (residual, None) if return_pair else residual
 
     def load_and_process_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: folding LayerNorms and centring weights is right only where LayerNorms stand before sublayers."""
+        """Refuses: LayerNorms can be folded and weights centred only where LayerNorms stand before sublayers."""
         raise NotImplementedError(
             "weights of a post-norm model cannot be folded or centred: use load_state_dict"
         )

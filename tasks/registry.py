@@ -1,4 +1,4 @@
-"""Names -> task classes: ours, installed packages' (entry points ``interp_tasks.tasks``), a user's own."""
+"""Maps names to task classes: ours, installed packages' (entry points ``interp_tasks.tasks``), a user's own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CLASSES: dict[str, type[Task]] = {}
 
 
 def register(name: str) -> Callable[[TaskClass], TaskClass]:
-    """Class decorator: make a :class:`Task` available under ``name`` everywhere, the command line included.
+    """Decorates a class to make the :class:`Task` available under ``name``, on the command line too.
 
     Defining the same class again (a notebook cell run twice) replaces it.
 
@@ -48,7 +48,7 @@ def _path(cls: type) -> str:
 
 
 def task_class(name: str) -> type[Task]:
-    """The class registered under a name.
+    """Returns the class registered under a name.
 
     Raises:
         TaskError: for an unknown name, naming the closest and all valid ones.
@@ -64,7 +64,7 @@ def task_class(name: str) -> type[Task]:
 
 
 def get(name: str, **config: Any) -> Task:
-    """A task by name, its config validated: ``get("matrix-completion", n=7, rank=2)``.
+    """Returns a task by name, its config validated: ``get("matrix-completion", n=7, rank=2)``.
 
     Raises:
         TaskError: for an unknown name or a config the task refuses.

@@ -1,4 +1,4 @@
-"""The architecture settings that every task has, and mistakes in settings said in one line."""
+"""The architecture settings that every task has, and one-line messages about wrong settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serial
 
 
 def list_fields(model: type[BaseModel]) -> tuple[str, ...]:
-    """The fields of a pydantic model that are lists or tuples, or may be."""
+    """Returns the fields of a pydantic model that are lists or tuples, or may be."""
     return tuple(name for name, field in model.model_fields.items() if _is_list(field.annotation))
 
 
@@ -22,7 +22,7 @@ def _is_list(annotation: Any) -> bool:
     return (origin or annotation) in (list, tuple)
 
 
-#: Larger ones are slips: with them not even a name for the number of parameters is left.
+#: Larger sizes are taken for typing errors.
 MAX_SIZE = 1_000_000
 SIZES = ("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "n_ctx")
 
@@ -89,14 +89,14 @@ class ModelSettings(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_the_usual_norm(self, dump: Callable[[ModelSettings], dict[str, Any]]) -> dict[str, Any]:
-        # Runs and checkpoints are compared and named by their settings; those made before this one have none.
-        found = dump(self)
+        # Runs and checkpoints are compared and named by their settings; older ones lack the setting `norm`.
+        dumped = dump(self)
         if self.norm == "pre":
-            found.pop("norm", None)
-        return found
+            dumped.pop("norm", None)
+        return dumped
 
 
-#: Characters of a value, and of a list of keys, that are shown.
+#: Largest number of characters shown of a value, and of a list of keys.
 SHOWN, LISTED = 80, 150
 
 
@@ -106,11 +106,11 @@ def one_line(
     valid: Iterable[str],
     inner: Mapping[str, Iterable[str]] | None = None,
 ) -> str:
-    """Each complaint headed by the key a user would type, joined by semicolons.
+    """Returns the complaints of an error, each headed by the key a user would type, joined by semicolons.
 
     Args:
         valid: the section's keys.
-        inner: the keys of what lies under a key of the section.
+        inner: by key of the section, the keys nested under it.
     """
     complaints = []
     for complaint in error.errors():
@@ -128,7 +128,7 @@ def one_line(
 
 
 def given(value: object) -> str:
-    """A value as it was given, or the two ends of a long one."""
+    """Returns a value's repr, or the two ends of a long one."""
     try:
         text = repr(value)
     except ValueError:  # Python spells no whole number of so many digits
@@ -137,7 +137,7 @@ def given(value: object) -> str:
 
 
 def unknown_key(section: str, key: str, valid: Iterable[str]) -> str:
-    """Returns what to say about a key that a section does not have: the closest one, and all of them."""
+    """Returns the message about a key that a section does not have: the closest key, and all keys."""
     keys = list(valid)
     close = difflib.get_close_matches(key, keys, n=1)
     hint = f"did you mean {section}.{close[0]}? " if close else ""

@@ -1,1 +1,1 @@
-"""The fast path of a sweep: what its variants share is computed once."""
+"""The fast path of a sweep, which computes once what its variants share."""

@@ -1,4 +1,4 @@
-"""The variants of a sweep as the fast engine runs them: branches that leave the clean run, side by side in a stack."""
+"""The variants of a sweep as branches of the clean run, which the fast engine stacks along the batch axis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from circuits.interventions.forward_pass import ForwardPass, replacement_for
 from circuits.interventions.replacements import Computed, Uniform
 from circuits.model.sites import KINDS
 
-# Where a branch joins within a layer: before attention, between z and W_O, between attention and MLP.
+# Points in a layer at which a branch leaves the clean run: before attention, between z and W_O, between attention and
+# MLP.
 BEFORE, AT_Z, BETWEEN = 0, 1, 2
 _JOINS = {
     "resid_pre": BEFORE,
@@ -39,11 +40,11 @@ Place = tuple[str, int | None]
 
 @dataclass
 class Branch:
-    """One variant: what it writes where, and where in the forward pass it leaves the clean run.
+    """One variant: its edits by site and layer, and the point in the forward pass at which it leaves the clean run.
 
     Attributes:
-        calls: of each checkpoint, the run under way, and whether some activation is another than it was.
-        changed: see `calls`.
+        calls: by checkpoint, the current run.
+        changed: by checkpoint, whether some activation differs from the clean one.
     """
 
     index: int
@@ -56,13 +57,13 @@ class Branch:
         return self.writes.get((site, layer), [])
 
     def writes_scores(self, layer: int) -> bool:
-        """Whether the attention of this layer depends on edited scores or patterns."""
+        """Tells whether the attention of this layer depends on edited scores or patterns."""
         edited = [w for w in self.at("pattern", layer) if not isinstance(w.replacement, Uniform)]
         return bool(edited or self.at("scores", layer))
 
 
 def runs_nothing(branch: Branch) -> bool:
-    """Whether its edits are sure not to run the model, which then need not have the weights of the branch."""
+    """Tells whether its edits are sure not to run the model, which then need not have the weights of the branch."""
     replacements = [write.replacement for writes in branch.writes.values() for write in writes]
     return not any(
         isinstance(one, Computed) or type(one).prepare is not Replacement.prepare for one in replacements
@@ -70,7 +71,7 @@ def runs_nothing(branch: Branch) -> bool:
 
 
 def branch_of(index: int, plan: Iterable[Step], n_layers: int) -> Branch:
-    """Raises `NotReplayed` for a variant that is not for this engine."""
+    """Returns the branch of a variant's plan; raises `NotReplayed` for a variant that this engine cannot run."""
     writes: dict[Place, list[ActivationEdit]] = {}
     for step in plan:
         if isinstance(step, WeightEdit):
@@ -134,25 +135,25 @@ class BranchBatch:
         return torch.cat(parts)
 
     def parts(self, branches: list[Branch], x: Tensor) -> list[tuple[int, Branch, Tensor]]:
-        """(checkpoint, branch, its rows)."""
+        """Returns (checkpoint, branch, its rows) for each branch of the stack."""
         each = zip(product(range(self.copies), branches), x.split(self.size), strict=True)
         return [(copy, branch, part) for (copy, branch), part in each]
 
     def start(self, clean: Tensor, count: int) -> Tensor:
-        """Of what the clean pass kept, rows for so many branches that join."""
+        """Repeats the rows of a clean activation for `count` branches that join."""
         if self.copies == 1:
             return clean.repeat(count, *(1,) * (clean.ndim - 1))
-        apart = clean.unflatten(0, (self.copies, 1, -1))
-        return apart.expand(-1, count, *apart.shape[2:]).flatten(0, 2)
+        by_checkpoint = clean.unflatten(0, (self.copies, 1, -1))
+        return by_checkpoint.expand(-1, count, *by_checkpoint.shape[2:]).flatten(0, 2)
 
     def concat(self, branches: list[Tensor]) -> Tensor:
-        """The rows of branches that were computed one by one."""
+        """Stacks the rows of branches that were computed one by one."""
         if self.copies == 1:
             return torch.cat(branches)
         return torch.stack([branch.unflatten(0, (self.copies, -1)) for branch in branches], 1).flatten(0, 2)
 
     def append_rows(self, x: Tensor | None, more: Tensor) -> Tensor:
-        """Rows of branches that join, after those that have."""
+        """Appends the rows of branches that join to those of the branches that have joined."""
         if x is None:
             return more
         if self.copies == 1:
@@ -161,9 +162,9 @@ class BranchBatch:
 
 
 def branch_value(branch: Branch, copy: int, site: str, layer: int | None, current: Tensor) -> Tensor:
-    """The activation, of one checkpoint, after all that the branch writes there."""
+    """Returns the activation of one checkpoint after all edits of the branch there."""
     for write in branch.at(site, layer):
-        # A user's function may call view on it, as on what the model computes.
+        # Contiguous, as a user's function may call view on it.
         new, selected = replacement_for(write, branch.calls[copy], current.contiguous())
         new = torch.where(selected, new, current)
         branch.changed[copy] = branch.changed[copy] or not torch.equal(new, current)

@@ -1,4 +1,4 @@
-"""What the model itself computes, and a replay must give: two examples layer by layer, then every output."""
+"""Compares a replay with the model itself: two examples layer by layer, then every output."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from circuits.model.sites import KINDS
 from circuits.model.state import state_of, substituted
 from circuits.model.surface import IN_LINE, Surface
 
-#: What the replay may differ from the model by, relative to the largest entry.
+#: Largest difference allowed between the replay and the model, relative to the largest entry.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
 
 _OUTPUT = "the output"
-# Whose modules are known: a user's own may do anything with some of the tokens, and keep what they have seen.
+# Packages whose modules are known. A user's own may treat some tokens in any other way, and keep state.
 _KNOWN = ("torch", "transformer_lens")
-# Of Python's own, from which theirs inherit.
+# Modules of the standard library whose classes they inherit from.
 _BASES = ("abc", "typing", "collections")
-# Whose wrappers around a function do no more than call it.
+# Packages whose wrappers around a function only call it.
 _CHECKS = ("jaxtyping", "beartype", "typeguard", "contextlib", "functools")
 
 Seen = dict[str, Tensor]
@@ -33,21 +33,23 @@ Seen = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Observed:
-    """The model's own: of two examples every layer's z and residual stream and the output, of all the output."""
+    """Activations of the model itself: z and the residual stream of every layer for two examples, and the output for
+    all.
+    """
 
     layers: Seen
     output: Tensor
 
 
 def few(tokens: Tensor) -> slice:
-    """The first example and the last, as what a model does may depend on its tokens."""
+    """Returns a slice of the first and the last example: two, as a model may depend on its tokens."""
     return slice(None, None, max(1, len(tokens) - 1))
 
 
 def observed(surface: Surface, tokens: Tensor) -> Observed:
-    """The examples through the model itself.
+    """Runs the examples through the model itself.
 
-    With every checkpoint: what a model adds to its forward may be zero before training.
+    This is done for every checkpoint: a part of the forward may be zero before training.
     """
     _refuse_unknown(surface)
     seen = _run(surface, tokens, few(tokens))
@@ -55,14 +57,14 @@ def observed(surface: Surface, tokens: Tensor) -> Observed:
 
 
 def observed_whole(surface: Surface, tokens: Tensor) -> Seen:
-    """Every layer of all examples."""
+    """Runs the examples through the model itself, and returns every layer of all of them."""
     return _run(surface, tokens, slice(None))
 
 
 def observed_together(surface: Surface, tokens: Tensor, weights: Mapping[str, Tensor]) -> Observed | None:
-    """As `observed`, with each of several checkpoints, whose weights are stacked: the rows of the first come first.
+    """Does as `observed` for several checkpoints with stacked weights: the rows of the first come first.
 
-    The model's own forward, traced once for all by vmap. None where that cannot be: its parameters are tied, or are
+    Uses the model's own forward under vmap. Returns None where that cannot be: its parameters are tied, or are
     kept elsewhere (a bridge), or some module does what vmap does not know.
     """
     model = surface.model
@@ -72,28 +74,28 @@ def observed_together(surface: Surface, tokens: Tensor, weights: Mapping[str, Te
         return None
     _refuse_unknown(surface)
 
-    def one(of_one: Mapping[str, Tensor]) -> Seen:
-        with substituted(model, of_one):
+    def run_checkpoint(checkpoint_weights: Mapping[str, Tensor]) -> Seen:
+        with substituted(model, checkpoint_weights):
             return _run(surface, tokens, few(tokens))
 
     try:
-        found = torch.func.vmap(one)(dict(weights))
+        outputs = torch.func.vmap(run_checkpoint)(dict(weights))
     except (RuntimeError, TypeError, ValueError):
         return None
-    layers = {name: tensor.flatten(0, 1) for name, tensor in found.items()}
-    layers[_OUTPUT] = found[_OUTPUT][:, few(tokens)].flatten(0, 1)
-    return Observed(layers, found[_OUTPUT].flatten(0, 1))
+    layers = {name: tensor.flatten(0, 1) for name, tensor in outputs.items()}
+    layers[_OUTPUT] = outputs[_OUTPUT][:, few(tokens)].flatten(0, 1)
+    return Observed(layers, outputs[_OUTPUT].flatten(0, 1))
 
 
 def side_by_side(several: Sequence[Observed]) -> Observed:
-    """Those of several checkpoints, one after the other."""
+    """Concatenates the activations of several checkpoints."""
     names = several[0].layers
     layers = {name: torch.cat([one.layers[name] for one in several]) for name in names}
     return Observed(layers, torch.cat([one.output for one in several]))
 
 
 def _run(surface: Surface, tokens: Tensor, rows: slice) -> Seen:
-    """These rows of every layer, and the whole output."""
+    """Runs the model; returns these rows of every layer, and the whole output."""
     layers = range(surface.n_layers)
     names = [KINDS[name].hook.format(layer) for layer in layers for name in ("z", "resid_post")]
     with recording(surface, names, rows) as seen:
@@ -103,13 +105,13 @@ def _run(surface: Surface, tokens: Tensor, rows: slice) -> Seen:
     return {**{name: seen[name] for name in names}, _OUTPUT: output.clone()}
 
 
-#: A class of one's own says by this attribute, set to True in its body, that tokens reach its output by no other way
-#: than through the embeddings: a replay that agrees on some tokens then agrees on all.
+#: A user's class sets this attribute to True in its body to declare that tokens reach its output only through the
+#: embeddings: a replay that agrees on some tokens then agrees on all.
 DECLARED = "tokens_enter_by_embeddings_alone"
 
 
 def _refuse_unknown(surface: Surface) -> None:
-    """Code that is not the library's may do something else on tokens that are not looked at."""
+    """Refuses code that is not the library's, which may do something else on tokens that are not compared."""
     _refuse_hooks(surface.model)
     if torch.is_autocast_enabled(surface.device.type):
         raise NotReplayed("autocast is on")
@@ -131,10 +133,12 @@ def _refuse_unknown(surface: Surface) -> None:
             declared = vars(base).get(DECLARED) is True
             if not declared and not _from_library(base):
                 raise NotReplayed(f"its class {base.__name__} is not the library's")
-            own = {name: getattr(one, "__func__", one) for name, one in vars(base).items()}
-            # What was put into a declared class from elsewhere is not what was declared.
+            functions = {name: getattr(one, "__func__", one) for name, one in vars(base).items()}
+            # A function that was put into a declared class from elsewhere is not covered by the declaration.
             home = base.__module__ if declared else None
-            wrong = [n for n, one in own.items() if isinstance(one, FunctionType) and not _known(one, home)]
+            wrong = [
+                n for n, one in functions.items() if isinstance(one, FunctionType) and not _known(one, home)
+            ]
             if wrong:
                 raise NotReplayed(f"{base.__name__}.{wrong[0]} is not the library's")
 
@@ -144,7 +148,7 @@ def _from_library(thing: Any) -> bool:
 
 
 def _known(thing: Any, home: str | None = None) -> bool:
-    """Whether a function or an object that can be called is the library's own code, whatever wraps it.
+    """Tells whether a function or another callable is the library's own code, whatever wraps it.
 
     Args:
         home: a module whose code counts as the library's.
@@ -165,59 +169,59 @@ def _known(thing: Any, home: str | None = None) -> bool:
         thing = thing.__wrapped__
 
 
-def differs(own: Tensor, found: Tensor, copies: int = 1) -> bool:
-    """Whether outputs are apart, by more than rounding in one layer, in a checkpoint or in all."""
-    if own.shape != found.shape or own.dtype != found.dtype:
+def differs(expected: Tensor, replayed: Tensor, copies: int = 1) -> bool:
+    """Tells whether outputs differ by more than rounding in one layer, in any checkpoint."""
+    if expected.shape != replayed.shape or expected.dtype != replayed.dtype:
         return True
-    # Written so that NaN is apart too.
-    return not bool((_apart(own, found, copies) <= TOLERANCE[own.dtype]).all())
+    # The comparison is negated so that NaN counts as a difference.
+    return not bool((_relative_error(expected, replayed, copies) <= TOLERANCE[expected.dtype]).all())
 
 
 def compare(seen: Mapping[str, Tensor], replay: Replay, tokens: Tensor, what: str = "two examples") -> None:
-    """Refuse a replay that is not what the model computes, layer by layer."""
-    found = _replayed(replay, tokens, seen)
-    for name, own in seen.items():
-        if own.shape != found[name].shape or own.dtype != found[name].dtype:
+    """Refuses a replay that differs from the model's own activations in any layer."""
+    replayed = _replayed(replay, tokens, seen)
+    for name, expected in seen.items():
+        if expected.shape != replayed[name].shape or expected.dtype != replayed[name].dtype:
             raise NotReplayed(f"the replay differs from the model at {name} in shape or dtype")
-        apart = _apart(own, found[name], replay.copies)
-        # Written so that NaN is apart too.
-        if not bool((apart <= TOLERANCE[own.dtype]).all()):
+        errors = _relative_error(expected, replayed[name], replay.copies)
+        # The comparison is negated so that NaN counts as a difference.
+        if not bool((errors <= TOLERANCE[expected.dtype]).all()):
             raise NotReplayed(
-                f"the replay of {what} differs from the model at {name} by {float(apart.max()):.1e}"
+                f"the replay of {what} differs from the model at {name} by {float(errors.max()):.1e}"
             )
 
 
 def _replayed(replay: Replay, tokens: Tensor, seen: Mapping[str, Tensor]) -> Seen:
-    """Each layer from what the model itself has before it, so that rounding does not grow from layer to layer."""
-    found: Seen = {}
+    """Replays each layer from the model's own activations before it, so that rounding does not grow over layers."""
+    replayed: Seen = {}
 
     def keep(site: str, layer: int | None, x: Tensor) -> Tensor:
-        found[KINDS[site].hook.format(layer)] = x
+        replayed[KINDS[site].hook.format(layer)] = x
         return x
 
     x = replay.embedded(tokens.repeat(replay.copies, 1), keep)
     for layer in range(replay.n_layers):
         between = replay.block(layer, replay.entering(layer, x), keep)
         after = keep("resid_post", layer, replay.mlp(layer, between, keep))
-        own = seen[KINDS["resid_post"].hook.format(layer)]
-        if own.shape != after.shape:
+        expected = seen[KINDS["resid_post"].hook.format(layer)]
+        if expected.shape != after.shape:
             raise NotReplayed("its residual stream has another shape than that of the replay")
-        x = own.to(after.dtype)
-    return {**found, _OUTPUT: replay.output(x)}
+        x = expected.to(after.dtype)
+    return {**replayed, _OUTPUT: replay.output(x)}
 
 
-def _apart(x: Tensor, y: Tensor, copies: int) -> Tensor:
-    """Of each checkpoint by itself, the largest difference, relative to the largest entry."""
+def _relative_error(x: Tensor, y: Tensor, copies: int) -> Tensor:
+    """Returns the largest difference of each checkpoint, relative to its largest entry."""
     x, y = x.reshape(copies, -1), y.reshape(copies, -1)
     return (x - y).abs().amax(1) / x.abs().amax(1).clamp(min=torch.finfo(x.dtype).tiny)
 
 
 def _refuse_hooks(model: nn.Module) -> None:
-    """Hooks may do anything, and are not replayed. A model class's own are part of its forward."""
+    """Refuses hooks, which are not replayed. Those of the model class itself are part of its forward."""
     if state_of(model).suspended:
         raise NotReplayed("a clean pass is under way")
     everywhere = [hook for name in _GLOBAL_HOOKS for hook in getattr(nn.modules.module, name).values()]
-    # torch's own, such as that of the FLOP counter, look on.
+    # torch's own, such as the FLOP counter's, only observe.
     if any(not str(getattr(hook, "__module__", "")).startswith("torch.utils.") for hook in everywhere):
         raise NotReplayed("there are hooks on all modules")
     wrapped = model.__dict__.get("original_model")

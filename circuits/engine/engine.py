@@ -1,8 +1,8 @@
 """The fast engine of a sweep: one clean pass, then each variant from its first edit on, many of them stacked.
 
-An edit of z (and uniform attention, which is one) changes what is added to the residual stream, z' @ W_O, so a
-variant that begins there needs that, the layer's MLP and the later layers alone. What it computes is the model's own
-forward, replayed from the weights; it is compared with it before use, and so is the output of every clean pass.
+An edit of z (uniform attention is one) changes the layer's addition to the residual stream, z' @ W_O, so a variant that
+begins there only needs that product, the layer's MLP and the later layers. The forward pass is replayed from the
+weights. The replay is compared with the model before use, and so is the output of every clean pass.
 """
 
 from __future__ import annotations
@@ -44,17 +44,15 @@ from circuits.tensors import Positions, select_positions
 
 # Logits of a stack are computed in pieces of at most this many entries.
 _LOGITS = 2**25
-# Weights of checkpoints that are stacked, in bytes.
+# Largest size of stacked weights, in bytes.
 _WEIGHTS = 2**26
 
 
 @dataclass
 class CleanCache:
-    """What one clean pass leaves behind, for the branches that need it."""
+    """The activations of one clean pass from which branches start."""
 
-    before: dict[int, Tensor] = field(
-        default_factory=dict
-    )  # what enters a layer; at n_layers the last stream
+    before: dict[int, Tensor] = field(default_factory=dict)  # input of a layer; at n_layers the last stream
     at_z: dict[int, Tensor] = field(default_factory=dict)  # resid_pre of layers where branches begin at z
     between: dict[int, Tensor] = field(default_factory=dict)  # resid_mid
     z: dict[int, Tensor] = field(default_factory=dict)
@@ -62,22 +60,25 @@ class CleanCache:
 
     @property
     def nbytes(self) -> int:
-        held = [
+        tensors = [
             tensor
             for part in (self.before, self.at_z, self.between, self.z, self.v)
             for tensor in part.values()
         ]
-        # What is kept twice is held once.
-        return sum({id(one): one.numel() * one.element_size() for one in held}.values())
+        # The same tensor in two places is counted once.
+        return sum({id(one): one.numel() * one.element_size() for one in tensors}.values())
 
 
 class Engine:
-    """For one model with the weights it has now. Raises `NotReplayed` where it cannot be used at all."""
+    """The engine for one model with its current weights. Raises `NotReplayed` where it cannot be used at all."""
 
     def __init__(
         self, surface: Surface, tokens: Tensor, read: Positions | None, step: int | None = None
     ) -> None:
-        """step: how many of the tokens make a chunk; those of the first are run here."""
+        """
+        Args:
+            step: number of examples in a chunk; those of the first chunk are run here.
+        """
         if tokens.is_floating_point() or tokens.ndim != 2:
             raise NotReplayed("inputs that are vectors are not replayed")
         self.surface = surface
@@ -86,42 +87,45 @@ class Engine:
         if read is not None:
             chosen = select_positions(read, tokens.shape[1], "sweep, positions").nonzero().flatten()
             self.read = chosen.to(surface.device) if len(chosen) < tokens.shape[1] else None
-        #: Largest number of bytes that the clean pass of a chunk and a stack have held.
+        #: Largest number of bytes that the clean pass of a chunk and a stack have taken.
         self.bytes_held = 0
         self._first = tokens[:step].to(surface.device)
         self.replay = Replay.of(surface)
-        #: The model's own output of the first chunk, until somebody takes it.
+        #: The model's own output of the first chunk, until it is used.
         self.output: Tensor | None = self._compared(self.observed())
-        #: What is taken for rounding, relative to the largest entry.
+        #: Differences up to this count as rounding, relative to the largest entry.
         self.tolerance = TOLERANCE[self.replay.embed.dtype]
 
     def observed(self) -> Observed:
-        """The first chunk through the model itself, with the weights that it has now."""
+        """Runs the first chunk through the model itself, with its current weights."""
         return observed(self.surface, self._first)
 
     def observed_together(self, weights: Mapping[str, Tensor]) -> Observed | None:
-        """The same with several checkpoints, whose weights are stacked; None where they cannot share a pass."""
+        """Does the same with several checkpoints with stacked weights; None where they cannot share a pass."""
         return observed_together(self.surface, self._first, weights)
 
     def _compared(self, seen: Observed) -> Tensor:
         compare(seen.layers, self.replay, self._first[few(self._first)])
         return seen.output
 
-    def check(self, tokens: Tensor, own: Tensor, clean: Tensor) -> None:
-        """Refuse a replay whose clean output of a chunk is not the model's own.
+    def check(self, tokens: Tensor, model_output: Tensor, clean: Tensor) -> None:
+        """Refuses a replay whose clean output of a chunk is not the model's own.
 
         Args:
-            own: [row pos out], all positions; clean: at those that are read.
+            model_output: output of the model [row pos out], at all positions.
+            clean: output of the replay, at the positions that are read.
         """
-        if not differs(self._at_read(own), clean, self.replay.copies):
+        if not differs(self._at_read(model_output), clean, self.replay.copies):
             return
         if self.replay.copies > 1:
             raise NotReplayed("the replay of several checkpoints differs from the model")
-        # In a deep model roundings may add up to more; then every layer by itself has none.
+        # In a deep model rounding may add up to more; then the layers are compared one by one.
         compare(observed_whole(self.surface, tokens), self.replay, tokens, "a chunk")
 
     def max_stacked(self, tokens: Tensor, branches: Sequence[Branch], chunk: int) -> int:
-        """How many checkpoints of this shape, `chunk` tokens of all their branches together, can be stacked."""
+        """Returns how many checkpoints of this shape can be stacked, at `chunk` tokens in all their branches
+        together.
+        """
         if not all(map(runs_nothing, branches)):
             return 1
         rows = len(tokens) * len(branches)
@@ -134,14 +138,18 @@ class Engine:
         return max(1, min(limits))
 
     def of(self, weights: Mapping[str, Tensor], observed: Observed) -> Engine:
-        """The same for the stacked weights of several checkpoints, with what the model itself does with each."""
+        """Returns this engine for the stacked weights of several checkpoints, given the model's own activations with
+        each.
+        """
         other = copy(self)
         other.replay, other.bytes_held = Replay.of(self.surface, weights), 0
         other.output = other._compared(observed)
         return other
 
     def clean(self, tokens: Tensor, branches: Sequence[Branch]) -> tuple[Tensor, CleanCache]:
-        """The unedited output at the positions that are read, and what `branches` start from."""
+        """Returns the unedited output at the positions that are read, and the activations from which `branches`
+        start.
+        """
         starts = {branch.start for branch in branches}
         mixed = {layer for branch in branches for site, layer in branch.writes if site == "pattern"}
         kept = CleanCache()
@@ -153,7 +161,7 @@ class Engine:
                 and (layer, AT_Z) in starts
                 and (site == "z" or (site == "v" and layer in mixed))
             ):
-                # v is a part of q, k and v, all of which a view of it would hold.
+                # Cloned, as a view would keep q, k and v in memory.
                 (kept.z if site == "z" else kept.v)[layer] = x if site == "z" else x.clone()
             return x
 
@@ -184,11 +192,12 @@ class Engine:
         clean: CleanCache,
         width: int,
     ) -> Iterator[tuple[int, Branch, Tensor]]:
-        """(checkpoint, branch, output at the positions that are read) of every branch, `width` of them in a stack.
+        """Yields (checkpoint, branch, output at the positions that are read) for every branch, `width` of them in a
+        stack.
 
         Args:
-            references: of each checkpoint. A branch whose edits left every activation as it was is not `changed`; its
-                output is the clean one, up to rounding.
+            references: by checkpoint. A branch whose edits left every activation as it was is not `changed`; its output
+                is the clean one, up to rounding.
         """
         ordered = sorted(branches, key=lambda branch: branch.start)
         for first in range(0, len(ordered), width):
@@ -216,7 +225,7 @@ class Engine:
         for layer in range(min(branch.start[0] for branch in batch.branches), last + 1):
             if layer < 0:
                 continue
-            # In the last layer only what is read has to be computed, unless an edit says where by position.
+            # In the last layer only the positions that are read are computed, unless an edit selects positions there.
             read = self.read if layer == last else None
             edited = {site for branch in batch.branches for site, at in branch.writes if at == layer}
             x = self._joined_before(layer, x, batch, clean)
@@ -237,17 +246,19 @@ class Engine:
                 x = batch.tap("resid_post", layer, replay.mlp(layer, x, batch.tap))
                 x = self._at_read(x) if layer == last and not sliced else x
             self._note(x, clean)
-        late = batch.joining((last + 1, BEFORE))
-        if late:
-            joined = self._joined_before(last + 1, None, batch, clean)
-            assert joined is not None
-            x = batch.append_rows(x, self._at_read(joined))
+        joining_last = batch.joining((last + 1, BEFORE))
+        if joining_last:
+            last_stream = self._joined_before(last + 1, None, batch, clean)
+            assert last_stream is not None
+            x = batch.append_rows(x, self._at_read(last_stream))
         assert x is not None
-        apart = x.unflatten(0, (batch.copies, len(batch.members), batch.size))
-        several = _LOGITS // max(1, len(tokens) * batch.copies * x.shape[1] * replay.unembed.shape[-1]) or 1
-        for first in range(0, len(batch.members), several):
-            piece = apart[:, first : first + several].flatten(0, 2)
-            yield from batch.parts(batch.members[first : first + several], replay.output(piece))
+        by_checkpoint = x.unflatten(0, (batch.copies, len(batch.members), batch.size))
+        group_size = (
+            _LOGITS // max(1, len(tokens) * batch.copies * x.shape[1] * replay.unembed.shape[-1]) or 1
+        )
+        for first in range(0, len(batch.members), group_size):
+            piece = by_checkpoint[:, first : first + group_size].flatten(0, 2)
+            yield from batch.parts(batch.members[first : first + group_size], replay.output(piece))
 
     def _joined_before(
         self, layer: int, x: Tensor | None, batch: BranchBatch, clean: CleanCache
@@ -256,7 +267,7 @@ class Engine:
         if not joining:
             return x
         start = batch.start(clean.before[layer], len(joining))
-        # A branch that begins with an edit of the stream between two layers may name it from either side.
+        # An edit of the stream between two layers may be at resid_post of one or resid_pre of the next.
         start = batch.tap_of(joining, "resid_post", layer - 1, start)
         batch.add((layer, BEFORE))
         return batch.append_rows(x, start)
@@ -276,7 +287,7 @@ class Engine:
             new = _cat(
                 [branch_value(branch, k, "z", layer, part) for k, part in enumerate(new.split(batch.size))]
             )
-            # Of all heads, as a change of one would be lost in the digits of a stream that holds what it had before.
+            # Computed from all heads: adding only the change of one to the old stream would lose digits.
             streams.append(before + self.replay.attn_out(layer, _at(new, read)))
         return batch.append_rows(x, batch.concat(streams))
 
@@ -288,7 +299,7 @@ class Engine:
         return torch.cat(mixed)
 
     def _mixed_branch(self, branch: Branch, copy: int, layer: int, z: Tensor, v: Tensor) -> Tensor:
-        """z where some heads attend to all keys alike: which keys those are does not depend on the example."""
+        """Returns z where some heads have uniform attention, whose keys do not depend on the example."""
         for write in branch.at("pattern", layer):
             length = z.shape[1]
             visible = self.replay.visible(length, z.device)
@@ -312,7 +323,7 @@ class Engine:
 
     def _note(self, x: Tensor | None, clean: CleanCache) -> None:
         batch = 0 if x is None else x.numel() * x.element_size()
-        # Of stacked checkpoints the weights are held twice, here and to be put back into the model.
+        # The weights of stacked checkpoints are in memory twice, here and to be copied into the model.
         weights = 2 * self.replay.nbytes if self.replay.copies > 1 else 0
         self.bytes_held = max(self.bytes_held, clean.nbytes + batch + weights)
 

@@ -1,8 +1,8 @@
-"""The forward pass of a plain transformer, from its weights: it can begin at any site of any layer.
+"""Replays the forward pass of a plain transformer from its weights, beginning at any site of any layer.
 
-Which models it covers is told by `Replay.of`; whether it is the model's own forward is checked by whoever uses it.
-The weights of several checkpoints of one model may be stacked: then every weight has a first axis more, and of an
-activation the rows of the first checkpoint come first, then those of the second, and so on.
+`Replay.of` refuses models that it does not cover; callers compare the replay with the model's own forward. The weights
+of several checkpoints of one model may be stacked: then every weight has an extra first axis, and the rows of an
+activation are those of the first checkpoint, then those of the second, and so on.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor
 
 from circuits.model.surface import Surface
 
-#: Called with a site's name, its layer and its activation; what it returns goes on.
+#: Hook function: gets a site's name, its layer and its activation, and returns the activation to go on with.
 Tap = Callable[[str, int | None, Tensor], Tensor]
-#: Called with a layer, its z and its v; gives z.
+#: Called with a layer, its z and its v; returns z.
 Mix = Callable[[int, Tensor, Tensor], Tensor]
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu_,  # in place: nobody keeps what comes before it, and memory is slow
+    "relu": torch.relu_,  # in place, as its input is not kept and memory is slow
     "gelu": F.gelu,
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
@@ -42,12 +42,12 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 
 
 class NotReplayed(Exception):
-    """Why a model's forward is not computed here."""
+    """The reason for which a model's forward is not replayed."""
 
 
 @dataclass(frozen=True)
 class Norm:
-    """LayerNorm, RMS norm or (kind None) nothing, with weight and bias where it has them."""
+    """A LayerNorm, an RMS norm or (kind None) the identity, with weight and bias where it has them."""
 
     kind: str | None
     eps: float
@@ -68,16 +68,16 @@ class Norm:
 
 @dataclass(frozen=True)
 class Block:
-    """The weights of one layer; of matrices, the first axis is the input's."""
+    """The weights of one layer; the first axis of a matrix is the input's."""
 
-    ln1: Norm  # of what attention reads
-    qkv: Float[Tensor, "*stack d_model qkv"]  # of all heads, q before k before v
+    ln1: Norm  # before attention
+    qkv: Float[Tensor, "*stack d_model qkv"]  # all heads of q, then of k, then of v
     qkv_bias: Tensor
     out: Float[Tensor, "*stack head d_head d_model"]
     out_bias: Tensor
     scale: float
-    ln2: Norm | None  # of what the MLP reads; None: attention only
-    between: Norm  # of the residual stream itself between attention and MLP, in a post-norm model
+    ln2: Norm | None  # before the MLP; None: attention only
+    between: Norm  # on the residual stream between attention and MLP, in a post-norm model
     mlp_in: Tensor | None = None
     mlp_in_bias: Tensor | None = None
     mlp_out: Tensor | None = None
@@ -86,27 +86,27 @@ class Block:
 
 @dataclass(frozen=True)
 class Replay:
-    """All of a model's weights, and the forward pass through them. `x` is a residual stream [row pos d_model]."""
+    """All weights of a model, and the forward pass through them. `x` is a residual stream [row pos d_model]."""
 
     embed: Tensor
     positions: Tensor
     blocks: tuple[Block, ...]
     entries: tuple[
         Norm, ...
-    ]  # of the residual stream before each layer (post-norm), and before the unembedding
+    ]  # on the residual stream before each layer (post-norm), and before the unembedding
     unembed: Tensor
     unembed_bias: Tensor
     causal: bool
     activation: Callable[[Tensor], Tensor]
-    masked: float  # what the model writes into masked scores
-    nan_pattern_to_zero: bool  # whether the model puts zeros in the place of every NaN in a pattern
+    mask_value: float  # the value of masked scores
+    nan_pattern_to_zero: bool  # whether the model replaces every NaN in a pattern by 0
 
     @classmethod
     def of(cls, surface: Surface, weights: Mapping[str, Tensor] | None = None) -> Replay:
-        """Raises `NotReplayed`, with the reason, for a model that is not plain.
+        """Returns the replay of a model; raises `NotReplayed`, with the reason, for a model that is not plain.
 
         Args:
-            weights: a state_dict, or several that are stacked. Default: the model's own.
+            weights: a state_dict, or several stacked. Default: the model's own.
         """
         cfg: Any = surface.model.cfg
         for setting, values in _PLAIN.items():
@@ -136,7 +136,7 @@ class Replay:
 
     @property
     def copies(self) -> int:
-        """Of how many checkpoints these are the weights."""
+        """Number of checkpoints whose weights are stacked."""
         return self.embed.shape[0] if self.embed.ndim > 2 else 1
 
     @property
@@ -144,7 +144,7 @@ class Replay:
         return sum(weight.numel() * weight.element_size() for weight in _weights(self))
 
     def embedded(self, tokens: Tensor, tap: Tap) -> Tensor:
-        """tokens [row pos] -> the sum of the embeddings."""
+        """Returns the sum of the embeddings of tokens [row pos]."""
         length, width = tokens.shape[1], self.embed.shape[-1]
         if self.embed.ndim > 2:
             copies, rows = self.copies, len(tokens) // self.copies
@@ -157,7 +157,9 @@ class Replay:
         return tap("embed", None, embedded) + tap("pos_embed", None, table)
 
     def entering(self, layer: int, x: Tensor) -> Tensor:
-        """What the layer before has left (or the embeddings' sum) -> resid_pre; at n_layers, what is unembedded."""
+        """Returns resid_pre of a layer, given the output of the layer before (or the embeddings' sum); at n_layers, the
+        input of the unembedding.
+        """
         return self.entries[layer](x)
 
     def block(
@@ -169,11 +171,11 @@ class Replay:
         mix: Mix | None = None,
         read: Tensor | None = None,
     ) -> Tensor:
-        """resid_pre of a layer, which `tap` has seen, -> its resid_mid, or resid_post where it has no MLP.
+        """Returns resid_mid of a layer, or resid_post where it has no MLP, given its resid_pre after `tap`.
 
         Args:
             explicit: compute scores and pattern, and show them to `tap`.
-            mix: called with z and v where they are not computed, for heads whose attention does not depend on scores.
+            mix: called with z and v where scores are not computed, for heads whose attention does not depend on scores.
             read: compute these positions only.
         """
         block = self.blocks[layer]
@@ -193,12 +195,14 @@ class Replay:
         if explicit:
             scores = q.transpose(-3, -2) @ k.permute(0, 2, 3, 1) / block.scale
             if self.causal:
-                scores = scores.masked_fill(~self.visible(x.shape[1], x.device), self.masked)
+                scores = scores.masked_fill(~self.visible(x.shape[1], x.device), self.mask_value)
             scores = tap("scores", layer, scores)
             pattern = scores.softmax(-1)
-            # A query that sees nothing attends to nothing.
-            blind = pattern.isnan() if self.nan_pattern_to_zero else scores.isneginf().all(-1, keepdim=True)
-            pattern = tap("pattern", layer, pattern.masked_fill(blind, 0.0))
+            # A query that sees no key has a pattern of zeros.
+            fully_masked = (
+                pattern.isnan() if self.nan_pattern_to_zero else scores.isneginf().all(-1, keepdim=True)
+            )
+            pattern = tap("pattern", layer, pattern.masked_fill(fully_masked, 0.0))
             z = pattern @ v.transpose(-3, -2)
         else:
             mask = None if read is None or not self.causal else self.visible(k.shape[1], x.device)[read]
@@ -215,12 +219,12 @@ class Replay:
         return x + tap("attn_out", layer, self.attn_out(layer, z))
 
     def attn_out(self, layer: int, z: Tensor) -> Tensor:
-        """z [row pos head d_head] of a layer -> what its attention adds to the residual stream."""
+        """Returns the output of a layer's attention, given z [row pos head d_head]."""
         block = self.blocks[layer]
         return _affine(z.flatten(-2), block.out.flatten(-3, -2), block.out_bias)
 
     def mlp(self, layer: int, x: Tensor, tap: Tap) -> Tensor:
-        """resid_mid of a layer, which `tap` has seen, -> its resid_post."""
+        """Returns resid_post of a layer, given its resid_mid after `tap`."""
         block = self.blocks[layer]
         if block.ln2 is None or block.mlp_in is None or block.mlp_out is None:
             return x
@@ -230,11 +234,11 @@ class Replay:
         return x + tap("mlp_out", layer, _affine(post, block.mlp_out, block.mlp_out_bias))
 
     def output(self, x: Tensor) -> Tensor:
-        """The last residual stream -> logits [row pos out]."""
+        """Returns the logits [row pos out] of the last residual stream."""
         return _affine(self.entering(self.n_layers, x), self.unembed, self.unembed_bias)
 
     def visible(self, length: int, device: torch.device) -> Tensor:
-        """Which keys a query may see, [query key]."""
+        """Returns the mask of the keys that a query may see, [query key]."""
         everything = torch.ones(length, length, dtype=torch.bool, device=device)
         return everything.tril() if self.causal else everything
 
@@ -242,17 +246,17 @@ class Replay:
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     assert bias is not None
     if weight.ndim > 2:
-        found = torch.baddbmm(bias[:, None], x.reshape(len(weight), -1, x.shape[-1]), weight)
+        product = torch.baddbmm(bias[:, None], x.reshape(len(weight), -1, x.shape[-1]), weight)
     else:
-        found = torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight)
-    return found.reshape(*x.shape[:-1], weight.shape[-1])
+        product = torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight)
+    return product.reshape(*x.shape[:-1], weight.shape[-1])
 
 
 def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """By the weight and bias of each checkpoint."""
+    """Multiplies by the weight and adds the bias of each checkpoint."""
     assert weight is not None
-    found = x.reshape(len(weight), -1, x.shape[-1]) * weight[:, None]
-    return (found if bias is None else found.add_(bias[:, None])).reshape(x.shape)
+    product = x.reshape(len(weight), -1, x.shape[-1]) * weight[:, None]
+    return (product if bias is None else product.add_(bias[:, None])).reshape(x.shape)
 
 
 def _weights(part: Any) -> Iterator[Tensor]:
@@ -266,9 +270,9 @@ def _weights(part: Any) -> Iterator[Tensor]:
             yield from _weights(getattr(part, one.name))
 
 
-def _read(surface: Surface, held: Mapping[str, Tensor]) -> Replay:
+def _read(surface: Surface, parameters: Mapping[str, Tensor]) -> Replay:
     cfg: Any = surface.model.cfg
-    linear = "unembed.W_U" not in held
+    linear = "unembed.W_U" not in parameters
     heads, d_head = surface.n_heads, int(cfg.d_head)
     kind = getattr(cfg, "normalization_type", None)
     norm_kind = None if kind is None else str(kind).upper().removesuffix("PRE")
@@ -276,19 +280,21 @@ def _read(surface: Surface, held: Mapping[str, Tensor]) -> Replay:
     def norm(path: str | None, kind: str | None) -> Norm:
         if path is None:
             return Norm(None, 0.0, None, None)
-        weight = held.get(f"{path}.weight" if linear else f"{path}.w")
-        bias = held.get(f"{path}.bias" if linear else f"{path}.b")
+        weight = parameters.get(f"{path}.weight" if linear else f"{path}.w")
+        bias = parameters.get(f"{path}.bias" if linear else f"{path}.b")
         return Norm(kind, float(cfg.eps), weight, bias)
 
     def projected(path: str, name: str) -> tuple[Tensor, Tensor]:
-        """[d_model, head * d_head] and its bias."""
+        """Returns the weights [d_model, head * d_head] of q, k or v, and the bias."""
         if linear:
-            return held[f"{path}.{name}.weight"].mT, held[f"{path}.{name}.bias"]
+            return parameters[f"{path}.{name}.weight"].mT, parameters[f"{path}.{name}.bias"]
         big = name.upper()
-        return held[f"{path}.W_{big}"].transpose(-3, -2).flatten(-2), held[f"{path}.b_{big}"].flatten(-2)
+        return parameters[f"{path}.W_{big}"].transpose(-3, -2).flatten(-2), parameters[
+            f"{path}.b_{big}"
+        ].flatten(-2)
 
     blocks, entries = [], [norm(surface.stream_norm("embed", None), norm_kind)]
-    # Norms stand on the branches, or on the stream.
+    # Norms are on the inputs of attention and MLP, or (post-norm) on the stream.
     branch = None if surface.post_norm else norm_kind
     for layer in range(surface.n_layers):
         path = f"blocks.{layer}"
@@ -299,42 +305,42 @@ def _read(surface: Surface, held: Mapping[str, Tensor]) -> Replay:
             scale = given if given > 0 else d_head**0.5
         parts = [projected(f"{path}.attn", name) for name in "qkv"]
         out = (
-            held[f"{path}.attn.o.weight"].mT.unflatten(-2, (heads, d_head))
+            parameters[f"{path}.attn.o.weight"].mT.unflatten(-2, (heads, d_head))
             if linear
-            else held[f"{path}.attn.W_O"]
+            else parameters[f"{path}.attn.W_O"]
         )
         plain: dict[str, Any] = {
             "ln1": norm(f"{path}.ln1", branch),
             "qkv": torch.cat([weight for weight, _ in parts], -1),
             "qkv_bias": torch.cat([bias for _, bias in parts], -1),
             "out": out.contiguous(),
-            "out_bias": held[f"{path}.attn.o.bias" if linear else f"{path}.attn.b_O"],
+            "out_bias": parameters[f"{path}.attn.o.bias" if linear else f"{path}.attn.b_O"],
             "scale": float(scale),
             "ln2": None,
             "between": norm(surface.stream_norm("resid_mid", layer), norm_kind),
         }
         if hasattr(surface.model.get_submodule(path), "mlp"):
             plain["ln2"] = norm(f"{path}.ln2", branch)
-            inner = held[f"{path}.mlp.in.weight" if linear else f"{path}.mlp.W_in"]
-            outer = held[f"{path}.mlp.out.weight" if linear else f"{path}.mlp.W_out"]
+            inner = parameters[f"{path}.mlp.in.weight" if linear else f"{path}.mlp.W_in"]
+            outer = parameters[f"{path}.mlp.out.weight" if linear else f"{path}.mlp.W_out"]
             plain["mlp_in"], plain["mlp_out"] = (inner.mT, outer.mT) if linear else (inner, outer)
-            plain["mlp_in_bias"] = held[f"{path}.mlp.in.bias" if linear else f"{path}.mlp.b_in"]
-            plain["mlp_out_bias"] = held[f"{path}.mlp.out.bias" if linear else f"{path}.mlp.b_out"]
+            plain["mlp_in_bias"] = parameters[f"{path}.mlp.in.bias" if linear else f"{path}.mlp.b_in"]
+            plain["mlp_out_bias"] = parameters[f"{path}.mlp.out.bias" if linear else f"{path}.mlp.b_out"]
         blocks.append(Block(**plain))
         entries.append(norm(surface.stream_norm("resid_post", layer), norm_kind))
     if not surface.post_norm:
         last_kind = "RMS" if norm_kind is not None and getattr(cfg, "final_rms", False) else norm_kind
         entries[-1] = norm("ln_final", last_kind)
-    masked = surface.masked_score(0)
+    mask_value = surface.masked_score(0)
     return Replay(
-        embed=held["embed.weight" if linear else "embed.W_E"],
-        positions=held["pos_embed.weight" if linear else "pos_embed.W_pos"],
+        embed=parameters["embed.weight" if linear else "embed.W_E"],
+        positions=parameters["pos_embed.weight" if linear else "pos_embed.W_pos"],
         blocks=tuple(blocks),
         entries=tuple(entries),
-        unembed=held["unembed.weight"].mT if linear else held["unembed.W_U"],
-        unembed_bias=held["unembed.bias" if linear else "unembed.b_U"],
+        unembed=parameters["unembed.weight"].mT if linear else parameters["unembed.W_U"],
+        unembed_bias=parameters["unembed.bias" if linear else "unembed.b_U"],
         causal=cfg.attention_dir == "causal",
         activation=_ACTIVATIONS.get(str(cfg.act_fn), torch.relu_),
-        masked=-torch.inf if masked is None else masked,
+        mask_value=-torch.inf if mask_value is None else mask_value,
         nan_pattern_to_zero=not linear,
     )

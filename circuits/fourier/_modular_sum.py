@@ -202,8 +202,8 @@ class ModularSum:
 
 
 def share(
-    values: Float[Tensor, input * feature], directions: Float[Tensor, "input direction"]
-) -> Float[Tensor, input * feature]:
+    values: Float[Tensor, " input *feature"], directions: Float[Tensor, "input direction"]
+) -> Float[Tensor, " input *feature"]:
     """The projection of values on orthonormal directions, float64."""
     flat = values.double().reshape(len(values), -1)
     return (directions @ (directions.T @ flat)).reshape(values.shape)
@@ -218,7 +218,7 @@ def regression(
 
 
 def variance_explained(
-    values: Float[Tensor, input * feature], regressors: Float[Tensor, "input regressor"]
+    values: Float[Tensor, " input *feature"], regressors: Float[Tensor, "input regressor"]
 ) -> Float[Tensor, "*feature"]:
     """Of the variance of each feature over the inputs, the share that the regressors and a constant explain (R²).
 

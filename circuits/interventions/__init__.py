@@ -1,1 +1,1 @@
-"""Values that say what to change in a forward pass, and what carries them out."""
+"""Interventions as values that name places and replacements, and the engine that carries them out."""

@@ -1,4 +1,4 @@
-"""The one engine that carries out interventions: plan against the model, run clean passes, hook, undo."""
+"""Carries out interventions: plans them against the model, runs clean passes, hooks the model and undoes it all."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Plan = tuple[Step, ...]
 
 
 def planned(interventions: Iterable[Any], surface: Surface) -> Plan:
-    """All writes, swaps and cuts of all interventions, in argument order; every fault that shows without a run is
-    raised here.
+    """Returns all steps of all interventions, in argument order; every error that shows without a run is raised
+    here.
     """
     plan: list[Step] = []
     for intervention in interventions:
@@ -47,20 +47,20 @@ def planned(interventions: Iterable[Any], surface: Surface) -> Plan:
 
 @contextmanager
 def intervene(model: Any, *interventions: Intervention) -> Iterator[Any]:
-    """Run the model with some edits, for the length of a block.
+    """Runs the model with some edits inside a block.
 
         with intervene(model, ablate.uniform("all"), ablate.zero("mlp_out.1")):
             output = model(tokens)
 
-    Weights are edited first, then activations in argument order, a later edit seeing what an earlier one left,
-    and what hooks of the user's that were there before left; blocks may be nested, and an inner block adds to
-    the outer one. Paths (`patch.path`) act together, wherever they stand: the run that they change is the one with all
-    other edits. Clean passes that an intervention needs (`reference=`, `source=`) are run on the model as it
+    Weights are edited first, then activations in argument order. A later edit sees what an earlier one left, and
+    what the user's earlier hooks left. Blocks may be nested, and an inner block adds to the outer one. Paths
+    (`patch.path`) act together, wherever they stand: the run that they change is the one with all other edits.
+    Clean passes that an intervention needs (`reference=`, `source=`) are run on the model as it
     was before our outermost block, in eval mode and without gradients. Modes and gradients of the block itself
     are left alone. On any exit only what was added here is removed, and weights are what they were, bit for bit.
 
-    The block has the model for its thread alone: what others want of it, or of a model that shares modules or
-    parameters with it, waits until the block ends. A run of it by other means in another thread is an error there.
+    The block holds the model for its thread alone: other threads that use it through `circuits`, or a model that
+    shares modules or parameters with it, wait until the block ends. A direct run of it in another thread is an error.
 
     Raises `CircuitsError` on entry if an intervention does not fit the model, and on a normal exit if one
     of them never took effect because its hook did not fire.
@@ -75,7 +75,7 @@ def intervene(model: Any, *interventions: Intervention) -> Iterator[Any]:
 
 
 def wanted(plan: Iterable[Step]) -> Iterator[Reference]:
-    """The clean passes that a plan needs."""
+    """Yields the clean passes that a plan needs."""
     for step in plan:
         if not isinstance(step, WeightEdit):
             write = step.sender if isinstance(step, Cut) else step
@@ -84,9 +84,9 @@ def wanted(plan: Iterable[Step]) -> Iterator[Reference]:
 
 @contextmanager
 def attached(surface: Surface, plan: Plan, references: References) -> Iterator[None]:
-    """Put a plan onto the model. Its clean passes must have been fetched."""
+    """Puts a plan onto the model inside the block. Its clean passes must have been fetched."""
     writes = [step for step in plan if isinstance(step, ActivationEdit)]
-    swaps = [step for step in plan if isinstance(step, WeightEdit)]
+    weight_edits = [step for step in plan if isinstance(step, WeightEdit)]
     cuts = [step for step in plan if isinstance(step, Cut)]
     state = state_of(surface.model)
     call = ForwardPass(surface, references, state)
@@ -94,7 +94,12 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
     with ExitStack() as stack:
         if plan:
             stack.enter_context(editing(surface.model))
-        stack.enter_context(replaced(surface.model, [(swap.parameter, swap.value.tensor) for swap in swaps]))
+        stack.enter_context(
+            replaced(
+                surface.model,
+                [(weight_edit.parameter, weight_edit.value.tensor) for weight_edit in weight_edits],
+            )
+        )
         runs = _Runs(call, [*writes, *(cut.sender for cut in cuts)])
         stack.callback(surface.on_run(runs.begin, runs.end, runs.begin_unseen).remove)
         for index, write in enumerate(writes):
@@ -129,12 +134,14 @@ def _silent(surface: Surface, label: str, write: ActivationEdit | Receiver, runs
 
 @dataclass(eq=False)
 class _Reader:
+    """A function that reads an activation after all edits, with its hook."""
+
     hook: str
     function: Callable[[Tensor], None]
     handle: Handle | None = None
 
 
-# Of the blocks that are open on a model. Not part of its `State`, which a copy of the model would take along.
+# Readers of the open blocks, by model. Not part of its `State`, which a copy of the model would take along.
 _readers: WeakKeyDictionary[nn.Module, list[_Reader]] = WeakKeyDictionary()
 
 
@@ -152,7 +159,7 @@ def _reading(surface: Surface, hook: str, function: Callable[[Tensor], None]) ->
 
 
 def _put_readers_last(surface: Surface) -> None:
-    """So that they see what all writes leave, those of blocks further in as well."""
+    """Moves readers behind all edits, those of inner blocks as well, so that they see the final activation."""
     for reader in _readers.get(surface.model, []):
         if reader.handle is not None:
             reader.handle.remove()
@@ -160,7 +167,9 @@ def _put_readers_last(surface: Surface) -> None:
 
 
 class _Runs:
-    """Counts the runs of the model under some writes, and tells their call of each; clean passes are none."""
+    """Counts the runs of the model under some edits, clean passes excluded, and passes each run on to their
+    `ForwardPass`.
+    """
 
     def __init__(self, call: ForwardPass, writes: list[ActivationEdit]) -> None:
         self.count = 0
@@ -190,23 +199,21 @@ def _read(call: ForwardPass, write: ActivationEdit, name: str, activation: Tenso
         call.reads(write)[name] = activation.detach()
 
 
-# Entries of an output, from which a second one beside it for a moment is much memory.
+# Number of entries from which on a temporary copy of the output would take much memory.
 _LARGE = 2**22
 
 
 class Activations(Mapping[str, Tensor]):
-    """Activations by full hook name; `activations["z.2"]` and `activations[Site("z", 2)]` find them as
-    well.
-    """
+    """Activations by full hook name, which `activations["z.2"]` and `activations[Site("z", 2)]` find as well."""
 
-    def __init__(self, found: Mapping[str, Tensor]) -> None:
-        self._found = dict(found)
+    def __init__(self, activations: Mapping[str, Tensor]) -> None:
+        self._activations = dict(activations)
 
     def __getitem__(self, key: Any) -> Tensor:
-        hook = key if isinstance(key, str) and key in self._found else Site.parse(key).hook()
-        if hook not in self._found:
-            raise KeyError(f"{key}: not cached; cached: {', '.join(self._found)}")
-        return self._found[hook]
+        hook = key if isinstance(key, str) and key in self._activations else Site.parse(key).hook()
+        if hook not in self._activations:
+            raise KeyError(f"{key}: not cached; cached: {', '.join(self._activations)}")
+        return self._activations[hook]
 
     def __contains__(self, key: object) -> bool:
         try:
@@ -216,21 +223,23 @@ class Activations(Mapping[str, Tensor]):
         return True
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
+        return iter(self._activations)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._activations)
 
     def __repr__(self) -> str:
-        return f"Activations({', '.join(f'{hook}: {list(x.shape)}' for hook, x in self._found.items())})"
+        return (
+            f"Activations({', '.join(f'{hook}: {list(x.shape)}' for hook, x in self._activations.items())})"
+        )
 
 
 def run(
     model: Any, tokens: Any, *interventions: Intervention, cache: Iterable[Any] | str | None = None
 ) -> Any:
-    """The model's output on `tokens` under the interventions, in eval mode and without gradients.
+    """Returns the model's output on `tokens` under the interventions, in eval mode and without gradients.
 
-    `cache` lists sites whose activations are wanted as well, as they are after the edits; then the result is
+    `cache` lists sites whose activations, after the edits, are returned as well; then the result is
     (output, `Activations`). Mode, hooks and gradients are as before when it returns or raises.
     """
     surface = Surface.of(model)
@@ -246,31 +255,33 @@ def run(
         intervene(model, *interventions),
         recording(surface, hooks) as seen,
     ):
-        output = _apart(model, model(tokens.clone()))
+        output = _own_memory(model, model(tokens.clone()))
     for hook in hooks:
         if hook not in seen:
             raise CircuitsError(f"cache: {hook} never fired; this model has it switched off")
     return output if cache is None else (output, Activations({hook: seen[hook] for hook in hooks}))
 
 
-def _apart(model: Any, output: Any) -> Any:
-    """The output, which the model does not overwrite in its next run. A large one is copied only if it might."""
+def _own_memory(model: Any, output: Any) -> Any:
+    """Returns the output in memory that the model's next run does not overwrite; a large one is copied only if it
+    might.
+    """
     if not isinstance(output, Tensor):
         return output
     if output.numel() < _LARGE:
         return output.clone()
-    held = {
-        one.untyped_storage().data_ptr()
+    addresses = {
+        tensor.untyped_storage().data_ptr()
         for module in model.modules()
-        for own in (module._parameters, module._buffers, vars(module))
-        for one in own.values()
-        if isinstance(one, Tensor)
+        for attributes in (module._parameters, module._buffers, vars(module))
+        for tensor in attributes.values()
+        if isinstance(tensor, Tensor)
     }
-    return output.clone() if output.untyped_storage().data_ptr() in held else output
+    return output.clone() if output.untyped_storage().data_ptr() in addresses else output
 
 
 def cache(model: Any, tokens: Any, sites: Iterable[Any] | str) -> Activations:
-    """The activations at `sites` ("z", "resid_post.1", full hook names) on `tokens`, in eval mode, no
+    """Returns the activations at `sites` ("z", "resid_post.1", full hook names) on `tokens`, in eval mode, without
     gradients.
     """
     if sites is None:

@@ -1,4 +1,4 @@
-"""Reading the arguments that all edits share."""
+"""Reads the arguments that all edits share."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from circuits.validate import read_indices
 
 
 def read_what(what: Any, caller: str) -> tuple[tuple[Place, ...], bool]:
-    """Heads (edited at z), a site, or a layer number; second, whether a place the model lacks is passed over.
+    """Reads heads (edited at z), a site, or a layer number; second, whether a place the model lacks is passed over.
 
-    A layer is all it writes: its heads at z and its neurons at mlp_post, so that the output biases stay in
-    both.
+    A layer stands for its heads at z and its neurons at mlp_post, so that both output biases stay.
     """
     try:
         if isinstance(what, bool):
@@ -44,7 +43,7 @@ def read_heads(spec: Any, site: str, caller: str) -> tuple[Place, ...]:
 
 
 def read_place(site: Any, heads: Any, caller: str, neurons: Any = None) -> Place:
-    """A site, and of it some heads or neurons where those are given."""
+    """Reads a site, and heads or neurons of it where those are given."""
     chosen, d_mlp = (None, None) if neurons is None else read_neurons(neurons, caller)
     try:
         return Place(Site.parse(site), None if heads is None else parse_heads(heads), chosen, d_mlp)
@@ -53,7 +52,7 @@ def read_place(site: Any, heads: Any, caller: str, neurons: Any = None) -> Place
 
 
 def read_neurons(neurons: Any, caller: str) -> tuple[tuple[int, ...], int | None]:
-    """Neuron indices, or where a boolean mask [d_mlp] is true; second, the length of the mask."""
+    """Reads neuron indices, or a boolean mask [d_mlp] of them; second, the length of the mask."""
     size = None
     neurons = as_dense_tensor(neurons, f"{caller}: neurons")
     if isinstance(neurons, Tensor) and neurons.dtype == torch.bool:
@@ -75,9 +74,9 @@ def read_queries(queries: Any, positions: Any, caller: str) -> Positions | Snaps
 
 
 def read_keys(keys: Any, caller: str) -> Positions | None:
-    found = parse_positions(keys, f"{caller}, keys")
-    if isinstance(found, Snapshot):
+    positions = parse_positions(keys, f"{caller}, keys")
+    if isinstance(positions, Snapshot):
         raise CircuitsError(
-            f"{caller}: keys are positions, the same for every example; got a mask {list(found.shape)}"
+            f"{caller}: keys are positions, the same for every example; got a mask {list(positions.shape)}"
         )
-    return found
+    return positions

@@ -1,4 +1,4 @@
-"""Defines what an intervention is: a frozen value that names places and what to put there, without a model.
+"""Defines interventions: frozen values that name places and replacements, without a model.
 
 When a model is at hand, `Intervention.plan` turns it into `ActivationEdit`s, `WeightEdit`s and `Cut`s (of edges), which
 `circuits.interventions.apply` carries out.
@@ -23,23 +23,23 @@ from circuits.tensors import Positions, Snapshot, select_positions
 
 @dataclass(frozen=True)
 class HookContext:
-    """One call of a hook, as a replacement sees it."""
+    """The context of one hook call, which a replacement gets."""
 
     write: ActivationEdit
     selected: Tensor  # boolean, broadcasts to the activation; true where it will be replaced
     references: Mapping[str, Tensor]
     reads: dict[str, Tensor]
     prepared: Any
-    tokens: Tensor | None  # what the model was called with; None where only a part of it was called
-    rows: slice | Tensor | None  # which rows of the whole batch these are; None: all of them
+    tokens: Tensor | None  # the model's inputs; None where only a part of the model was called
+    rows: slice | Tensor | None  # rows of the whole batch in this call; None: all of them
     total: int | None
 
     def reference(self, name: str, current: Tensor) -> Tensor:
-        """What a clean pass gave, on the device and in the dtype of the activation."""
+        """Returns the result of a clean pass, on the device and in the dtype of the activation."""
         return self.references[name].to(device=current.device, dtype=current.dtype)
 
     def per_example(self, whole: Tensor, size: int, what: str) -> Tensor:
-        """The rows of a whole-batch tensor that belong to this call."""
+        """Returns the rows of a whole-batch tensor that belong to this call."""
         if whole.shape[0] != (self.total if self.total is not None else size):
             raise CircuitsError(
                 f"{self.write.label}: {what} has a batch of {whole.shape[0]}, the run a batch of "
@@ -60,38 +60,38 @@ class RunContext(Protocol):
 
     @property
     def tokens(self) -> Tensor | None:
-        """[batch pos], or whatever the model was called with; None where only a part of it is called."""
+        """The inputs [batch pos ...] of the model; None where only a part of it is called."""
 
     def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """What `compute` gives, computed once in this run for all replacements that share `key`."""
+        """Returns `compute()`, computed once in this run for all replacements that share `key`."""
 
 
 class Replacement(ABC):
-    """What is put in the place of an activation."""
+    """A replacement for an activation."""
 
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
-        """The clean passes it needs; what they give arrives under the same names in `HookContext.references`."""
+        """Returns the clean passes it needs; their results arrive under the same names in `HookContext.references`."""
         return {}
 
     def check(self, surface: Surface, label: str) -> None:  # noqa: B027 most have nothing to check
-        """Refuse a model with which it would not mean what it says, before any run."""
+        """Refuses, before any run, a model in which the replacement would have another meaning."""
 
     def reads(self, write: ActivationEdit) -> dict[str, str]:
-        """Other hooks of the same forward pass whose activations it needs: name in `HookContext.reads` -> hook."""
+        """Returns the other hooks of the same pass whose activations it needs: name in `HookContext.reads` -> hook."""
         return {}
 
     def prepare(self, run: RunContext) -> Any:
-        """Called before each run of the model, for passes on the run's own tokens that are needed first; what it
-        returns arrives as `HookContext.prepared`.
+        """Makes the passes on the run's own tokens that are needed first. Called before each run of the model; the
+        result arrives as `HookContext.prepared`.
         """
         return None
 
-    #: From where to where something is patched, for tables.
+    #: The direction of a patch, for tables.
     direction: ClassVar[str | None] = None
 
     @abstractmethod
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
-        """A tensor that broadcasts to `current`; only the selected entries of it are used."""
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
+        """Returns a tensor that broadcasts to `current`; only the selected entries of it are used."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]: ...
@@ -99,7 +99,7 @@ class Replacement(ABC):
 
 @dataclass(frozen=True)
 class ActivationEdit:
-    """One hook of one model, what is replaced there, and by what."""
+    """One hook of one model, the part of its activation that is replaced, and the replacement."""
 
     label: str
     hook: str
@@ -113,11 +113,11 @@ class ActivationEdit:
     masked_score: float | None = None
 
     def replaced_by(self, replacement: Replacement) -> ActivationEdit:
-        """The same write with another replacement."""
+        """Returns this edit with another replacement."""
         return replace(self, replacement=replacement)
 
-    def selected(self, current: Tensor, firing_rows: slice | Tensor | None, total: int | None) -> Tensor:
-        """The boolean mask of what is replaced; it broadcasts to `current`."""
+    def selected(self, current: Tensor, rows: slice | Tensor | None, total: int | None) -> Tensor:
+        """Returns the boolean mask of the entries to replace; it broadcasts to `current`."""
         mask = torch.ones((1,) * current.ndim, dtype=torch.bool, device=current.device)
         for chosen, axis in ((self.heads, self.kind.head_axis), (self.neurons, current.ndim - 1)):
             if chosen is not None and axis is not None:
@@ -140,7 +140,7 @@ class ActivationEdit:
                     f"{self.label}: the mask is [batch pos] = {list(whole.shape)}, "
                     f"the run is {[batch, current.shape[axis]]}"
                 )
-            whole = whole if firing_rows is None else whole[firing_rows]
+            whole = whole if rows is None else whole[rows]
             shape = [1] * current.ndim
             shape[0], shape[axis] = whole.shape
             mask = mask & whole.reshape(shape)
@@ -152,7 +152,7 @@ class ActivationEdit:
 
 @dataclass(frozen=True)
 class WeightEdit:
-    """One parameter of one model, and the values it gets."""
+    """One parameter of one model, and its new values."""
 
     label: str
     component: str
@@ -164,7 +164,9 @@ class WeightEdit:
 
 @dataclass(frozen=True)
 class Receiver:
-    """What reads from the residual stream: heads at q, k or v, an MLP (mlp_pre), or all that follows (resid_post)."""
+    """A component that reads from the residual stream: heads at q, k or v, an MLP (mlp_pre), or the whole stream
+    (resid_post).
+    """
 
     hook: str
     kind: SiteKind
@@ -174,7 +176,7 @@ class Receiver:
 
 @dataclass(frozen=True)
 class Cut:
-    """Edges from one sender to some receivers, which hear what the sender is replaced by, and not the run's.
+    """Edges from one sender to some receivers, which read the sender's replacement instead of its output in the run.
 
     All cuts of a run act together (`cuts`).
     """
@@ -185,20 +187,22 @@ class Cut:
     through: str | None = None
 
 
-#: What an intervention does on one model.
+#: One step of a planned intervention.
 Step = ActivationEdit | WeightEdit | Cut
 
 
 class Intervention(ABC):
-    """A change to a forward pass. A value: frozen, without a model, compared by content."""
+    """A change to a forward pass: a frozen value without a model, compared by content."""
 
     @abstractmethod
     def plan(self, surface: Surface) -> tuple[Step, ...]:
-        """What it means on this model; `CircuitsError` where it does not fit. Changes nothing."""
+        """Returns the steps of the intervention on this model, without changing it; `CircuitsError` where it does not
+        fit.
+        """
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What it does, as JSON-able data; tensors by shape, dtype and sha256."""
+        """Returns a description as JSON-able data; tensors by shape, dtype and sha256."""
 
     @property
     @abstractmethod
@@ -207,7 +211,7 @@ class Intervention(ABC):
 
     @property
     def title(self) -> str:
-        """What a table calls it; the columns beside it say where."""
+        """The name in tables, without the places, which have their own columns."""
         return self.label
 
 

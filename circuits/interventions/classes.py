@@ -1,4 +1,4 @@
-"""The part of an activation that depends on classes of the example: fitted on given examples, removed or kept."""
+"""Removes or keeps the part of an activation that depends on classes of the example, fitted on given examples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from circuits.tensors import Snapshot
 from circuits.variance import Contrasts
 
 CALLER = "ablate.classes"
-#: Rows of tokens are told apart by a table of at most so many entries, else by sorting them.
+#: Rows of tokens are numbered without sorting if there are at most this many possible rows.
 NUMBERS = 10**7
 
 
@@ -34,34 +34,34 @@ class ClassFit:
 
     @cached_property
     def starts(self) -> Tensor:
-        """Where the classes of each kind begin among those of all, [kind]."""
+        """Offset of each kind's classes among those of all kinds, [kind]."""
         sizes = [len(basis) for basis in self.contrasts.bases]
         return torch.tensor([0, *sizes[:-1]]).cumsum(0)
 
     def at(self, tokens: Tensor) -> Tensor:
-        """The classes of a run's examples, numbered through all kinds, [kind batch]."""
+        """Returns the classes of a run's examples, numbered through all kinds, [kind batch]."""
         known = self.examples.tensor.to(tokens.device)
         if known.shape[1:] != tokens.shape[1:]:
             raise CircuitsError(
                 f"{CALLER}: the examples with classes are {list(known.shape)}, the run's {list(tokens.shape)}"
             )
-        place = _numbered(torch.cat([known, tokens.to(known.dtype)]))
-        row = torch.full((int(place.max()) + 1,), -1, device=tokens.device)
-        row[place[: len(known)]] = torch.arange(len(known), device=tokens.device)
-        found = row[place[len(known) :]]
-        if bool((found < 0).any()):
-            missing = int((found < 0).nonzero()[0])
+        numbers = _numbered(torch.cat([known, tokens.to(known.dtype)]))
+        row_of_number = torch.full((int(numbers.max()) + 1,), -1, device=tokens.device)
+        row_of_number[numbers[: len(known)]] = torch.arange(len(known), device=tokens.device)
+        known_rows = row_of_number[numbers[len(known) :]]
+        if bool((known_rows < 0).any()):
+            missing = int((known_rows < 0).nonzero()[0])
             raise CircuitsError(
                 f"{CALLER}: example {missing} is none of those that have classes, {tokens[missing].tolist()}"
             )
-        return self.contrasts.classes[:, found.cpu()] + self.starts[:, None]
+        return self.contrasts.classes[:, known_rows.cpu()] + self.starts[:, None]
 
 
 @dataclass(frozen=True)
 class Parts(Reduction):
-    """The mean over the examples, then of every class what it adds to it, [1 + class ...], float64.
+    """The mean over the examples, followed by each class's deviation from it, [1 + class ...], float64.
 
-    With several kinds of classes the additions are those of least squares; each kind's have mean 0 over the examples.
+    With several kinds of classes the deviations are fitted by least squares; each kind's have mean 0 over the examples.
     """
 
     labelled: ClassFit
@@ -79,19 +79,21 @@ class Parts(Reduction):
         return sums
 
     def finish(self, total: Tensor, examples: int) -> Tensor:
-        found = self.labelled.contrasts
+        contrasts = self.labelled.contrasts
         sums = total.flatten(1).cpu()
-        counts = [torch.bincount(kind).double()[:, None] for kind in found.classes]
-        by_kind = sums.split([len(basis) for basis in found.bases])
+        counts = [torch.bincount(kind).double()[:, None] for kind in contrasts.classes]
+        by_kind = sums.split([len(basis) for basis in contrasts.bases])
         mean = by_kind[0].sum(0) / examples
-        moved = torch.cat(
+        deviations = torch.cat(
             [
                 basis.T @ (part - count * mean)
-                for basis, part, count in zip(found.bases, by_kind, counts, strict=True)
+                for basis, part, count in zip(contrasts.bases, by_kind, counts, strict=True)
             ]
         )
-        solution = torch.cholesky_solve(moved, found.factor)
-        tables = [basis @ solution[block] for basis, block in zip(found.bases, found.blocks, strict=True)]
+        solution = torch.cholesky_solve(deviations, contrasts.factor)
+        tables = [
+            basis @ solution[block] for basis, block in zip(contrasts.bases, contrasts.blocks, strict=True)
+        ]
         tables = [
             table - (count * table).sum(0) / examples for table, count in zip(tables, counts, strict=True)
         ]
@@ -100,7 +102,7 @@ class Parts(Reduction):
 
 @dataclass(frozen=True)
 class RemoveClasses(Replacement):
-    """The activation without what its classes add to the mean, or the mean and that alone."""
+    """The activation minus the fitted deviations of its classes; with `keep`, the mean plus these deviations alone."""
 
     labelled: ClassFit
     keep: bool
@@ -109,18 +111,18 @@ class RemoveClasses(Replacement):
         return {"parts": Reference(self.labelled.examples, write.hook, Parts(self.labelled))}
 
     def prepare(self, run: RunContext) -> Tensor | None:
-        """The classes of the run's examples, [kind batch]."""
+        """Returns the classes of the run's examples, [kind batch]."""
         tokens = run.tokens
         return None if tokens is None else run.once(id(self), lambda: self.labelled.at(tokens))
 
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
-        label = firing.write.label
-        if firing.prepared is None:
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
+        label = context.write.label
+        if context.prepared is None:
             raise CircuitsError(
                 f"{label}: call the whole model with a tensor of tokens, the classes are looked up by them"
             )
-        parts = firing.references["parts"].to(current.device)
-        share = parts[1:][firing.prepared.to(current.device)].sum(0)
+        parts = context.references["parts"].to(current.device)
+        share = parts[1:][context.prepared.to(current.device)].sum(0)
         new = parts[:1] + share if self.keep else current.double() - share
         return torch.where(current.isneginf(), current, new.to(current.dtype))
 
@@ -134,7 +136,7 @@ class RemoveClasses(Replacement):
 
 
 def _numbered(rows: Tensor) -> Tensor:
-    """A number for each different row [row ...], the same for equal rows."""
+    """Numbers the rows [row ...], equal rows alike."""
     flat = rows.flatten(1)
     if not flat.is_floating_point():
         sizes = flat.max(0).values - flat.min(0).values + 1

@@ -1,4 +1,4 @@
-"""Any function as an intervention, with the same guard rails as the named ones."""
+"""Makes an intervention from any function, with the same checks as the named ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def edit(
     queries: Any = None,
     neurons: Any = None,
 ) -> Edit:
-    """Replace the activation at `site` by `fn(activation)`: steering, scaling, noise, anything.
+    """Replaces the activation at `site` by `fn(activation)`: steering, scaling, noise, anything.
 
     `fn` gets a copy of the whole activation (for z [batch pos head d_head]) and returns a tensor of the
     same shape; only the chosen heads,

@@ -1,12 +1,12 @@
-"""The cut edges of a run, all together: each receiver hears, of the senders cut off from it, what replaces them.
+"""Applies all cut edges of a run together: each receiver reads a stream in which its cut senders are replaced.
 
-A receiver's input is the residual stream of the run under way plus the sum over its cut edges of (what the sender is
-replaced by − what it writes in this run). Nothing else is touched: what a receiver makes of its input goes on as ever,
-to later receivers too. All edges into a receiver that are not cut, therefore, carry what the edited run computes.
+A receiver's input is the residual stream of the run plus the sum over its cut edges of (the sender's replacement − its
+output in this run). Nothing else is changed: the receiver's output goes on as usual, to later receivers too. All edges
+into a receiver that are not cut therefore carry what the edited run computes.
 
-No second run is needed. What comes to each site is seen before anything that hangs there. Edits, and hooks of the
-user's, act on a receiver's stream as they act on the run's: where one changes the stream, a change that passes by
-becomes what it makes of the changed stream − what it makes of the run's.
+No second run is needed. The input of each site is read before any hook there. Edits and the user's hooks act on a
+receiver's stream as they act on the run's: where hooks f change the stream x, a difference d that passes the site
+becomes f(x + d) − f(x).
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from circuits.model.sites import KINDS
 from circuits.model.surface import Surface
 from circuits.tensors import Snapshot
 
-#: Where a component's output can be taken, and where it can be received, with their order within a layer.
+#: Sites of senders and of receivers, with their order within a layer.
 SENDERS = {"embed": -2, "pos_embed": -2, "z": 0, "attn_out": 1, "mlp_post": 2, "mlp_out": 3}
 RECEIVERS = {"q": 0, "k": 0, "v": 0, "mlp_pre": 2, "resid_post": 4}
 _PER_LAYER = 10
 _BY_HEAD = ("q", "k", "v")
-_FLOW = "cut edges"
+_RUN_KEY = "cut edges"
 
 
 def order_of(name: str, layer: int | None, table: dict[str, int]) -> int:
-    """Where in the order of computation a site comes, by `SENDERS` or `RECEIVERS`."""
+    """Returns a site's place in the order of computation, by `SENDERS` or `RECEIVERS`."""
     return table[name] + (_PER_LAYER * layer if layer is not None else -_PER_LAYER)
 
 
-Group = frozenset[int]  # of senders, by their number: all that a receiver is cut off from
+Group = frozenset[int]  # numbers of the senders that a receiver is cut off from
 
 
 def check_cuts(cuts: Sequence[Cut], surface: Surface) -> None:
-    """Refuse cuts that cannot be one edit: an edge that is cut twice, or two ways through the MLPs."""
-    # So that a stream comes before those that read from it.
+    """Refuses cuts that cannot be one edit: an edge that is cut twice, or different `through`."""
+    # Sorted, so that a stream comes before its readers.
     cuts = sorted(cuts, key=lambda cut: order_of(cut.receiver.kind.name, cut.receiver.layer, RECEIVERS))
     ways = list(dict.fromkeys(cut.through for cut in cuts))
     if len(ways) > 1:
         raise CircuitsError(
             f"{cuts[0].label}: the paths of one run have one through=, here there are {' and '.join(map(repr, ways))}"
         )
-    # By part of a sender and place that receives: who cuts it; and by part, the streams that receive.
+    # Cuts by (part of a sender, receiving hook, head); and by part, the cuts whose receiver is a stream.
     known: dict[tuple[object, ...], list[Cut]] = {}
     streams: dict[object, list[Cut]] = {}
     for cut in cuts:
@@ -62,15 +62,15 @@ def check_cuts(cuts: Sequence[Cut], surface: Surface) -> None:
         for part in _parts(cut.sender, surface):
             for head in _heads(cut.receiver, surface):
                 others = list(known.setdefault((part, cut.receiver.hook, head), []))
-                # A stream that receives is what all that comes later reads, and carries the sender there.
+                # All later receivers read a stream that receives, so the sender reaches them through it.
                 for other in streams.get(part, ()):
                     others += (
                         [other] if order_of("resid_post", other.receiver.layer, RECEIVERS) < order else []
                     )
-                if any(not _apart(cut, other) for other in others):
+                if any(not _disjoint(cut, other) for other in others):
                     raise CircuitsError(
-                        f"{cut.label}: the edge from {_named(cut.sender)} to {_called(cut.receiver, head)} is cut "
-                        "twice; give each edge one source"
+                        f"{cut.label}: the edge from {_sender_name(cut.sender)} to "
+                        f"{_receiver_name(cut.receiver, head)} is cut twice; give each edge one source"
                     )
                 known[part, cut.receiver.hook, head].append(cut)
             if cut.receiver.kind.name == "resid_post":
@@ -78,7 +78,7 @@ def check_cuts(cuts: Sequence[Cut], surface: Surface) -> None:
 
 
 def _parts(sender: ActivationEdit, surface: Surface) -> list[tuple[str, int | None, int | None]]:
-    """What a sender consists of; two that share a part are the same as far as that goes."""
+    """Returns the parts of a sender; two senders that share a part overlap there."""
     name, layer = sender.kind.name, sender.layer
     if name in ("z", "attn_out"):
         heads = range(surface.n_heads) if sender.heads is None else sender.heads
@@ -92,36 +92,36 @@ def _heads(receiver: Receiver, surface: Surface) -> Iterable[int | None]:
     return range(surface.head_count(receiver.kind)) if receiver.heads is None else receiver.heads
 
 
-def _apart(one: Cut, other: Cut) -> bool:
-    """Whether two cuts of an edge are sure to be at different positions."""
-    here, there = one.sender.positions, other.sender.positions
-    if isinstance(here, tuple) and isinstance(there, tuple):
-        # A negative position may be any of the others, as far as is known without a run.
-        same_end = min(*here, *there) >= 0 or max(*here, *there) < 0
-        return same_end and not set(here) & set(there)
-    if isinstance(here, Snapshot) and isinstance(there, Snapshot) and here.shape == there.shape:
-        return not bool((here.tensor.cpu() & there.tensor.cpu()).any())
+def _disjoint(one: Cut, other: Cut) -> bool:
+    """Tells whether two cuts of an edge are sure to be at different positions."""
+    first, second = one.sender.positions, other.sender.positions
+    if isinstance(first, tuple) and isinstance(second, tuple):
+        # The length is unknown without a run, so a negative position may be any of the others.
+        same_end = min(*first, *second) >= 0 or max(*first, *second) < 0
+        return same_end and not set(first) & set(second)
+    if isinstance(first, Snapshot) and isinstance(second, Snapshot) and first.shape == second.shape:
+        return not bool((first.tensor.cpu() & second.tensor.cpu()).any())
     return False
 
 
-def _named(sender: ActivationEdit) -> str:
+def _sender_name(sender: ActivationEdit) -> str:
     heads = "" if sender.heads is None else f", heads {','.join(map(str, sender.heads))}"
     return (sender.kind.name if sender.layer is None else f"{sender.kind.name}.{sender.layer}") + heads
 
 
-def _called(receiver: Receiver, head: int | None) -> str:
+def _receiver_name(receiver: Receiver, head: int | None) -> str:
     return f"{receiver.kind.name}.{receiver.layer}" + ("" if head is None else f", head {head}")
 
 
 @contextmanager
 def cutting(surface: Surface, cuts: Sequence[Cut], call: ForwardPass) -> Iterator[set[str]]:
-    """Cut these edges too, for the length of a block; gives the hooks at which something has received, as they do."""
+    """Cuts these edges too inside the block; yields a set that fills with the hooks at which something was received."""
     if not cuts:
         yield set()
         return
     block = _Block(tuple(cuts), call)
     blocks = _blocks.setdefault(surface.model, [])
-    check_cuts([*(cut for each in blocks for cut in each.cuts), *cuts], surface)
+    check_cuts([*(cut for open_block in blocks for cut in open_block.cuts), *cuts], surface)
     blocks.append(block)
     try:
         renew(surface)
@@ -132,14 +132,16 @@ def cutting(surface: Surface, cuts: Sequence[Cut], call: ForwardPass) -> Iterato
 
 
 def renew(surface: Surface) -> None:
-    """Hang all cuts of the open blocks onto the model anew, so that they see what every edit leaves."""
-    before = _junctions.pop(surface.model, None)
-    if before is not None:
-        before.remove()
+    """Puts all cuts of the open blocks onto the model anew, behind every edit, so that they see what the edits
+    leave.
+    """
+    previous = _cut_hooks.pop(surface.model, None)
+    if previous is not None:
+        previous.remove()
     blocks = _blocks.get(surface.model)
     if blocks:
-        junction = _junctions[surface.model] = Junction(surface, blocks)
-        junction.put_on()
+        cut_hooks = _cut_hooks[surface.model] = CutHooks(surface, blocks)
+        cut_hooks.put_on()
 
 
 @dataclass(eq=False)
@@ -149,9 +151,10 @@ class _Block:
     received: set[str] = field(default_factory=set)
 
 
-# Of the blocks that are open on a model. Not part of its `State`, which a copy of the model would take along.
+# Open blocks by model, and the hooks that serve them. Not part of its `State`, which a copy of the model would take
+# along.
 _blocks: WeakKeyDictionary[nn.Module, list[_Block]] = WeakKeyDictionary()
-_junctions: WeakKeyDictionary[nn.Module, Junction] = WeakKeyDictionary()
+_cut_hooks: WeakKeyDictionary[nn.Module, CutHooks] = WeakKeyDictionary()
 
 
 @dataclass
@@ -162,33 +165,33 @@ class _Sender:
 
 
 @dataclass
-class _Flow:
-    """What one run has shown so far.
+class _CutRun:
+    """The differences that one run has collected so far.
 
     Attributes:
-        changes: by sender, what it would add to the stream: replaced − own. Not of those from before the stream was
-            last edited: these are in `carried`, by group, as the edits have left them.
-        inner: by site (z, mlp_post), what it is in the run, and by sender how it would change.
-        own_mlp: by group, what the MLP under way makes of the group's stream.
-        received: by hook, the heads that receive, what they get, where that is another than their own, and the whole
-            site as it is made from the run's own stream.
-        into_mlp: what the MLP under way reads beyond the run's stream.
-        busy: whether the model is asked for something on the way, which is not the run.
+        changes: by sender, the difference to the stream: replacement − output in the run. Those from before the last
+            edit of the stream are in `carried`, by group, as the edits have left them.
+        inner: by site (z, mlp_post), its value in the run, and by sender the difference to it.
+        group_mlp_out: by group, the output of the current MLP on the group's stream.
+        received: by hook, the heads that receive, their new values, where these differ from the run's (boolean), and
+            the whole site as computed from the run's stream.
+        into_mlp: the difference of the current MLP's input from the run's stream.
+        busy: whether modules are called now for another stream than the run's.
     """
 
     changes: dict[int, Tensor] = field(default_factory=dict)
     carried: dict[Group, Tensor] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     inner: dict[str, tuple[Tensor, dict[int, Tensor]]] = field(default_factory=dict)
-    own_mlp: dict[Group, Tensor] = field(default_factory=dict)
+    group_mlp_out: dict[Group, Tensor] = field(default_factory=dict)
     received: dict[str, tuple[list[int], Tensor, Tensor, Tensor]] = field(default_factory=dict)
     into_mlp: Tensor | None = None
     left: Tensor | None = None  # the stream as the embeddings or the last block left it
     busy: bool = False
 
 
-class Junction:
-    """All edges that are cut in one model."""
+class CutHooks:
+    """The hooks that carry out all cut edges of one model."""
 
     def __init__(self, surface: Surface, blocks: Sequence[_Block]) -> None:
         self._surface, self._blocks = surface, tuple(blocks)
@@ -196,13 +199,13 @@ class Junction:
         self._through_mlps = blocks[0].cuts[0].through == "mlps"
         self._senders: list[_Sender] = []
         self._at: dict[str, list[int]] = {}  # senders by hook
-        self._groups: dict[tuple[str, int | None], Group] = {}  # by hook and head that receives
-        self._last: dict[Group, int] = {}  # when a group is wanted for the last time
+        self._groups: dict[tuple[str, int | None], Group] = {}  # by receiving hook and head
+        self._last: dict[Group, int] = {}  # order of the last receiver of a group
         self._labels: dict[Group, str] = {}
         self._layers = range(surface.n_layers)
         self._handle: Handle | None = None
-        # Of a run that begins without the model being called.
-        self._direct = _Flow()
+        # The run of a model whose own __call__ was bypassed.
+        self._direct = _CutRun()
         self._read()
 
     def _read(self) -> None:
@@ -256,264 +259,271 @@ class Junction:
         if self._handle is not None:
             self._handle.remove()
 
-    # ---- In the order of a run. Each is called with what comes to its site.
+    # ---- Hook functions in the order of a run. Each gets the input of its site.
 
     def _embedding(self, hook: str, x: Tensor) -> None:
-        # A busy flow asks what hangs at this very hook, and comes here a second time.
+        # A busy run asks what hangs at this very hook, and comes here a second time.
         if hook == "hook_embed" and not self._frame.whole and not self._direct.busy:
-            self._direct = _Flow()
-        flow = self._flow()
-        if flow is None:
+            self._direct = _CutRun()
+        run = self._current_run()
+        if run is None:
             return
-        own = self._through(flow, hook, x)
-        flow.left = own if flow.left is None else flow.left + own
-        flow.changes |= self._changes_of(flow, hook, own)
+        output = self._through(run, hook, x)
+        run.left = output if run.left is None else run.left + output
+        run.changes |= self._changes_of(run, hook, output)
 
     def _before_attention(self, layer: int, x: Tensor) -> None:
-        flow = self._flow()
-        if flow is None:
+        run = self._current_run()
+        if run is None:
             return
-        if layer == self._layers[0] and flow.left is not None:
-            flow.left = self._normalised(flow, "embed", None, flow.left, order_of("q", layer, RECEIVERS))
+        if layer == self._layers[0] and run.left is not None:
+            run.left = self._normalised(run, "embed", None, run.left, order_of("q", layer, RECEIVERS))
         wanted_later = max(self._last.values()) >= order_of("q", layer, RECEIVERS)
-        if flow.left is not None and (flow.changes or flow.carried) and wanted_later:
-            # What changed it on the way would change what passes by as well.
+        if run.left is not None and (run.changes or run.carried) and wanted_later:
+            # Whatever changed the stream between blocks would change the differences as well.
             label = self._blocks[0].cuts[0].label
             check_made(
-                x, flow.left, label, f"what comes to block {layer} differs from what was handed on to it"
+                x, run.left, label, f"what comes to block {layer} differs from what was handed on to it"
             )
-        stream = self._stream(flow, _hook("resid_pre", layer), order_of("q", layer, RECEIVERS), x)
-        wanted = {
+        stream = self._stream(run, _hook("resid_pre", layer), order_of("q", layer, RECEIVERS), x)
+        heads_by_site = {
             site: heads
             for site in _BY_HEAD
             if (heads := [head for hook, head in self._groups if hook == _hook(site, layer)])
         }
-        groups = list(dict.fromkeys(self._groups[_hook(s, layer), h] for s in wanted for h in wanted[s]))
+        groups = list(
+            dict.fromkeys(self._groups[_hook(s, layer), h] for s in heads_by_site for h in heads_by_site[s])
+        )
         if not groups:
             return
-        changes = self._received(flow, groups, stream)
+        changes = self._received(run, groups, stream)
         projections = self._projections
-        flow.busy = True
+        run.busy = True
         try:
-            # One by one: what hangs inside the norm may be of certain examples.
+            # One by one: hooks inside the norm may depend on the examples in the batch.
             normed = torch.stack([projections.norm(layer, stream + change) for change in changes])
-            # Last, so that what somebody keeps of the norm is of the run.
-            own = projections.norm(layer, stream.clone())
+            # Last, so that a user's hook that keeps the norm's output keeps the run's.
+            normed_run = projections.norm(layer, stream.clone())
         finally:
-            flow.busy = False
+            run.busy = False
         changed = (changes != 0).any(-1)  # [group batch pos]
-        for site, heads in wanted.items():
+        for site, heads in heads_by_site.items():
             hook = _hook(site, layer)
             at = [groups.index(self._groups[hook, head]) for head in heads]
             weight, bias = projections.by_head(site, layer)
             chosen = [int(head) for head in heads if head is not None]
             new = torch.einsum("hbpd,hde->bphe", normed[at], weight[chosen]) + bias[chosen]
-            made = torch.einsum("bpd,hde->bphe", own, weight) + bias
-            flow.received[hook] = chosen, new, changed[at].permute(1, 2, 0), made
+            computed = torch.einsum("bpd,hde->bphe", normed_run, weight) + bias
+            run.received[hook] = chosen, new, changed[at].permute(1, 2, 0), computed
 
     def _receive(self, site: str, layer: int, x: Tensor) -> Tensor | None:
-        flow, hook = self._flow(), _hook(site, layer)
-        if flow is None or hook not in flow.received:
+        run, hook = self._current_run(), _hook(site, layer)
+        if run is None or hook not in run.received:
             return None
-        heads, new, changed, made = flow.received.pop(hook)
+        heads, new, changed, computed = run.received.pop(hook)
         label = self._labels[self._groups[hook, heads[0]]]
-        check_made(x, made, label, f"{hook} differs from what ln1 and the weights make of the stream")
-        found = x.clone()
-        found[:, :, heads] = torch.where(changed[..., None], new.to(x.dtype), x[:, :, heads])
+        check_made(x, computed, label, f"{hook} differs from what ln1 and the weights make of the stream")
+        output = x.clone()
+        output[:, :, heads] = torch.where(changed[..., None], new.to(x.dtype), x[:, :, heads])
         self._has_received(hook)
-        return found
+        return output
 
     def _inside(self, site: str, layer: int, x: Tensor) -> None:
-        flow, hook = self._flow(), _hook(site, layer)
-        if flow is not None and hook in self._at:
-            own = self._through(flow, hook, x)
-            flow.inner[site] = own, self._changes_of(flow, hook, own)
+        run, hook = self._current_run(), _hook(site, layer)
+        if run is not None and hook in self._at:
+            output = self._through(run, hook, x)
+            run.inner[site] = output, self._changes_of(run, hook, output)
 
     def _added(self, site: str, layer: int, x: Tensor) -> None:
-        """At what a component adds to the stream, attn_out or mlp_out."""
-        flow, hook = self._flow(), _hook(site, layer)
-        if flow is None:
+        """Collects the differences at a component's output, attn_out or mlp_out."""
+        run, hook = self._current_run(), _hook(site, layer)
+        if run is None:
             return
-        after = self._through(flow, hook, x)
-        own, changes = flow.inner.pop(OUTPUTS[site], (None, {}))
-        if own is not None:
+        after = self._through(run, hook, x)
+        inner, changes = run.inner.pop(OUTPUTS[site], (None, {}))
+        if inner is not None:
             weight, bias = self._projections.outward(OUTPUTS[site], layer)
-            made = own.flatten(2) @ weight
+            computed = inner.flatten(2) @ weight
             label = self._senders[next(iter(changes))].label
-            made = made if bias is None else made + bias
-            check_made(x, made, label, f"{hook} differs from what the weights make of {OUTPUTS[site]}")
-            moved = {number: change.flatten(2) @ weight for number, change in changes.items()}
+            computed = computed if bias is None else computed + bias
+            check_made(x, computed, label, f"{hook} differs from what the weights make of {OUTPUTS[site]}")
+            differences = {number: change.flatten(2) @ weight for number, change in changes.items()}
             if after is x:
-                flow.changes |= moved
+                run.changes |= differences
             else:
-                self._carry(flow, partial(self._through, flow, hook), x, after, moved)
-        flow.changes |= self._changes_of(flow, hook, after)
-        for group, theirs in flow.own_mlp.items() if site == "mlp_out" else ():
-            # Where the MLP itself is cut off, it is not what it would make of the stream.
+                self._carry(run, partial(self._through, run, hook), x, after, differences)
+        run.changes |= self._changes_of(run, hook, after)
+        for group, mlp_out in run.group_mlp_out.items() if site == "mlp_out" else ():
+            # Where the MLP itself is a cut sender, its output does not depend on the group's stream.
             cut = self._cut_at(group, layer, after)
-            flow.carried[group] = flow.carried.get(group, 0) + (theirs - after).masked_fill(cut, 0)
+            run.carried[group] = run.carried.get(group, 0) + (mlp_out - after).masked_fill(cut, 0)
         if site == "mlp_out":
-            flow.own_mlp.clear()
+            run.group_mlp_out.clear()
 
     def _between(self, layer: int, x: Tensor) -> None:
-        flow, hook = self._flow(), _hook("resid_mid", layer)
-        if flow is None:
+        run, hook = self._current_run(), _hook("resid_mid", layer)
+        if run is None:
             return
         order, receiver = order_of("mlp_pre", layer, RECEIVERS), (_hook("mlp_pre", layer), None)
         groups = [group for group, last in self._last.items() if last > order] if self._through_mlps else []
-        arriving = self._changes(flow, groups, x) if groups else None
-        stream = self._normalised(flow, "resid_mid", layer, self._stream(flow, hook, order, x), order)
+        arriving = self._changes(run, groups, x) if groups else None
+        stream = self._normalised(run, "resid_mid", layer, self._stream(run, hook, order, x), order)
         if receiver in self._groups:
-            (flow.into_mlp,) = self._received(flow, [self._groups[receiver]], stream)
+            (run.into_mlp,) = self._received(run, [self._groups[receiver]], stream)
         if arriving is None or _hook("mlp_out", layer) not in self._surface.hooks:
             return
-        flow.busy = True
+        run.busy = True
         try:
             for group, coming, leaving in zip(
-                groups, arriving, self._changes(flow, groups, stream), strict=True
+                groups, arriving, self._changes(run, groups, stream), strict=True
             ):
                 if bool(coming.any()) or bool(leaving.any()):
-                    flow.own_mlp[group] = self._projections.mlp(layer, x + coming, stream + leaving)
+                    run.group_mlp_out[group] = self._projections.mlp(layer, x + coming, stream + leaving)
         finally:
-            flow.busy = False
+            run.busy = False
 
     def _read_by_mlp(self, layer: int, x: Tensor) -> Tensor | None:
-        flow = self._flow()
-        if flow is None or flow.into_mlp is None:
+        run = self._current_run()
+        if run is None or run.into_mlp is None:
             return None
-        change, flow.into_mlp = flow.into_mlp, None
+        change, run.into_mlp = run.into_mlp, None
         self._has_received(_hook("mlp_pre", layer))
         return x + change
 
     def _after(self, layer: int, x: Tensor) -> Tensor | None:
-        flow, hook = self._flow(), _hook("resid_post", layer)
-        if flow is None:
+        run, hook = self._current_run(), _hook("resid_post", layer)
+        if run is None:
             return None
         new = None
         if (hook, None) in self._groups:
-            (change,) = self._received(flow, [self._groups[hook, None]], x)
+            (change,) = self._received(run, [self._groups[hook, None]], x)
             x = new = x + change
             self._has_received(hook)
         order = order_of("resid_post", layer, RECEIVERS)
-        # Copied: a hook on the block may write to it in place.
-        left = self._normalised(flow, "resid_post", layer, self._stream(flow, hook, order, x), order)
-        flow.left = left.clone()
+        # Copied, as a hook on the block may write to it in place.
+        left = self._normalised(run, "resid_post", layer, self._stream(run, hook, order, x), order)
+        run.left = left.clone()
         if layer == self._layers[-1] and not self._frame.whole:
-            self._direct = _Flow()
+            self._direct = _CutRun()
         return new
 
-    # ---- What these share
+    # ---- Helpers
 
     @property
     def _frame(self) -> RunState:
         return self._blocks[0].call.frame
 
-    def _flow(self) -> _Flow | None:
+    def _current_run(self) -> _CutRun | None:
         if self._blocks[0].call.state.suspended:
             return None
         frame = self._frame
-        flow: _Flow = frame.known.setdefault(_FLOW, _Flow()) if frame.whole else self._direct
-        return None if flow.busy else flow
+        run: _CutRun = frame.known.setdefault(_RUN_KEY, _CutRun()) if frame.whole else self._direct
+        return None if run.busy else run
 
-    def _through(self, flow: _Flow, hook: str, x: Tensor) -> Tensor:
-        """What goes on from a site, after all that hangs there."""
-        flow.busy = True
+    def _through(self, run: _CutRun, hook: str, x: Tensor) -> Tensor:
+        """Returns the activation after all hooks at a site."""
+        run.busy = True
         try:
             return self._surface.through(hook, x)
         finally:
-            flow.busy = False
+            run.busy = False
 
-    def _stream(self, flow: _Flow, hook: str, order: int, x: Tensor) -> Tensor:
-        """The run's stream as it goes on from a site, to where changes that pass by are taken along."""
-        after = self._through(flow, hook, x)
+    def _stream(self, run: _CutRun, hook: str, order: int, x: Tensor) -> Tensor:
+        """Returns the run's stream after a site; where hooks change it there, the collected differences change too."""
+        after = self._through(run, hook, x)
         if after is not x:
-            self._carry(flow, partial(self._through, flow, hook), x, after, flow.changes, order)
-            flow.changes = {}
+            self._carry(run, partial(self._through, run, hook), x, after, run.changes, order)
+            run.changes = {}
         return after
 
-    def _normalised(self, flow: _Flow, site: str, layer: int | None, x: Tensor | None, order: int) -> Tensor:
-        """The run's stream past the norm that stands on it there, through which changes go too; or just the stream."""
+    def _normalised(self, run: _CutRun, site: str, layer: int | None, x: Tensor | None, order: int) -> Tensor:
+        """Returns the run's stream after the norm on it (post-norm models), to which the differences are adapted; else
+        the stream.
+        """
         assert x is not None
-        flow.busy = True
+        run.busy = True
         try:
             after = self._projections.onward(site, layer, x)
             if after is not x:
-                self._carry(
-                    flow, partial(self._projections.onward, site, layer), x, after, flow.changes, order
-                )
-                flow.changes = {}
+                self._carry(run, partial(self._projections.onward, site, layer), x, after, run.changes, order)
+                run.changes = {}
         finally:
-            flow.busy = False
+            run.busy = False
         return after
 
     def _carry(
         self,
-        flow: _Flow,
+        run: _CutRun,
         onward: Callable[[Tensor], Tensor],
         x: Tensor,
         after: Tensor,
         changes: dict[int, Tensor],
         order: int | None = None,
     ) -> None:
-        """What hangs at a site, or a norm that stands there, makes other changes of these, group by group.
+        """Adapts differences, group by group, to a function f of the stream (hooks or a norm): d becomes f(x + d) −
+        f(x).
 
         Args:
-            onward: what the stream is past it.
-            order: of the site, where it is of the stream itself; then what is carried already changes too.
+            onward: the function f; `after` is f(x).
+            order: order of the site, where it is on the stream itself; then `carried` is adapted too.
         """
         for group, last in self._last.items():
             if order is not None and last < order:
                 continue
             parts = [changes[number] for number in group if number in changes]
-            if order is not None and group in flow.carried:
-                parts.append(flow.carried[group])
+            if order is not None and group in run.carried:
+                parts.append(run.carried[group])
             if parts:
-                moved = onward(x + torch.stack([_like(part, x) for part in parts]).sum(0))
-                rest = flow.carried.get(group, 0) if order is None else 0
-                flow.carried[group] = rest + moved - after
+                onward_stream = onward(x + torch.stack([_like(part, x) for part in parts]).sum(0))
+                rest = run.carried.get(group, 0) if order is None else 0
+                run.carried[group] = rest + onward_stream - after
 
-    def _received(self, flow: _Flow, groups: Sequence[Group], stream: Tensor) -> Tensor:
-        """How what groups of receivers read differs from the run's stream, [group batch pos d_model]."""
-        for number in frozenset().union(*groups) - flow.seen:
+    def _received(self, run: _CutRun, groups: Sequence[Group], stream: Tensor) -> Tensor:
+        """Returns the differences between the streams that groups of receivers read and the run's, [group batch pos
+        d_model].
+        """
+        for number in frozenset().union(*groups) - run.seen:
             sender = self._senders[number]
             raise CircuitsError(
                 f"{sender.label}: this run did not pass {sender.write.hook}, which is to send; call the whole model"
             )
-        return self._changes(flow, groups, stream)
+        return self._changes(run, groups, stream)
 
-    def _changes(self, flow: _Flow, groups: Sequence[Group], stream: Tensor) -> Tensor:
-        """The same, as far as the run has come."""
-        numbers = list(flow.changes)
-        found = stream.new_zeros(len(groups), *stream.shape)
+    def _changes(self, run: _CutRun, groups: Sequence[Group], stream: Tensor) -> Tensor:
+        """Returns the same differences, of the senders that the run has passed so far."""
+        numbers = list(run.changes)
+        differences = stream.new_zeros(len(groups), *stream.shape)
         if numbers:
             member = stream.new_tensor([[number in group for number in numbers] for group in groups])
-            changes = torch.stack([_like(flow.changes[number], stream) for number in numbers])
-            found = torch.einsum("gs,sbpd->gbpd", member, changes)
-        carried = [flow.carried.get(group) for group in groups]
+            changes = torch.stack([_like(run.changes[number], stream) for number in numbers])
+            differences = torch.einsum("gs,sbpd->gbpd", member, changes)
+        carried = [run.carried.get(group) for group in groups]
         if any(one is not None for one in carried):
             none = stream.new_zeros(())
-            found = found + torch.stack([_like(none if one is None else one, stream) for one in carried])
-        return found
+            differences = differences + torch.stack(
+                [_like(none if one is None else one, stream) for one in carried]
+            )
+        return differences
 
-    def _changes_of(self, flow: _Flow, hook: str, own: Tensor) -> dict[int, Tensor]:
-        """Of the senders at a site, what replaces them − what they are in the run."""
-        found = {}
+    def _changes_of(self, run: _CutRun, hook: str, output: Tensor) -> dict[int, Tensor]:
+        """Returns, by sender at a site, its replacement − its output in the run."""
+        differences = {}
         for number in self._at.get(hook, ()):
             sender = self._senders[number]
-            new, selected = replacement_for(sender.write, sender.call, own)
-            found[number] = torch.where(selected, new - own, torch.zeros_like(own))
-            flow.seen.add(number)
-        return found
+            new, selected = replacement_for(sender.write, sender.call, output)
+            differences[number] = torch.where(selected, new - output, torch.zeros_like(output))
+            run.seen.add(number)
+        return differences
 
     def _cut_at(self, group: Group, layer: int, mlp_out: Tensor) -> Tensor:
-        """Where a group is cut off from an MLP, boolean, broadcast to the stream."""
-        found = torch.zeros((1, 1, 1), dtype=torch.bool, device=mlp_out.device)
+        """Tells where a group is cut off from an MLP, boolean, broadcast to the stream."""
+        mask = torch.zeros((1, 1, 1), dtype=torch.bool, device=mlp_out.device)
         for number in group:
             sender = self._senders[number]
             if sender.write.layer == layer and sender.write.kind.name in ("mlp_post", "mlp_out"):
                 state = sender.call.state
-                found = found | sender.write.selected(mlp_out, state.rows, state.total)
-        return found
+                mask = mask | sender.write.selected(mlp_out, state.rows, state.total)
+        return mask
 
     def _has_received(self, hook: str) -> None:
         for block in self._blocks:

@@ -1,4 +1,4 @@
-"""The mean over a reference batch that runs under the edit itself: later layers see what the earlier ones became."""
+"""Means over a reference batch that runs under the edit itself, so that later layers see the edited earlier ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from circuits.model.surface import Surface
 
 @dataclass(frozen=True)
 class EditedMean(Mean):
-    """Per position, the mean of an activation in a pass on the reference batch in which `edit` is made in all layers
-    before it. `edit` is the one that this replacement is of; no other edit is on in that pass.
+    """The mean per position over the reference batch, in a pass in which `edit` is made in all earlier layers. `edit`
+    is the one that this replacement belongs to; no other edit is on in that pass.
     """
 
     name: str = ""
@@ -28,7 +28,7 @@ class EditedMean(Mean):
 
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
         edit = Edit(self.name, self.places, self, self.positions)
-        assert write.layer is not None  # patterns are of layers
+        assert write.layer is not None  # patterns belong to layers
         before = EarlierLayers(edit, write.layer)
         return {"mean": Reference(self.tokens, write.hook, MeanOver(), before)}
 
@@ -38,7 +38,7 @@ class EditedMean(Mean):
 
 @dataclass(frozen=True)
 class EarlierLayers(Edits):
-    """An edit in all layers before one."""
+    """An edit in all layers before `layer`."""
 
     edit: Edit
     layer: int
@@ -53,8 +53,8 @@ class EarlierLayers(Edits):
             yield from write.replacement.references(write).values()
 
     def functions(
-        self, surface: Surface, found: References, rows: slice, total: int
+        self, surface: Surface, references: References, rows: slice, total: int
     ) -> list[tuple[str, Function]]:
-        # Of a state of its own: the edits of the blocks around this pass stay silent.
-        call = ForwardPass(surface, found, State(rows=rows, total=total))
+        # A separate state, so that the edits of the blocks around this pass stay silent.
+        call = ForwardPass(surface, references, State(rows=rows, total=total))
         return [(write.hook, writer(write, call)) for write in self.writes(surface)]

@@ -1,4 +1,4 @@
-"""Edits of activations: where, and what is put there."""
+"""Edits of activations: places and replacements."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from circuits.tensors import Positions, Snapshot, describe_positions
 
 @dataclass(frozen=True)
 class Place:
-    """Which part of which activation: a site, and of it some heads or neurons (None: all of the tensor)."""
+    """A part of an activation: a site, and some heads or neurons of it (None: the whole tensor)."""
 
     site: Site
     heads: HeadSpec | None = None
     neurons: tuple[int, ...] | None = None
-    # How many neurons the layer must have, where they were given as a mask.
+    # Number of neurons that the layer must have, where they were given as a mask.
     d_mlp: int | None = None
 
     def __post_init__(self) -> None:
@@ -33,7 +33,7 @@ class Place:
             raise CircuitsError(f"site {self.site} has no neurons; they are edited at mlp_pre and mlp_post")
 
     def on(self, surface: Surface) -> list[tuple[int | None, str, tuple[int, ...] | None]]:
-        """(layer, hook, head indices or None for the whole tensor)."""
+        """Returns (layer, hook, head indices or None for the whole tensor) for each hook."""
         self._check_neurons(surface)
         kind = self.site.kind
         if self.heads is None:
@@ -84,13 +84,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Edit(Intervention):
-    """Replace, at some places and query positions, an activation by something else."""
+    """Replaces an activation at some places and query positions."""
 
     name: str
     places: tuple[Place, ...]
     replacement: Replacement
     positions: Positions | Snapshot | None = None
-    # A place that a model lacks is passed over (a layer's MLP, in an attention-only model), unless none is
+    # If true, places that a model lacks are passed over (a layer's MLP, in an attention-only model), unless none is
     # left.
     optional_places: bool = False
 
@@ -99,7 +99,7 @@ class Edit(Intervention):
         refusal: CircuitsError | None = None
         for place in self.places:
             try:
-                found = place.on(surface)
+                hooks = place.on(surface)
             except CircuitsError as error:
                 if not self.optional_places:
                     raise CircuitsError(f"{self.name}: {error}") from error
@@ -117,7 +117,7 @@ class Edit(Intervention):
                     positions=self.positions,
                     masked_score=surface.masked_score(layer) if layer is not None else None,
                 )
-                for layer, hook, heads in found
+                for layer, hook, heads in hooks
             ]
         if not writes:
             raise CircuitsError(f"{self.name}: {refusal}")

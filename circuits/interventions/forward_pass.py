@@ -1,4 +1,4 @@
-"""One call of the model under interventions: what it was given, and what is known of it on the way."""
+"""One call of the model under interventions, with its inputs and what is computed along the way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CACHED = "a key-value cache"
 
 
 def unusual(kwargs: Mapping[str, Any]) -> str | None:
-    """What, of a call's arguments, makes the model do something else than on its tokens alone, if anything does."""
+    """Names the argument of a call, if any, that makes the model depend on more than its tokens."""
     mask, places = kwargs.get("attention_mask"), kwargs.get("position_ids")
     if mask is not None and not bool(torch.as_tensor(mask).bool().all()):
         return "padding"
@@ -32,11 +32,11 @@ def unusual(kwargs: Mapping[str, Any]) -> str | None:
 
 @dataclass
 class RunState:
-    """One run of the model: what it was called with, and what was found in it."""
+    """One run of the model: its arguments, and the values computed during it."""
 
     given: Mapping[str, Any] = field(default_factory=dict)  # by the argument's name
     tokens: Tensor | None = None
-    whole: bool = False  # whether it is the whole model's, which was called
+    whole: bool = False  # whether the whole model was called
     prepared: dict[int, Any] = field(default_factory=dict)  # by id of the write
     reads: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by id of the write
     known: dict[Hashable, Any] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class RunState:
 
 @dataclass
 class ForwardPass:
-    """The runs of the model under some writes: the one under way, and those that it was called from."""
+    """The runs of the model under some edits: the current one, and those from within which it was called."""
 
     surface: Surface
     references: References
@@ -67,7 +67,7 @@ class ForwardPass:
     def begin(
         self, writes: Sequence[ActivationEdit], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        """The model is about to run on these inputs."""
+        """Starts a run of the model on these inputs."""
         self._frames.append(RunState(kwargs, self.surface.tokens_of(args, kwargs), whole=True))
         self._prepare(writes)
 
@@ -76,7 +76,7 @@ class ForwardPass:
             self._frames.pop()
 
     def begin_unseen(self, writes: Sequence[ActivationEdit], kwargs: Mapping[str, Any]) -> None:
-        """The model runs on inputs that are not known, but for these arguments of its first block."""
+        """Starts a run whose inputs are unknown, but for these arguments of its first block."""
         self._frames[:] = [RunState(kwargs)]
         self._prepare(writes)
 
@@ -99,11 +99,11 @@ class ForwardPass:
         return self.frame.prepared.get(id(write))
 
     def reads(self, write: ActivationEdit) -> dict[str, Tensor]:
-        """What the write has read elsewhere in the run under way, by name."""
+        """Returns the activations, by name, that the edit has read elsewhere in the current run."""
         return self.frame.reads.setdefault(id(write), {})
 
     def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """What several writes of one intervention share is computed once in a run."""
+        """Returns `compute()`, computed once in a run for all edits that share `key`."""
         known = self.frame.known
         if key not in known:
             known[key] = compute()
@@ -113,7 +113,7 @@ class ForwardPass:
 def writer(
     write: ActivationEdit, call: ForwardPass, fired: Callable[[], None] | None = None
 ) -> Callable[[Tensor], Tensor | None]:
-    """The hook function that carries out one write."""
+    """Returns the hook function that carries out one edit."""
     return partial(_replace, write, call, fired)
 
 
@@ -131,7 +131,7 @@ def _replace(
 def replacement_for(
     write: ActivationEdit, call: ForwardPass, current: Tensor, value_of: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What takes the activation's place, and the boolean mask of where; both broadcast to it.
+    """Returns the replacement of an activation and the boolean mask of replaced entries; both broadcast to it.
 
     Args:
         value_of: a smaller tensor that broadcasts to `current`, for a replacement that does not look at its entries.
@@ -139,7 +139,7 @@ def replacement_for(
     state = call.state
     selected = write.selected(current, state.rows, state.total)
     references = write.replacement.references(write)
-    firing = HookContext(
+    context = HookContext(
         write,
         selected,
         {name: call.references[reference] for name, reference in references.items()},
@@ -149,4 +149,4 @@ def replacement_for(
         state.rows,
         state.total,
     )
-    return write.replacement.value(current if value_of is None else value_of, firing), selected
+    return write.replacement.value(current if value_of is None else value_of, context), selected

@@ -1,4 +1,4 @@
-"""Fourier components of an activation over a grid of inputs: fitted once, removed or kept example by example."""
+"""Removes or keeps Fourier components of an activation over a grid of inputs, fitted once."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from circuits.interventions.reference_runs import Reduction, Reference
 from circuits.tensors import Positions, Snapshot
 
 _CALLER = "ablate.frequencies"
-#: Which components of a frequency are meant.
+#: Choices for the components of a frequency.
 DIRECTIONS = ("all", "sum")
 
 
 @dataclass(frozen=True)
 class FourierComponents:
-    """The functions of the coordinates that belong to some frequencies, orthonormal on the complete grid.
+    """Fourier functions of the coordinates at some frequencies, orthonormal on the complete grid.
 
     Attributes:
         coords: the token positions whose ids, 0..period-1, are the coordinates x_1..x_m of an example.
@@ -36,26 +36,28 @@ class FourierComponents:
     directions: str
 
     def at(self, tokens: Tensor) -> Tensor:
-        """[batch function], float64, scaled so that the mean square over the complete grid is 1."""
+        """Returns the functions at the tokens' coordinates, [batch function], float64, scaled to mean square 1 over the
+        grid.
+        """
         x = tokens[:, list(self.coords)].cpu().long()
         x = x.sum(1, keepdim=True) if self.directions == "sum" else x
         return torch.cat([products(x, key, self.period) for key in self.keys], 1)
 
     def places(self, tokens: Tensor) -> Tensor:
-        """Where each example stands on the grid [batch], the last coordinate varying fastest."""
+        """Returns the index of each example on the grid [batch], the last coordinate varying fastest."""
         sizes = [self.period**power for power in reversed(range(len(self.coords)))]
         return (tokens[:, list(self.coords)].long() * torch.tensor(sizes, device=tokens.device)).sum(1)
 
 
 @dataclass(frozen=True)
 class Coefficients(Reduction):
-    """The mean of activation × function over the complete grid, for the constant and each wave, [function ...]."""
+    """The mean of activation × function over the complete grid, for the constant and each component, [function ...]."""
 
     waves: FourierComponents
 
     def piece(self, activation: Tensor, tokens: Tensor) -> Tensor:
         functions = _with_constant(self.waves.at(tokens)).to(activation.device)
-        # A masked score is minus infinity in every example, and no wave.
+        # A masked score is minus infinity in every example, and so has no Fourier component.
         activation = activation.double().masked_fill(activation.isneginf(), 0.0)
         return (functions.T @ activation.flatten(1)).reshape(-1, *activation.shape[1:])
 
@@ -65,7 +67,7 @@ class Coefficients(Reduction):
 
 @dataclass(frozen=True)
 class RemoveFrequencies(Replacement):
-    """The activation without its share in some waves, or the constant and that share alone."""
+    """The activation minus its projection on some components; with `keep`, the constant plus that projection alone."""
 
     waves: FourierComponents
     keep: bool
@@ -75,7 +77,7 @@ class RemoveFrequencies(Replacement):
         return {"coefficients": Reference(self.grid, write.hook, Coefficients(self.waves))}
 
     def prepare(self, run: RunContext) -> Tensor | None:
-        """The waves at the coordinates of the run's examples, [batch function]."""
+        """Returns the components at the coordinates of the run's examples, [batch function]."""
         tokens = run.tokens
         return None if tokens is None else run.once(id(self), lambda: self._waves_at(tokens))
 
@@ -92,19 +94,19 @@ class RemoveFrequencies(Replacement):
                 )
         return self.waves.at(tokens)
 
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
-        label = firing.write.label
-        if firing.prepared is None:
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
+        label = context.write.label
+        if context.prepared is None:
             raise CircuitsError(
                 f"{label}: call the whole model with a tensor of tokens, the coordinates are read from them"
             )
-        coefficients = firing.references["coefficients"].to(current.device)
+        coefficients = context.references["coefficients"].to(current.device)
         if coefficients.shape[1:] != current.shape[1:]:
             raise CircuitsError(
-                f"{label}: on the grid {firing.write.hook} is [example, {', '.join(map(str, coefficients.shape[1:]))}]"
+                f"{label}: on the grid {context.write.hook} is [example, {', '.join(map(str, coefficients.shape[1:]))}]"
                 f", in the run {list(current.shape)}"
             )
-        functions = firing.prepared.to(current.device)
+        functions = context.prepared.to(current.device)
         share = (functions @ coefficients[1:].flatten(1)).reshape(current.shape)
         new = coefficients[:1] + share if self.keep else current.double() - share
         return torch.where(current.isneginf(), current, new.to(current.dtype))
@@ -140,7 +142,7 @@ def check_coordinates(tokens: Tensor, waves: FourierComponents, label: str) -> N
 
 
 def check_grid(grid: Tensor, waves: FourierComponents, label: str) -> None:
-    """Every combination of coordinates exactly once: only there are the waves orthonormal."""
+    """Refuses a grid that does not hold every combination of coordinates exactly once, as orthonormality needs."""
     check_coordinates(grid, waves, f"{label}, grid")
     size, different = waves.period ** len(waves.coords), len(grid[:, list(waves.coords)].unique(dim=0))
     if len(grid) != size or different != size:

@@ -1,4 +1,4 @@
-"""The direct path from one component to another: what the receiver would be if only this path carried the source."""
+"""Patches the direct path from one component to another, with everything else as in the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from circuits.model.surface import Surface
 
 @dataclass(frozen=True)
 class Path(Intervention):
-    """From sender to receiver along the residual stream, past everything else or (`through`) by way of the MLPs."""
+    """A path from sender to receivers along the residual stream, directly or (`through`) by way of the MLPs."""
 
     sender: Edit
     receivers: tuple[Place, ...]
@@ -26,14 +26,14 @@ class Path(Intervention):
     def plan(self, surface: Surface) -> tuple[Cut, ...]:
         senders = self.sender.plan(surface)
         try:
-            # Without a receiver the path leads to the read-out.
+            # Without a receiver the path leads to the output.
             receivers = self.receivers or (Place(Site("resid_post", surface.n_layers - 1)),)
-            places = [(place, *found) for place in receivers for found in place.on(surface)]
+            places = [(place, *hook_heads) for place in receivers for hook_heads in place.on(surface)]
         except CircuitsError as error:
             raise CircuitsError(f"{self.label}: {error}") from error
         last = max(order_of(write.kind.name, write.layer, SENDERS) for write in senders)
         for place, layer, _, _ in places:
-            # Equal within a layer: z is made of q, k and v, and mlp_post of mlp_pre.
+            # Equal orders are refused too: z is computed from q, k and v, and mlp_post from mlp_pre.
             if order_of(place.site.kind.name, layer, RECEIVERS) <= last:
                 raise CircuitsError(
                     f"{self.label}: no path to {place.site.kind.name}.{layer}: it is computed before the sender is"
@@ -69,7 +69,7 @@ class Path(Intervention):
 
 
 def check_ends(sender: Site, receivers: Sequence[Site]) -> None:
-    """Only what writes to the residual stream can send, only what reads from it can receive."""
+    """Refuses senders that do not write to the residual stream, and receivers that do not read from it."""
     if sender.kind.name not in SENDERS:
         raise CircuitsError(
             f"patch.path: {sender} does not write to the residual stream; senders are heads (z) and "

@@ -1,4 +1,4 @@
-"""Clean passes: activations of the model as it is without any of our edits, with the user's own hooks on."""
+"""Clean passes: runs of the model without any of our edits, with the user's own hooks on."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TOKENS_PER_PASS = 65536
 
 
 class Reduction(ABC):
-    """What is kept of a clean pass where not every example's activation is wanted: a sum over examples."""
+    """A sum over examples that is kept of a clean pass instead of every example's activation."""
 
     @abstractmethod
     def piece(self, activation: Tensor, tokens: Tensor) -> Tensor:
-        """The sum over the examples of one piece, in float64."""
+        """Returns the sum over the examples of one piece, in float64."""
 
     @abstractmethod
     def finish(self, total: Tensor, examples: int) -> Tensor: ...
@@ -33,7 +33,7 @@ class Reduction(ABC):
 
 @dataclass(frozen=True)
 class MeanOver(Reduction):
-    """The mean over examples, and over the positions on axis `pooled` where that is given; both extent 1."""
+    """The mean over examples, and over the positions on axis `pooled` where that is given; both axes keep extent 1."""
 
     pooled: int | None = None
 
@@ -48,23 +48,23 @@ class MeanOver(Reduction):
 
 
 class Edits(ABC):
-    """What a pass is edited by before an activation of it is taken; hashable, as it is part of a `Reference`."""
+    """The edits of a clean pass; hashable, as they are part of a `Reference`."""
 
     @abstractmethod
     def needed(self, surface: Surface) -> Iterable[Reference]:
-        """The passes that must come first."""
+        """Returns the passes that must come first."""
 
     @abstractmethod
     def functions(
-        self, surface: Surface, found: References, rows: slice, total: int
+        self, surface: Surface, references: References, rows: slice, total: int
     ) -> list[tuple[str, Function]]:
-        """What to do at which hooks while `rows` of `total` examples run."""
+        """Returns (hook, function) pairs for a run of `rows` out of `total` examples."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The activation at one hook in a pass of its own: on which tokens, whether only a reduction of it is kept, and
-    under which edits the pass runs; `None`, nearly always: under none of ours.
+    """The activation at one hook in a pass on `tokens`, or only a reduction of it; the pass runs under `edits` (None,
+    nearly always: no edits of ours).
     """
 
     tokens: Snapshot
@@ -78,14 +78,14 @@ class References:
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
-        self._found: dict[Reference, Tensor] = {}
+        self._results: dict[Reference, Tensor] = {}
 
     def __getitem__(self, reference: Reference) -> Tensor:
-        return self._found[reference]
+        return self._results[reference]
 
     def fetch(self, wanted: Iterable[Reference]) -> None:
-        """Run what is not yet there: one pass per distinct tensor of tokens, and edits of it."""
-        missing = [reference for reference in dict.fromkeys(wanted) if reference not in self._found]
+        """Runs the passes that are missing, one per distinct pair of tokens and edits."""
+        missing = [reference for reference in dict.fromkeys(wanted) if reference not in self._results]
         for tokens, edits in dict.fromkeys((reference.tokens, reference.edits) for reference in missing):
             if edits is not None:
                 self.fetch(edits.needed(self._surface))
@@ -103,24 +103,24 @@ class References:
         hooks = list(dict.fromkeys(reference.hook for reference in wanted))
         with suspended(model), evaluating(model), torch.no_grad():
             for start in range(0, len(tokens), step):
-                part = tokens[start : start + step].to(self._surface.device, copy=True)
-                rows = slice(start, start + len(part))
+                chunk = tokens[start : start + step].to(self._surface.device, copy=True)
+                rows = slice(start, start + len(chunk))
                 edited = [] if edits is None else edits.functions(self._surface, self, rows, len(tokens))
                 with listening(self._surface, edited), recording(self._surface, hooks) as seen:
-                    model(part)
-                for reference, found in pieces.items():
+                    model(chunk)
+                for reference, activations in pieces.items():
                     if reference.hook not in seen:
                         raise CircuitsError(
                             f"{reference.hook} never fired in a clean pass: nothing to take from it"
                         )
                     activation = seen[reference.hook].detach()
                     if reference.reduction is not None:
-                        activation = reference.reduction.piece(activation, part)
-                        # Kept as one running sum: a reduction is there to save memory.
-                        activation = found.pop() + activation if found else activation
-                    found.append(activation)
-        for reference, found in pieces.items():
+                        activation = reference.reduction.piece(activation, chunk)
+                        # A reduction is kept as one running sum, as it is there to save memory.
+                        activation = activations.pop() + activation if activations else activation
+                    activations.append(activation)
+        for reference, activations in pieces.items():
             if reference.reduction is None:
-                self._found[reference] = torch.cat(found)
+                self._results[reference] = torch.cat(activations)
             else:
-                self._found[reference] = reference.reduction.finish(found[0], len(tokens))
+                self._results[reference] = reference.reduction.finish(activations[0], len(tokens))

@@ -1,4 +1,4 @@
-"""What can be put in an activation's place. Each is a frozen value; none holds a model."""
+"""Replacements for activations. Each is a frozen value that holds no model."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from circuits.model.sites import KINDS
 from circuits.model.surface import Surface
 from circuits.tensors import Positions, Snapshot, as_dense_tensor, select_positions
 
-# Of every patch, as its description names it.
+# The direction of every patch, as descriptions give it.
 DIRECTION = "source -> run"
 
 
 @dataclass(frozen=True)
 class Zero(Replacement):
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
-        if firing.write.kind.name == "scores":
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
+        if context.write.kind.name == "scores":
             # A zero in the place of a masked score would let a query see its future.
             return torch.where(
-                visible(current, firing.write.masked_score), torch.zeros_like(current), current
+                visible(current, context.write.masked_score), torch.zeros_like(current), current
             )
         return torch.zeros_like(current)
 
@@ -44,7 +44,7 @@ class Mean(Replacement):
 
     def check(self, surface: Surface, label: str) -> None:
         tokens = self.tokens.tensor
-        # Position by position, or of all positions together.
+        # Means per position need equal lengths only; a mean over positions must see no padding at all.
         used = torch.ones_like(tokens, dtype=torch.bool) if self.over == "batch,pos" else None
         refuse_padding(
             surface, tokens, used, f"{label}, reference", "give examples of one length, without it"
@@ -54,9 +54,9 @@ class Mean(Replacement):
         pooled = write.kind.query_axis if self.over == "batch,pos" else None
         return {"mean": Reference(self.tokens, write.hook, MeanOver(pooled))}
 
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
-        mean = firing.reference("mean", current)
-        _same_shape(mean, current, firing.write, "reference", pooled=self.over == "batch,pos")
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
+        mean = context.reference("mean", current)
+        _same_shape(mean, current, context.write, "reference", pooled=self.over == "batch,pos")
         return mean
 
     def describe(self) -> dict[str, Any]:
@@ -65,9 +65,7 @@ class Mean(Replacement):
 
 @dataclass(frozen=True)
 class Resample(Replacement):
-    """The activation of another example: row i takes row d(i) of the source, d a derangement of the whole
-    batch.
-    """
+    """The activation of another example: row i gets row d(i) of the source, d a derangement of the whole batch."""
 
     tokens: Snapshot
     seed: int
@@ -78,11 +76,11 @@ class Resample(Replacement):
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
         return {"source": Reference(self.tokens, write.hook)}
 
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
-        source = firing.reference("source", current)
-        _same_shape(source, current, firing.write, "source")
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
+        source = context.reference("source", current)
+        _same_shape(source, current, context.write, "source")
         order = derangement(source.shape[0], self.seed).to(source.device)
-        return firing.per_example(source[order], current.shape[0], "the source")
+        return context.per_example(source[order], current.shape[0], "the source")
 
     def describe(self) -> dict[str, Any]:
         return {"value": "resample", "seed": self.seed, "source": self.tokens.describe()}
@@ -90,7 +88,7 @@ class Resample(Replacement):
 
 @dataclass(frozen=True)
 class FromTokens(Replacement):
-    """The same activation of another run, given by its tokens. A source of one example serves every row."""
+    """The activation of another run, given by its tokens. A source of one example serves every row."""
 
     direction = DIRECTION
 
@@ -99,8 +97,8 @@ class FromTokens(Replacement):
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
         return {"source": Reference(self.tokens, write.hook)}
 
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
-        return _source_rows(firing.reference("source", current), current, firing)
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
+        return _source_rows(context.reference("source", current), current, context)
 
     def describe(self) -> dict[str, Any]:
         return {"value": "source", "direction": self.direction, "source": self.tokens.describe()}
@@ -114,12 +112,14 @@ class FromTensors(Replacement):
 
     activations: tuple[tuple[str, Snapshot], ...]
 
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
-        stored = dict(self.activations).get(firing.write.hook)
-        if stored is None:
-            held = ", ".join(hook for hook, _ in self.activations)
-            raise CircuitsError(f"{firing.write.label}: the source has no {firing.write.hook}; it has {held}")
-        return _source_rows(_like(stored.tensor, current), current, firing)
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
+        source = dict(self.activations).get(context.write.hook)
+        if source is None:
+            hooks = ", ".join(hook for hook, _ in self.activations)
+            raise CircuitsError(
+                f"{context.write.label}: the source has no {context.write.hook}; it has {hooks}"
+            )
+        return _source_rows(_like(source.tensor, current), current, context)
 
     def describe(self) -> dict[str, Any]:
         source = {hook: tensor.describe() for hook, tensor in self.activations}
@@ -128,18 +128,18 @@ class FromTensors(Replacement):
 
 @dataclass(frozen=True)
 class Computed(Replacement):
-    """What a function makes of the activation."""
+    """The result of a function of the activation."""
 
     function: Callable[[Tensor], Tensor]
 
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
         # A copy, so that a function that works in place does not reach the entries that are to stay.
-        new = as_dense_tensor(self.function(current.clone()), f"{firing.write.label}: the function")
+        new = as_dense_tensor(self.function(current.clone()), f"{context.write.label}: the function")
         if not isinstance(new, Tensor) or new.shape != current.shape or new.is_complex():
             kind = "complex " if isinstance(new, Tensor) and new.is_complex() else ""
             got = f"{kind}{list(new.shape)}" if isinstance(new, Tensor) else type(new).__name__
             raise CircuitsError(
-                f"{firing.write.label}: the function must return a tensor {list(current.shape)}, got {got}"
+                f"{context.write.label}: the function must return a tensor {list(current.shape)}, got {got}"
             )
         return _like(new, current)
 
@@ -149,53 +149,53 @@ class Computed(Replacement):
 
 @dataclass(frozen=True)
 class Uniform(Replacement):
-    """Equal attention to every key the query may see, or to those of `keys` that it may see."""
+    """Equal attention to every key that the query may see, or to those of `keys` that it may see."""
 
     keys: Positions | None = None
 
     def reads(self, write: ActivationEdit) -> dict[str, str]:
         return {"scores": KINDS["scores"].hook.format(write.layer)}
 
-    def value(self, current: Tensor, firing: HookContext) -> Tensor:
-        label = firing.write.label
-        scores = firing.reads.pop("scores", None)
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
+        label = context.write.label
+        scores = context.reads.pop("scores", None)
         if scores is None:
             raise CircuitsError(f"{label}: no attention scores were seen, so the visible keys are unknown")
-        may_see = visible(scores, firing.write.masked_score)
+        may_see = visible(scores, context.write.masked_score)
         chosen = may_see
         if self.keys is not None:
             keys = select_positions(self.keys, current.shape[-1], f"{label}, keys {list(self.keys)}")
             chosen = may_see & keys.to(current.device)
-            blind = (firing.selected & may_see.any(-1, keepdim=True) & ~chosen.any(-1, keepdim=True)).any(-1)
-            if bool(blind.any()):
-                query = int(blind.any(0).any(0).nonzero()[0])
+            fully_masked = (
+                context.selected & may_see.any(-1, keepdim=True) & ~chosen.any(-1, keepdim=True)
+            ).any(-1)
+            if bool(fully_masked.any()):
+                query = int(fully_masked.any(0).any(0).nonzero()[0])
                 raise CircuitsError(
                     f"{label}: query {query} sees none of the keys {list(self.keys)}; "
                     "name the queries to edit with queries="
                 )
         count = chosen.sum(-1, keepdim=True)
-        # A query that sees nothing at all (left padding) keeps the zero pattern that the model gives it.
+        # A query that sees no key at all (left padding) keeps the zero pattern that the model gives it.
         return chosen.to(current.dtype) / count.clamp(min=1).to(current.dtype)
 
     def describe(self) -> dict[str, Any]:
         return {"value": "uniform", "keys": None if self.keys is None else list(self.keys)}
 
 
-def visible(scores: Tensor, masked: float | None) -> Tensor:
-    """Where attention scores are not masked, told from the scores themselves.
+def visible(scores: Tensor, mask_value: float | None) -> Tensor:
+    """Tells which attention scores are not masked, from the scores themselves.
 
-    Masked is minus infinity, the model's own finite mask value where it has one, and anything so low that
+    Masked scores are minus infinity, the model's own finite mask value where it has one, and anything so low that
     only a mask can have put it there.
     """
     lowest = torch.finfo(scores.dtype).min / 2
     seen = scores > lowest
-    return seen if masked is None else seen & (scores != masked)
+    return seen if mask_value is None else seen & (scores != mask_value)
 
 
 def derangement(size: int, seed: int) -> Tensor:
-    """A permutation of `size` rows without a fixed point, uniform among all of them, from its own
-    generator.
-    """
+    """Draws a permutation of `size` rows without a fixed point, uniform among all of them, from its own generator."""
     if size < 2:
         raise CircuitsError(f"a resample needs a batch of at least 2 examples, got {size}")
     generator = torch.Generator().manual_seed(seed)
@@ -213,7 +213,7 @@ def _like(tensor: Tensor, current: Tensor) -> Tensor:
 def _same_shape(
     source: Tensor, current: Tensor, write: ActivationEdit, what: str, pooled: bool = False
 ) -> None:
-    """Shapes must agree beyond the batch; a mean pooled over positions has extent 1 there and fits any
+    """Refuses shapes that differ beyond the batch; a mean pooled over positions has extent 1 there and fits any
     length.
     """
     have, want = list(source.shape[1:]), list(current.shape[1:])
@@ -226,8 +226,8 @@ def _same_shape(
         )
 
 
-def _source_rows(source: Tensor, current: Tensor, firing: HookContext) -> Tensor:
-    _same_shape(source, current, firing.write, "source")
+def _source_rows(source: Tensor, current: Tensor, context: HookContext) -> Tensor:
+    _same_shape(source, current, context.write, "source")
     if source.shape[0] == 1:
         return source
-    return firing.per_example(source, current.shape[0], f"the source {list(source.shape)}")
+    return context.per_example(source, current.shape[0], f"the source {list(source.shape)}")

@@ -1,4 +1,4 @@
-"""Grids of interventions: one for each combination of some arguments."""
+"""Makes grids of interventions: one for each combination of some arguments."""
 
 from __future__ import annotations
 
@@ -20,48 +20,48 @@ from circuits.validate import is_whole, made_by, read_seed
 def grid(
     make: Callable[..., Intervention | Draws], axes: Mapping[str, Iterable[Any]], **arguments: Any
 ) -> dict[str, Intervention | Draws]:
-    """One intervention for each combination of the axes' items, by name, ready for one `sweep`.
+    """Makes one intervention for each combination of the axes' items, by name, ready for one `sweep`.
 
         grid(ablate.uniform, {"heads": heads("all", model)})                                   # per head
         grid(patch.activations, {"site": ["resid_pre.0", "resid_pre.1"], "positions": range(6)}, source=tokens)
         grid(transplant.weights, {"components": ["qkv", "mlp"], "layers": range(2)}, source=donor)
 
     Args:
-        axes: argument of `make` -> the items it takes in turn; the last axis varies fastest. A name joins the items:
+        axes: argument of `make` -> its items; the last axis varies fastest. A name joins the items:
             "L0H1" for a head, "position 3", "layer 2" for numbers, those of a list joined by "+", else the item itself.
             `arguments` are the same in all.
     """
     if not isinstance(axes, Mapping) or not axes:
         raise CircuitsError('grid: axes are a dict of argument -> items, such as {"positions": range(6)}')
     items: list[list[tuple[str, Any]]] = []
-    for axis, given in axes.items():
+    for axis, values in axes.items():
         if not isinstance(axis, str):
             raise CircuitsError(f"grid: axis {axis!r} is not the name of an argument")
-        line = in_line(given)
-        if line is None:
-            raise CircuitsError(f"grid: axis {axis!r} must be a list of items, got {given!r}")
-        items.append([named(axis, item) for item in line])
+        axis_items = in_line(values)
+        if axis_items is None:
+            raise CircuitsError(f"grid: axis {axis!r} must be a list of items, got {values!r}")
+        items.append([named(axis, item) for item in axis_items])
         if not items[-1]:
             raise CircuitsError(f"grid: axis {axis!r} has no items")
-    made: dict[str, Intervention | Draws] = {}
+    interventions: dict[str, Intervention | Draws] = {}
     for combination in itertools.product(*items):
         name = ", ".join(label for label, _ in combination)
-        if name in made:
+        if name in interventions:
             raise CircuitsError(f"grid: two combinations are called {name!r}; axes must hold different items")
         chosen = {axis: value for axis, (_, value) in zip(axes, combination, strict=True)}
-        made[name] = made_by(make, "grid", (), [*chosen.items(), *arguments.items()])
-    return made
+        interventions[name] = made_by(make, "grid", (), [*chosen.items(), *arguments.items()])
+    return interventions
 
 
 def in_line(given: Any) -> Iterable[Any] | None:
-    """What is gone over, item by item; numbers in a tensor as numbers. None where it is not a list of anything."""
+    """Returns the items of a list, tensor or array, numbers as numbers; None for anything that is not a list."""
     if isinstance(given, Tensor | np.ndarray):
         given = given.tolist() if given.ndim < 2 else given
     return None if isinstance(given, str | bytes) or not isinstance(given, Iterable) else given
 
 
 def named(axis: str, item: Any) -> tuple[str, Any]:
-    """What an item is called in a table, and how `make` takes it."""
+    """Returns the name of an item in a table, and the item as `make` takes it."""
     if isinstance(item, Tensor | np.ndarray):
         return repr(Snapshot(as_dense_tensor(item, f"{axis or 'item'}"))), item
     if isinstance(item, Head):
@@ -79,7 +79,7 @@ def _is_number(item: Any) -> bool:
 
 
 def _names_itself(axis: str, item: Any) -> bool:
-    """A pair of numbers that stands for a head does not."""
+    """Tells whether an item has a name; a pair of numbers that stands for a head has none."""
     return isinstance(item, Head | str) or (_is_number(item) and axis in _SINGULAR)
 
 
@@ -103,7 +103,7 @@ class Draws:
 
 
 def draws(make: Callable[[int], Intervention], count: int, seed: int = 0) -> Draws:
-    """`count` draws of `make(seed)`.
+    """Makes `count` draws of `make(seed)`.
 
         draws(permute.positions, 20)
         draws(lambda seed: ablate.resample("all", source=tokens, seed=seed), 20)
@@ -113,7 +113,9 @@ def draws(make: Callable[[int], Intervention], count: int, seed: int = 0) -> Dra
     if not is_whole(count, 1):
         raise CircuitsError(f"draws: count={count!r}; give the number of draws, at least 1")
     children = np.random.SeedSequence(read_seed(seed, "draws")).generate_state(int(count), np.uint64) >> 1
-    made = tuple(made_by(make, "draws", (int(child),)) for child in children)
-    if not all(isinstance(one, Intervention) for one in made):
-        raise CircuitsError(f"draws: make(seed) must return an intervention, got {type(made[0]).__name__}")
-    return Draws(made)
+    interventions = tuple(made_by(make, "draws", (int(child),)) for child in children)
+    if not all(isinstance(one, Intervention) for one in interventions):
+        raise CircuitsError(
+            f"draws: make(seed) must return an intervention, got {type(interventions[0]).__name__}"
+        )
+    return Draws(interventions)

@@ -1,1 +1,1 @@
-"""What is known of a hooked model: which it is, its sites, heads and state."""
+"""Sites, heads, hooks, weights and state of a hooked model."""

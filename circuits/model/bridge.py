@@ -1,11 +1,11 @@
-"""How activations of a native `TransformerBridge` (transformer-lens 3.9 to 4.3) are read and written.
+"""Reads and writes the activations of a native `TransformerBridge` (transformer-lens 3.9 to 4.3).
 
 There a hook point is not always in line. Heads are hooked flat, and split here. A write at `resid_mid`
 (the input of ln2) does not reach the skip connection, so the difference is put in at the end of the block.
 The hook of `scores` fires after the fact, with the pattern, and on 3.9 so does that of `pattern`. These two
-are served by a port: scores and pattern are rebuilt from what the layer's q, k and v projections gave, and
-what was made of them is put in where the model takes it, as the pattern or, on 3.9, as z = pattern @ v.
-Every forward that a port takes part in first checks that the rebuilt values are the model's own.
+are recomputed (`_AttentionHooks`) from the outputs of the layer's q, k and v projections, and the edited values are
+put in where the model takes them, as the pattern or, on 3.9, as z = pattern @ v. Every such forward first checks
+that the recomputed values are the model's own.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from circuits.model.sites import KINDS
 
 FAMILY = "TransformerBridge"
 
-# What the rebuilt attention may differ by from the model's own, relative to the largest entry. Both come from
-# the same operations on the same tensors, so on most machines they are equal.
+# Largest difference allowed between the recomputed attention and the model's own, relative to the largest entry. Both
+# come from the same operations on the same tensors, so on most machines they are equal.
 _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
-# What results are promised to be right to, of the largest entry.
+# Promised accuracy of results, relative to the largest entry.
 _PROMISED = {torch.float64: 1e-10, torch.float32: 1e-5}
 
-# Where the model has the heads side by side on one axis.
+# Sites at which the model has all heads on one flat axis.
 _BY_HEAD = ("q", "k", "v", "z")
 
-# What the attention of the wrapped model must have for its scores to be rebuilt.
+# Attributes that the wrapped attention must have for its scores to be recomputed.
 _NEEDED = (
     "n_heads",
     "n_kv_heads",
@@ -48,7 +48,7 @@ _NEEDED = (
 
 
 class NativeBridge:
-    """The hooks of one native bridge."""
+    """Hooks one native bridge at the sites of `KINDS`."""
 
     def __init__(self, model: nn.Module, hooks: Mapping[str, nn.Module]) -> None:
         native: Any = model.__dict__.get("original_model")
@@ -82,9 +82,11 @@ class NativeBridge:
         if site in _BY_HEAD:
             return on_hook_point(module, _by_head(given, int(attention.d_head)))
         if site == "resid_mid":
-            return _Stream(given, module, layer).put_on(self._hooks[KINDS["resid_post"].hook.format(layer)])
+            return _StreamWrite(given, module, layer).put_on(
+                self._hooks[KINDS["resid_post"].hook.format(layer)]
+            )
         if site == "scores" or (site == "pattern" and not _pattern_in_line(attention)):
-            return _port(attention, layer).listen(site, given)
+            return _attention_hooks_of(attention, layer).listen(site, given)
         return on_hook_point(module, given)
 
     def before(self, hook: str, function: Function) -> Handle:
@@ -97,21 +99,20 @@ class NativeBridge:
     def through(self, hook: str, activation: Tensor) -> Tensor:
         site, layer = self._sites.get(hook, (hook, None))
         if layer is not None and site == "resid_mid":
-            found = passed(self._hooks[hook], activation)
-            if found is not activation:
-                _refuse_other_writes(activation, _streams.get(self._hooks[hook], []), found, layer)
-            return found
+            output = passed(self._hooks[hook], activation)
+            if output is not activation:
+                _refuse_other_writes(activation, _stream_writes.get(self._hooks[hook], []), output, layer)
+            return output
         if layer is None or site not in _BY_HEAD:
             return passed(self._hooks[hook], activation)
         flat = activation.flatten(-2)
-        found = passed(self._hooks[hook], flat)
-        return activation if found is flat else found.unflatten(-1, activation.shape[-2:])
+        output = passed(self._hooks[hook], flat)
+        return activation if output is flat else output.unflatten(-1, activation.shape[-2:])
 
     def on_run(
         self, begin: Callable[[tuple[Any, ...], Mapping[str, Any]], None], end: Callable[[], None]
     ) -> Handle:
-        # `run_with_hooks` and `run_with_cache` go round the bridge's own __call__; the wrapped model is
-        # called by every route.
+        # `run_with_hooks` and `run_with_cache` bypass the bridge's own __call__; every run calls the wrapped model.
         return Handles(
             self._native.register_forward_pre_hook(
                 lambda module, args, kwargs: begin(*_for_bridge(module, args, kwargs)), with_kwargs=True
@@ -123,7 +124,9 @@ class NativeBridge:
         return lambda activation: function(activation) if self._uses(layer) else None
 
     def _uses(self, layer: int | None) -> bool:
-        """With `start_at_layer=` (4.x) the bridge computes what comes before that layer, and throws it away."""
+        """Tells whether the run uses a layer. With `start_at_layer=` (4.x) the bridge computes what comes before that
+        layer, and throws it away.
+        """
         start = getattr(self._blocks[0], "_start_at_layer_idx", None)
         return start is None or (layer is not None and layer >= start)
 
@@ -134,7 +137,7 @@ class NativeBridge:
 def _for_bridge(
     native: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the wrapped model was given, as the bridge takes it: the inputs, and all arguments by name."""
+    """Converts the wrapped model's arguments into those of the bridge: the inputs, and all arguments by name."""
     given = bound(type(native).forward, args, kwargs)
     vectors = given.pop("inputs_embeds", None)
     tokens = given.get("input_ids", args[0] if args else None)
@@ -145,7 +148,7 @@ def _pattern_in_line(attention: Any) -> bool:
     return bool(getattr(attention, "accepts_pattern_fn", False))
 
 
-# Hooks are lambdas: a deep copy of a model has them as they are, and does not copy what stands behind them.
+# Hooks are lambdas: a deep copy of a model shares them, and does not copy the objects that they refer to.
 
 
 def _by_head(function: Function, d_head: int) -> Function:
@@ -156,44 +159,48 @@ def _flattened(by_head: Tensor | None) -> Tensor | None:
     return None if by_head is None else by_head.flatten(-2)
 
 
-class _Stream:
-    """A write to the residual stream between attention and MLP, where the hook point is on the MLP's branch."""
+class _StreamWrite:
+    """Carries a write at resid_mid on to the residual stream. There the hook point is on the MLP's branch, so the
+    change is added to the stream at the end of the block.
+    """
 
     def __init__(self, function: Function, module: nn.Module, layer: int) -> None:
         self._function, self._module, self._layer = function, module, layer
-        self.moved: Tensor | None = None
-        self._came: Tensor | None = None
+        self.change: Tensor | None = None
+        self._input: Tensor | None = None
         self._largest = 0.0  # entry of the stream that was replaced
 
     def put_on(self, block_end: nn.Module) -> Handle:
-        streams = _streams.setdefault(self._module, [])
+        streams = _stream_writes.setdefault(self._module, [])
         streams.append(self)
         return Handles(
             self._module.register_forward_pre_hook(lambda module, inputs: self._begin(inputs), prepend=True),
             self._module.register_forward_hook(lambda module, inputs, output: self._write(output)),
             block_end.register_forward_pre_hook(lambda module, inputs: self._carry(inputs)),
-            _Leaving(streams, self),
+            _StreamWriteHandle(streams, self),
         )
 
     def _begin(self, inputs: tuple[Any, ...]) -> None:
-        self._came = inputs[0]
+        self._input = inputs[0]
 
     def _write(self, output: Tensor) -> Tensor | None:
-        came, self._came = self._came, None
+        block_input, self._input = self._input, None
         new = self._function(output)
-        if new is not None and came is not None:
-            streams = _streams[self._module]
-            _refuse_other_writes(came, streams[: streams.index(self)], output, self._layer)
-        self.moved = None if new is None else new - output
+        if new is not None and block_input is not None:
+            streams = _stream_writes[self._module]
+            _refuse_other_writes(block_input, streams[: streams.index(self)], output, self._layer)
+        self.change = None if new is None else new - output
         self._largest = 0.0 if new is None else float(output.detach().abs().nan_to_num().max())
         return new
 
     def _carry(self, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        # Kept until the next write: what comes to the block's end may be asked what goes on from there (`through`).
-        if self.moved is None:
+        # The change is kept until the next write: `through` may be called again with the stream that comes to the end
+        # of the block.
+        if self.change is None:
             return None
-        stream = inputs[0] + self.moved
-        # What was rounded away beside the old stream does not come back when that goes. Half precision promises less.
+        stream = inputs[0] + self.change
+        # Digits lost by rounding next to a large old stream do not come back when that is removed. Half precision
+        # promises less.
         rounding, least = torch.finfo(stream.dtype).eps * self._largest, float(stream.detach().abs().max())
         if rounding > _PROMISED.get(stream.dtype, torch.inf) * least:
             raise CircuitsError(
@@ -203,34 +210,36 @@ class _Stream:
         return (stream, *inputs[1:])
 
 
-# Of the hook points at which a write is open, in the order in which they act.
-_streams: WeakKeyDictionary[nn.Module, list[_Stream]] = WeakKeyDictionary()
+# Active writes by hook point, in the order in which they act.
+_stream_writes: WeakKeyDictionary[nn.Module, list[_StreamWrite]] = WeakKeyDictionary()
 
 
-class _Leaving:
-    def __init__(self, streams: list[_Stream], stream: _Stream) -> None:
-        self._streams, self._stream = streams, stream
+class _StreamWriteHandle:
+    def __init__(self, streams: list[_StreamWrite], stream: _StreamWrite) -> None:
+        self._stream_writes, self._stream = streams, stream
 
     def remove(self) -> None:
-        if self._stream in self._streams:
-            self._streams.remove(self._stream)
+        if self._stream in self._stream_writes:
+            self._stream_writes.remove(self._stream)
 
 
-def _refuse_other_writes(came: Tensor, writes: list[_Stream], left: Tensor, layer: int) -> None:
-    """Refuse hooks of others there: what they give is read by the MLP, and does not go on along the stream."""
+def _refuse_other_writes(block_input: Tensor, writes: list[_StreamWrite], output: Tensor, layer: int) -> None:
+    """Refuses hooks of the user's at resid_mid: the MLP reads their output, but the residual stream does not carry it
+    on.
+    """
     with torch.no_grad():
-        made = sum((write.moved for write in writes if write.moved is not None), came)
-        apart = (made - left).abs().masked_fill(made == left, 0).max()
-        # Written so that NaN is apart too.
-        if not bool(apart <= _TOLERANCE.get(came.dtype, 3e-2) * left.abs().max()):
+        expected = sum((write.change for write in writes if write.change is not None), block_input)
+        difference = (expected - output).abs().masked_fill(expected == output, 0).max()
+        # The comparison is negated so that NaN counts as a difference.
+        if not bool(difference <= _TOLERANCE.get(block_input.dtype, 3e-2) * output.abs().max()):
             raise CircuitsError(
                 f"resid_mid.{layer}: a hook of yours changes it, which on a TransformerBridge reaches the MLP and not "
                 "the residual stream, so the two differ; make that change with edit"
             )
 
 
-class _Port:
-    """Scores and pattern of one layer, for as long as anything listens to them."""
+class _AttentionHooks:
+    """Recomputes scores and pattern of one layer, for as long as any function is hooked at them."""
 
     def __init__(self, attention: Any, layer: int) -> None:
         self._attention = attention
@@ -238,7 +247,7 @@ class _Port:
         self._signature = inspect.signature(type(attention).forward)
         self._listeners: dict[str, dict[object, Function]] = {"scores": {}, "pattern": {}}
         self._hooks: Handles | None = None
-        # Of the forward pass that is under way: its arguments, and q, k and v; then the edited pattern.
+        # Values of the current forward pass: its arguments, the outputs of q, k and v, and then the edited pattern.
         self._seen: dict[str, Any] = {}
 
     def listen(self, site: str, function: Function) -> Handle:
@@ -246,7 +255,7 @@ class _Port:
             self._hooks = self._put_on()
         key = object()
         self._listeners[site][key] = function
-        return _Listening(self, site, key)
+        return _AttentionHandle(self, site, key)
 
     def leave(self, site: str, key: object) -> None:
         self._listeners[site].pop(key, None)
@@ -254,7 +263,7 @@ class _Port:
             self._hooks.remove()
             self._hooks = None
             self._seen.clear()
-            _ports.pop(self._attention, None)
+            _attention_hooks.pop(self._attention, None)
 
     def _put_on(self) -> Handles:
         attention = self._attention
@@ -280,25 +289,25 @@ class _Port:
             return None
         return args, {**kwargs, "pattern_fn": lambda pattern: pattern_fn(self._put_pattern(pattern))}
 
-    def _put_pattern(self, own: Tensor) -> Tensor:
-        """Where the model takes the pattern in line: what was made of the scores is put in as the pattern."""
-        scores, pattern = _rebuilt(self._attention, self._seen, self._layer)
-        _check(pattern, own, self._layer)
-        new = _told(self._listeners["scores"], scores)
-        return own if new is None else _pattern_of(new)
+    def _put_pattern(self, model_pattern: Tensor) -> Tensor:
+        """Returns the pattern of the edited scores, for models that take a pattern (`pattern_fn`)."""
+        scores, pattern = _recompute(self._attention, self._seen, self._layer)
+        _check(pattern, model_pattern, self._layer)
+        new = _apply_in_order(self._listeners["scores"], scores)
+        return model_pattern if new is None else _pattern_of(new)
 
     def _put_z(self, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Where it does not: z, the input of the output projection, is replaced by pattern @ v."""
+        """Replaces z, the input of the output projection, by pattern @ v, for models that take no pattern."""
         seen = self._seen
         if "hidden_states" not in seen or "pattern_fn" in seen or not any(self._listeners.values()):
             return None
-        scores, pattern = _rebuilt(self._attention, seen, self._layer)
+        scores, pattern = _recompute(self._attention, seen, self._layer)
         v = _heads(seen["v"], self._attention.d_head).repeat_interleave(self._attention.kv_repeats, dim=1)
         _check(_joined(pattern @ v), inputs[0], self._layer)
-        new_scores = _told(self._listeners["scores"], scores)
+        new_scores = _apply_in_order(self._listeners["scores"], scores)
         if new_scores is not None:
             pattern = _pattern_of(new_scores)
-        new_pattern = _told(self._listeners["pattern"], pattern)
+        new_pattern = _apply_in_order(self._listeners["pattern"], pattern)
         if new_pattern is not None:
             pattern = new_pattern
         if new_scores is None and new_pattern is None:
@@ -307,32 +316,34 @@ class _Port:
         return (_joined(pattern @ v), *inputs[1:])
 
     def _end(self, output: Any) -> Any:
-        """The pattern that the model hands on, to its own hook points among others, is the edited one."""
+        """Replaces the pattern in the output of the attention, which reaches the model's own hook points among others,
+        by the edited one.
+        """
         pattern = self._seen.get("pattern")
         self._seen.clear()
         return None if pattern is None else (output[0], pattern, *output[2:])
 
 
-class _Listening:
-    def __init__(self, port: _Port, site: str, key: object) -> None:
-        self._port, self._site, self._key = port, site, key
+class _AttentionHandle:
+    def __init__(self, hooks: _AttentionHooks, site: str, key: object) -> None:
+        self._hooks, self._site, self._key = hooks, site, key
 
     def remove(self) -> None:
-        self._port.leave(self._site, self._key)
+        self._hooks.leave(self._site, self._key)
 
 
-# Of the layers that something listens to now.
-_ports: WeakKeyDictionary[nn.Module, _Port] = WeakKeyDictionary()
+# The attention modules whose scores or pattern have a hook now.
+_attention_hooks: WeakKeyDictionary[nn.Module, _AttentionHooks] = WeakKeyDictionary()
 
 
-def _port(attention: nn.Module, layer: int) -> _Port:
-    if attention not in _ports:
-        _ports[attention] = _Port(attention, layer)
-    return _ports[attention]
+def _attention_hooks_of(attention: nn.Module, layer: int) -> _AttentionHooks:
+    if attention not in _attention_hooks:
+        _attention_hooks[attention] = _AttentionHooks(attention, layer)
+    return _attention_hooks[attention]
 
 
-def _told(listeners: Mapping[object, Function], value: Tensor) -> Tensor | None:
-    """What the listeners make of a value, one after the other; None where all of them only read."""
+def _apply_in_order(listeners: Mapping[object, Function], value: Tensor) -> Tensor | None:
+    """Applies the functions to a value one after the other; returns None where all of them only read."""
     changed = None
     for function in list(listeners.values()):
         new = function(value if changed is None else changed)
@@ -340,8 +351,8 @@ def _told(listeners: Mapping[object, Function], value: Tensor) -> Tensor | None:
     return changed
 
 
-def _rebuilt(attention: Any, seen: Mapping[str, Any], layer: int) -> tuple[Tensor, Tensor]:
-    """Scores (minus infinity where masked) and pattern [batch head query key], from q, k and the mask."""
+def _recompute(attention: Any, seen: Mapping[str, Any], layer: int) -> tuple[Tensor, Tensor]:
+    """Recomputes scores (minus infinity where masked) and pattern [batch head query key] from q, k and the mask."""
     missing = [name for name in "qkv" if name not in seen]
     if missing:
         raise CircuitsError(_not_its_own(layer, f"{missing[0]} was not computed before the pattern"))
@@ -365,20 +376,24 @@ def _rebuilt(attention: Any, seen: Mapping[str, Any], layer: int) -> tuple[Tenso
 
 
 def _pattern_of(scores: Tensor) -> Tensor:
-    """Softmax over keys; a query that sees nothing gets zeros, and no gradient that is not a number."""
-    blind = torch.isneginf(scores).all(-1, keepdim=True)
-    return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+    """Returns the softmax over keys; a query that sees no key gets zeros, and no NaN gradient."""
+    fully_masked = torch.isneginf(scores).all(-1, keepdim=True)
+    return scores.masked_fill(fully_masked, 0.0).softmax(-1).masked_fill(fully_masked, 0.0)
 
 
-def _check(rebuilt: Tensor, own: Tensor, layer: int) -> None:
+def _check(recomputed: Tensor, expected: Tensor, layer: int) -> None:
     with torch.no_grad():
-        if rebuilt.shape != own.shape:
-            raise CircuitsError(_not_its_own(layer, f"{list(rebuilt.shape)}, not {list(own.shape)}"))
-        largest = own.abs().nan_to_num().max()
+        if recomputed.shape != expected.shape:
+            raise CircuitsError(_not_its_own(layer, f"{list(recomputed.shape)}, not {list(expected.shape)}"))
+        largest = expected.abs().nan_to_num().max()
         if not torch.allclose(
-            rebuilt, own, rtol=0, atol=_TOLERANCE.get(own.dtype, 3e-2) * float(largest), equal_nan=True
+            recomputed,
+            expected,
+            rtol=0,
+            atol=_TOLERANCE.get(expected.dtype, 3e-2) * float(largest),
+            equal_nan=True,
         ):
-            off = float((rebuilt - own).abs().max() / largest)
+            off = float((recomputed - expected).abs().max() / largest)
             raise CircuitsError(_not_its_own(layer, f"off by {off:.1e} of the largest entry"))
 
 
@@ -390,17 +405,17 @@ def _not_its_own(layer: int, what: str) -> str:
 
 
 def _heads(flat: Tensor, d_head: int) -> Tensor:
-    """[batch pos head*d_head] -> [batch head pos d_head]"""
+    """Splits the heads: [batch pos head*d_head] -> [batch head pos d_head]."""
     return flat.unflatten(-1, (-1, d_head)).transpose(1, 2)
 
 
 def _joined(z: Tensor) -> Tensor:
-    """[batch head pos d_head] -> [batch pos head*d_head]"""
+    """Joins the heads: [batch head pos d_head] -> [batch pos head*d_head]."""
     return z.transpose(1, 2).flatten(-2)
 
 
 def _inner(component: Any) -> Any:
-    """The wrapped module of a bridge component."""
+    """Returns the wrapped module of a bridge component."""
     return component.get_submodule("_original_component")
 
 

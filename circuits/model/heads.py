@@ -1,4 +1,4 @@
-"""Which heads: a spec is parsed once into a model-free value and resolved when a model is at hand."""
+"""Parses head specs: a spec is read once into a value without a model, and resolved when a model is at hand."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class HeadSpec:
             raise CircuitsError(f"heads {self.text}: an empty choice; write {SYNTAX}")
 
     def resolve(self, surface: Surface) -> tuple[Head, ...]:
-        """The heads in `surface`; an error that repeats the spec if one of them does not exist there."""
+        """Returns the heads in `surface`; raises an error that repeats the spec if one of them does not exist there."""
         if self.heads is None:
             return tuple(Head(x, y) for x in range(surface.n_layers) for y in range(surface.n_heads))
         for head in self.heads:
@@ -66,7 +66,7 @@ class HeadSpec:
 
 
 def parse_heads(spec: Any) -> HeadSpec:
-    """Read a head spec without a model. Accepts what `heads` accepts; order is kept, repeats are dropped."""
+    """Reads a head spec without a model. Accepts what `heads` accepts; order is kept, repeats are dropped."""
     if isinstance(spec, HeadSpec):
         return spec
     text = repr(spec)
@@ -75,25 +75,25 @@ def parse_heads(spec: Any) -> HeadSpec:
     if isinstance(spec, str):
         if spec.strip().lower() == "all":
             return HeadSpec(text, None)
-        found = [head for part in re.split(r"[,+]", spec) for head in _parse_part(part.strip(), text)]
+        parsed = [head for part in re.split(r"[,+]", spec) for head in _parse_part(part.strip(), text)]
     elif _is_pair(spec) and isinstance(spec, tuple):
-        found = [Head(*map(operator.index, spec))]
+        parsed = [Head(*map(operator.index, spec))]
     elif isinstance(spec, Iterable):
-        found = []
+        parsed = []
         for item in spec:
             if _is_pair(item):
-                found.append(Head(*map(operator.index, item)))
+                parsed.append(Head(*map(operator.index, item)))
             elif isinstance(item, str) and item.strip().lower() != "all":
-                found.extend(parse_heads(item).heads or ())
+                parsed.extend(parse_heads(item).heads or ())
             else:
                 raise CircuitsError(f"heads {text}: cannot read {item!r} as a head; write {SYNTAX}")
     else:
         raise CircuitsError(f"heads {text}: not a head spec; write {SYNTAX}")
-    return HeadSpec(text, tuple(dict.fromkeys(found)))
+    return HeadSpec(text, tuple(dict.fromkeys(parsed)))
 
 
 def _dense(spec: Any) -> Any:
-    """What an array or a tensor holds, as a list. Text is read without torch."""
+    """Returns an array or a tensor as a list. Imports torch only here, so that text is read without it."""
     from circuits.tensors import as_dense_tensor
 
     dense = as_dense_tensor(spec, "heads")
@@ -101,12 +101,12 @@ def _dense(spec: Any) -> Any:
 
 
 def looks_like_heads(text: str) -> bool:
-    """Whether a string is meant as heads rather than as a site: digits first, or "L0H1", or "all"."""
+    """Tells whether a string is meant as heads rather than as a site: digits first, or "L0H1", or "all"."""
     return bool(re.match(r"\s*(\d|[Ll]\d+[Hh]|all\s*$)", text)) or not text.strip()
 
 
 def heads(spec: Any, model: Any) -> tuple[Head, ...]:
-    """The heads that `spec` names in `model`, 0-based, without repeats, never empty.
+    """Returns the heads that `spec` names in `model`, 0-based, without repeats, never empty.
 
     `spec` is "all", "0.1, 2.3-5" (layer.head, a range of heads with its end included), "L0H1", "0.1+0.2",
     or a list of (layer, head). Raises `CircuitsError` for text that is not a spec and for a head the model

@@ -1,4 +1,4 @@
-"""What is hung onto a model, and how it comes off again."""
+"""Puts hooks onto modules, and removes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from circuits.model.locks import refuse_other_thread, this_user
 
-# Sees an activation; what it returns, unless None, takes the activation's place.
+# A hook function gets an activation; its return value, unless None, replaces the activation.
 Function = Callable[[Tensor], Tensor | None]
 
 
@@ -21,7 +21,7 @@ class Handle(Protocol):
 
 
 class Handles:
-    """Several as one."""
+    """Several handles that are removed together."""
 
     def __init__(self, *handles: Handle) -> None:
         self._handles = handles
@@ -32,13 +32,18 @@ class Handles:
 
 
 class Revocable:
-    """A function until it is removed, nothing after; an error in any thread but the one that made it, or nothing there.
+    """A function that can be switched off: after `remove` it does nothing. In any thread but the one that made it a
+    call is an error, or (`silent`) does nothing.
 
-    A copy made of a model while our hooks are on it has them too, and nobody can take them off there.
+    A copy of a model made while our hooks are on it has them too, and nobody can remove them there.
     """
 
     def __init__(self, function: Callable[..., Any], silent: bool = False) -> None:
-        """silent: called at the end of a run, which was refused before."""
+        """
+        Args:
+            silent: return without an error in another thread, for a function called at the end of a run, which has been
+                refused at its start already.
+        """
         self._silent = silent
         self._function: Callable[..., Any] | None = function
         self._owner = this_user()
@@ -57,12 +62,12 @@ class Revocable:
 
 
 def on_hook_point(hook: nn.Module, function: Function) -> Handle:
-    """A hook point that stands in line: its output is what the model goes on with."""
+    """Hooks the output of a hook point that stands in line: the model goes on with the function's return value."""
     return hook.register_forward_hook(lambda module, inputs, output: function(output))
 
 
 def before_module(module: nn.Module, function: Function) -> Handle:
-    """What comes to a module of one input, before any other hook of it."""
+    """Hooks the input of a module of one input, before any other hook of it."""
 
     def replaced(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         new = function(inputs[0])
@@ -72,31 +77,32 @@ def before_module(module: nn.Module, function: Function) -> Handle:
 
 
 def passed(module: nn.Module, x: Tensor) -> Tensor:
-    """What a module with hooks gives for an activation, which is not written to; `x` itself where nothing changes it.
+    """Returns the output of a module with its hooks for `x`, which is not written to; `x` itself where nothing changes
+    it.
 
-    Equal values alone do not tell: a hook may leave them as they are here, and not where they are larger.
+    Equal values alone do not show that: a hook that clips, for example, changes only larger ones.
     """
     copy = x.clone()
-    found: Tensor = module(copy)
-    # Those of torch.inference_mode do not count what is written to them.
-    untouched = found is copy and not copy.is_inference() and copy._version == 0
-    return x if untouched and torch.equal(copy, x) else found
+    output: Tensor = module(copy)
+    # Tensors of torch.inference_mode do not count writes to them.
+    untouched = output is copy and not copy.is_inference() and copy._version == 0
+    return x if untouched and torch.equal(copy, x) else output
 
 
 def bound(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments of a call by name, those too that were given by their place.
+    """Returns all arguments of a call by name, those given by position too.
 
     Args:
         forward: the function that takes them, with `self` first.
     """
     signature = inspect.signature(forward)
     try:
-        found = dict(signature.bind(None, *args, **kwargs).arguments)
+        arguments = dict(signature.bind(None, *args, **kwargs).arguments)
     except TypeError:
-        # The call itself is about to fail, in its own words.
+        # The call itself will fail, with Python's own message.
         return dict(kwargs)
-    found.pop(next(iter(signature.parameters)))
+    arguments.pop(next(iter(signature.parameters)))
     for name, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            found |= found.pop(name, {})
-    return found
+            arguments |= arguments.pop(name, {})
+    return arguments

@@ -1,4 +1,4 @@
-"""Who may use a model: one thread at a time, which may take it again; others wait for their turn."""
+"""Locks that let one thread at a time use a model; it may lock it again, others wait."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PATIENCE = 120.0
 
 
 class User:
-    """A thread as a user of models. Its number in the operating system may be another's once it has ended."""
+    """A thread as a user of models. Thread ids do not serve, as the operating system reuses them."""
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
-        #: When it last ran a model, or asked for one.
+        #: Time at which it last ran a model, or asked for one.
         self.active = time.monotonic()
 
     @property
@@ -34,24 +34,24 @@ _local = threading.local()
 
 
 def this_user() -> User:
-    """The thread that calls this."""
+    """Returns the `User` of the current thread."""
     try:
-        found: User = _local.user
+        user: User = _local.user
     except AttributeError:
-        found = _local.user = User()
-    return found
+        user = _local.user = User()
+    return user
 
 
 @dataclass(eq=False)
 class _Hold:
-    """A model that a thread has, or waits for. Its modules are alive meanwhile, so that their ids are theirs."""
+    """A model that a thread holds, or waits for. It keeps the modules alive, so that their ids are not reused."""
 
     user: User
     model: nn.Module
     parts: frozenset[int]
 
 
-# Re-entrant, as a block that the garbage collector ends is given back wherever it runs.
+# Re-entrant, as the garbage collector may end a block, and so release its model, in any thread at any point.
 _changed = threading.Condition(threading.RLock())
 _held: list[_Hold] = []
 _waiting: list[_Hold] = []
@@ -59,7 +59,7 @@ _waiting: list[_Hold] = []
 
 @contextmanager
 def exclusive(model: nn.Module) -> Iterator[None]:
-    """Use a model, and all that shares a module or the memory of a parameter with it, in this thread alone.
+    """Holds a model, and all that shares a module or the memory of a parameter with it, for this thread alone.
 
     Raises `CircuitsError` where waiting would be in vain: two threads each wait for what the other holds, the thread
     that has the model has ended, or has run no model for `PATIENCE` seconds.
@@ -76,20 +76,22 @@ def exclusive(model: nn.Module) -> Iterator[None]:
 
 
 def _parts(model: nn.Module) -> frozenset[int]:
-    """Its modules and where its parameters lie: another model that shares one of them is edited with it."""
-    inner = model.__dict__.get("original_model")  # of a bridge, which does not register it
-    found: set[int] = set()
+    """Returns the ids of a model's modules and the addresses of its parameters: a model that shares one is edited with
+    it.
+    """
+    inner = model.__dict__.get("original_model")  # a bridge does not register the model it wraps
+    ids: set[int] = set()
     for root in (model, inner):
         for module in root.modules() if isinstance(root, nn.Module) else ():
-            found.add(id(module))
+            ids.add(id(module))
             for parameter in module._parameters.values():
                 if parameter is not None:
-                    found.update((id(parameter), _address(parameter)))
-    return frozenset(found - {0})
+                    ids.update((id(parameter), _address(parameter)))
+    return frozenset(ids - {0})
 
 
 def _address(parameter: Tensor) -> int:
-    """Where it lies. Nowhere while the thread that has its module traces it; the module tells that it is the same."""
+    """Returns the address of a parameter; 0 while another thread traces it (its module's id identifies it then)."""
     try:
         return parameter.data_ptr()
     except RuntimeError:
@@ -103,7 +105,7 @@ def _take(hold: _Hold) -> None:
         try:
             while others := _before(hold):
                 _refuse_in_vain(hold, others, start)
-                # Not for ever: a thread may end without a word.
+                # Wakes up again every second, as a thread may end without notifying.
                 _changed.wait(1.0)
             _held.append(hold)
         finally:
@@ -112,7 +114,7 @@ def _take(hold: _Hold) -> None:
 
 
 def _give_back(hold: _Hold) -> None:
-    """From whatever thread: a generator may be ended in another than it was begun in."""
+    """Releases a model, from whatever thread: a generator may be ended in another than it was begun in."""
     with _changed:
         if hold in _held:
             _held.remove(hold)
@@ -120,13 +122,15 @@ def _give_back(hold: _Hold) -> None:
 
 
 def _before(hold: _Hold) -> list[_Hold]:
-    """What others must give back first. Those that have waited longer are let pass, unless they may wait for us."""
-    holds_some = any(one.user is hold.user for one in _held)
+    """Returns what other threads must release first. Threads that have waited longer go first, unless they may wait for
+    this one.
+    """
+    holds_some = any(other.user is hold.user for other in _held)
     earlier = [] if holds_some else _waiting[: _waiting.index(hold)]
     return [
-        one
-        for one in (*_held, *earlier)
-        if one.user is not hold.user and not one.parts.isdisjoint(hold.parts)
+        other
+        for other in (*_held, *earlier)
+        if other.user is not hold.user and not other.parts.isdisjoint(hold.parts)
     ]
 
 
@@ -137,15 +141,15 @@ def _refuse_in_vain(hold: _Hold, others: list[_Hold], start: float) -> None:
             f"the model is held by {other.name}, which waits for one that {hold.user.name} holds; take several "
             "models in the same order in all threads"
         )
-    held = [one.user for one in others if one in _held]
-    for user in held:
+    holders = [one.user for one in others if one in _held]
+    for user in holders:
         if not user.thread.is_alive():
             raise CircuitsError(
                 f"the model is held by {user.name}, which has ended inside a block of intervene; blocks are left in "
                 "the thread that enters them"
             )
-    active = max([start, *(user.active for user in held)])
-    if held and time.monotonic() - active > PATIENCE:
+    active = max([start, *(user.active for user in holders)])
+    if holders and time.monotonic() - active > PATIENCE:
         raise CircuitsError(
             f"the model is held by {other.name}, which has run nothing for {PATIENCE:.0f} s; leave the block of "
             "intervene there, or run the model in that thread"
@@ -153,21 +157,26 @@ def _refuse_in_vain(hold: _Hold, others: list[_Hold], start: float) -> None:
 
 
 def _waits_for(holds: list[_Hold], user: User) -> bool:
-    """Whether one of those that hold these waits, perhaps by way of others, for a thread."""
+    """Tells whether a thread among the holders waits, directly or through others, for `user`."""
     seen: list[User] = []
-    users = [one.user for one in holds]
+    users = [other.user for other in holds]
     while users:
-        one = users.pop()
-        if one is user:
+        other = users.pop()
+        if other is user:
             return True
-        if one not in seen:
-            seen.append(one)
-            users += [before.user for wanted in _waiting if wanted.user is one for before in _before(wanted)]
+        if other not in seen:
+            seen.append(other)
+            users += [
+                blocking.user
+                for waiting in _waiting
+                if waiting.user is other
+                for blocking in _before(waiting)
+            ]
     return False
 
 
 def refuse_other_thread(owner: User) -> None:
-    """Refuse a run, under what one thread has put onto a model, in another: it would have edits not meant for it."""
+    """Refuses a run in one thread of a model that another has edited: the edits are not meant for it."""
     user = this_user()
     if user is not owner:
         raise CircuitsError(
@@ -178,7 +187,9 @@ def refuse_other_thread(owner: User) -> None:
 
 
 def _in_child() -> None:
-    """No other thread is alive here: what one of them holds, half edited, stays refused; none waits."""
+    """Clears the locks in a forked process, which has no other threads: models that one of them held, half edited, stay
+    refused.
+    """
     _waiting.clear()
     _changed.release()
 

@@ -13,9 +13,9 @@ from circuits.tensors import Positions, select_positions
 
 
 def padding(surface: Surface, tokens: Tensor) -> Tensor | None:
-    """bool [batch pos], true at padding before or after an example; None where there is none, or no tokenizer.
+    """Returns bool [batch pos], true at padding before or after an example; None where there is none, or no tokenizer.
 
-    Where the id of padding is that of the first or the last token too, the one next to the text is taken for that.
+    Where padding has the id of the first (BOS) or last (EOS) token too, the one next to the text counts as that token.
     """
     tokenizer: Any = getattr(surface.model, "tokenizer", None)
     pad = getattr(tokenizer, "pad_token_id", None)
@@ -29,35 +29,35 @@ def padding(surface: Surface, tokens: Tensor) -> Tensor | None:
         before = before & torch.cat([before[:, 1:], edge], 1)
     if pad == getattr(tokenizer, "eos_token_id", None):
         after = after & torch.cat([edge, after[:, :-1]], 1)
-    found = before | after
-    return found if bool(found.any()) else None
+    mask = before | after
+    return mask if bool(mask.any()) else None
 
 
 def masks_itself(surface: Surface, tokens: Tensor) -> bool:
-    """Whether the model hides padding in these tokens without being told to."""
+    """Tells whether the model masks padding in these tokens without being given a mask."""
     side = getattr(getattr(surface.model, "tokenizer", None), "padding_side", None)
     return side == "left" and padding(surface, tokens) is not None
 
 
 def refuse_padding(surface: Surface, tokens: Tensor, used: Tensor | None, what: str, instead: str) -> None:
-    """Refuse to take padding for tokens.
+    """Refuses inputs in which padding would be taken for tokens.
 
     Args:
-        used: bool [batch pos], what is looked at; None: examples are compared position by position, so that padding
+        used: bool [batch pos], the positions used; None: examples are compared position by position, so that padding
             that they all have in the same places does no harm.
-        instead: what to do.
+        instead: advice for the error message.
     """
-    found = padding(surface, tokens)
-    if found is None:
+    mask = padding(surface, tokens)
+    if mask is None:
         return
     if used is None:
-        wrong = found.any(0) & ~found.all(0)
-        found = found & wrong
+        differing = mask.any(0) & ~mask.all(0)
+        mask = mask & differing
     else:
-        found = found & used.to(found.device)
-    if bool(found.any()):
+        mask = mask & used.to(mask.device)
+    if bool(mask.any()):
         raise CircuitsError(
-            f"{what}: {int(found.any(1).sum())} of {len(tokens)} examples have padding that would be taken for tokens; "
+            f"{what}: {int(mask.any(1).sum())} of {len(tokens)} examples have padding that would be taken for tokens; "
             f"{instead}"
         )
 
@@ -65,7 +65,7 @@ def refuse_padding(surface: Surface, tokens: Tensor, used: Tensor | None, what: 
 def refuse_default_metrics_over_padding(
     surface: Surface, tokens: Tensor, read: Positions | None, what: str, instead: str
 ) -> None:
-    """Refuse padding among the positions over which the metrics that nobody gave would be averaged."""
+    """Refuses padding among the positions over which the default metrics would be averaged."""
     used = torch.ones(tokens.shape[1], dtype=torch.bool)
     if read is not None:
         used = select_positions(read, tokens.shape[1], f"{what}, positions")

@@ -1,4 +1,4 @@
-"""Listening to a pass of our own: to its activations, not to those of runs that a hook of the user's starts in it."""
+"""Records the activations of our own passes, without those of runs that a user's hook starts inside them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from circuits.model.surface import Surface
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every module in eval mode, and each back into the mode it had, mixed modes included.
+    """Puts every module in eval mode, and each back into the mode it had on exit, mixed modes included.
 
-    Modes are the model's and not a thread's: others that want it wait.
+    Modes belong to the model and not to a thread, so other threads wait for it.
     """
     with exclusive(model), _evaluating(model):
         yield
@@ -28,7 +28,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def _evaluating(model: nn.Module) -> Iterator[None]:
     before = [(module, module.training) for module in model.modules()]
     try:
-        # Only where it changes something: to set an attribute of a module takes long.
+        # Set only where it changes, as setting an attribute of a module is slow.
         for module, training in before:
             if training:
                 module.training = False
@@ -41,7 +41,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def listening(surface: Surface, functions: Iterable[tuple[str, Function]]) -> Iterator[None]:
-    """Call each function with the activation at its hook, in the order given, as `Surface.on_forward` does."""
+    """Calls each function with the activation at its hook, in the order given, as `Surface.on_forward` does."""
     runs = _Depth()
     with ExitStack() as stack:
         stack.callback(surface.on_run(runs.begin, runs.end).remove)
@@ -54,9 +54,10 @@ def listening(surface: Surface, functions: Iterable[tuple[str, Function]]) -> It
 def recording(
     surface: Surface, hooks: Iterable[str], rows: slice = slice(None)
 ) -> Iterator[dict[str, Tensor]]:
-    """The activations at `hooks` in the latest run inside, by hook; one that did not fire is not there.
+    """Yields a dict of the activations at `hooks` in the latest run inside the block; a hook that did not fire is
+    missing.
 
-    Of these rows. Copies: an activation may be a view of a parameter, or of what the model writes to later.
+    Only `rows` are kept, as copies: an activation may be a view of a parameter, or of memory that the model reuses.
     """
     seen: dict[str, Tensor] = {}
     with listening(surface, [(hook, partial(_copy_in, seen, hook, rows)) for hook in hooks]):
@@ -76,7 +77,7 @@ def _copy_in(seen: dict[str, Tensor], hook: str, rows: slice, activation: Tensor
 
 
 class _Depth:
-    """How many runs of the model are under way."""
+    """Counts the nested runs of the model that are under way."""
 
     def __init__(self) -> None:
         self._depth = 0

@@ -1,4 +1,4 @@
-"""Where in a forward pass: the named sites, their hooks and their axes."""
+"""Names the sites of a forward pass, their hooks and their axes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SiteKind:
 
     @property
     def query_axis(self) -> int:
-        """The axis that `queries=` / `positions=` selects on: the query of a pattern, else the position."""
+        """The axis that `queries=` and `positions=` select on: the query of a pattern, else the position."""
         return self.axes.index("query" if "query" in self.axes else "pos")
 
 
@@ -60,13 +60,13 @@ KINDS: dict[str, SiteKind] = {
     )
 }
 
-# A hook outside the table is taken as [batch pos ...]; nothing is known of its further axes.
+# A hook outside the table is taken as [batch pos ...]; its further axes are unknown.
 _UNLISTED_AXES = ("batch", "pos", "...")
 
 
 @dataclass(frozen=True)
 class Site:
-    """A named site, of one layer or (`layer=None`) of every layer; or any full hook name of the model.
+    """A named site of one layer or (`layer=None`) of every layer, or any full hook name of the model.
 
     `Site("z", layer=2)`, `Site.parse("z.2")` and `Site.parse("blocks.2.attn.hook_z")` are equal.
     """
@@ -102,7 +102,7 @@ class Site:
 
     @classmethod
     def parse(cls, spec: Any) -> Site:
-        """Read "z", "z.2", a full hook name, or a Site."""
+        """Reads "z", "z.2", a full hook name, or a Site."""
         if isinstance(spec, Site):
             return spec
         if not isinstance(spec, str):
@@ -118,7 +118,7 @@ class Site:
         return KINDS.get(self.name) or SiteKind(self.name, self.name, _UNLISTED_AXES)
 
     def hook(self, layer: int | None = None) -> str:
-        """The full hook name, at `layer` where the site itself names none."""
+        """Returns the full hook name, at `layer` where the site itself names none."""
         return self.kind.hook.format(self.layer if self.layer is not None else layer)
 
     def __str__(self) -> str:
@@ -126,9 +126,9 @@ class Site:
 
 
 def closest_sites(name: str, among: Iterable[str] = KINDS) -> list[str]:
-    """Three of the sites `among` that look most like `name` (its last part, without "hook_")."""
+    """Returns the three sites of `among` that look most like `name` (its last part, without "hook_")."""
     tail = name.split(".")[-1].removeprefix("hook_")
-    # What each head adds: the site of it is z, whatever the spelling is close to.
+    # `result`, the output of each head in d_model, is edited at z, however close other names are.
     tail = "z" if tail == "result" else tail
     return difflib.get_close_matches(tail, list(among), n=3, cutoff=0.0)
 

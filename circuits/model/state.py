@@ -1,6 +1,5 @@
-"""What our hooks must know while they fire: whether a clean pass is under way, and which rows are running.
-
-And what a clean pass must undo: the weights that blocks around it have replaced.
+"""State that our hooks share while they fire: whether a clean pass is under way, which rows run, and the original
+weights.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from circuits.model.locks import exclusive
 
 @dataclass
 class State:
-    """Of one model. Shared by nested blocks, so that a clean pass silences all of them."""
+    """The edits of one model. Nested blocks share it, so that a clean pass silences all of them."""
 
     suspended: bool = False
     rows: slice | Tensor | None = None
     total: int | None = None
-    # How many open blocks edit the model.
+    # Number of open blocks that edit the model.
     blocks: int = 0
-    # Of each parameter that some block has replaced, the values it had outside all of them.
+    # Parameters that some block has replaced, with their values outside all blocks.
     originals: dict[nn.Parameter, Tensor] = field(default_factory=dict)
-    # What each open block gives them, in the order of entry.
+    # Replaced values of each open block, in the order of entry.
     replacing: list[dict[nn.Parameter, Tensor]] = field(default_factory=list)
-    # Torch's count of writes to each of these, as it was after the last write of ours.
+    # Torch's version counter of each parameter after our last write to it.
     written: dict[nn.Parameter, int] = field(default_factory=dict)
-    # True while such a write is under way, and after one that was interrupted.
+    # True while we write, and after a write that was interrupted.
     putting: bool = False
 
     def put(self, values: dict[nn.Parameter, Tensor]) -> None:
@@ -46,13 +45,15 @@ class State:
         self.written.update({parameter: parameter._version for parameter in parameters})
 
     def others(self) -> list[nn.Parameter]:
-        """Replaced parameters to which somebody else has written since."""
+        """Returns the replaced parameters to which somebody else has written since."""
         if self.putting or self.suspended:
             return []
-        ours = {parameter: value for layer in self.replacing for parameter, value in layer.items()}
+        replaced_values = {
+            parameter: value for block_values in self.replacing for parameter, value in block_values.items()
+        }
         return [
             parameter
-            for parameter, value in ours.items()
+            for parameter, value in replaced_values.items()
             if parameter in self.written
             and (parameter._version != self.written[parameter] or not _same_bits(parameter, value))
         ]
@@ -67,7 +68,7 @@ def state_of(model: nn.Module) -> State:
 
 @contextmanager
 def suspended(model: nn.Module) -> Iterator[None]:
-    """Our hooks do nothing inside, and weights are the original ones; hooks of others work as ever."""
+    """Silences our hooks and restores the original weights inside the block; the user's own hooks stay active."""
     with exclusive(model):
         state = state_of(model)
         if state.suspended:
@@ -87,7 +88,7 @@ def suspended(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def editing(model: nn.Module) -> Iterator[None]:
-    """A block that edits the model is open."""
+    """Marks a block that edits the model as open."""
     state = state_of(model)
     state.blocks += 1
     try:
@@ -98,7 +99,9 @@ def editing(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def running_rows(model: nn.Module, rows: slice | Tensor, total: int) -> Iterator[None]:
-    """The forward inside runs `rows` of a batch of `total` examples; per-example tensors are cut to match."""
+    """Tells hooks that the forward inside runs `rows` of a batch of `total` examples; per-example tensors are cut to
+    match.
+    """
     state = state_of(model)
     before = state.rows, state.total
     state.rows, state.total = rows, total
@@ -110,65 +113,74 @@ def running_rows(model: nn.Module, rows: slice | Tensor, total: int) -> Iterator
 
 @contextmanager
 def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) -> Iterator[None]:
-    """Parameters hold other values inside, except in clean passes; a later value for one overrides an earlier.
+    """Gives parameters other values inside the block, except in clean passes; a later value for one overrides an
+    earlier.
 
     Blocks may end in any order: a parameter then holds what the latest block still open gives it. What somebody else
     has written to one meanwhile (load_state_dict, an optimiser) stays, so that weights which were loaded are whole;
     `CircuitsError` says so at a normal exit.
     """
     state = state_of(model)
-    layer = dict(values)
-    if layer:
+    new_values = dict(values)
+    if new_values:
         _refuse_others(model, state.others(), "another block would replace a part of them")
     others: list[nn.Parameter] = []
     try:
-        for parameter in layer:
+        for parameter in new_values:
             state.originals.setdefault(parameter, parameter.detach().clone())
-        state.replacing.append(layer)
-        state.put(layer)
+        state.replacing.append(new_values)
+        state.put(new_values)
         yield
     finally:
         others += state.others()
         try:
-            _end(state, layer, others)
+            _end(state, new_values, others)
         except BaseException:
             # Ctrl-C while a large model is copied back must not leave it half replaced.
-            _end(state, layer, others)
+            _end(state, new_values, others)
             raise
     _refuse_others(
         model,
-        [one for one in layer if any(one is other for other in others)],
+        [one for one in new_values if any(one is other for other in others)],
         "they are left as they are now",
     )
 
 
 def _refuse_others(model: nn.Module, others: list[nn.Parameter], what: str) -> None:
     if others:
-        name = next((name for name, one in model.named_parameters() if one is others[0]), "of before")
+        name = next(
+            (name for name, parameter in model.named_parameters() if parameter is others[0]), "of before"
+        )
         raise CircuitsError(
             f"inside a block that replaces weights, {len(others)} of these parameters ({name}, ...) have been written "
             f"to by something else, such as load_state_dict or an optimiser: {what}; load outside of the block"
         )
 
 
-def _end(state: State, layer: dict[nn.Parameter, Tensor], others: list[nn.Parameter]) -> None:
-    # By identity: equal values of another block are another block's.
-    state.replacing[:] = [other for other in state.replacing if other is not layer]
-    left = {parameter: value for other in state.replacing for parameter, value in other.items()}
-    held = {parameter: state.originals[parameter] for parameter in layer if parameter in state.originals}
-    back = {parameter: left.get(parameter, original) for parameter, original in held.items()}
+def _end(state: State, values: dict[nn.Parameter, Tensor], others: list[nn.Parameter]) -> None:
+    # Compared by identity, as another block may hold equal values.
+    state.replacing[:] = [other for other in state.replacing if other is not values]
+    remaining = {parameter: value for other in state.replacing for parameter, value in other.items()}
+    originals = {
+        parameter: state.originals[parameter] for parameter in values if parameter in state.originals
+    }
+    restored = {parameter: remaining.get(parameter, original) for parameter, original in originals.items()}
     state.put(
-        {parameter: value for parameter, value in back.items() if all(parameter is not one for one in others)}
+        {
+            parameter: value
+            for parameter, value in restored.items()
+            if all(parameter is not written for written in others)
+        }
     )
-    for parameter in held:
-        if parameter not in left:
+    for parameter in originals:
+        if parameter not in remaining:
             state.originals.pop(parameter, None)
             state.written.pop(parameter, None)
 
 
 @contextmanager
 def holding(values: Iterable[tuple[nn.Parameter, Tensor]]) -> Iterator[dict[nn.Parameter, Tensor]]:
-    """Copy values into parameters, and back what they held, bit for bit; gives what they held.
+    """Copies values into parameters inside the block, and yields what these held before, which is restored bit for bit.
 
     In place, so that tied and viewed parameters stay what they are, and so that torch refuses a backward pass
     through values that are no longer there.
@@ -188,11 +200,11 @@ def holding(values: Iterable[tuple[nn.Parameter, Tensor]]) -> Iterator[dict[nn.P
 
 
 def _same_bits(parameter: nn.Parameter, value: Tensor) -> bool:
-    """Whether a parameter holds a value, which may be of another dtype."""
-    ours, theirs = parameter.detach().contiguous(), value.to(parameter).contiguous()
-    if ours.shape != theirs.shape:
+    """Tells whether a parameter holds a value, which may be of another dtype, bit for bit."""
+    current, expected = parameter.detach().contiguous(), value.to(parameter).contiguous()
+    if current.shape != expected.shape:
         return False
-    return torch.equal(ours.reshape(-1).view(torch.uint8), theirs.reshape(-1).view(torch.uint8))
+    return torch.equal(current.reshape(-1).view(torch.uint8), expected.reshape(-1).view(torch.uint8))
 
 
 def _copy(values: dict[nn.Parameter, Tensor]) -> None:
@@ -203,17 +215,18 @@ def _copy(values: dict[nn.Parameter, Tensor]) -> None:
 
 @contextmanager
 def substituted(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Other tensors stand where the parameters of these names do, which keep their values: for a function transform,
-    whose tensors cannot be copied into them. A model that reaches a parameter by another way sees the parameter.
+    """Puts other tensors in the place of the parameters of these names, for a function transform, whose tensors cannot
+    be copied into parameters. The parameters keep their values; a model that reaches one by another way sees the
+    parameter.
     """
     slots: list[tuple[dict[str, Any], str, Any]] = []
     for name in values:
         path, _, leaf = name.rpartition(".")
-        own = model.get_submodule(path)._parameters
-        slots.append((own, leaf, own[leaf]))
+        module_parameters = model.get_submodule(path)._parameters
+        slots.append((module_parameters, leaf, module_parameters[leaf]))
     try:
-        for (held, leaf, _), value in zip(slots, values.values(), strict=True):
-            held[leaf] = value
+        for (parameters, leaf, _), value in zip(slots, values.values(), strict=True):
+            parameters[leaf] = value
         yield
     finally:
         try:
@@ -224,5 +237,5 @@ def substituted(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None
 
 
 def _put_back(slots: list[tuple[dict[str, Any], str, Any]]) -> None:
-    for held, leaf, parameter in slots:
-        held[leaf] = parameter
+    for parameters, leaf, parameter in slots:
+        parameters[leaf] = parameter

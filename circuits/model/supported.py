@@ -1,7 +1,7 @@
-"""Which transformers are served: those whose every site has been compared with a forward written by hand.
+"""Refuses transformers whose sites have not all been compared with a forward pass written by hand.
 
-tests/circuits/model/test_surface.py holds the comparisons, and that each setting of the model class is either proved
-there, refused here, or without influence on what a site means.
+tests/circuits/model/test_surface.py holds the comparisons, and checks that each setting of the model class is
+either tested there, refused here, or without influence on what a site means.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import nn
 
 from circuits.errors import CircuitsError
 
-# Settings of a HookedTransformer that change what happens at a site, with the values that are proved.
+# Settings of a HookedTransformer that change what happens at a site, with the values that have been tested.
 PROVED: dict[str, tuple[Any, ...]] = {
     "attention_dir": ("causal", "bidirectional"),
     "normalization_type": (None, "LN", "LNPre", "RMS", "RMSPre"),
@@ -28,12 +28,12 @@ PROVED: dict[str, tuple[Any, ...]] = {
     "load_in_4bit": (False,),
     "quantization_method": (None,),
 }
-# Checkpoints for which the class itself computes something else.
+# Architectures for which HookedTransformer itself computes something else.
 _OTHER_MODELS = ("Olmoe", "Olmo2", "Olmo3")
 
 
 def refuse_unproved(model: nn.Module) -> None:
-    """Of a HookedTransformer."""
+    """Refuses settings of a HookedTransformer that have not been tested."""
     cfg: Any = model.cfg
     for setting, proved in PROVED.items():
         value = getattr(cfg, setting, proved[0])
@@ -48,21 +48,23 @@ def refuse_unproved(model: nn.Module) -> None:
 
 
 def is_post_norm(hooks: Mapping[str, nn.Module], n_layers: int) -> bool:
-    """Tell whether norms stand on the residual stream itself, by the hook point of what a block hands on.
+    """Tells whether norms stand on the residual stream itself, by the hook point of a block's normalised output.
 
-    TransformerLens has it in the blocks of its HookedEncoder. Only blocks of one kind are served.
+    TransformerLens has that hook point in the blocks of its HookedEncoder. Mixed models are refused.
     """
-    there = [f"blocks.{layer}.hook_normalized_resid_post" in hooks for layer in range(n_layers)]
-    if len(set(there)) > 1:
+    normed = [f"blocks.{layer}.hook_normalized_resid_post" in hooks for layer in range(n_layers)]
+    if len(set(normed)) > 1:
         raise CircuitsError(
-            f"blocks {there.index(True)} and {there.index(False)} differ: one hands on its residual stream normalised, "
-            "one does not; circuits serves models whose blocks are all of one kind"
+            f"blocks {normed.index(True)} and {normed.index(False)} differ: one hands on its residual stream "
+            "normalised, one does not; circuits serves models whose blocks are all of one kind"
         )
-    return all(there)
+    return all(normed)
 
 
 def refuse_other_blocks(model: nn.Module, hooks: Mapping[str, nn.Module], n_layers: int) -> None:
-    """Sites mean something else where attention and MLP run side by side, or where a norm follows within the branch."""
+    """Refuses blocks in which sites mean something else: with attention and MLP in parallel, or with a norm after
+    either.
+    """
     architecture = str(getattr(model.cfg, "original_architecture", None) or "")
     for layer in range(n_layers):
         block = model.get_submodule(f"blocks.{layer}")

@@ -1,8 +1,8 @@
-"""What `circuits` asks of a model: sizes, hook points, parameters. Classes differ in `bridges` and `layouts` only.
+"""The interface through which `circuits` uses a model: its sizes, hook points and parameters.
 
-A model is anything with a `cfg` and hook points, told apart by what it has, not by its import path, so that
+A model is anything with a `cfg` and hook points, recognised by its class name and attributes, so that
 this package needs no transformer_lens. Hooks are raw torch forward hooks: `reset_hooks` and
-`run_with_hooks` of the model keep their own books and leave ours alone, and we theirs.
+`run_with_hooks` of the model track the model's own hooks, and leave ours alone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Direct = Callable[[Mapping[str, Any]], None]
 
 
 class Surface:
-    """What `circuits` knows of a model. Build it with `Surface.of(model)`."""
+    """Gives access to the sizes, hook points and weights of a model. Build it with `Surface.of(model)`."""
 
     def __init__(self, model: nn.Module) -> None:
         cfg: Any = getattr(model, "cfg", None)
@@ -65,14 +65,14 @@ class Surface:
                 # An attention-only block still owns this hook point, and never calls it.
                 hooks.pop(f"blocks.{layer}.hook_mlp_out", None)
         if getattr(cfg, "positional_embedding_type", None) == "alibi":
-            # So it is with the table of positions: it is there, and not used.
+            # ALiBi models own a position table too, and never use it.
             hooks.pop("hook_pos_embed", None)
         self.n_layers: int = cfg.n_layers
         self.n_heads: int = cfg.n_heads
         refuse_other_blocks(model, hooks, self.n_layers)
         if self.family in IN_LINE:
             refuse_unproved(model)
-        #: Whether each residual sum is normalised and that goes on, with no norm before attention and MLP.
+        #: True if each residual sum is normalised to become the stream, with no norm before attention and MLP.
         self.post_norm: bool = is_post_norm(hooks, self.n_layers)
         self._bridge = NativeBridge(model, hooks) if self.family == BRIDGE else None
         key_heads = self._bridge.key_heads if self._bridge is not None else _key_heads(cfg)
@@ -91,7 +91,7 @@ class Surface:
         return cls(model)
 
     def at(self, site: Site, layers: tuple[int, ...] | None = None) -> list[tuple[int | None, str]]:
-        """(layer, full hook name) for each place that `site` names, limited to `layers` where given."""
+        """Returns (layer, full hook name) for each place that `site` names, limited to `layers` where given."""
         if site.layer is not None and site.layer >= self.n_layers:
             raise CircuitsError(f"no site {site}: the model has layers 0-{self.n_layers - 1}")
         if site.kind.name not in QUALIFIED[self.family] and self.family not in IN_LINE:
@@ -109,27 +109,27 @@ class Surface:
         return present
 
     def site_names(self) -> list[str]:
-        """The sites of the table that the model has."""
+        """Returns the sites of the table that the model has."""
         return [kind.name for kind in KINDS.values() if kind.hook.format(0) in self.hooks]
 
     def head_count(self, kind: SiteKind) -> int:
-        """Heads on the head axis of `kind`; k and v have fewer where key-value heads are grouped."""
+        """Returns the size of the head axis of `kind`; k and v have fewer where key-value heads are grouped."""
         return self.heads_at.get(kind.name, self.n_heads)
 
     def shape(self, kind: SiteKind, batch: int, pos: int) -> tuple[int | None, ...]:
-        """The shape of an activation, None where the config does not tell."""
+        """Returns the shape of an activation, with None where the config does not give the size."""
         known = {**self.sizes, "head": self.head_count(kind), "batch": batch}
         known |= dict.fromkeys(("pos", "query", "key"), pos)
         return tuple(known.get(axis) for axis in kind.axes)
 
     def masked_score(self, layer: int) -> float | None:
-        """The finite number this model writes into masked scores, where it does not use minus infinity."""
+        """Returns the finite number this model writes into masked scores; None where it uses minus infinity."""
         attention = getattr(self.model.get_submodule(f"blocks.{layer}"), "attn", None)
         ignore = getattr(attention, "IGNORE", None)
         return None if ignore is None else float(ignore)
 
     def stream_norm(self, site: str, layer: int | None) -> str | None:
-        """The path of the norm that the residual stream itself passes after a site; None where it passes none.
+        """Returns the path of the norm that the residual stream itself passes after a site; None where there is none.
 
         Args:
             site: "embed" (then it is the sum of the embeddings that is normalised), "resid_mid" or "resid_post".
@@ -146,22 +146,22 @@ class Surface:
         return next(self.model.parameters()).device
 
     def named_weights(self) -> dict[str, nn.Parameter]:
-        """Parameters by their name in the state_dict; buffers such as causal masks are not among them.
+        """Returns the parameters by their name in the state_dict, without buffers such as causal masks.
 
         A tied parameter stands under each of its names.
         """
-        held = self.model.state_dict(keep_vars=True)
-        for name, value in held.items():
-            # TransformerBridge of 4.x keeps here what its weight processing has moved out of the final norm.
+        tensors = self.model.state_dict(keep_vars=True)
+        for name, value in tensors.items():
+            # In 4.x the weight processing of TransformerBridge folds the bias of the final norm into this buffer.
             if name == "unembed.bias" and not isinstance(value, nn.Parameter) and bool(value.any()):
                 raise CircuitsError(
                     f"{name} is set, and no parameter, in a model processed by enable_compatibility_mode: its "
                     "weights cannot be exchanged; use no_processing=True"
                 )
-        return {name: value for name, value in held.items() if isinstance(value, nn.Parameter)}
+        return {name: value for name, value in tensors.items() if isinstance(value, nn.Parameter)}
 
     def check_inputs(self, tokens: Tensor, what: str) -> None:
-        """Refuse token ids and lengths that the model has no embedding for.
+        """Refuses token ids and lengths that the model has no embedding for.
 
         Negative ids would count from the end of the table.
         """
@@ -184,7 +184,7 @@ class Surface:
             low, high = int(tokens.min()), int(tokens.max())
             if isinstance(d_vocab, int) and d_vocab > 0 and not (low >= 0 and high < d_vocab):
                 raise CircuitsError(f"{what} are {low} to {high}; the model has ids 0-{d_vocab - 1}")
-        # Tables of positions, of rotations and of what is visible all have this length.
+        # The tables of positions and rotations and the causal mask all have this length.
         longest = getattr(self.model.cfg, "n_ctx", None)
         if isinstance(longest, int) and tokens.shape[1] > longest:
             raise CircuitsError(
@@ -192,40 +192,46 @@ class Surface:
             )
 
     def on_forward(self, hook: str, function: Function) -> Handle:
-        """Call `function` with the activation at `hook`; what it returns, unless None, takes its place.
+        """Calls `function` with the activation at `hook`; its return value, unless None, replaces the activation.
 
-        Functions at one hook are called in the order of this method's calls, each with what the one before
-        has left. All traces of a function are gone after its handle's `remove()`.
+        Functions at one hook are called in the order in which they were added, each with the activation that the one
+        before left. `remove()` of the handle removes all traces of the function.
         """
-        ours = Revocable(function)
+        revocable = Revocable(function)
         if self._bridge is not None:
-            return Handles(ours, self._bridge.on_forward(hook, ours))
-        return Handles(ours, on_hook_point(self.hooks[hook], ours))
+            return Handles(revocable, self._bridge.on_forward(hook, revocable))
+        return Handles(revocable, on_hook_point(self.hooks[hook], revocable))
 
     def before(self, hook: str, function: Function) -> Handle:
-        """Call `function` with what comes to the hook point, before anything that hangs there; what it returns, unless
-        None, comes there instead.
+        """Calls `function` with the input of the hook point, before any other hook there; its return value, unless
+        None, replaces the input.
         """
-        ours = Revocable(function)
+        revocable = Revocable(function)
         if self._bridge is not None:
-            return Handles(ours, self._bridge.before(hook, ours))
-        return Handles(ours, before_module(self.hooks[hook], ours))
+            return Handles(revocable, self._bridge.before(hook, revocable))
+        return Handles(revocable, before_module(self.hooks[hook], revocable))
 
     def before_mlp(self, layer: int, function: Function) -> Handle:
-        """Call `function` with the residual stream that the MLP of a layer reads; what it returns, the MLP reads."""
-        ours = Revocable(function)
+        """Calls `function` with the residual stream that the MLP of a layer reads; its return value is what the MLP
+        reads instead.
+        """
+        revocable = Revocable(function)
         if self._bridge is not None:
-            # The norm's own hook point, past which nothing goes on but the MLP: after all that hangs there now.
-            return Handles(ours, on_hook_point(self.hooks[KINDS["resid_mid"].hook.format(layer)], ours))
-        # A post-norm block's norms stand on the stream: its MLP reads that as it is.
-        plain = "mlp" if self.post_norm else "ln2"
-        inner = "hook_mlp_in" if getattr(self.model.cfg, "use_hook_mlp_in", False) else plain
-        return Handles(ours, before_module(self.model.get_submodule(f"blocks.{layer}.{inner}"), ours))
+            # The hook point of ln2 feeds only the MLP; the function runs after all hooks that are there now.
+            return Handles(
+                revocable, on_hook_point(self.hooks[KINDS["resid_mid"].hook.format(layer)], revocable)
+            )
+        # In a post-norm block the norms are on the stream, and the MLP reads that as it is.
+        unhooked = "mlp" if self.post_norm else "ln2"
+        mlp_input = "hook_mlp_in" if getattr(self.model.cfg, "use_hook_mlp_in", False) else unhooked
+        return Handles(
+            revocable, before_module(self.model.get_submodule(f"blocks.{layer}.{mlp_input}"), revocable)
+        )
 
     def through(self, hook: str, activation: Tensor) -> Tensor:
-        """What all that hangs at a hook point makes of an activation; the same object where nothing changes it.
+        """Returns an activation after all hooks at a hook point; the same object where nothing changes it.
 
-        The activation itself is left alone, as hooks may work in place and the run will come to them again.
+        The activation itself is not written to, as hooks may work in place and the run will reach them again.
         """
         if self._bridge is not None:
             return self._bridge.through(hook, activation)
@@ -238,10 +244,10 @@ class Surface:
     def on_run(
         self, begin: Begin, end: Callable[[], None] | None = None, direct: Direct | None = None
     ) -> Handle:
-        """Call `begin(args, kwargs)` whenever the whole model starts to run, and `end()` when it has ended or failed.
+        """Calls `begin(args, kwargs)` whenever the whole model starts to run, and `end()` when it has ended or failed.
 
         kwargs are all arguments by name, those in `args` too. Runs may be nested: a hook may call the model.
-        `run_with_hooks` of a HookedTransformer goes round the model's own __call__, so that its inputs stay unknown:
+        `run_with_hooks` of a HookedTransformer bypasses the model's own __call__, so that its inputs stay unknown:
         then `direct(arguments of the first block)` is called, and no `end`.
         """
         runs = _Runs(begin, end, direct)
@@ -253,7 +259,7 @@ class Surface:
         if self._bridge is not None:
             return Handles(started, over, self._bridge.on_run(started, over))
         first = self.model.get_submodule("blocks.0")
-        # A class of the user's may take them as they come and hand them on.
+        # A user's subclass may take *args and hand them on, so the signature is that of the served class.
         family: Any = next(base for base in type(self.model).__mro__ if base.__name__ == self.family)
         forward = family.forward
         return Handles(
@@ -271,7 +277,7 @@ class Surface:
         )
 
     def tokens_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """The inputs [batch pos ...] of a call of the model; None where they are not a tensor (text)."""
+        """Returns the inputs [batch pos ...] of a call of the model; None where they are not a tensor (text)."""
         given = args[0] if args else kwargs.get("input")
         if not isinstance(given, Tensor):
             return None
@@ -279,11 +285,11 @@ class Surface:
 
 
 class _Runs:
-    """The runs of a model that are under way, for one listener."""
+    """The runs of a model that are under way, for one pair of callbacks."""
 
     def __init__(self, begin: Begin, end: Callable[[], None] | None, direct: Direct | None) -> None:
         self._begin, self._end, self._direct = begin, end, direct
-        # Of each run under way, the innermost last: whether it has reached the first block.
+        # One entry per run under way, the innermost last: whether it has reached the first block.
         self._reached: list[bool] = []
 
     def start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -291,7 +297,7 @@ class _Runs:
         self._begin(args, kwargs)
 
     def end(self) -> None:
-        # A listener that was put on while the model ran has not seen the start.
+        # Callbacks that were added while the model ran have not seen the start.
         if self._reached:
             self._reached.pop()
             if self._end is not None:

@@ -1,4 +1,4 @@
-"""The checkpoints of a sweep: models, and state_dicts whose parameters a model takes on for their turn."""
+"""The checkpoints of a sweep: models, and state_dicts that are loaded into a model."""
 
 from __future__ import annotations
 
@@ -23,50 +23,53 @@ from circuits.sweeps.measure import Measurements, ModelSweep, SweepInputs, Varia
 
 
 def measure_checkpoints(
-    turns: Iterable[Turn], variants: Callable[[Surface], list[Variant]], question: SweepInputs, engine: str
+    loaders: Iterable[LabelledLoader],
+    variants: Callable[[Surface], list[Variant]],
+    inputs: SweepInputs,
+    engine: str,
 ) -> Iterator[list[tuple[str | None, Measurements]]]:
-    """(label, what was measured) of each, in their order; those that were measured together in one list.
+    """Yields (label, measurements) of each checkpoint in their order; those measured together in one list.
 
-    Each is compared with its own replay, and those that are its model with other parameters are stacked, as many as
-    fit. The first runs alone: what is wrong with the metric shows before the second is asked for.
+    Each is compared with its own replay. Checkpoints that differ from the first only in their parameters are stacked,
+    as many as fit. The first runs alone, so that errors of the metric show before the second is loaded.
     """
     seen: set[str | None] = set()
-    waiting: _PendingCheckpoints | None = None
-    for label, turn in turns:
+    pending: _PendingCheckpoints | None = None
+    for label, load in loaders:
         if label in seen:
             raise CircuitsError(f"sweep, checkpoints: two checkpoints are called {label!r}")
         seen.add(label)
-        checkpoint = turn()
-        if waiting is not None and waiting.take(label, checkpoint):
-            if waiting.full:
-                yield waiting.measured()
+        checkpoint = load()
+        if pending is not None and pending.take(label, checkpoint):
+            if pending.full:
+                yield pending.measured()
             continue
-        with checkpoint.held() as at:
-            job = ModelSweep.of(at, variants(at), question, engine)
-            found = job.run()
-        if waiting is not None and waiting.jobs:
-            yield waiting.measured()
-        yield [(label, found)]
+        with checkpoint.loaded() as surface:
+            job = ModelSweep.of(surface, variants(surface), inputs, engine)
+            measurements = job.run()
+        if pending is not None and pending.jobs:
+            yield pending.measured()
+        yield [(label, measurements)]
         max_stacked = job.max_stacked() if checkpoint.values is not None else 1
-        waiting = (
+        pending = (
             _PendingCheckpoints(job, engine, max_stacked, Weights(checkpoint, max_stacked))
             if max_stacked > 1
             else None
         )
-    if waiting is not None and waiting.jobs:
-        yield waiting.measured()
+    if pending is not None and pending.jobs:
+        yield pending.measured()
 
 
 @dataclass
 class _PendingCheckpoints:
     """Checkpoints of one model that are yet to be measured, together."""
 
-    like: ModelSweep  # of one that was measured alone
-    engine: str  # as it was asked for
+    like: ModelSweep  # the sweep of the checkpoint that was measured alone
+    engine: str  # the caller's choice
     max_stacked: int
     weights: Weights
     labels: list[str | None] = field(default_factory=list)
-    held: list[Checkpoint] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
     jobs: list[ModelSweep] = field(default_factory=list)
 
     @property
@@ -74,50 +77,52 @@ class _PendingCheckpoints:
         return len(self.jobs) == self.max_stacked
 
     def take(self, label: str | None, checkpoint: Checkpoint) -> bool:
-        """False where it cannot wait."""
+        """Adds a checkpoint; returns False where it cannot be stacked with the others."""
         if checkpoint.values is None or checkpoint.surface is not self.like.surface:
             return False
         kept, job = self.weights.put(len(self.jobs), checkpoint), self.like.another()
         self.labels.append(label)
-        self.held.append(kept)
+        self.checkpoints.append(kept)
         self.jobs.append(job)
         return True
 
     def measured(self) -> list[tuple[str | None, Measurements]]:
-        labels, held, jobs = self.labels, self.held, self.jobs
-        self.labels, self.held, self.jobs = [], [], []
+        labels, checkpoints, jobs = self.labels, self.checkpoints, self.jobs
+        self.labels, self.checkpoints, self.jobs = [], [], []
         try:
-            engine = self._engine(held, jobs)
-            with held[0].held():
-                found = measure_stacked(engine, jobs, lambda at: held[at].load_into_model())
+            engine = self._engine(checkpoints, jobs)
+            with checkpoints[0].loaded():
+                measurements = measure_stacked(engine, jobs, lambda at: checkpoints[at].load_into_model())
         except NotReplayed:
-            # Of one at least: each by itself tells which.
-            each = zip(labels, held, jobs, strict=True)
+            # At least one cannot be replayed; measuring each alone shows which.
+            each = zip(labels, checkpoints, jobs, strict=True)
             return [(label, self._alone(checkpoint, job)) for label, checkpoint, job in each]
-        return list(zip(labels, found, strict=True))
+        return list(zip(labels, measurements, strict=True))
 
-    def _engine(self, held: list[Checkpoint], jobs: list[ModelSweep]) -> Engine:
-        """That of all their weights, each compared with the model itself; clean passes are run on the way."""
-        like, together = self.like.engine, self.weights.first(len(held))
+    def _engine(self, checkpoints: list[Checkpoint], jobs: list[ModelSweep]) -> Engine:
+        """Returns the engine of all their weights, each compared with the model itself; clean passes are run along the
+        way.
+        """
+        like, together = self.like.engine, self.weights.first(len(checkpoints))
         assert like is not None
         with evaluating(self.like.surface.model), torch.no_grad():
-            seen = like.observed_together(self.weights.parameters(len(held)))
-            apart = []
-            for checkpoint, job in zip(held, jobs, strict=True):
+            seen = like.observed_together(self.weights.parameters(len(checkpoints)))
+            observations = []
+            for checkpoint, job in zip(checkpoints, jobs, strict=True):
                 if seen is not None and not job.needs_clean_passes:
                     continue
-                with checkpoint.held():
+                with checkpoint.loaded():
                     if seen is None:
-                        apart.append(like.observed())
+                        observations.append(like.observed())
                     job.fetch()
             if seen is None:
-                seen = side_by_side(apart)
+                seen = side_by_side(observations)
             return like.of(together, seen)
 
     def _alone(self, checkpoint: Checkpoint, job: ModelSweep) -> Measurements:
         variants = [one for group in job.groups for one in group.variants]
-        with checkpoint.held() as at:
-            return ModelSweep.of(at, variants, job.question, self.engine).run()
+        with checkpoint.loaded() as surface:
+            return ModelSweep.of(surface, variants, job.inputs, self.engine).run()
 
 
 @dataclass(frozen=True)
@@ -129,13 +134,13 @@ class Checkpoint:
     values: tuple[tuple[str, nn.Parameter, Tensor], ...] | None = None
 
     @contextmanager
-    def held(self) -> Iterator[Surface]:
-        """The model with these parameters, which its clean passes see too."""
-        with exclusive(self.surface.model), self._held() as surface:
+    def loaded(self) -> Iterator[Surface]:
+        """Yields the model with these parameters, which its clean passes see too."""
+        with exclusive(self.surface.model), self._replaced() as surface:
             yield surface
 
     @contextmanager
-    def _held(self) -> Iterator[Surface]:
+    def _replaced(self) -> Iterator[Surface]:
         if self.values is None:
             yield self.surface
             return
@@ -148,45 +153,49 @@ class Checkpoint:
             yield self.surface
 
     def load_into_model(self) -> None:
-        """In a block where another checkpoint of the same model is held, in its place."""
+        """Replaces the parameters inside a block that holds another checkpoint of the same model."""
         for _, parameter, value in self.values or ():
             parameter.copy_(value)
 
 
 class Weights:
-    """Of several checkpoints of one model, copies that are stacked."""
+    """Stacked copies of the weights of several checkpoints of one model."""
 
     def __init__(self, like: Checkpoint, max_stacked: int) -> None:
         assert like.values is not None
         self._surface = like.surface
-        self._stacked = {name: mine.new_empty((max_stacked, *mine.shape)) for name, mine, _ in like.values}
+        self._stacked = {
+            name: parameter.new_empty((max_stacked, *parameter.shape)) for name, parameter, _ in like.values
+        }
 
     def put(self, at: int, checkpoint: Checkpoint) -> Checkpoint:
-        """The same with the copies: a state_dict may change where it lies, as that of a model in training does."""
+        """Copies a checkpoint's values into the stack, as those of a state_dict may change (a model in training), and
+        returns the checkpoint with the copies.
+        """
         values = []
-        for name, mine, value in checkpoint.values or ():
-            place = self._stacked[name][at]
-            place.copy_(value)
-            values.append((name, mine, place))
+        for name, parameter, value in checkpoint.values or ():
+            stack_slice = self._stacked[name][at]
+            stack_slice.copy_(value)
+            values.append((name, parameter, stack_slice))
         return replace(checkpoint, values=tuple(values))
 
     def parameters(self, count: int) -> dict[str, Tensor]:
-        """Those of so many, each with an axis more at the front."""
+        """Returns the parameters of the first `count` checkpoints, each with an extra first axis."""
         return {name: stacked[:count] for name, stacked in self._stacked.items()}
 
     def first(self, count: int) -> dict[str, Tensor]:
-        """A state_dict of so many, buffers and all."""
-        held = self._surface.model.state_dict()
-        found = {name: value.expand(count, *value.shape) for name, value in held.items()}
-        return {**found, **self.parameters(count)}
+        """Returns a state_dict of the first `count` checkpoints, stacked, buffers included."""
+        model_weights = self._surface.model.state_dict()
+        expanded = {name: value.expand(count, *value.shape) for name, value in model_weights.items()}
+        return {**expanded, **self.parameters(count)}
 
 
-Turn = tuple[str | None, Callable[[], Checkpoint]]
+LabelledLoader = tuple[str | None, Callable[[], Checkpoint]]
 
 
-def read_checkpoints(given: Any, surface: Surface) -> Iterator[Turn]:
-    """(label, what gives the checkpoint when its turn comes). Of a dict all are checked first; an iterator is read as
-    it goes.
+def read_checkpoints(given: Any, surface: Surface) -> Iterator[LabelledLoader]:
+    """Returns an iterator of (label, function that loads the checkpoint). All items of a dict are checked first; an
+    iterator is read lazily.
     """
     if given is None:
         return iter([(None, partial(Checkpoint, surface))])
@@ -200,7 +209,7 @@ def read_checkpoints(given: Any, surface: Surface) -> Iterator[Turn]:
 
 @dataclass(frozen=True)
 class _Model:
-    """What takes on the weights of state_dicts, its names read once."""
+    """A model into which state_dicts are loaded, with its names read once."""
 
     surface: Surface
 
@@ -209,11 +218,11 @@ class _Model:
         return self.surface.named_weights()
 
     @cached_property
-    def held(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         return self.surface.model.state_dict()
 
 
-def _read(pair: Any, model: _Model) -> Turn:
+def _read(pair: Any, model: _Model) -> LabelledLoader:
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise CircuitsError(f"sweep, checkpoints: give pairs (label, model), got {type(pair).__name__}")
     label, given = pair
@@ -224,7 +233,7 @@ def _read(pair: Any, model: _Model) -> Turn:
 
 
 def _loaded(label: Any, load: Callable[[], Any], model: _Model) -> Checkpoint:
-    """What a function gives, so that one is in memory at a time."""
+    """Calls the function that loads a checkpoint, so that only one is in memory at a time."""
     given = load()
     if callable(given) and not isinstance(given, nn.Module):
         raise CircuitsError(f"sweep, checkpoint {label}: the function must return a model or a state_dict")
@@ -243,20 +252,24 @@ def _checkpoint(label: Any, given: Any, model: _Model) -> Checkpoint:
 def _read_weights(
     given: Mapping[str, Any], model: _Model, what: str
 ) -> tuple[tuple[str, nn.Parameter, Tensor], ...]:
-    """Each parameter of the model with its value in a state_dict, which must be that of the same architecture."""
+    """Returns each parameter of the model with its value in a state_dict, which must be of the same architecture."""
     values: list[tuple[str, nn.Parameter, Tensor]] = []
-    for name, mine in model.held.items():
+    for name, current in model.state_dict.items():
         value = given.get(name)
         if name not in model.weights:
-            # Masks and the like may be left out; as they are not exchanged, they must not differ.
-            if value is not None and not (value.shape == mine.shape and bool((value.to(mine) == mine).all())):
+            # Buffers such as masks may be left out; as they are not exchanged, they must not differ.
+            if value is not None and not (
+                value.shape == current.shape and bool((value.to(current) == current).all())
+            ):
                 raise CircuitsError(f"{what}: {name} differs from the model's, and is no parameter")
             continue
-        if not isinstance(value, Tensor) or value.shape != mine.shape:
+        if not isinstance(value, Tensor) or value.shape != current.shape:
             got = list(value.shape) if isinstance(value, Tensor) else "none"
-            raise CircuitsError(f"{what}: the model has {name} {list(mine.shape)}, the state_dict has {got}")
+            raise CircuitsError(
+                f"{what}: the model has {name} {list(current.shape)}, the state_dict has {got}"
+            )
         values.append((name, model.weights[name], value.detach()))
-    unknown = [name for name in given if name not in model.held]
+    unknown = [name for name in given if name not in model.state_dict]
     if unknown:
         raise CircuitsError(f"{what}: the state_dict has {unknown[0]}, the model has not")
     return tuple(values)

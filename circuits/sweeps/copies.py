@@ -1,4 +1,4 @@
-"""Copies of what is handed to functions of the user's, which may write to it."""
+"""Copies the arguments of users' functions, which may write to them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-# What holds no examples, and may lead anywhere.
+# Objects of these types hold no examples, and may refer to anything.
 _SHARED = (nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 
 
 def private(thing: Any) -> Any:
-    """The same with tensors and arrays of its own, as deep as they lie in containers and objects.
+    """Returns a copy with tensors and arrays of its own, as deep as they lie in containers and objects.
 
     Models and functions are shared; so is what cannot be copied, such as an open file.
     """
@@ -24,18 +24,18 @@ def private(thing: Any) -> Any:
     if isinstance(thing, np.ndarray) and thing.dtype != object:
         return thing.copy()
     memo: dict[int, Any] = {}
-    todo, met = [thing], {id(thing)}
-    while todo:
-        one = todo.pop()
-        # A deep copy refuses tensors that have a gradient to hand on.
+    pending, seen = [thing], {id(thing)}
+    while pending:
+        one = pending.pop()
+        # deepcopy refuses tensors with a gradient history.
         if isinstance(one, Tensor):
             memo[id(one)] = one.clone()
         elif isinstance(one, _SHARED):
             memo[id(one)] = one
         else:
-            more = [part for part in gc.get_referents(one) if id(part) not in met]
-            met.update(map(id, more))
-            todo += more
+            unseen = [part for part in gc.get_referents(one) if id(part) not in seen]
+            seen.update(map(id, unseen))
+            pending += unseen
     try:
         return copy.deepcopy(thing, memo)
     except Exception:

@@ -1,4 +1,4 @@
-"""What a metric may return, read as sums and counts per example; the metrics used when none is given."""
+"""Reads the results of metrics as sums and counts per example; defines the metrics used when none is given."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PerExample = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (sum [n], count
 
 
 def read_metric(metric: Any, has_batch: bool) -> Callable[..., Any]:
-    """Check that `metric` can be called with what it will be given."""
+    """Checks that `metric` can be called with the arguments that it will be given."""
     if not callable(metric):
         raise CircuitsError(f"metric: expected a function of the output, got {metric!r}")
     try:
@@ -37,7 +37,7 @@ def read_metric(metric: Any, has_batch: bool) -> Callable[..., Any]:
 
 
 def own_positions(metric: Any) -> Any:
-    """The positions that a metric says it reads, itself or through the object whose method it is; None: all."""
+    """Returns the positions that a metric says it reads, itself or through the object whose method it is; None: all."""
     owner = getattr(metric, "__self__", None)
     return getattr(metric, "read_positions", getattr(owner, "read_positions", None))
 
@@ -48,9 +48,9 @@ def metric_name(metric: Any) -> str:
 
 
 def called(metric: Any, output: Tensor, examples: Any = None) -> dict[str, Any]:
-    """What a metric returns, by name, of an output and of its rows of the batch, where one is given.
+    """Returns a metric's values by name, for an output and its rows of the batch, where one is given.
 
-    It gets copies of its own: what it writes to them reaches no other variant and nobody's tensors.
+    The metric gets copies, so that its writes reach no other variant and nobody's tensors.
     """
     values = metric(output.clone()) if examples is None else metric(output.clone(), private(examples))
     return by_name(values, metric_name(metric))
@@ -59,15 +59,15 @@ def called(metric: Any, output: Tensor, examples: Any = None) -> dict[str, Any]:
 def by_name(values: Any, name: str) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         return {name: values}
-    found = {str(key): value for key, value in values.items()}
-    if not values or len(found) < len(values):
+    by_key = {str(key): value for key, value in values.items()}
+    if not values or len(by_key) < len(values):
         what = "an empty dict" if not values else "two values that are called alike"
         raise CircuitsError(f"metric {name}: returned {what}")
-    return found
+    return by_key
 
 
 def read_values(values: Any, name: str, size: int, variant: str) -> PerExample:
-    """Read one call's result: a value per example [n], a pair (sum [n], count [n]), or a dict of those.
+    """Reads one call's result: a value per example [n], a pair (sum [n], count [n]), or a dict of those.
 
     Copied: a metric may fill the same array in every call.
     """
@@ -75,12 +75,12 @@ def read_values(values: Any, name: str, size: int, variant: str) -> PerExample:
 
 
 def is_pair(value: Any) -> bool:
-    """A tuple of two, but none of torch's own, such as the values and indices that `max` gives."""
+    """Tells whether a value is a tuple of two, but none of torch's own, such as the values and indices of `max`."""
     return isinstance(value, tuple) and len(value) == 2 and not type(value).__module__.startswith("torch")
 
 
 def unedited_metrics(output: Tensor, clean: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """How an output [n pos out] compares with the unedited one.
+    """Compares an output [n pos out] with the unedited one.
 
     kl: KL(unedited || edited) in nats. mse. logit_diff: the logit of the unedited model's first choice minus that
     of its second. All pool over positions (mse over the entries of the last axis as well), for every output of the
@@ -88,24 +88,25 @@ def unedited_metrics(output: Tensor, clean: Tensor) -> dict[str, tuple[Tensor, T
     """
     output, clean = output.double(), clean.double()
     entries = torch.full((len(output),), float(output[0].numel()), dtype=torch.float64)
-    # Infinite logits that stay as they are have not moved.
-    moved = torch.where(output == clean, torch.zeros_like(output), output - clean)
-    found = {"mse": (moved.square().flatten(1).sum(1), entries)}
+    # The difference of equal infinite logits is NaN, and counts as 0.
+    difference = torch.where(output == clean, torch.zeros_like(output), output - clean)
+    metrics = {"mse": (difference.square().flatten(1).sum(1), entries)}
     if output.shape[-1] > 1:
         p, q = clean.log_softmax(-1), output.log_softmax(-1)
         # xlogy-like: a class with probability 0 in the unedited model (logit -inf) adds nothing.
         gap = torch.where(p.isneginf(), torch.zeros_like(p), p.exp() * (p - q))
         rows = entries / output.shape[-1]
-        found = {
+        metrics = {
             "kl": (gap.flatten(1).sum(1), rows),
-            **found,
+            **metrics,
             "logit_diff": (_first_two(output, clean), rows),
         }
-    return found
+    return metrics
 
 
 def logit_difference(output: Tensor, batch: Any, position: int = -1) -> Tensor:
-    """Per example, the logit of a right answer minus that of a wrong one, at one position: a metric for `sweep`.
+    """Returns, per example, the logit of a right answer minus that of a wrong one at one position: a metric for
+    `sweep`.
 
         sweep(model, tokens, variants, metric=logit_difference, batch=answers)
 
@@ -129,7 +130,7 @@ def logit_difference(output: Tensor, batch: Any, position: int = -1) -> Tensor:
 
 
 def first_choice(output: Tensor, clean: Tensor) -> tuple[Tensor, Tensor]:
-    """`logit_diff` alone, differentiable in `output`, as (sum, count) per example."""
+    """Returns `logit_diff` alone, differentiable in `output`, as (sum, count) per example."""
     rows = torch.full((len(output),), float(output[0].numel() // output.shape[-1]), dtype=torch.float64)
     return _first_two(output.double(), clean.double()), rows
 
@@ -157,7 +158,7 @@ def _vector(value: Any, name: str, size: int, variant: str) -> np.ndarray:
     what = f"metric {name}, {variant}"
     if isinstance(value, Tensor):
         value = as_dense_tensor(value, what).detach().cpu().resolve_conj().resolve_neg()
-        # Where it is complex numpy's refusal follows, as for its own arrays.
+        # Complex values are refused below, as in numpy arrays.
         value = (value if value.is_complex() else value.double()).numpy()
     shape = list(np.shape(value)) if isinstance(value, np.ndarray) else type(value).__name__
     if shape != [size]:

@@ -1,4 +1,4 @@
-"""Many interventions on the same examples, compared with the unedited model: one call, one table."""
+"""Runs many interventions on the same examples and compares them with the unedited model, in one table."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def sweep(
     draws: int = 1000,
     flips: int = 9999,
 ) -> SweepResult:
-    """Run every variant on the same tokens and compare each with the unedited model.
+    """Runs every variant on the same tokens and compares each with the unedited model.
 
     Args:
         variants: name -> an intervention, a tuple of them that act together, or `Draws` of one; `ablate.each` and
@@ -76,10 +76,9 @@ def sweep(
         chunk: tokens per forward, of one example and variant at least. Results depend on it by rounding only.
         positions: the positions the metric reads. The output everywhere else is set to NaN, so that a metric that reads
             there fails. Default: `read_positions` of the metric, or of the task whose method it is, else all.
-        checkpoints: label -> a model, a state_dict whose parameters `model` then takes on for its turn, or a function
-            that returns one of these when its turn comes; every variant is run at each, and compared with that
-            checkpoint unedited. Pairs (label, model) may also come from an iterator, one at a time. Default: `model`
-            itself.
+        checkpoints: label -> a model, a state_dict that is loaded into `model` for it, or a function that returns one
+            of these; every variant is run at each, and compared with that checkpoint unedited. Pairs (label, model)
+            may also come from an iterator, one at a time. Default: `model` itself.
         seed: of the bootstrap over examples (95% percentile intervals, `draws` resamples shared by all variants) and of
             the sign-flip test (at most `flips` flips; exact where 2^n is no more than that).
         draws: see `seed`.
@@ -105,7 +104,7 @@ def sweep(
         refuse_default_metrics_over_padding(surface, tokens, read, "sweep", instead)
     batch = read_batch(batch, "sweep")
     size = _read_chunk(tokens, batch, chunk)
-    question = SweepInputs(tokens, metric, batch, read, max(1, size // tokens[0].numel()), size)
+    inputs = SweepInputs(tokens, metric, batch, read, max(1, size // tokens[0].numel()), size)
     if metric is not None:
         read_metric(metric, batch is not None)
     if not all(is_whole(count) and 0 < count <= 10**7 for count in (draws, flips)):
@@ -128,14 +127,16 @@ def sweep(
     unedited: list[Row] = []
     read_them = partial(_read_variants, variants)
     resampling = Resampling(seed, draws, flips)
-    for together in measure_checkpoints(read_checkpoints(checkpoints, surface), read_them, question, engine):
-        for more, clean in _tables(together, resampling, untested):
-            rows += more
-            unedited += clean
-        for _, found in together:
-            settings["naive"] |= found.naive
-            settings["bytes"] = max(settings["bytes"], found.nbytes)
-            settings["stacked"] = max(settings["stacked"], found.stacked)
+    for measured_together in measure_checkpoints(
+        read_checkpoints(checkpoints, surface), read_them, inputs, engine
+    ):
+        for variant_rows, baseline_rows in _tables(measured_together, resampling, untested):
+            rows += variant_rows
+            unedited += baseline_rows
+        for _, measurements in measured_together:
+            settings["naive"] |= measurements.naive
+            settings["bytes"] = max(settings["bytes"], measurements.nbytes)
+            settings["stacked"] = max(settings["stacked"], measurements.stacked)
     if not rows:
         raise CircuitsError("sweep: no checkpoints; give a dict of labels and models or state_dicts")
     adjust(rows)
@@ -143,22 +144,24 @@ def sweep(
 
 
 def _tables(
-    together: Sequence[tuple[str | None, Measurements]], resampling: Resampling, untested: Collection[str]
+    measured_together: Sequence[tuple[str | None, Measurements]],
+    resampling: Resampling,
+    untested: Collection[str],
 ) -> Iterator[tuple[list[Row], list[Row]]]:
-    """Of each checkpoint its rows, variants in the order in which they were given, and those of the unedited model."""
+    """Yields, for each checkpoint, the rows of its variants in their given order, and those of the unedited model."""
     comparisons = [
         Comparison(group.baseline, group.measured, group.engine, label)
-        for label, found in together
-        for group in found.groups
+        for label, measurements in measured_together
+        for group in measurements.groups
     ]
     tables = iter(tabulate(comparisons, resampling, untested))
-    for _, found in together:
+    for _, measurements in measured_together:
         rows: list[Row] = []
         unedited: list[Row] = []
-        for more, clean in islice(tables, len(found.groups)):
-            rows += more
-            unedited = clean
-        order = {name: place for place, name in enumerate(found.names)}
+        for variant_rows, baseline_rows in islice(tables, len(measurements.groups)):
+            rows += variant_rows
+            unedited = baseline_rows
+        order = {name: place for place, name in enumerate(measurements.names)}
         rows.sort(key=lambda row: order[row["variant"]])
         yield rows, unedited
 
@@ -166,10 +169,10 @@ def _tables(
 def _read_variants(variants: Mapping[str, Any], surface: Surface) -> list[Variant]:
     if not isinstance(variants, Mapping) or not variants:
         raise CircuitsError("sweep: no variants; give a dict of names and interventions")
-    found: list[Variant] = []
+    parsed: list[Variant] = []
     names: set[str] = set()
     for name, given in variants.items():
-        drawn = isinstance(given, Draws)
+        is_draws = isinstance(given, Draws)
         if str(name) in names:
             raise CircuitsError(f"sweep: two variants are called {str(name)!r} in the table")
         names.add(str(name))
@@ -181,19 +184,19 @@ def _read_variants(variants: Mapping[str, Any], surface: Surface) -> list[Varian
                 plan = planned(together, surface)
             except CircuitsError as error:
                 raise CircuitsError(f"variant {name!r}: {error}") from error
-            found.append(Variant(str(name), draw if drawn else None, together, plan))
-    return found
+            parsed.append(Variant(str(name), draw if is_draws else None, together, plan))
+    return parsed
 
 
 def _described(variants: list[Variant]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
+    descriptions: dict[str, list[Row]] = {}
     for variant in variants:
-        found.setdefault(variant.name, []).extend(one.describe() for one in variant.interventions)
-    return found
+        descriptions.setdefault(variant.name, []).extend(one.describe() for one in variant.interventions)
+    return descriptions
 
 
 def _read_chunk(tokens: Tensor, batch: Any, chunk: int | str) -> int:
-    """Tokens per forward."""
+    """Returns the number of tokens per forward."""
     if batch is not None and len(batch) != len(tokens):
         raise CircuitsError(f"sweep: tokens have {len(tokens)} examples, batch has {len(batch)}")
     if isinstance(chunk, str) and chunk == "auto":
@@ -214,21 +217,21 @@ def compare(
     draws: int = 1000,
     flips: int = 9999,
 ) -> SweepResult:
-    """The table of a `sweep`, of outputs that something else has made: a read-out, a lens, code of your own.
+    """Makes the table of a `sweep` from outputs that other code has computed: a read-out, a lens, code of your own.
 
         compare([(model(tokens), {"doubled": 2 * model(tokens)})], metric=metric)
 
     Args:
-        parts: for consecutive lots of examples, the unedited output [n pos out] and, by variant, what is compared with
-            it. One lot is in memory at a time.
-        metric: as in `sweep`; batch covers the examples of all lots.
+        parts: for consecutive chunks of examples, the unedited output [n pos out] and, by variant, the outputs to
+            compare with it. One chunk is in memory at a time.
+        metric: as in `sweep`; batch covers the examples of all chunks.
         batch: see `metric`.
         seed: see `metric`.
         draws: see `metric`.
         flips: see `metric`.
-        columns: by variant, what the table is to say of it: intervention, site, layer, head, position.
+        columns: by variant, its values in the columns intervention, site, layer, head, position.
 
-    Raises `CircuitsError` for lots with different variants, and for what `sweep` refuses of a metric.
+    Raises `CircuitsError` for chunks with different variants, and for what `sweep` refuses of a metric.
     """
     seed, batch = read_seed(seed, "compare"), read_batch(batch, "compare")
     if metric is not None:
@@ -237,8 +240,8 @@ def compare(
     measured: dict[str, Measured] = {}
     done = 0
     for clean, outputs in parts:
-        rows = slice(done, done + len(clean))
-        done = rows.stop
+        example_rows = slice(done, done + len(clean))
+        done = example_rows.stop
         if baseline.parts and list(outputs) != list(measured):
             raise CircuitsError(
                 f"compare: a lot has {', '.join(outputs)}; the first had {', '.join(measured)}"
@@ -251,7 +254,7 @@ def compare(
             if metric is None:
                 values: Any = unedited_metrics(output, clean)
             else:
-                values = called(metric, output, None if batch is None else batch[rows])
+                values = called(metric, output, None if batch is None else batch[example_rows])
             about = {"variant": name, **(columns or {}).get(name, {})}
             one = baseline if name == BASELINE else measured.setdefault(name, Measured(name, about))
             one.parts.append(read_values(values, metric_name(metric), len(output), name))
@@ -261,6 +264,6 @@ def compare(
     settings = {"seed": seed, "draws": draws, "flips": flips, "engine": "given", "n": done}
     untested: Collection[str] = UNTESTED if metric is None else ()
     given = Comparison(baseline, list(measured.values()), "given")
-    [(found, unedited)] = tabulate([given], Resampling(seed, draws, flips), untested)
-    adjust(found)
-    return make_result(found, unedited, {}, settings)
+    [(rows_with_p, unedited)] = tabulate([given], Resampling(seed, draws, flips), untested)
+    adjust(rows_with_p)
+    return make_result(rows_with_p, unedited, {}, settings)

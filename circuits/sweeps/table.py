@@ -1,4 +1,4 @@
-"""The table a sweep leaves, its plot and its files."""
+"""The result of a sweep: its table, its plot and its files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WHOLE = ("draw", "layer", "head", "position", "n")
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sweep found.
+    """The result of a sweep.
 
     Attributes:
         frame: one row per variant, metric and checkpoint. `value` with its interval is the edited model's, `baseline`
@@ -39,7 +39,7 @@ class SweepResult:
             `null_effect` marks an edit that was made and which changed not one example. A value without any entry (ΣC =
             0) is NaN.
         baseline: the unedited model, one row per metric and checkpoint.
-        interventions: what each variant did, as JSON-able data; for several draws, one after the other.
+        interventions: by variant, its interventions as JSON-able data; for several draws, one after the other.
         settings: seed, draws, chunk and so on.
     """
 
@@ -53,20 +53,20 @@ class SweepResult:
         return list(dict.fromkeys(self.baseline["metric"]))
 
     def spread(self) -> pd.DataFrame:
-        """How the draws of a variant differ: a row per variant, checkpoint and metric that has draws.
+        """Summarises the draws of each variant: a row per variant, checkpoint and metric that has draws.
 
         `mean`, `sd` (n − 1), `smallest`, `median` and `largest` of `value` over `draws` draws, and `baseline`.
         """
-        drawn = self.frame[self.frame["draw"].notna()]
+        draw_rows = self.frame[self.frame["draw"].notna()]
         keys = ["variant", "checkpoint", "metric"]
-        found = drawn.groupby(keys, sort=False, dropna=False)["value"].agg(
+        summary = draw_rows.groupby(keys, sort=False, dropna=False)["value"].agg(
             draws="count", mean="mean", sd="std", smallest="min", median="median", largest="max"
         )
-        found["baseline"] = drawn.groupby(keys, sort=False, dropna=False)["baseline"].first()
-        return found.reset_index()
+        summary["baseline"] = draw_rows.groupby(keys, sort=False, dropna=False)["baseline"].first()
+        return summary.reset_index()
 
     def plot(self, metric: str | None = None, kind: str = "auto") -> Any:
-        """A plotly figure with a panel per metric.
+        """Returns a plotly figure with a panel per metric.
 
         Args:
             kind: "points", a point with its interval per variant and the unedited model as a line; "heatmap", the
@@ -86,7 +86,7 @@ class SweepResult:
         self.frame.to_csv(path, index=False)
 
     def to_json(self, path: str | PathLike[str]) -> None:
-        """A list of records; NaN and missing numbers as null."""
+        """Writes a list of records; NaN and missing numbers as null."""
         self.frame.to_json(path, orient="records", indent=2, double_precision=15)
 
 
@@ -99,7 +99,7 @@ def make_result(
 
 
 def _frame(rows: Sequence[Row], columns: tuple[str, ...]) -> pd.DataFrame:
-    # Column by column, in its final type: a sweep of a small model should not spend its time on its table.
+    # Built column by column in the final dtype, as this is much faster for many rows.
     absent = float("nan")
     return pd.DataFrame({name: _column(name, [row.get(name, absent) for row in rows]) for name in columns})
 
@@ -119,7 +119,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Measured:
-    """One variant, or one draw of it: what it edits (as columns), and its chunks in order."""
+    """One variant, or one draw of it: the places it edits (as columns), and its values by chunk in order."""
 
     name: str
     about: Row
@@ -140,7 +140,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class _Series:
-    """What becomes one row: sums and counts [example]; whether it is a hypothesis to test."""
+    """The data of one row: sums and counts [example], and whether the row is tested."""
 
     about: Row
     sums: np.ndarray
@@ -150,7 +150,7 @@ class _Series:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Variants and the baseline they are compared with: of one checkpoint and one engine."""
+    """Variants and the baseline they are compared with, all of one checkpoint and one engine."""
 
     baseline: Measured
     variants: Sequence[Measured]
@@ -158,60 +158,60 @@ class Comparison:
     checkpoint: str | None = None
 
     def series(self) -> dict[str, list[_Series]]:
-        """By metric, the baseline first."""
+        """Returns the series by metric, the baseline first."""
         for variant in self.variants:
             names = [name for part in variant.parts for name in part if name not in self.baseline.parts[0]]
             if names:
                 raise CircuitsError(
                     f"metric {min(names)}: returned for {variant.title} but not for {BASELINE}"
                 )
-        found = {}
+        by_metric = {}
         for metric in self.baseline.parts[0]:
             clean = _Series({}, self.baseline.joined(metric, 0), self.baseline.joined(metric, 1), False)
-            found[metric] = [clean, *_series(self.variants, metric, clean)]
-        return found
+            by_metric[metric] = [clean, *_series(self.variants, metric, clean)]
+        return by_metric
 
 
 def tabulate(
     comparisons: Sequence[Comparison], resampling: Resampling, untested: Collection[str] = ()
 ) -> list[tuple[list[Row], list[Row]]]:
-    """Of each comparison the rows of its variants, in their order, and those of its baseline, one per metric.
+    """Returns, for each comparison, the rows of its variants in their order, and those of its baseline, one per metric.
 
     Draws of one variant come after a row that pools them: per example the sums and counts of all draws together.
     Only that row is tested. Metrics in `untested` get no p-value: a distance from the unedited output cannot be
     less than the unedited one's 0, so a test of "no change" would reject for any edit at all.
     """
-    asked = [
+    series_by_place = [
         (place, metric, series)
         for place, one in enumerate(comparisons)
         for metric, series in one.series().items()
     ]
     groups = [
         (np.stack([one.sums for one in series]), np.stack([one.counts for one in series]))
-        for *_, series in asked
+        for *_, series in series_by_place
     ]
     tables: list[tuple[list[Row], list[Row]]] = [([], []) for _ in comparisons]
     summaries = summarise_groups(groups, resampling, LEVEL)
-    for (place, metric, series), group, found in zip(asked, groups, summaries, strict=True):
+    for (place, metric, series), group, summary in zip(series_by_place, groups, summaries, strict=True):
         rows, unedited = tables[place]
         common = {"checkpoint": comparisons[place].checkpoint, "n": group[0].shape[1]}
-        unedited.append({"metric": metric, **_estimate(found, 0), **common})
+        unedited.append({"metric": metric, **_estimate(summary, 0), **common})
         unchanged = _unchanged(*group)
         for index, one in enumerate(series[1:], start=1):
             rows.append(
                 {
                     **one.about,
                     "metric": metric,
-                    **_estimate(found, index),
+                    **_estimate(summary, index),
                     **common,
-                    "baseline": found.value[0],
-                    "effect": found.effect[index],
-                    "effect_ci_low": found.effect_low[index],
-                    "effect_ci_high": found.effect_high[index],
-                    "ratio": found.ratio[index],
-                    "ratio_ci_low": found.ratio_low[index],
-                    "ratio_ci_high": found.ratio_high[index],
-                    "p_value": found.p_value[index] if one.tested and metric not in untested else np.nan,
+                    "baseline": summary.value[0],
+                    "effect": summary.effect[index],
+                    "effect_ci_low": summary.effect_low[index],
+                    "effect_ci_high": summary.effect_high[index],
+                    "ratio": summary.ratio[index],
+                    "ratio_ci_low": summary.ratio_low[index],
+                    "ratio_ci_high": summary.ratio_high[index],
+                    "p_value": summary.p_value[index] if one.tested and metric not in untested else np.nan,
                     "engine": comparisons[place].engine,
                     "null_effect": unchanged[index],
                 }
@@ -225,14 +225,14 @@ def tabulate(
 
 
 def adjust(rows: Sequence[Row]) -> None:
-    """Fill in `p_adjusted`, Holm's adjustment over all the rows of one grid."""
+    """Fills in `p_adjusted`, Holm's adjustment over all the rows of one grid."""
     for row, adjusted in zip(rows, holm(np.array([row["p_value"] for row in rows])), strict=True):
         row["p_adjusted"] = adjusted
 
 
 def about(interventions: Sequence[Intervention], plan: Iterable[Step]) -> Row:
-    """The columns that say what a variant edits; a number only where it is one."""
-    # Of a path, its receiver.
+    """Returns the columns that say what a variant edits; a number only where it is exactly one."""
+    # A path is listed by its receiver.
     places = [step.receiver if isinstance(step, Cut) else step for step in plan]
     layers = {place.layer for place in places}
     writes = [place for place in places if not isinstance(place, WeightEdit)]
@@ -257,36 +257,38 @@ def about(interventions: Sequence[Intervention], plan: Iterable[Step]) -> Row:
 
 
 def _series(variants: Sequence[Measured], metric: str, clean: _Series) -> list[_Series]:
-    found: list[_Series] = []
+    all_series: list[_Series] = []
     pooled: dict[str, list[_Series]] = {}
     for one in variants:
         row = {"variant": one.name, "draw": one.draw, **one.about}
         series = _Series(row, one.joined(metric, 0), one.joined(metric, 1), one.draw is None)
-        found.append(series)
+        all_series.append(series)
         if one.draw is not None:
             pooled.setdefault(one.name, []).append(series)
-    return found + [_pooled(draws, clean) for draws in pooled.values()]
+    return all_series + [_pooled(draws, clean) for draws in pooled.values()]
 
 
 def _pooled(draws: Sequence[_Series], clean: _Series) -> _Series:
-    """Per example the mean draw, so that an example weighs as much as in the baseline it is paired with."""
+    """Returns the mean draw per example, so that an example weighs as much as in the baseline it is paired with."""
     first = draws[0].about
-    # What the draws do not have in common (heads drawn at random) is said of none of them.
+    # Columns in which the draws differ (heads drawn at random) stay empty.
     common = {
         key: value if all(draw.about[key] == value for draw in draws) else None
         for key, value in first.items()
     }
-    # As a change from the baseline, so that draws without any effect are exactly none together.
+    # Computed as a change from the baseline, so that draws without any effect pool to exactly none.
     sums = clean.sums + np.mean([draw.sums - clean.sums for draw in draws], axis=0)
     counts = clean.counts + np.mean([draw.counts - clean.counts for draw in draws], axis=0)
     return _Series(common | {"draw": None}, sums, counts, True)
 
 
-def _estimate(found: Summary, index: int) -> Row:
-    return {"value": found.value[index], "ci_low": found.low[index], "ci_high": found.high[index]}
+def _estimate(summary: Summary, index: int) -> Row:
+    return {"value": summary.value[index], "ci_low": summary.low[index], "ci_high": summary.high[index]}
 
 
 def _unchanged(sums: np.ndarray, counts: np.ndarray) -> list[bool]:
-    """Of which series not one example changed; changes that cancel in the mean are an effect of 0, not none."""
+    """Tells which series have not one example that changed; changes that cancel in the mean are an effect of 0, not
+    none.
+    """
     same = (sums == sums[0]).all(1) & (counts == counts[0]).all(1)
     return [bool(one) for one in same & counts[0].any()]

@@ -1,7 +1,7 @@
-"""Matrix completion as a language model does it: the masked matrix, SEP, then the full one, token by token.
+"""Matrix completion as language modelling: the masked matrix, SEP, then the full one, token by token.
 
 Gopalani, Lubana, Hu 2024, section 3.8 and appendix G. There the drop is learning to copy the observed entries, and
-hidden entries are not solved.
+hidden entries are not inferred.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AutoregressiveModelSettings(ModelSettings):
 
 @register("matrix-completion-autoregressive")
 class AutoregressiveCompletion(Matrices):
-    """Predict the next token of [masked entries, SEP, full entries]; the last entry is predicted, never an input.
+    """Predicts the next token of [masked entries, SEP, full entries]; the last entry is predicted, never an input.
 
     With k = n·m entries, position k holds SEP and predicts full entry 0; position k + e predicts entry e.
 
@@ -75,11 +75,11 @@ class AutoregressiveCompletion(Matrices):
 
     @property
     def read_positions(self) -> tuple[int, ...]:
-        """Returns the positions that the loss reads: all, or SEP and after."""
+        """The positions that the loss reads: all, or those from SEP on."""
         return tuple(range(0 if self.loss_on == "sequence" else self.entries, self.sequence_length))
 
     def batch(self, values: Float[Tensor, "batch entry"], hidden: Bool[Tensor, "batch entry"]) -> Batch:
-        """A batch from matrices of your own (row-major) and a mask: values are rounded to the grid first.
+        """Makes a batch from matrices of your own (row-major) and a mask: values are rounded to the grid first.
 
         Targets: the next token at every position. Extras: ``hidden [batch entry]``.
         """
@@ -89,11 +89,11 @@ class AutoregressiveCompletion(Matrices):
         return Batch(sequence[:, :-1], sequence[:, 1:], {"hidden": hidden})
 
     def decode(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Values of token ids (float32); MASK, SEP and unused ids have none and give NaN."""
+        """Returns the values of token ids (float32); MASK, SEP and unused ids have none and give NaN."""
         return super().decode(ids).masked_fill(ids > 2 * self.grid_half + 1, float("nan"))
 
     def loss(self, output: Float[Tensor, "batch _ vocab"], batch: Batch) -> Float[Tensor, ""]:
-        """Mean cross-entropy of the next token over the positions that ``loss_on`` names, nats."""
+        """Returns the mean cross-entropy of the next token over the positions that ``loss_on`` names, in nats."""
         targets = batch.targets[:, list(self.read_positions)]
         return F.cross_entropy(self.read(output).flatten(0, 1), targets.flatten())
 
@@ -101,9 +101,9 @@ class AutoregressiveCompletion(Matrices):
         """Returns the metrics of the full entries, each predicted from the true ones before it (teacher forcing).
 
         ``loss_answer [batch]``: cross-entropy. ``accuracy_observed``, ``accuracy_hidden``: exact tokens, as (sum,
-        count) pairs over entries. ``size_hidden``: right but for the sign; ``sign_hidden``: of those, other than 0,
-        with the right sign. ``mse_masked``, ``mse_observed``: pairs, of the mean of the predicted distribution over
-        values, to be compared with matrix completion's.
+        count) pairs over entries. ``size_hidden``: right but for the sign; ``sign_hidden``: share of those, without
+        zeros, with the right sign. ``mse_masked``, ``mse_observed``: pairs, for the mean of the predicted
+        distribution over values, to be compared with matrix completion's.
         """
         logits = output[:, -self.entries :]
         targets = batch.targets[:, -self.entries :]
@@ -117,7 +117,7 @@ class AutoregressiveCompletion(Matrices):
         }
 
     def decoded(self, model: HookedTransformer, batch: Batch) -> dict[str, Metric]:
-        """The metrics of tokens and values of greedy decoding.
+        """Returns the metrics of tokens and values under greedy decoding.
 
         Each entry is predicted from the model's own answers before it; a token that is no value counts as 0.
         """
@@ -125,7 +125,9 @@ class AutoregressiveCompletion(Matrices):
         return {**self._by_entry(answers, batch), **self._errors(self.decode(answers).nan_to_num(0.0), batch)}
 
     def probe_targets(self, batch: Batch) -> ProbeTargets:
-        """``next_element``: the entry that each position from SEP on predicts; splits ``hidden``, ``observed``."""
+        """Returns ``next_element``, the entry that each position from SEP on predicts; splits ``hidden``,
+        ``observed``.
+        """
         answer = torch.zeros_like(batch.tokens, dtype=torch.bool)
         hidden, values = answer.clone(), torch.zeros(answer.shape, device=answer.device)
         hidden[:, -self.entries :] = batch.extras["hidden"]
@@ -138,15 +140,15 @@ class AutoregressiveCompletion(Matrices):
         )
 
     def patch_sources(self, batch: Batch) -> dict[str, Batch]:
-        """Named examples to patch from, row by row: ``negated`` is −X under the same mask."""
+        """Returns named examples to patch from, row by row: ``negated`` is −X under the same mask."""
         return {"negated": self.batch(-self._matrices(batch), batch.extras["hidden"])}
 
     def attention_templates(self) -> Templates:
-        """Returns what a head may attend to; see :func:`autoregressive_templates`."""
+        """Returns templates of what a head may attend to; see :func:`autoregressive_templates`."""
         return autoregressive_templates(self.n, self.columns)
 
     def attention_moves(self, batch: Batch, seed: int) -> dict[str, Batch]:
-        """The examples with one thing changed, row by row: ``mask`` hides other entries, ``values`` has other
+        """Returns the examples with one thing changed, row by row: ``mask`` hides other entries, ``values`` has other
         matrices.
         """
         hidden = batch.extras["hidden"]
@@ -163,7 +165,7 @@ class AutoregressiveCompletion(Matrices):
 
     def _by_entry(self, ids: Int[Tensor, "batch entry"], batch: Batch) -> dict[str, Metric]:
         truth, hidden = batch.targets[:, -self.entries :], batch.extras["hidden"]
-        # The token of -v lies as far below that of 0 as the token of v lies above it.
+        # Token ids are linear in the value, so those of v and −v lie symmetrically around that of 0.
         zero = self.grid_half + 1
         right, size = ids == truth, (ids - zero).abs() == (truth - zero).abs()
         signed = hidden & size & (truth != zero)

@@ -1,4 +1,4 @@
-"""Ways to fill in hidden entries that a model may have learnt; each takes values and mask, and keeps observed entries.
+"""Methods of filling in hidden entries that a model may have learnt; each keeps the observed entries.
 
 Hidden values are never read. All of them are equivariant: exchanging rows or columns exchanges those of the result.
 """
@@ -11,17 +11,18 @@ from torch import Tensor
 
 Values = Float[Tensor, "batch rows columns"]
 Mask = Bool[Tensor, "batch rows columns"]
-#: Added to the diagonal of least squares: what is undetermined becomes 0.
+#: Added to the diagonal of least squares, so that undetermined factors become 0.
 RIDGE = 1e-9
 
 
 def zeros(values: Values, hidden: Mask) -> Values:
-    """0: the mean of the prior."""
+    """Fills in 0, the mean of the prior."""
     return values.masked_fill(hidden, 0)
 
 
 def anchor_ratio(values: Values, hidden: Mask) -> Values:
-    """The mean over anchors (k, l) of x_il · x_kj / x_kl, all three observed and x_kl ≠ 0; without an anchor 0.
+    """Fills in the mean over anchors (k, l) of x_il · x_kj / x_kl, all three observed and x_kl ≠ 0; without an anchor
+    0.
 
     Exact where the rank is 1.
     """
@@ -35,14 +36,14 @@ def anchor_ratio(values: Values, hidden: Mask) -> Values:
 
 
 def has_anchor(values: Values, hidden: Mask) -> Mask:
-    """Entries that :func:`anchor_ratio` has an anchor for."""
+    """Tells which entries :func:`anchor_ratio` has an anchor for."""
     usable = ((values != 0) & ~hidden).to(values.dtype)
     known = (~hidden).to(values.dtype)
     return known @ usable.mT @ known > 0
 
 
 def row_regression(values: Values, hidden: Mask) -> Values:
-    """The mean over rows k, observed at column j, of the prediction w_ik · x_kj.
+    """Fills in the mean over rows k, observed at column j, of the prediction w_ik · x_kj.
 
     w_ik is the least-squares slope, without intercept, of row i on row k over the columns where both are observed.
     Exact where the rank is 1; one predictor at a time is not enough for more.
@@ -56,18 +57,18 @@ def row_regression(values: Values, hidden: Mask) -> Values:
 
 
 def column_regression(values: Values, hidden: Mask) -> Values:
-    """:func:`row_regression` of the transposed matrix."""
+    """Applies :func:`row_regression` to the transposed matrix."""
     return row_regression(values.mT, hidden.mT).mT
 
 
 def alternating_least_squares(
     values: Values, hidden: Mask, rank: int, steps: int, ridge: float = RIDGE
 ) -> Values:
-    """Factors U, V of the given rank, each in turn fitted to the observed entries with the other held fixed.
+    """Fills in U Vᵀ, with factors of the given rank fitted alternately to the observed entries, the other held fixed.
 
-    A step fits U and then V. From the first singular vectors of the matrix with hidden entries 0. What least squares
-    leaves undetermined is 0. A larger ``ridge`` (a penalty on ‖U‖² + ‖V‖²) keeps factors that are fitted to entries
-    near 0 from growing large.
+    A step fits U and then V. It starts from the first singular vectors of the matrix with hidden entries 0. Factors
+    that least squares leaves undetermined are 0. A larger ``ridge`` (a penalty on ‖U‖² + ‖V‖²) keeps factors
+    that are fitted to entries near 0 from growing large.
     """
     seen, left, right = _spectral_start(values, hidden, rank)
     for _ in range(steps):
@@ -77,10 +78,10 @@ def alternating_least_squares(
 
 
 def gradient_descent(values: Values, hidden: Mask, rank: int, steps: int) -> Values:
-    """Factors U, V of the given rank after so many steps on ½ Σ over observed entries of (U Vᵀ − X)².
+    """Fills in U Vᵀ, with factors of the given rank after gradient descent on ½ Σ over observed entries of (U Vᵀ − X)².
 
-    From the first singular vectors of the matrix with hidden entries 0; the step size is half of one over its
-    largest singular value.
+    It starts from the first singular vectors of the matrix with hidden entries 0; the step size is 0.5 / its largest
+    singular value.
     """
     seen, left, right = _spectral_start(values, hidden, rank)
     size = 0.5 / torch.linalg.matrix_norm(seen, 2).clamp(min=1e-12)[:, None, None]
@@ -91,7 +92,7 @@ def gradient_descent(values: Values, hidden: Mask, rank: int, steps: int) -> Val
 
 
 def _spectral_start(values: Values, hidden: Mask, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The matrix with hidden entries 0, and factors of its best approximation of that rank."""
+    """Returns the matrix with hidden entries 0, and factors of its best approximation of that rank."""
     seen = values.masked_fill(hidden, 0)
     left, singular, right = torch.linalg.svd(seen, full_matrices=False)
     root = singular[:, None, :rank].sqrt()
@@ -99,7 +100,7 @@ def _spectral_start(values: Values, hidden: Mask, rank: int) -> tuple[Tensor, Te
 
 
 def _fitted(seen: Tensor, hidden: Tensor, other: Tensor, ridge: float) -> Tensor:
-    """The factor of the rows that fits the observed entries best: [batch rows rank]."""
+    """Returns the factor of the rows that fits the observed entries best, [batch rows rank]."""
     known = (~hidden).to(seen.dtype)
     # [batch rows rank rank]: a normal equation for each row, over the columns it is observed in.
     gram = torch.einsum("bij,bjr,bjs->birs", known, other, other)

@@ -1,4 +1,4 @@
-"""The same problems as ``nuclear_norm`` solves, by CVXPY: one at a time, slower, and independent of it."""
+"""Solves the problems of ``nuclear_norm`` by CVXPY, one at a time: slower, and independent of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tasks.matrix_completion.nuclear_norm import Completion
 
-#: Matrices that a process is given at a time.
+#: Number of matrices that a process gets at a time.
 PIECE = 8
 
 
@@ -28,10 +28,10 @@ def solve_by_cvxpy(
     processes: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Completion:
-    """:func:`least_nuclear_norm` by CVXPY (Diamond, Boyd 2016): one problem, compiled once, whose parameters change.
+    """Solves :func:`least_nuclear_norm` by CVXPY (Diamond, Boyd 2016), as one problem compiled once with parameters.
 
     Args:
-        solver: ``"CLARABEL"`` or ``"SCS"`` (what CVXPY takes by itself for a nuclear norm).
+        solver: ``"CLARABEL"`` or ``"SCS"`` (CVXPY's default for a nuclear norm).
         processes: worker processes, each with a compiled problem of its own.
         progress: called as progress(done, total).
 
@@ -49,18 +49,18 @@ def solve_by_cvxpy(
     known = (~hidden).double().cpu().numpy()
     jobs = list(zip(observed.cpu().numpy(), known, strict=True))
     problem = (observed.shape[1], observed.shape[2], penalty, solver)
-    found: list[tuple[Any, float]] = []
+    solutions: list[tuple[Any, float]] = []
     for solved in _results(jobs, problem, processes):
-        found.append(solved)
+        solutions.append(solved)
         if progress is not None:
-            progress(len(found), len(jobs))
-    matrices = torch.stack([torch.from_numpy(matrix) for matrix, _ in found])
+            progress(len(solutions), len(jobs))
+    matrices = torch.stack([torch.from_numpy(matrix) for matrix, _ in solutions])
     if penalty is None:
         matrices = torch.where(hidden.cpu(), matrices, observed.cpu())
     return Completion(
         matrices,
         objective(matrices, observed.cpu(), hidden.cpu(), penalty),
-        torch.tensor([value for _, value in found], dtype=torch.float64),
+        torch.tensor([value for _, value in solutions], dtype=torch.float64),
     )
 
 
@@ -71,13 +71,13 @@ def _results(
         _compile(*problem)
         yield from map(_solve, jobs)
         return
-    # Not "fork", which would copy torch's threads half-way through whatever they do. A fork server imports once for
-    # all processes, and only in the first call.
+    # Not "fork", which would copy torch's threads in an unknown state. A fork server imports once for all processes,
+    # and only in the first call.
     served = "forkserver" in multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if served else "spawn")
     if served:
         context.set_forkserver_preload([__name__, "cvxpy"])
-    # An executor, as a pool would start a worker that cannot start again and again.
+    # An executor, as a pool would restart a worker that fails to start for ever.
     with ProcessPoolExecutor(processes, context, _compile, problem) as pool:
         yield from pool.map(_solve, jobs, chunksize=PIECE)
 
@@ -87,8 +87,8 @@ _COMPILED: dict[str, Any] = {}
 
 
 def _compile(rows: int, columns: int, penalty: float | None, solver: str) -> None:
-    """Each mask and matrix is a value of the parameters, so that CVXPY compiles once (disciplined parametrised
-    programming, Agrawal et al. 2019).
+    """Compiles the problem once, with mask and matrix as parameters (disciplined parametrised programming, Agrawal et
+    al. 2019).
     """
     import cvxpy
 
@@ -122,7 +122,9 @@ SOLVERS = tuple(OPTIONS)
 
 
 def _solve(job: tuple[Any, Any]) -> tuple[Any, float]:
-    """(completion, the solver's objective) of one matrix, 0 where hidden, and its mask of observed entries."""
+    """Solves one matrix, 0 where hidden, with its mask of observed entries; returns (completion, the solver's
+    objective).
+    """
     observed, known = job
     weight = known / max(known.sum(), 1.0) ** 0.5 if _COMPILED["penalised"] else known
     _COMPILED["weight"].value = weight

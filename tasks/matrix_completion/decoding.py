@@ -1,4 +1,4 @@
-"""Greedy decoding: a model continues prompts with its most likely tokens."""
+"""Greedy decoding: continues prompts with a model's most likely tokens."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 def greedy(
     model: HookedTransformer, prompts: Int[Tensor, "batch pos"], n: int
 ) -> Int[Tensor, "batch continuation"]:
-    """The ``n`` most likely next tokens after each prompt, one after the other, all prompts together.
+    """Returns the ``n`` tokens that greedy decoding appends to each prompt, all prompts together.
 
-    Keys and values of what was read are kept, so that each step reads one token.
+    Keys and values are cached, so that each step reads one token.
     """
     from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
     training = model.training
     model.eval()
     try:
-        kept = TransformerLensKeyValueCache.init_cache(model.cfg, prompts.device, len(prompts))
+        cache = TransformerLensKeyValueCache.init_cache(model.cfg, prompts.device, len(prompts))
         read, answers = prompts, []
         for _ in range(n):
-            # Every token is to be seen: without a mask the model would ask a tokenizer for the padding.
-            output = model(read, past_kv_cache=kept, attention_mask=torch.ones_like(read))
+            # A mask of ones, as without a mask the model would ask a tokenizer for the padding.
+            output = model(read, past_kv_cache=cache, attention_mask=torch.ones_like(read))
             read = output[:, -1].argmax(-1, keepdim=True)
             answers.append(read)
         return torch.cat(answers, 1)

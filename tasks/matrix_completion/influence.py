@@ -1,4 +1,4 @@
-"""How an observed entry of a matrix stands to a hidden one, and what rank 1 says about its influence."""
+"""Relations between observed and hidden entries of a matrix, and the influences that rank 1 implies."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tasks.matrix_completion.recoverability import unrecoverable
 def pairs_of_entries(
     values: Float[Tensor, "batch n m"], hidden: Bool[Tensor, "batch n m"]
 ) -> tuple[dict[str, Tensor], Float[Tensor, "batch source target"]]:
-    """Kinds of pairs (observed source, hidden target), and the derivative of the target's rank-1 ratio.
+    """Returns kinds of pairs (observed source, hidden target), and the derivative of the target's rank-1 ratio.
 
-    ``same row``, ``same column``, ``neither``. Of targets that the observed entries determine at rank 1, whether the
-    source is ``on a shortest path`` from the target's row to its column (in the graph whose edges are observed
-    entries; at length 3 these are the anchors x_il, x_kj, x_kl) or ``off``; the others are ``to unrecoverable``.
+    ``same row``, ``same column``, ``neither``. For targets that the observed entries determine at rank 1, the source is
+    ``on a shortest path`` from the target's row to its column (in the graph whose edges are observed entries; at length
+    3 these are the anchors x_il, x_kj, x_kl) or ``off``; the others are ``to unrecoverable``.
     """
     n, m = values.shape[1:]
     rows = torch.arange(n * m, device=values.device) // m
@@ -37,7 +37,9 @@ def pairs_of_entries(
 
 
 def steps_between(observed: Bool[Tensor, "batch n m"]) -> Int[Tensor, "batch nodes nodes"]:
-    """Edges between rows (nodes 0 to n − 1) and columns (from n on) along observed entries; n + m: no way."""
+    """Returns distances between rows (nodes 0 to n − 1) and columns (from n on) along observed entries; n + m:
+    no path.
+    """
     batch, n, m = observed.shape
     edges = torch.zeros(batch, n + m, n + m, device=observed.device)
     edges[:, :n, n:] = observed
@@ -51,7 +53,7 @@ def steps_between(observed: Bool[Tensor, "batch n m"]) -> Int[Tensor, "batch nod
 
 
 def on_shortest_path(observed: Bool[Tensor, "batch n m"]) -> Bool[Tensor, "batch source target"]:
-    """Returns whether an entry lies on a shortest path of observed entries from the target's row to its column."""
+    """Tells whether an entry lies on a shortest path of observed entries from the target's row to its column."""
     n, m = observed.shape[1:]
     steps = steps_between(observed)
     across = steps[:, :n, n:].flatten(1)[:, None]
@@ -67,7 +69,7 @@ def on_shortest_path(observed: Bool[Tensor, "batch n m"]) -> Bool[Tensor, "batch
 def ratio_derivative(
     values: Float[Tensor, "batch n m"], hidden: Bool[Tensor, "batch n m"]
 ) -> Float[Tensor, "batch source target"]:
-    """∂x̂_ij / ∂x of the rank-1 ratio x̂_ij = Σ x_il x_kj x_kl / Σ x_kl² over all k, l where the three are observed.
+    """Returns ∂x̂_ij / ∂x of the rank-1 ratio x̂_ij = Σ x_il x_kj x_kl / Σ x_kl² over all k, l with all three observed.
 
     That is the mean of the ratios x_il x_kj / x_kl with weights x_kl². NaN for targets that have none.
     """
@@ -84,6 +86,6 @@ def ratio_derivative(
     corner = torch.einsum("bic,brj->brcij", observed, observed)
     product = torch.einsum("bic,brj->brcij", known, known)
     of_corner = (product - 2 * estimate[:, None, None] * corner * known[..., None, None]) / per
-    found = (of_row + of_column + of_corner) * observed[..., None, None]
-    found = torch.where((weights > 0)[:, None, None] & hidden[:, None, None], found, torch.nan)
-    return found.flatten(3).flatten(1, 2).to(values.dtype)
+    derivative = (of_row + of_column + of_corner) * observed[..., None, None]
+    derivative = torch.where((weights > 0)[:, None, None] & hidden[:, None, None], derivative, torch.nan)
+    return derivative.flatten(3).flatten(1, 2).to(values.dtype)

@@ -1,4 +1,4 @@
-"""Masks with a structure: named ones, the same for a whole batch, and masks whose longest column changes place."""
+"""Structured masks: named ones, the same for a whole batch, and masks whose longest column changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tasks.matrix_completion.templates import longest_column
 
 
 def named_masks(n: int, m: int) -> dict[str, tuple[str, ...]]:
-    """Rows of ``.`` (observed) and ``#`` (hidden), by name; none below 3×3.
+    """Returns rows of ``.`` (observed) and ``#`` (hidden), by name; none below 3×3.
 
     ``rows``: the middle row and the last one are hidden but for one entry each, in the second column and in the last
     but one. ``columns``: the same of columns. At 7×7 ``rows`` is the mask of the authors' code (rows 4 and 7, entries
@@ -51,25 +51,25 @@ def read_mask(text: str, n: int, m: int) -> Bool[Tensor, " pos"]:
 def move_longest_column(
     n: int, m: int, batch: Batch, make: Callable[[Tensor, Tensor], Batch], stream: torch.Generator
 ) -> Relocation | None:
-    """The examples of which one column has the longest run of observed entries, and the same with the masks of this
-    column and of another one exchanged; ``None`` where fewer than two examples have one.
+    """Returns the examples in which one column has the longest run of observed entries, and the same with the masks of
+    this column and of another one exchanged; ``None`` where fewer than two examples have one.
 
     Args:
-        make: a batch from values and hidden, both ``[batch pos]``.
+        make: makes a batch from values and hidden, both ``[batch pos]``.
     """
     hidden = batch.extras["hidden"].cpu()
     longest = longest_column(~hidden, n, m).unflatten(1, (n, m)).any(1)
-    alone = longest.sum(1) == 1
-    if m < 2 or int(alone.sum()) < 2:
+    unique = longest.sum(1) == 1
+    if m < 2 or int(unique.sum()) < 2:
         return None
-    source = longest[alone].long().argmax(1)
+    source = longest[unique].long().argmax(1)
     target = (source + torch.randint(1, m, source.shape, generator=stream)) % m
-    moved = exchange_columns(hidden[alone].unflatten(1, (n, m)), source, target).flatten(1)
-    values = batch.targets[alone.to(batch.targets.device)]
+    exchanged = exchange_columns(hidden[unique].unflatten(1, (n, m)), source, target).flatten(1)
+    values = batch.targets[unique.to(batch.targets.device)]
     device = values.device
     return Relocation(
-        before=make(values, hidden[alone].to(device)),
-        after=make(values, moved.to(device)),
+        before=make(values, hidden[unique].to(device)),
+        after=make(values, exchanged.to(device)),
         groups=torch.arange(n * m) % m,
         source=source,
         target=target,
@@ -79,7 +79,7 @@ def move_longest_column(
 def exchange_columns(
     cells: Bool[Tensor, "batch row column"], one: Int[Tensor, " batch"], other: Int[Tensor, " batch"]
 ) -> Bool[Tensor, "batch row column"]:
-    """Two columns of each example in each other's place."""
+    """Exchanges two columns of each example."""
     order = torch.arange(cells.shape[2]).repeat(len(cells), 1)
     examples = torch.arange(len(cells))
     order[examples, one], order[examples, other] = other, one

@@ -22,14 +22,14 @@ MASK_ID = 0
 
 
 class Matrices(Task):
-    """Tasks about matrices: their law, the mask, and the tokens of their values.
+    """The base of tasks about matrices: their distribution, the mask, and the tokens of their values.
 
     Attributes:
         n, m: rows and columns (``m = None``: square).
         rank: r. With ``law = "factors"`` X = U Vᵀ, and the entries of U (n×r) and V (m×r) are drawn;
             with ``"entries"`` those of X are (almost surely of full rank; ``rank`` is then unused).
         distribution, scale: uniform on [-scale, scale], Gaussian of s.d. scale, Laplace of diversity scale.
-        p_mask: probability that an entry is hidden, each on its own.
+        p_mask: probability that an entry is hidden, independently of the others.
         mask: rows of ``.`` (observed) and ``#`` (hidden) for one fixed mask instead of random ones.
         grid_max, grid_step: values are rounded (half to even) to multiples of grid_step, up to ±grid_max
             (itself such a multiple); the rounded matrix is both the source of the tokens and the target, so
@@ -78,16 +78,16 @@ class Matrices(Task):
 
     @property
     def entry_variance(self) -> float:
-        """Var X_ij, whose mean is 0: r·s⁴ of factors of variance s², s² of entries; before rounding and clamping.
+        """Var X_ij, whose mean is 0: r·s⁴ for factors of variance s², s² for entries; before rounding and clamping.
 
         For uniform factors r·scale⁴/9.
         """
         unit = {"uniform": 1 / 3, "gaussian": 1.0, "laplace": 2.0}[self.distribution]
-        drawn = unit * self.scale**2
-        return self.rank * drawn**2 if self.law == "factors" else drawn
+        variance = unit * self.scale**2
+        return self.rank * variance**2 if self.law == "factors" else variance
 
     def sample(self, n: int | None, seed: int = 0, split: Split = "test") -> Batch:
-        """``n`` fresh matrices. Extras: ``hidden [batch entry]``."""
+        """Samples ``n`` fresh matrices. Extras: ``hidden [batch entry]``."""
         if n is None:
             raise TaskError(f"task {self.name!r} draws fresh matrices: say how many (it has no whole split)")
         check_sample_size(n)
@@ -101,16 +101,16 @@ class Matrices(Task):
         if self.mask is None:
             hidden = torch.rand(n, self.n * self.columns, generator=random_stream) < self.p_mask
         else:
-            picture = torch.tensor([character == "#" for row in self.mask for character in row])
-            hidden = picture.expand(n, -1)
+            fixed_mask = torch.tensor([character == "#" for row in self.mask for character in row])
+            hidden = fixed_mask.expand(n, -1)
         return self.batch(matrices.flatten(1), hidden)
 
     @abstractmethod
     def batch(self, values: Float[Tensor, "batch entry"], hidden: Bool[Tensor, "batch entry"]) -> Batch:
-        """A batch from matrices of your own (row-major) and a mask: values are rounded to the grid first."""
+        """Makes a batch from matrices of your own (row-major) and a mask: values are rounded to the grid first."""
 
     def encode(self, values: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """Token ids of values: 1 + round(v / step) + round(max / step), in integers.
+        """Returns the token ids of values: 1 + round(v / step) + round(max / step), in integers.
 
         Raises:
             TaskError: for values that round to beyond the grid, if ``off_grid`` is ``"refuse"``; for NaN.
@@ -128,12 +128,13 @@ class Matrices(Task):
         return index.clamp(-half, half) + half + 1
 
     def decode(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Values of token ids (float32); MASK has none and gives NaN."""
+        """Returns the values of token ids (float32); MASK has none and gives NaN."""
         values = ((ids - self.grid_half - 1).double() * self.grid_step).float()
         return values.masked_fill(ids == MASK_ID, float("nan"))
 
     def token_values(self) -> dict[int, float]:
-        """The values of the grid that an entry can have: |X| ≤ r·scale² of uniform factors, scale of uniform entries.
+        """Returns the grid values that an entry can have: |X| ≤ r·scale² for uniform factors, scale for uniform
+        entries.
 
         Other ids never occur, so that without weight decay their embeddings stay as they were drawn.
         """
@@ -146,7 +147,7 @@ class Matrices(Task):
         return dict(zip(ids.tolist(), self.decode(ids).tolist(), strict=True))
 
     def grid_axes(self) -> tuple[GridAxis, ...]:
-        """Rows and columns: position m·i + j is entry (i, j)."""
+        """Returns rows and columns as axes: position m·i + j is entry (i, j)."""
         return GridAxis("row", tuple(range(self.n))), GridAxis("column", tuple(range(self.columns)))
 
     def _draw(self, shape: tuple[int, ...], random_stream: torch.Generator) -> Tensor:

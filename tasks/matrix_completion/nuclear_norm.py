@@ -1,4 +1,4 @@
-"""Completion of least nuclear norm, for a batch of matrices at once, each with a certificate."""
+"""Completes matrices with the least nuclear norm, a batch at once, each with a certificate."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from tasks.errors import TaskError
 
-#: Matrices that are worked on together: more do not fit a processor's cache.
+#: Number of matrices that are solved together: more do not fit a processor's cache.
 CHUNK = 64
-#: No problem has been seen to need half as many steps.
+#: Largest number of steps; no known problem needs half as many.
 MAX_STEPS = 100
-#: Of the way to the edge of the cone that a step goes, and of the gap that it aims to leave.
+#: Step length as a share of that to the boundary of the cone, and share of the duality gap that a step aims to leave.
 TO_THE_EDGE, SIGMA = 0.95, 0.2
 JITTER = 1e-9
 
@@ -25,8 +25,8 @@ class Completion:
 
     Attributes:
         matrices: the completions.
-        objective: what was minimised, at them.
-        bound: no completion has a lower objective (the value of a feasible point of the dual).
+        objective: its minimised value.
+        bound: lower bound on the objective (the value of a feasible point of the dual).
     """
 
     matrices: Float[Tensor, "batch rows columns"]
@@ -40,7 +40,7 @@ def least_nuclear_norm(
     penalty: float | None = None,
     tolerance: float = 1e-5,
 ) -> Completion:
-    """The completion U of least nuclear norm ‖U‖_*: the sum of its singular values.
+    """Returns the completion U of least nuclear norm ‖U‖_*, the sum of its singular values.
 
     Candès, Recht 2009: minimise ‖U‖_* where U agrees with the observed entries. With a ``penalty`` λ: minimise
     mean over observed entries of (U − X)² + λ ‖U‖_* (over no entries the mean is 0); Gopalani, Lubana, Hu 2024,
@@ -60,16 +60,16 @@ def least_nuclear_norm(
         TaskError: for a penalty that is not positive; for observed values that are not finite.
     """
     observed = check_problem(values, hidden, penalty)
-    found = [
+    chunks = [
         _solve(x, h, penalty, tolerance)
         for x, h in zip(observed.split(CHUNK), hidden.split(CHUNK), strict=True)
     ]
-    matrices, objective, bound = (torch.cat(parts) for parts in zip(*found, strict=True))
+    matrices, objective, bound = (torch.cat(parts) for parts in zip(*chunks, strict=True))
     return Completion(matrices, objective, bound)
 
 
 def check_problem(values: Tensor, hidden: Tensor, penalty: float | None) -> Tensor:
-    """The observed values in float64, 0 where hidden.
+    """Returns the observed values in float64, 0 where hidden.
 
     Raises:
         TaskError: for what :func:`least_nuclear_norm` refuses.
@@ -88,7 +88,7 @@ def objective(
     hidden: Bool[Tensor, "batch rows columns"],
     penalty: float | None = None,
 ) -> Float[Tensor, " batch"]:
-    """Returns what :func:`least_nuclear_norm` minimises."""
+    """Returns the objective that :func:`least_nuclear_norm` minimises."""
     norm = torch.linalg.svdvals(matrices).sum(1)
     if penalty is None:
         return norm
@@ -99,18 +99,18 @@ def objective(
 def _solve(
     observed: Tensor, hidden: Tensor, penalty: float | None, tolerance: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(matrices, objective, bound) of one chunk; ``observed`` is 0 at hidden entries."""
+    """Returns (matrices, objective, bound) of one chunk; ``observed`` is 0 at hidden entries."""
     largest = torch.linalg.svdvals(observed)[:, 0]
     scale = torch.where(largest > 0, largest, 1.0)[:, None, None]
     known = (~hidden).sum((1, 2)).double()
-    # In units of the largest singular value of what is observed.
+    # In units of the largest singular value of the observed matrix.
     soft = torch.zeros_like(known) if penalty is None else penalty * known / 2 / scale[:, 0, 0]
     matrices, bound = torch.empty_like(observed), torch.empty_like(known)
     working = torch.arange(len(observed))
     state = _State.start(observed / scale, ~hidden, soft)
     for _ in range(MAX_STEPS):
         completed, dual, gap = state.certificate(keep_observed=penalty is None)
-        # Where there is nothing to complete the objective is 0: the gap is then absolute.
+        # Where all observed entries are 0 the objective is 0, so the gap is absolute.
         done = gap <= tolerance * (gap + dual).clamp(min=0.1)
         matrices[working[done]], bound[working[done]] = completed[done], dual[done]
         if done.all():
@@ -140,7 +140,7 @@ class _State:
 
     @classmethod
     def start(cls, observed: Tensor, known: Tensor, soft: Tensor) -> _State:
-        """U = X with hidden entries 0, which has largest singular value 1, and Y = 0: both feasible."""
+        """Returns the feasible start: U = X with hidden entries 0, which has largest singular value 1, and Y = 0."""
         rows, columns = observed.shape[1:]
         eye = torch.eye(rows + columns, dtype=observed.dtype, device=observed.device)
         return cls(
@@ -155,7 +155,7 @@ class _State:
         return _State(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
 
     def certificate(self, keep_observed: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """(completion, lower bound, objective − bound), both of ‖U‖_*, or of that plus the mean error over λ."""
+        """Returns (completion, lower bound, objective − bound), for ‖U‖_*, or for that plus the mean error over λ."""
         rows = self.observed.shape[1]
         completed = self.primal[:, :rows, rows:]
         if keep_observed:
@@ -172,22 +172,22 @@ class _State:
         size = rows + columns
         eye = torch.eye(size, dtype=self.observed.dtype, device=self.observed.device)
         slack = (eye - _off_diagonal(self.dual)) / 2
-        aim = SIGMA * (self.primal * slack).sum((1, 2), keepdim=True) / size
+        target = SIGMA * (self.primal * slack).sum((1, 2), keepdim=True) / size
         inverse = torch.linalg.inv(slack)
-        right = self.observed - self.soft[:, None, None] * self.dual - aim * inverse[:, :rows, rows:]
-        move = self._newton(inverse, right.masked_fill(~self.known, 0))
-        towards = -_off_diagonal(move) / 2
-        bent = self.primal @ towards @ inverse
-        moved = aim * inverse - self.primal - (bent + bent.mT) / 2
-        primal_step, dual_step = _room(self.primal, moved), _room(slack, towards)
+        residual = self.observed - self.soft[:, None, None] * self.dual - target * inverse[:, :rows, rows:]
+        dual_move = self._newton(inverse, residual.masked_fill(~self.known, 0))
+        slack_move = -_off_diagonal(dual_move) / 2
+        curvature = self.primal @ slack_move @ inverse
+        primal_move = target * inverse - self.primal - (curvature + curvature.mT) / 2
+        primal_step, dual_step = _step_length(self.primal, primal_move), _step_length(slack, slack_move)
         if bool((self.soft > 0).any()):
-            # U + soft · Y = X holds along the way only where both go equally far.
+            # U + soft · Y = X stays true only where both steps have the same length.
             primal_step = dual_step = torch.minimum(primal_step, dual_step)
-        self.primal = self.primal + primal_step[:, None, None] * moved
-        self.dual = self.dual + dual_step[:, None, None] * move
+        self.primal = self.primal + primal_step[:, None, None] * primal_move
+        self.dual = self.dual + dual_step[:, None, None] * dual_move
 
     def _newton(self, inverse: Tensor, right: Tensor) -> Tensor:
-        """The change of Y that a Newton step takes: one linear system in the observed entries."""
+        """Returns the Newton step of Y, from one linear system in the observed entries."""
         batch, rows, columns = self.observed.shape
         a, u, b = (self.primal[:, s, t].contiguous() for s, t in _blocks(rows))
         p, k, r = (inverse[:, s, t].contiguous() for s, t in _blocks(rows))
@@ -201,28 +201,30 @@ class _State:
         system *= known[:, :, None] / 4 * known[:, None]
         diagonal = system.diagonal(dim1=1, dim2=2)
         diagonal += 1 - known + self.soft[:, None]
-        # Near the solution rounding may take the system's definiteness; the certificate is computed without it.
+        # Near the solution the system may lose definiteness by rounding; the certificate is computed without it.
         diagonal *= 1 + JITTER
         factor = _cholesky(system)
         return torch.cholesky_solve(right.flatten(1)[..., None], factor).view_as(right)
 
 
 def _blocks(rows: int) -> tuple[tuple[slice, slice], ...]:
-    """Upper left, upper right, lower right."""
+    """Returns the slices of the upper left, upper right and lower right block."""
     first, second = slice(None, rows), slice(rows, None)
     return (first, first), (first, second), (second, second)
 
 
 def _off_diagonal(block: Tensor) -> Tensor:
-    """[[0, block], [blockᵀ, 0]]."""
+    """Returns [[0, block], [blockᵀ, 0]]."""
     batch, rows, columns = block.shape
     whole = block.new_zeros(batch, rows + columns, rows + columns)
     whole[:, :rows, rows:], whole[:, rows:, :rows] = block, block.mT
     return whole
 
 
-def _room(matrix: Tensor, move: Tensor) -> Tensor:
-    """How far, up to 1, ``matrix`` may go along ``move`` and stay well inside the positive definite cone: [batch]."""
+def _step_length(matrix: Tensor, move: Tensor) -> Tensor:
+    """Returns the step length in [0, 1] along ``move`` that keeps ``matrix`` well inside the positive definite cone,
+    [batch].
+    """
     factor = _cholesky(matrix)
     half = torch.linalg.solve_triangular(factor, move, upper=False)
     whole = torch.linalg.solve_triangular(factor, half.mT, upper=False)

@@ -1,4 +1,4 @@
-"""Which hidden entries of a rank-1 matrix the observed ones determine."""
+"""Tells which hidden entries of a rank-1 matrix the observed ones determine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def unrecoverable(hidden: Bool[Tensor, "batch rows columns"]) -> Bool[Tensor, "batch rows columns"]:
-    """Hidden entries of a generic rank-1 matrix that no method can infer.
+    """Tells which hidden entries of a generic rank-1 matrix no method can infer.
 
     Observed entries are the edges of a graph between rows and columns; X_ij = u_i v_j follows from the
     observed entries if and only if row i and column j are connected. For symmetric u and v the best
@@ -24,7 +24,7 @@ def unrecoverable(hidden: Bool[Tensor, "batch rows columns"]) -> Bool[Tensor, "b
 
 
 def expected_unrecoverable_share(rows: int, columns: int, p_mask: float) -> float:
-    """Expected unrecoverable entries over expected hidden entries, by enumerating every mask (rank 1).
+    """Returns expected unrecoverable entries over expected hidden entries, by enumerating every mask (rank 1).
 
     Times r/9 it is the floor of ``mse_masked`` for uniform factors: 0.0662 and 0.00735 at 4×4, p_mask 0.3.
 

@@ -17,13 +17,13 @@ from tasks.matrix_completion.recoverability import unrecoverable
 PENALTIES = (0.0005, 0.001, 0.0015, 0.00175, 0.002, 0.005, 0.01)
 NUCLEAR_NORM = "nuclear norm"
 
-#: From a batch to an output in the shape of a model's: [batch pos 1].
+#: A function from a batch to an output in the shape of a model's: [batch pos 1].
 Method = Callable[[Batch], Tensor]
 Filling = Callable[[Tensor, Tensor], Tensor]
 
 
 def on_batches(fill: Filling, rows: int, columns: int) -> Method:
-    """A way to fill in matrices, as a method on batches; it computes in float64."""
+    """Turns a method of filling in matrices into one on batches; it computes in float64."""
 
     def output(batch: Batch) -> Tensor:
         values, hidden = as_matrices(batch, rows, columns)
@@ -33,14 +33,16 @@ def on_batches(fill: Filling, rows: int, columns: int) -> Method:
 
 
 def as_matrices(batch: Batch, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """(values in float64, hidden), both [batch rows columns]; hidden values are NaN: nobody may read them."""
+    """Returns (values in float64, hidden), both [batch rows columns]; hidden values are NaN, as no method may read
+    them.
+    """
     hidden = batch.extras["hidden"].unflatten(1, (rows, columns))
     values = batch.targets.double().unflatten(1, (rows, columns))
     return values.masked_fill(hidden, float("nan")), hidden
 
 
 def convex_baselines(rows: int, columns: int) -> dict[str, Method]:
-    """Least nuclear norm, with equality and with each published penalty."""
+    """Returns completions of least nuclear norm, with equality and with each published penalty."""
     solvers: dict[str, Filling] = {NUCLEAR_NORM: _nuclear_norm}
     for penalty in PENALTIES:
         solvers[f"{NUCLEAR_NORM}, lambda {penalty:g}"] = partial(_nuclear_norm, penalty=penalty)
@@ -48,7 +50,7 @@ def convex_baselines(rows: int, columns: int) -> dict[str, Method]:
 
 
 def candidate_methods(rows: int, columns: int, rank: int) -> dict[str, Method]:
-    """Returns methods that may fill the blanks, from none at all to those that are exact at the true rank."""
+    """Returns methods of filling in hidden entries, from zero to those that are exact at the true rank."""
     als, descent = completion.alternating_least_squares, completion.gradient_descent
     fillings: dict[str, Filling] = {
         "zero": completion.zeros,
@@ -71,28 +73,28 @@ def counted(steps: int) -> str:
 
 
 def kinds_of_hidden_entries(batch: Batch, rows: int, columns: int, rank: int) -> dict[str, Tensor]:
-    """Boolean ``[batch pos]`` by name. At rank 1: the entries that the observed ones determine, and the others.
+    """Returns boolean ``[batch pos]`` by name. At rank 1: the entries that the observed ones determine, and the others.
 
-    Of the determined ones ``one anchor`` are those that three observed entries give (x_il · x_kj / x_kl), ``longer
-    path`` those that take more.
+    Among the determined ones, ``one anchor`` are those that three observed entries give (x_il · x_kj / x_kl), and
+    ``longer path`` those that need more.
     """
     hidden = batch.extras["hidden"]
     if rank > 1:
         return {"hidden": hidden}
     values, matrices = as_matrices(batch, rows, columns)
     lost = unrecoverable(matrices).flatten(1)
-    found = hidden & ~lost
+    recoverable = hidden & ~lost
     near = completion.has_anchor(values.nan_to_num(), matrices).flatten(1)
     return {
-        "recoverable": found,
-        "one anchor": found & near,
-        "longer path": found & ~near,
+        "recoverable": recoverable,
+        "one anchor": recoverable & near,
+        "longer path": recoverable & ~near,
         "unrecoverable": lost,
     }
 
 
 def nuclear_norms(output: Tensor, rows: int, columns: int) -> Tensor:
-    """‖output‖_* of each example, as a matrix."""
+    """Returns ‖output‖_* of each example, as a matrix."""
     matrices = output.squeeze(-1).unflatten(1, (rows, columns))
     return torch.linalg.svdvals(matrices.float() if matrices.dtype.itemsize < 4 else matrices).sum(1)
 

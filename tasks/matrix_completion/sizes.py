@@ -17,10 +17,10 @@ from tasks.seeds import generator
 
 @register("matrix-completion-sizes")
 class MatrixCompletionSizes(MatrixCompletion):
-    """Square matrices, their size drawn anew for every batch.
+    """Square matrices whose size is drawn anew for every batch.
 
-    A matrix is flattened row by row, so size n uses the position rows 0 to n² - 1: the row of entry (i, j) is n·i + j,
-    another one in every size, and the small sizes share all of theirs with the larger ones.
+    A matrix is flattened row by row, so size n uses rows 0 to n² - 1 of the position table: entry (i, j) has row
+    n·i + j, which differs between sizes, and the rows of a small size are all used by the larger ones too.
 
     Attributes:
         sizes: the sides to draw from, all equally likely; ``n`` is the largest of them.
@@ -56,11 +56,11 @@ class MatrixCompletionSizes(MatrixCompletion):
         return self
 
     def parts(self) -> dict[str, Task]:
-        """A task for each size: ``n=5``, ..."""
+        """Returns a task for each size: ``n=5``, ..."""
         shared = self.model_dump(exclude={"n", "m", "mask", "sizes"})
         return {f"n={size}": MatrixCompletion(n=size, **shared) for size in self.sizes}
 
     def sample(self, n: int | None, seed: int = 0, split: Split = "test") -> Batch:
-        """``n`` fresh matrices of one size, which the seed draws."""
-        drawn = torch.randint(len(self.sizes), (), generator=generator(seed, self.name, split, "size"))
-        return list(self.parts().values())[int(drawn)].sample(n, seed, split)
+        """Samples ``n`` fresh matrices of one size, which depends on the seed."""
+        index = torch.randint(len(self.sizes), (), generator=generator(seed, self.name, split, "size"))
+        return list(self.parts().values())[int(index)].sample(n, seed, split)

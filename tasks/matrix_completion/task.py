@@ -1,4 +1,4 @@
-"""Fill in the hidden entries of a low-rank matrix, given as a sequence of value tokens (Gopalani, Lubana, Hu 2024)."""
+"""Fills in the hidden entries of a low-rank matrix, given as a sequence of value tokens (Gopalani, Lubana, Hu 2024)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class MatrixModelSettings(ModelSettings):
 
 @register("matrix-completion")
 class MatrixCompletion(Matrices):
-    """Predict every entry of a matrix from its observed ones; position of entry (i, j) is m·i + j."""
+    """Predicts every entry of a matrix from its observed ones; the position of entry (i, j) is m·i + j."""
 
     Model: ClassVar[type[ModelSettings]] = MatrixModelSettings
     presets = built_in_presets("matrix-completion")
@@ -72,16 +72,16 @@ class MatrixCompletion(Matrices):
         return 1
 
     def batch(self, values: Float[Tensor, "batch pos"], hidden: Bool[Tensor, "batch pos"]) -> Batch:
-        """A batch from matrices of your own (row-major) and a mask: values are rounded to the grid first."""
+        """Makes a batch from matrices of your own (row-major) and a mask: values are rounded to the grid first."""
         ids = self.encode(values)
         return Batch(ids.masked_fill(hidden, MASK_ID), self.decode(ids), {"hidden": hidden})
 
     def loss(self, output: Float[Tensor, "batch pos 1"], batch: Batch) -> Float[Tensor, ""]:
-        """Mean squared error over all entries, hidden and observed."""
+        """Returns the mean squared error over all entries, hidden and observed."""
         return (output.squeeze(-1) - batch.targets).square().mean()
 
     def metrics(self, output: Float[Tensor, "batch pos 1"], batch: Batch) -> dict[str, Metric]:
-        """``mse_all [batch]``; ``mse_masked``, ``mse_observed`` as (sum, count) pairs over entries.
+        """Returns ``mse_all [batch]``; ``mse_masked``, ``mse_observed`` as (sum, count) pairs over entries.
 
         The papers pool entries over the batch, and a mask may hide nothing (0.33% at 4×4) or everything.
         """
@@ -95,7 +95,9 @@ class MatrixCompletion(Matrices):
         }
 
     def accuracies(self, output: Float[Tensor, "batch pos 1"], batch: Batch) -> dict[str, Metric]:
-        """``accuracy_masked``, ``accuracy_observed``: entries whose output rounds to their own grid value, as pairs."""
+        """Returns ``accuracy_masked``, ``accuracy_observed``: whether an entry's output rounds to its grid value, as
+        pairs.
+        """
         # Half to even, as the values themselves were rounded.
         nearest = (output.squeeze(-1).double() / self.grid_step).round()
         right = nearest == (batch.targets.double() / self.grid_step).round()
@@ -106,7 +108,9 @@ class MatrixCompletion(Matrices):
         }
 
     def plateau_levels(self) -> dict[str, float]:
-        """Observed entries are copied, hidden ones are guessed at their mean, 0 (section 3.1)."""
+        """Returns the metrics where observed entries are copied and hidden ones guessed at their mean, 0
+        (section 3.1).
+        """
         hidden = self.loss_shares()["mse_masked"]
         return {
             "mse_all": hidden * self.entry_variance,
@@ -115,14 +119,14 @@ class MatrixCompletion(Matrices):
         }
 
     def loss_shares(self) -> dict[str, float]:
-        """The shares of hidden and of observed entries."""
+        """Returns the shares of hidden and of observed entries."""
         hidden = self.p_mask
         if self.mask is not None:
             hidden = "".join(self.mask).count("#") / (self.n * self.columns)
         return {"mse_masked": hidden, "mse_observed": 1 - hidden}
 
     def build_model(self, seed: int = 0, settings: ModelSettings | None = None) -> HookedTransformer:
-        """A fresh model; with ``mask_embedding = "zero"`` (the default) see :func:`freeze_mask_embedding`."""
+        """Builds a fresh model; with ``mask_embedding = "zero"`` (the default) see :func:`freeze_mask_embedding`."""
         settings = settings or self.Model()
         model = super().build_model(seed, settings)
         if isinstance(settings, MatrixModelSettings) and settings.mask_embedding == "zero":
@@ -130,74 +134,82 @@ class MatrixCompletion(Matrices):
         return model
 
     def constrain(self, model: HookedTransformer, settings: ModelSettings) -> None:
-        """Set the MASK row to zero again where ``mask_embedding = "zero"``."""
+        """Sets the MASK row to zero again where ``mask_embedding = "zero"``."""
         if isinstance(settings, MatrixModelSettings) and settings.mask_embedding == "zero":
             with torch.no_grad():
                 model.embed.W_E[MASK_ID] = 0.0
 
     def probe_targets(self, batch: Batch) -> ProbeTargets:
-        """Entries, rows and singular vectors; see :func:`matrix_targets`."""
+        """Returns entries, rows and singular vectors; see :func:`matrix_targets`."""
         values, hidden = (
             x.unflatten(1, (self.n, self.columns)) for x in (batch.targets, batch.extras["hidden"])
         )
         return matrix_targets(values, hidden)
 
     def patch_sources(self, batch: Batch) -> dict[str, Batch]:
-        """Named examples to patch from, row by row: ``negated`` is −X under the same mask.
+        """Returns named examples to patch from, row by row: ``negated`` is −X under the same mask.
 
         Gopalani, Lubana, Hu 2024, section 3.2.2 and appendix F.
         """
         return {"negated": self.batch(-batch.targets, batch.extras["hidden"])}
 
     def baselines(self) -> dict[str, Callable[[Batch], Tensor]]:
-        """Completions of least nuclear norm, by name: from a batch to an output ``[batch pos 1]``."""
+        """Returns completions of least nuclear norm, by name: from a batch to an output ``[batch pos 1]``."""
         return convex_baselines(self.n, self.columns)
 
     def methods(self) -> dict[str, Callable[[Batch], Tensor]]:
-        """Ways to fill in hidden entries that a model may have learnt, in the form of :meth:`baselines`."""
+        """Returns methods of filling in hidden entries that a model may have learnt, in the form of
+        :meth:`baselines`.
+        """
         return candidate_methods(self.n, self.columns, self.rank)
 
     def entry_groups(self, batch: Batch) -> dict[str, Tensor]:
-        """Kinds of hidden entries, by name: boolean ``[batch pos]``."""
+        """Returns kinds of hidden entries, by name: boolean ``[batch pos]``."""
         return kinds_of_hidden_entries(batch, self.n, self.columns, self.rank)
 
     def properties(self, output: Float[Tensor, "batch pos 1"]) -> dict[str, Metric]:
-        """Returns properties of an output, whatever is right: its ``nuclear_norm`` as a matrix."""
+        """Returns properties of an output whether it is right or not: its ``nuclear_norm`` as a matrix."""
         return {"nuclear_norm": nuclear_norms(output, self.n, self.columns)}
 
     def variations(self) -> dict[str, dict[str, Task]]:
-        """Other data to try a model on: by what varies, then by name; see :func:`variations`."""
+        """Returns tasks with other data to test a model on, by the setting that varies, then by name; see
+        :func:`variations`.
+        """
         return variations(self, MatrixCompletion)
 
     def copying_inputs(self, n: int, seed: int, split: Split) -> dict[str, tuple[Batch, Batch]]:
-        """Inputs with another token at hidden entries; see :func:`copying_inputs`."""
+        """Returns inputs with another token at hidden entries; see :func:`copying_inputs`."""
         return copying_inputs(self, MatrixCompletion, n, seed, split)
 
     def influences(self, batch: Batch, shift: float | None, seed: int) -> Influences:
-        """Observed entries given another value; kinds and the reference: see :func:`pairs_of_entries`."""
+        """Returns changes of observed entries to another value; for kinds and the reference see
+        :func:`pairs_of_entries`.
+        """
         values = batch.targets
         if shift is None:
-            moved = self.sample(len(batch), derive_seed(seed, self.name, "new values")).targets.to(
+            changed = self.sample(len(batch), derive_seed(seed, self.name, "new values")).targets.to(
                 values.device
             )
         else:
             steps = max(1, round(shift / self.grid_step)) * self.grid_step
             up = torch.rand(values.shape, generator=generator(seed, self.name, "shift")) < 0.5
-            moved = self.decode(self.encode(values + steps * (2 * up.to(values.device) - 1)))
+            changed = self.decode(self.encode(values + steps * (2 * up.to(values.device) - 1)))
         hidden = batch.extras["hidden"]
         cells = (x.unflatten(1, (self.n, self.columns)) for x in (values, hidden))
         kinds, derivative = pairs_of_entries(*cells)
         references = {}
         if self.law == "factors" and self.rank == 1:
-            references["rank-1 ratio"] = derivative * (moved - values)[:, :, None]
-        return Influences(self.encode(moved), ~hidden, hidden, kinds, references)
+            references["rank-1 ratio"] = derivative * (changed - values)[:, :, None]
+        return Influences(self.encode(changed), ~hidden, hidden, kinds, references)
 
     def attention_templates(self) -> dict[str, Tensor | Callable[[Batch], Tensor]]:
-        """Returns what a head may attend to: keys ``[query key]``, or a function of a batch: ``[batch query key]``."""
+        """Returns templates of what a head may attend to: keys ``[query key]``, or a function of a batch: ``[batch
+        query key]``.
+        """
         return attention_templates(self.n, self.columns)
 
     def attention_moves(self, batch: Batch, seed: int) -> dict[str, Batch]:
-        """The examples with one thing changed, row by row: ``mask`` hides other entries, ``values`` has other
+        """Returns the examples with one thing changed, row by row: ``mask`` hides other entries, ``values`` has other
         matrices.
         """
         hidden = batch.extras["hidden"]
@@ -207,23 +219,23 @@ class MatrixCompletion(Matrices):
         return {"mask": self.batch(batch.targets, mask), "values": self.batch(others.targets, hidden)}
 
     def attention_rules(self) -> dict[str, ClassRule]:
-        """When a template is a class of heads."""
+        """Returns the conditions under which a template counts as a class of heads."""
         return ATTENTION_RULES
 
     def attention_relocations(self, batch: Batch, seed: int) -> dict[str, Relocation]:
-        """``longest_column``: the longest run of observed entries is in another column."""
+        """Returns ``longest_column``: examples whose longest run of observed entries moves to another column."""
         stream = generator(seed, self.name, "another longest column")
-        found = move_longest_column(self.n, self.columns, batch, self.batch, stream)
-        return {} if found is None else {"longest_column": found}
+        relocation = move_longest_column(self.n, self.columns, batch, self.batch, stream)
+        return {} if relocation is None else {"longest_column": relocation}
 
     def with_mask(self, batch: Batch, mask: str) -> Batch:
-        """The examples under one mask: ``rows``, ``columns`` (see :func:`named_masks`), or ``..#,..#,...``."""
+        """Returns the examples under one mask: ``rows``, ``columns`` (see :func:`named_masks`), or ``..#,..#,...``."""
         hidden = read_mask(mask, self.n, self.columns).to(batch.targets.device)
         return self.batch(batch.targets, hidden.expand(len(batch), -1))
 
 
 def freeze_mask_embedding(model: HookedTransformer) -> None:
-    """Set the MASK row of ``W_E`` to zero and give it no gradient, as in the published model.
+    """Sets the MASK row of ``W_E`` to zero and gives it no gradient, as in the published model.
 
     Adam and AdamW then leave it at zero, weight decay included. The gradient hook belongs to this parameter
     tensor: it survives loading weights and moving the model, not a ``copy.deepcopy``.
@@ -238,7 +250,7 @@ def _without_mask_row(gradient: Tensor) -> Tensor:
 
 
 def hide_rows(n: int, m: int, kept: Mapping[int, int | None]) -> tuple[str, ...]:
-    """A ``mask`` that hides whole rows but for one entry each: row -> column kept, or ``None``.
+    """Returns a ``mask`` that hides whole rows but for one entry each: row -> column kept, or ``None``.
 
     ``hide_rows(7, 7, {3: 1, 6: 5})`` is the example of the authors' code (rows 4 and 7 of 7, counted from 1).
     """
@@ -249,5 +261,5 @@ def hide_rows(n: int, m: int, kept: Mapping[int, int | None]) -> tuple[str, ...]
 
 
 def hide_columns(n: int, m: int, kept: Mapping[int, int | None]) -> tuple[str, ...]:
-    """A ``mask`` that hides whole columns but for one entry each: column -> row kept, or ``None``."""
+    """Returns a ``mask`` that hides whole columns but for one entry each: column -> row kept, or ``None``."""
     return tuple("".join(row) for row in zip(*hide_rows(m, n, kept), strict=True))

@@ -1,5 +1,5 @@
-"""Which entries a head could attend to from an entry: boolean tensors [query key], or [batch query key] by the
-mask.
+"""Templates of the entries that a head may attend to from an entry: boolean tensors [query key], or [batch query key]
+where they depend on the mask.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from torch import Tensor
 from tasks.attention import ClassRule
 from tasks.base import Batch
 
-#: By name, keys ``[query key]``, or a function of a batch: ``[batch query key]``.
+#: Templates by name: keys ``[query key]``, or a function of a batch: ``[batch query key]``.
 Templates = dict[str, Tensor | Callable[[Batch], Tensor]]
 
 
 def attention_templates(n: int, m: int) -> Templates:
-    """By name; `row` and `column` are without the query's own entry, so that a head on it is not taken for theirs.
+    """Returns the templates by name; `row` and `column` exclude the query's own entry, which is `identity`.
 
     The maps that Gopalani, Lubana, Hu 2024 show (figures 4 and 5, appendix M) are of row, column and identity heads,
     and of heads that the mask directs. A row is mostly hidden if it has at most one observed entry.
 
     - ``mask_ignore``: the observed entries, ``longest_column`` those of the longest runs down a column;
-    - ``masked_row``: from hidden entries of a row with one observed entry, to that;
+    - ``masked_row``: from hidden entries of a row with one observed entry, to that one;
     - ``observed_copy``: from observed entries, to themselves;
-    - ``input_processing``: the middle row (of an even number the two in the middle), from 5 rows on.
+    - ``input_processing``: the middle row (the two in the middle of an even number), from 5 rows on.
     """
     entries = torch.arange(n * m)
     itself = torch.eye(n * m, dtype=torch.bool)
@@ -46,7 +46,7 @@ def attention_templates(n: int, m: int) -> Templates:
     def count(batch: Batch) -> Tensor:
         return observed_in_row(batch, n, m)
 
-    found: Templates = {
+    templates: Templates = {
         "identity": itself,
         "row": row,
         "column": column,
@@ -62,11 +62,11 @@ def attention_templates(n: int, m: int) -> Templates:
             batch.extras["hidden"] & (count(batch) <= 1), itself
         ),
     }
-    return found | ({"input_processing": middle.expand(n * m, -1)} if n > 4 else {})
+    return templates | ({"input_processing": middle.expand(n * m, -1)} if n > 4 else {})
 
 
-#: Heads of a masked row do nothing of the kind elsewhere; a copy of what is observed leaves hidden rows; what processes
-#: the input is the same whatever is hidden.
+#: Masked-row heads must not do the same in rows with more observed entries; observed-copy heads must not attend to
+#: themselves in hidden rows; input-processing heads must attend alike under every mask.
 ATTENTION_RULES = {
     "masked_row": ClassRule(unless="row_observed_elsewhere"),
     "observed_copy": ClassRule(unless="identity_in_hidden_rows"),
@@ -75,19 +75,20 @@ ATTENTION_RULES = {
 
 
 def autoregressive_templates(n: int, m: int) -> Templates:
-    """By name, for [k masked entries, SEP, full entries]; queries are those from SEP on, which predict the entries.
+    """Returns the templates by name, for [k masked entries, SEP, full entries]; queries are those from SEP on, which
+    predict the entries.
 
     ``separator``: SEP. ``matching``: in the masked half the entry that the query predicts; ``last``: the one that it
-    holds. ``row``, ``column``: of the entry that it predicts, in the masked half without that entry. ``observed``,
-    ``hidden``: of the masked half. ``answered``: the full entries so far, itself included.
+    holds. ``row``, ``column``: those of the entry that it predicts, in the masked half, without that entry.
+    ``observed``, ``hidden``: entries of the masked half. ``answered``: the full entries so far, up to the query.
 
     Appendix G shows layer-2 heads on SEP first, and later layer-1 heads near the identity to the matching input.
     """
     k = n * m
     positions = torch.arange(2 * k)
     query, key = positions[:, None] - k, positions
-    predicting, masked = query >= 0, key < k
-    matching = predicting & masked & (key == query)
+    predicting, in_masked_half = query >= 0, key < k
+    matching = predicting & in_masked_half & (key == query)
 
     def of_mask(batch: Batch, wanted: bool) -> Bool[Tensor, "batch query key"]:
         keys = torch.zeros_like(batch.tokens, dtype=torch.bool)
@@ -97,9 +98,9 @@ def autoregressive_templates(n: int, m: int) -> Templates:
     return {
         "separator": predicting & (key == k),
         "matching": matching,
-        "last": predicting & masked & (key == query - 1),
-        "row": predicting & masked & (key // m == query // m) & ~matching,
-        "column": predicting & masked & (key % m == query % m) & ~matching,
+        "last": predicting & in_masked_half & (key == query - 1),
+        "row": predicting & in_masked_half & (key // m == query // m) & ~matching,
+        "column": predicting & in_masked_half & (key % m == query % m) & ~matching,
         "observed": lambda batch: of_mask(batch, False),
         "hidden": lambda batch: of_mask(batch, True),
         "answered": predicting & (key > k) & (key <= positions[:, None]),
@@ -107,23 +108,25 @@ def autoregressive_templates(n: int, m: int) -> Templates:
 
 
 def observed_in_row(batch: Batch, n: int, m: int) -> Int[Tensor, "batch pos"]:
-    """How many entries of each entry's row are observed."""
+    """Returns the number of observed entries in each entry's row."""
     return (~batch.extras["hidden"]).unflatten(1, (n, m)).sum(2).repeat_interleave(m, 1)
 
 
 def seen_by_all(keys: Bool[Tensor, "batch key"]) -> Bool[Tensor, "batch query key"]:
-    """The same keys for every query."""
+    """Returns a template with the same keys for every query."""
     return keys[:, None, :].expand(-1, keys.shape[1], -1)
 
 
 def longest_column(observed: Bool[Tensor, "batch pos"], n: int, m: int) -> Bool[Tensor, "batch pos"]:
-    """The entries of the longest run of observed entries down a column; of all such runs where several are as long."""
+    """Returns the entries of the longest run of observed entries down a column; of all such runs where several are as
+    long.
+    """
     cells = observed.unflatten(1, (n, m))
     so_far = torch.zeros_like(cells, dtype=torch.long)
     for i in range(n):
         so_far[:, i] = cells[:, i] * (1 + (so_far[:, i - 1] if i else 0))
     inside = cells & (so_far == so_far.amax((1, 2), keepdim=True))
-    # What ends as long as any run does is one of them, all of it.
+    # Entries above the end of a longest run belong to it.
     for i in reversed(range(n - 1)):
         inside[:, i] |= inside[:, i + 1] & cells[:, i]
     return inside.flatten(1)

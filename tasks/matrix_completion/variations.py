@@ -1,4 +1,4 @@
-"""Matrix completion on other data than a model was trained on, and inputs that show whether it copies."""
+"""Matrix completion on other data than a model was trained on, and inputs that test whether it copies."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tasks.matrix_completion.matrices import Matrices
 
 #: Shares of hidden entries (Gopalani, Lubana, Hu 2024, section 3.2 and figure 3).
 SHARES = tuple(round(0.10 + 0.05 * k, 2) for k in range(11))
-#: What stands at hidden entries in place of MASK (section 3.1.1, table 1).
+#: Values at hidden entries in place of MASK (section 3.1.1, table 1).
 REPLACEMENTS = (0.44, -0.24)
-#: How far the number of rows or columns goes from that of training.
+#: Largest change of the number of rows or columns from that of training.
 REACH = 2
 
 
@@ -24,7 +24,7 @@ def variations(task: Matrices, make: type[Matrices]) -> dict[str, dict[str, Task
     diversity 0.25). ``rank``, ``rows``, ``columns``: figure 19.
 
     Args:
-        make: the class of the variations; of a task of several sizes it is that of one, with the largest of them.
+        make: the class of the variations; for a task of several sizes that of one size, the largest.
     """
     rows, columns = task.n, task.columns
     different = partial(varied, task, make)
@@ -48,29 +48,30 @@ def variations(task: Matrices, make: type[Matrices]) -> dict[str, dict[str, Task
 
 
 def varied(task: Matrices, make: type[Matrices], **settings: Any) -> Matrices:
-    """Returns a task of class ``make`` with the fields of ``task`` that it has, but for these settings."""
+    """Returns a task of class ``make`` with the fields that it shares with ``task``, except for these settings."""
     return make(**{**{name: getattr(task, name) for name in make.model_fields}, **settings})
 
 
 def copying_inputs(
     task: Matrices, make: type[Matrices], n: int, seed: int, split: Split
 ) -> dict[str, tuple[Batch, Batch]]:
-    """Inputs with another token at hidden entries, by name; twice, with what a copy of them is and with the matrix.
+    """Returns inputs with another token at hidden entries, by name, twice: with copies of the inputs as targets, and
+    with the matrix as targets.
 
     Section 3.1.1, table 1: hidden entries hold MASK (its "copy" is 0), or the value of the grid nearest to 0.44 or
     −0.24. Matrices are the task's own, or have independent entries, uniform on [-1, 1].
     """
-    own = f"rank {task.rank}" if task.law == "factors" else "own"
+    task_label = f"rank {task.rank}" if task.law == "factors" else "own"
     full = varied(task, make, law="entries", distribution="uniform", scale=1.0)
-    found: dict[str, tuple[Batch, Batch]] = {}
-    for kind, drawn in ((own, task), ("full rank", full)):
-        batch = drawn.sample(n, seed=seed, split=split)
+    inputs: dict[str, tuple[Batch, Batch]] = {}
+    for kind, source in ((task_label, task), ("full rank", full)):
+        batch = source.sample(n, seed=seed, split=split)
         hidden = batch.extras["hidden"]
-        found[f"{kind}, MASK"] = replace(batch, targets=batch.targets.masked_fill(hidden, 0)), batch
+        inputs[f"{kind}, MASK"] = replace(batch, targets=batch.targets.masked_fill(hidden, 0)), batch
         for value in REPLACEMENTS:
             token = int(task.encode(batch.targets.new_tensor(value)))
             nearest = float(task.decode(batch.tokens.new_tensor(token)))
-            told = replace(batch, tokens=batch.tokens.masked_fill(hidden, token))
-            copied = replace(told, targets=batch.targets.masked_fill(hidden, nearest))
-            found[f"{kind}, {nearest:g}"] = copied, told
-    return found
+            replaced_batch = replace(batch, tokens=batch.tokens.masked_fill(hidden, token))
+            copied = replace(replaced_batch, targets=batch.targets.masked_fill(hidden, nearest))
+            inputs[f"{kind}, {nearest:g}"] = copied, replaced_batch
+    return inputs

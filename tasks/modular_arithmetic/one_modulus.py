@@ -44,18 +44,18 @@ class OneModulus(ModularTask):
 
     def attention_templates(self) -> dict[str, Tensor]:
         """Returns the templates of every modular task, and the operator where there is one."""
-        found = super().attention_templates()
+        templates = super().attention_templates()
         if self.operator_token:
             operator = torch.arange(self.sequence_length) == 1
-            found["operator"] = operator.expand(self.sequence_length, -1)
-        return found
+            templates["operator"] = operator.expand(self.sequence_length, -1)
+        return templates
 
     def loss(self, output: Float[Tensor, "batch _ classes"], batch: Batch) -> Float[Tensor, ""]:
-        """Mean cross-entropy, in float64."""
+        """Returns the mean cross-entropy, in float64."""
         return cross_entropy(self.read(output)[:, 0], batch.targets).mean()
 
     def metrics(self, output: Float[Tensor, "batch _ classes"], batch: Batch) -> dict[str, Metric]:
-        """``loss`` (cross-entropy, nats) and ``accuracy`` (0 or 1), each ``[batch]``."""
+        """Returns ``loss`` (cross-entropy, nats) and ``accuracy`` (0 or 1), each ``[batch]``."""
         logits = self.read(output)[:, 0]
         return {
             "loss": cross_entropy(logits, batch.targets),
@@ -97,18 +97,18 @@ class ModularMultiplication(OneModulus):
         return {"product": batch.targets}
 
     def grid_axes(self) -> tuple[GridAxis, ...]:
-        """The operands other than 0 as powers of a generator: multiplication adds their exponents modulo p − 1."""
+        """Returns the nonzero operands as powers of a generator: multiplication adds their exponents modulo p − 1."""
         cycle = powers(self.p)
         return tuple(
             GridAxis(name, cycle, place) for name, place in zip("ab", self.operand_positions, strict=True)
         )
 
     def modular_answers(self) -> dict[str, ModularAnswer]:
-        """The product, as the sum of exponents modulo p − 1."""
+        """Returns the product, as the sum of exponents modulo p − 1."""
         return {"product": ModularAnswer(self.p - 1, (1, 1), powers(self.p))}
 
 
 def powers(p: int) -> tuple[int, ...]:
-    """g⁰, g¹, ..., g^(p−2) modulo a prime, g its smallest generator: every remainder but 0 once."""
+    """Returns g⁰, g¹, ..., g^(p−2) modulo a prime, g its smallest generator: every remainder but 0 once."""
     cycles = (tuple(pow(base, exponent, p) for exponent in range(p - 1)) for base in range(1, p))
     return next(cycle for cycle in cycles if len(set(cycle)) == p - 1)

@@ -36,11 +36,11 @@ class MiiiiModelSettings(ArithmeticModelSettings):
 class Miiii(ModularTask):
     """n mod q for every prime q of a list, n = x0 + x1·p, from the tokens [x0, x1, '='].
 
-    The read-outs of the primes lie side by side on the output axis, sum(q) columns in all.
+    The logits of the primes are concatenated on the output axis, sum(q) columns in all.
 
     Attributes:
         primes: the moduli, ascending; ``None`` means every prime below p (29 of them for p = 113).
-        digits: which digit comes first: ``"low-first"`` as the paper prints, ``"high-first"`` as its code.
+        digits: order of the digits: ``"low-first"`` as the paper prints, ``"high-first"`` as its code.
         variant: ``"shuffled"`` (T_basis) permutes the rows of answers over all inputs before the split;
             ``"masked"`` (T_masked) gives the primes below 11 (2, 3, 5, 7) weight 0 in the loss.
     """
@@ -48,8 +48,8 @@ class Miiii(ModularTask):
     Model: ClassVar[type[ModelSettings]] = MiiiiModelSettings
     presets = built_in_presets("miiii")
     published_steps: ClassVar[tuple[int, ...]] = (256, 1024, 4096, 16384, 65536)
-    # Primes generalise in groups. The mean accuracy moves by the group's share, which a threshold on accuracy would
-    # call too little; the mean loss falls by a large part of what is left.
+    # Primes generalise in groups. The mean accuracy rises by the group's share, too little for a threshold on accuracy;
+    # the mean loss falls by a large part of what remains.
     drop_metric: ClassVar[DropMetric] = DropMetric("loss", "down")
 
     primes: tuple[int, ...] | None = None
@@ -88,7 +88,7 @@ class Miiii(ModularTask):
         return len(self.moduli)
 
     def answers(self, operands: Int[Tensor, "inputs 2"]) -> Int[Tensor, "inputs tasks"]:
-        """n mod q for every prime, whatever the variant: only the table of a shuffled task is shuffled."""
+        """Returns n mod q for every prime, whatever the variant: only the table of a shuffled task is shuffled."""
         low, high = operands.unbind(-1) if self.digits == "low-first" else operands.flip(-1).unbind(-1)
         return (low + high * self.p)[:, None] % torch.tensor(self.moduli)
 
@@ -96,25 +96,25 @@ class Miiii(ModularTask):
         return {f"mod_{q}": batch.targets[:, column] for column, q in enumerate(self.moduli)}
 
     def numbers(self, batch: Batch) -> Int[Tensor, " batch"]:
-        """n of every input: the number whose remainders are asked for."""
+        """Returns n of every input, the number whose remainders are the answers."""
         operands = batch.extras["operands"]
         low, high = (operands if self.digits == "low-first" else operands.flip(-1)).unbind(-1)
         return low + high * self.p
 
     def grid_axes(self) -> tuple[GridAxis, ...]:
-        """The two digits, as they stand in the tokens."""
+        """Returns the two digits as axes, as they stand in the tokens."""
         names = ("x0", "x1") if self.digits == "low-first" else ("x1", "x0")
         return tuple(GridAxis(name, tuple(range(self.p)), place) for place, name in enumerate(names))
 
     def modular_answers(self) -> dict[str, ModularAnswer]:
-        """n mod q adds x0 and (p mod q)·x1 modulo q, for every prime."""
-        found = {}
+        """Returns n mod q as the sum of x0 and (p mod q)·x1 modulo q, for every prime."""
+        answers = {}
         first = 0
         for q in self.moduli:
             weights = (1, self.p % q) if self.digits == "low-first" else (self.p % q, 1)
-            found[f"mod_{q}"] = ModularAnswer(q, weights, tuple(range(first, first + q)))
+            answers[f"mod_{q}"] = ModularAnswer(q, weights, tuple(range(first, first + q)))
             first += q
-        return found
+        return answers
 
     @cached_property
     def _answers(self) -> Int[Tensor, "inputs tasks"]:
@@ -126,7 +126,7 @@ class Miiii(ModularTask):
         return table
 
     def logits(self, output: Float[Tensor, "batch _ classes"]) -> Float[Tensor, "batch tasks widest"]:
-        """Logits per prime, padded with −inf for the classes that a prime does not have."""
+        """Returns the logits per prime, padded with −inf for the classes that a prime does not have."""
         packed = self.read(output)[:, 0].split(self.moduli, dim=-1)
         widest = max(self.moduli)
         padded = [
@@ -136,12 +136,13 @@ class Miiii(ModularTask):
         return torch.stack(padded, 1)
 
     def loss(self, output: Float[Tensor, "batch _ classes"], batch: Batch) -> Float[Tensor, ""]:
-        """Mean over all primes (masked ones count in the denominator) of CE_q / ln q; float64."""
+        """Returns the mean over all primes (masked ones count in the denominator) of CE_q / ln q; float64."""
         losses = self._cross_entropies(output, batch).mean(0)
         return losses @ losses.new_tensor(self.loss_weights) / len(self.moduli)
 
     def metrics(self, output: Float[Tensor, "batch _ classes"], batch: Batch) -> dict[str, Metric]:
-        """Per example: ``loss_q`` (CE_q / ln q), ``accuracy_q`` by prime; their means ``loss``, ``accuracy``.
+        """Returns, per example, ``loss_q`` (CE_q / ln q), ``accuracy_q`` by prime and their means ``loss``,
+        ``accuracy``.
 
         The means are over all primes, also in the masked variant, whose training loss leaves some out.
         """
@@ -157,6 +158,6 @@ class Miiii(ModularTask):
     def _cross_entropies(
         self, output: Float[Tensor, "batch _ classes"], batch: Batch
     ) -> Float[Tensor, "batch tasks"]:
-        # Each prime's own columns only: the same as −inf in the padded form, at a third of the memory.
+        # Computed from each prime's own columns: equal to the padded form with −inf, at a third of the memory.
         packed = self.read(output)[:, 0].split(self.moduli, dim=-1)
         return torch.stack([cross_entropy(part, batch.targets[:, i]) for i, part in enumerate(packed)], 1)

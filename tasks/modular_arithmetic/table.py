@@ -1,4 +1,4 @@
-"""The base of modular tasks: a finite table of inputs [digit, digit, '='], its split, float64 losses."""
+"""The base of modular tasks: a finite table of inputs [digit, digit, '='], its splits, float64 losses."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class ModularTask(Task):
     Attributes:
         p: the modulus, and the base of the digits. Prime.
         train_fraction: share of the table that trains (0.3 as printed in both papers; 0.5 in the MIIII code).
-        validation_size: of what is left, this many validate, but at most half; the rest is the test split.
-        split_seed: which split (and, where a task shuffles its answers, which shuffle).
+        validation_size: examples of the rest that validate, at most half of them; the others are the test split.
+        split_seed: seed of the split (and of the shuffle, where a task shuffles its answers).
     """
 
     Model: ClassVar[type[ModelSettings]] = ArithmeticModelSettings
     drop_metric: ClassVar[DropMetric] = DropMetric("accuracy", "up")
 
-    # The whole table is made: at the largest p it has 4 million rows.
+    # The whole table is built: at the largest p it has 4 million rows.
     p: int = Field(113, ge=3, le=2003)
     train_fraction: float = Field(0.3, gt=0, lt=1)
     validation_size: int = Field(1000, ge=1)
@@ -71,7 +71,7 @@ class ModularTask(Task):
 
     @property
     def operand_positions(self) -> tuple[int, int]:
-        """Returns the positions of the two operands; what is read stands last."""
+        """The positions of the two operands; the output is read at the last position."""
         return (0, 1)
 
     @property
@@ -113,10 +113,10 @@ class ModularTask(Task):
 
     @abstractmethod
     def answers(self, operands: Int[Tensor, "inputs 2"]) -> Int[Tensor, "inputs ..."]:
-        """The answer classes of any operand pairs (as they stand in the tokens)."""
+        """Returns the answer classes of any operand pairs (as they stand in the tokens)."""
 
     def sample(self, n: int | None, seed: int = 0, split: Split = "test") -> Batch:
-        """Inputs of a split, without replacement; ``n = None`` or n ≥ its size is the whole split."""
+        """Samples inputs of a split without replacement; ``n = None`` or n ≥ its size is the whole split."""
         check_sample_size(n)
         rows = self._splits[split]
         if n is not None and n < len(rows):
@@ -125,41 +125,45 @@ class ModularTask(Task):
         return self._batch(rows)
 
     def input_grid(self) -> Batch:
-        """All inputs in lexicographic order of the tokens: what Fourier analysis runs on."""
+        """Returns all inputs in lexicographic order of the tokens, as Fourier analysis needs them."""
         return self._batch(torch.arange(self.n_inputs))
 
     def grid_axes(self) -> tuple[GridAxis, ...]:
-        """The two operands, as they stand in the tokens, each a cycle of length p."""
+        """Returns the two operands as axes, as they stand in the tokens, each a cycle of length p."""
         cycle = tuple(range(self.p))
         return tuple(
             GridAxis(name, cycle, place) for name, place in zip("ab", self.operand_positions, strict=True)
         )
 
     def token_values(self) -> dict[int, float]:
-        """The digits; '=' is none."""
+        """Returns the digits; '=' has no value."""
         return {digit: float(digit) for digit in range(self.p)}
 
     def probe_targets(self, batch: Batch) -> ProbeTargets:
-        """Classes at '=': both operands by the names of ``grid_axes``, their ``sum`` mod p, and the answers."""
+        """Returns classes at '=': both operands by the names of ``grid_axes``, their ``sum`` mod p, and the answers."""
         operands = batch.extras["operands"]
-        found = {axis.name: operands[:, place] for place, axis in enumerate(self.grid_axes())}
-        found |= {"sum": operands.sum(1) % self.p, **self.answer_classes(batch)}
+        classes = {axis.name: operands[:, place] for place, axis in enumerate(self.grid_axes())}
+        classes |= {"sum": operands.sum(1) % self.p, **self.answer_classes(batch)}
         return ProbeTargets(
-            {name: ProbeTarget(values, "classification") for name, values in found.items()},
+            {name: ProbeTarget(values, "classification") for name, values in classes.items()},
             positions=self.read_positions,
         )
 
     def patch_sources(self, batch: Batch) -> dict[str, Batch]:
-        """Other inputs of the table, row by row, that differ in one way; those that lie in it for every row.
+        """Returns other inputs of the table, row by row, that differ in one way; only kinds that exist for every row.
 
         ``"shifted"``: the first operand one higher (modulo p); ``"same_sum"``: that, and the second one lower, which
-        leaves a + b as it is; ``"swapped"``: the operands exchanged, which leaves what commutes as it is.
+        leaves a + b as it is; ``"swapped"``: the operands exchanged, which leaves symmetric functions as they are.
         """
         operands = batch.extras["operands"].cpu()
         up, down = torch.tensor([1, 0]), torch.tensor([1, -1])
-        others = {"shifted": operands + up, "same_sum": operands + down, "swapped": operands.flip(1)}
-        found = {name: self._rows_of(other % self.p) for name, other in others.items()}
-        return {name: self._batch(rows) for name, rows in found.items() if bool((rows >= 0).all())}
+        operands_by_name = {
+            "shifted": operands + up,
+            "same_sum": operands + down,
+            "swapped": operands.flip(1),
+        }
+        rows_by_name = {name: self._rows_of(other % self.p) for name, other in operands_by_name.items()}
+        return {name: self._batch(rows) for name, rows in rows_by_name.items() if bool((rows >= 0).all())}
 
     def _rows_of(self, operands: Int[Tensor, "batch 2"]) -> Int[Tensor, " batch"]:
         """Returns the rows of the table that operands are in, -1 for none."""
@@ -168,11 +172,13 @@ class ModularTask(Task):
         return table[tuple(operands.T)]
 
     def answer_classes(self, batch: Batch) -> dict[str, Tensor]:
-        """The answers of a batch, ``[batch]`` each, where they are something else than the sum."""
+        """Returns the answers of a batch by name, ``[batch]`` each, where they are not the sum."""
         return {}
 
     def attention_templates(self) -> dict[str, Tensor]:
-        """Returns what a head may attend to, keys ``[query key]``: each operand, both, and '=' itself."""
+        """Returns templates of the keys that a head may attend to, ``[query key]``: each operand, both, and '='
+        itself.
+        """
         first, second = self.operand_positions
         positions = {
             "operand_1": [first],
@@ -182,13 +188,13 @@ class ModularTask(Task):
         }
         keys = torch.arange(self.sequence_length)
         return {
-            name: torch.isin(keys, torch.tensor(some)).expand(len(keys), -1)
-            for name, some in positions.items()
+            name: torch.isin(keys, torch.tensor(chosen)).expand(len(keys), -1)
+            for name, chosen in positions.items()
         }
 
     def _batch(self, rows: Int[Tensor, " rows"]) -> Batch:
         operands = self._operands[rows]
-        # What is no operand is '=', or an operator between them.
+        # Positions without an operand hold '=', or an operator between the operands.
         tokens = torch.full((len(rows), self.sequence_length), self.d_vocab - 1)
         tokens[:, list(self.read_positions)] = self.p
         tokens[:, list(self.operand_positions)] = operands
@@ -198,10 +204,10 @@ class ModularTask(Task):
 def cross_entropy(
     logits: Float[Tensor, "batch classes"], answers: Int[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
-    """Per-example cross-entropy through a float64 log-softmax.
+    """Returns the per-example cross-entropy through a float64 log-softmax.
 
-    In float32 a log-probability cannot be told from 0 below 1.2e-7, and the gradients that are lost there
-    end in loss spikes (Nanda et al. 2023, code; Syrkis & Søgaard 2024, "slingshot").
+    In float32 a log-probability below 1.2e-7 rounds to 0, and the loss of its gradient
+    ends in loss spikes (Nanda et al. 2023, code; Syrkis & Søgaard 2024, "slingshot").
     """
     log_probabilities = logits.double().log_softmax(-1)
     return -log_probabilities.gather(-1, answers[:, None]).squeeze(-1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, Site, ablate, cache, edit, intervene, patch, run
-from circuits.model.bridge import _ports
+from circuits.model.bridge import _attention_hooks
 from circuits.model.surface import Surface
 
 PORTED = ["scores", "pattern", "resid_mid"]
@@ -215,7 +215,7 @@ def test_nothing_is_left_behind(bridge, tokens, site):
     with pytest.raises(KeyboardInterrupt), intervene(bridge, shifted(site)[0]):
         run(bridge, tokens, edit(f"{site}.1", fails))
     assert hooks_on(bridge) == before
-    assert not len(_ports)
+    assert not len(_attention_hooks)
     assert bool((bridge(tokens) == clean).all())
 
 
