@@ -21,7 +21,7 @@ CHARACTER = 6.9
 #: Ticks of a logarithmic axis as powers of ten; the font is smaller, because plotly enlarges powers by a quarter.
 POWERS: dict[str, Any] = {"exponentformat": "power", "tickfont": {"size": 10}}
 #: The key in a figure's meta under which `titled` notes the height that it added, so that `untitled` can remove it.
-ROOM = "room for the title"
+TITLE_HEIGHT_KEY = "room for the title"
 
 
 def finished(figure: Any, title: str, subtitle: str = "") -> Any:
@@ -58,7 +58,7 @@ def titled(figure: Any, title: str, subtitle: str = "") -> Any:
         },
         height=(layout.height or HEIGHT) + title_height,
         margin={"t": (100 if margin_top is None else margin_top) + title_height},
-        meta=meta | {ROOM: title_height},
+        meta=meta | {TITLE_HEIGHT_KEY: title_height},
     )
 
 
@@ -66,11 +66,11 @@ def untitled(figure: Any) -> Any:
     """Returns a copy of the figure without the title and the height that `titled` added."""
     meta = figure.layout.meta
     copy = type(figure)(figure)
-    if not isinstance(meta, Mapping) or ROOM not in meta:
+    if not isinstance(meta, Mapping) or TITLE_HEIGHT_KEY not in meta:
         return copy
-    title_height = meta[ROOM]
+    title_height = meta[TITLE_HEIGHT_KEY]
     copy.layout.title = None
-    copy.layout.meta = {key: value for key, value in meta.items() if key != ROOM} or None
+    copy.layout.meta = {key: value for key, value in meta.items() if key != TITLE_HEIGHT_KEY} or None
     return copy.update_layout(
         height=copy.layout.height - title_height, margin={"t": copy.layout.margin.t - title_height}
     )

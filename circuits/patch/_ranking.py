@@ -168,8 +168,14 @@ def _joined(one: Measured, metric: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _rank_agreement(estimates: np.ndarray, entries: np.ndarray, exact: Sequence[Any], counts: Counts) -> Row:
     """Returns Spearman's rank correlation over rows, with an interval over examples; estimates are [row example]."""
-    edited = np.stack([sums for (sums, _), _ in exact]), np.stack([some for (_, some), _ in exact])
-    clean = np.stack([sums for _, (sums, _) in exact]), np.stack([some for _, (_, some) in exact])
+    edited = (
+        np.stack([sums for (sums, _), _ in exact]),
+        np.stack([sample_counts for (_, sample_counts), _ in exact]),
+    )
+    clean = (
+        np.stack([sums for _, (sums, _) in exact]),
+        np.stack([sample_counts for _, (_, sample_counts) in exact]),
+    )
     base_entries = np.broadcast_to(entries, estimates.shape)
     effects = ratio(edited[0].sum(1), edited[1].sum(1)) - ratio(clean[0].sum(1), clean[1].sum(1))
     correlation = spearman(ratio(estimates.sum(1), base_entries.sum(1))[None], effects[None])[0]

@@ -129,17 +129,17 @@ def _frame(
     )
     value = ratio(series.sum(1), entries.sum(1))
     all_resamples = bootstrap(series, entries, seed, draws)
-    near, far = value[: len(heads)], value[len(heads) :]
-    near_resamples, far_resamples = all_resamples[:, : len(heads)], all_resamples[:, len(heads) :]
+    paired_mean, unpaired_mean = value[: len(heads)], value[len(heads) :]
+    paired_resamples, unpaired_resamples = all_resamples[:, : len(heads)], all_resamples[:, len(heads) :]
     table_columns: dict[str, Any] = {
         "layer": [head.layer for head in heads],
         "head": [head.head for head in heads],
     }
     for name, values, resampled in (
-        ("distance", near, near_resamples),
-        ("unpaired", far, None),
-        ("effect", near - far, near_resamples - far_resamples),
-        ("share", ratio(near, far), ratio(near_resamples, far_resamples)),
+        ("distance", paired_mean, paired_resamples),
+        ("unpaired", unpaired_mean, None),
+        ("effect", paired_mean - unpaired_mean, paired_resamples - unpaired_resamples),
+        ("share", ratio(paired_mean, unpaired_mean), ratio(paired_resamples, unpaired_resamples)),
     ):
         table_columns[name] = values
         if resampled is not None:
