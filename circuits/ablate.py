@@ -1,11 +1,10 @@
-"""Ablations: attention made uniform, heads, sites or layers set to zero, to a mean, or to another example's
-value.
+"""Ablations: uniform attention; heads, sites or layers replaced by zero, a mean or another example's activation.
 
-Every function here returns an intervention: a frozen value that knows no model. Hand it to `intervene`,
+Every function here returns an intervention: a frozen value that is independent of any model. Pass it to `intervene`,
 `run` or `sweep`. `heads` is a spec such as "all", "0.1, 2.3-5" or "L0H1", or a tuple of heads; 0-based
 throughout. `what` is heads (edited at z, so the attention output bias b_O stays), a site such as
-"mlp_out.1" or "z", or a layer number, which stands for the layer's heads (z) and neurons (mlp_post)
-together, output biases staying. `queries` limits an edit to some query positions: integers (negative ones
+"mlp_out.1" or "z", or a layer number, for the layer's heads (z) and neurons (mlp_post)
+together, where output biases stay. `queries` limits an edit to some query positions: integers (negative ones
 count from the end) or a boolean mask [batch pos] with a row for every example of the run; `positions` is
 another name for it.
 """
@@ -39,12 +38,12 @@ Tokens = Shaped[Tensor, "batch pos *input"]
 
 
 def uniform(heads: Any, keys: Any = None, *, queries: Any = None, positions: Any = None) -> Edit:
-    """Make attention uniform: pattern[batch, head, query, key] := 1 / (number of keys this query may see).
+    """Makes attention uniform: pattern[batch, head, query, key] := 1 / (number of keys this query may see).
 
-    Which keys a query may see is read off the attention scores of the same pass (masked ones are minus
+    The keys a query may see are read from the attention scores of the same pass (masked ones are minus
     infinity), so causal, bidirectional, local and padded attention are all respected. With `keys`
     (positions), attention is uniform over those of them that the query may see; a query that sees none of
-    them is an error, unless `queries` leaves it out. A query that sees nothing at all (padding) keeps its
+    them is an error, unless `queries` leaves it out. A query that sees no key at all (padding) keeps its
     zero pattern.
 
     With every head of a bidirectional model on an n×n grid this is the uniform ablation of Gopalani et al.
@@ -58,33 +57,40 @@ def uniform(heads: Any, keys: Any = None, *, queries: Any = None, positions: Any
 def mean_pattern(
     heads: Any, reference: Tokens, of: str = "unedited", *, queries: Any = None, positions: Any = None
 ) -> Edit:
-    """Replace each head's pattern by its mean over the `reference` examples [batch pos].
+    """Replaces each head's pattern by its mean over the `reference` examples [batch pos].
 
     Unlike `uniform` this keeps what a head does on average, position by position. With `of="edited"` and the
-    run's own tokens it is what the released code of Gopalani et al. 2024 (arXiv:2410.22244) does under the
-    name of uniform ablation.
+    run's own tokens it is the uniform ablation of the released code of Gopalani et al. 2024
+    (arXiv:2410.22244).
 
     Args:
-        of: whose mean: "unedited", the model's without any of our edits; or "edited", that of a pass on the reference
+        of: the pass whose mean is taken: "unedited", the model without any edits; or "edited", a pass on the reference
             under this edit alone, so that a later layer's mean is over patterns that the means of earlier layers have
-            changed. Whatever the chunks are, it is the mean over the whole reference. A mask of `queries` per example
-            then edits the reference, too, and needs as many examples as it has.
+            changed. The mean is over the whole reference, whatever the chunks. With "edited" a mask of `queries` per
+            example edits the reference, too, and needs as many rows as it has examples.
     """
     caller = "ablate.mean_pattern"
     places = read_heads(heads, "pattern", caller)
-    tokens, where = read_tokens(reference, caller, "reference"), read_queries(queries, positions, caller)
+    tokens, query_positions = (
+        read_tokens(reference, caller, "reference"),
+        read_queries(queries, positions, caller),
+    )
     if read_choice(of, ("unedited", "edited"), caller, "of") == "unedited":
-        return Edit(caller, places, Mean(tokens), where)
-    if isinstance(where, Snapshot) and where.tensor.ndim == 2 and where.shape != tokens.shape[:2]:
+        return Edit(caller, places, Mean(tokens), query_positions)
+    if (
+        isinstance(query_positions, Snapshot)
+        and query_positions.tensor.ndim == 2
+        and query_positions.shape != tokens.shape[:2]
+    ):
         raise CircuitsError(
             f'{caller}: of="edited" edits the reference, {list(tokens.shape)}, as well, which the mask of queries, '
-            f"{list(where.shape)}, does not fit"
+            f"{list(query_positions.shape)}, does not fit"
         )
-    return Edit(caller, places, EditedMean(tokens, "batch", caller, places, where), where)
+    return Edit(caller, places, EditedMean(tokens, "batch", caller, places, query_positions), query_positions)
 
 
 def zero(what: Any, *, queries: Any = None, positions: Any = None) -> Edit:
-    """Set to zero: z for heads, the activation itself for a site, z and mlp_post for a layer.
+    """Sets activations to zero: z for heads, the activation itself for a site, z and mlp_post for a layer.
 
     At the site "scores" masked entries stay masked.
     """
@@ -96,11 +102,11 @@ def zero(what: Any, *, queries: Any = None, positions: Any = None) -> Edit:
 def mean(
     what: Any, reference: Tokens, over: str = "batch", *, queries: Any = None, positions: Any = None
 ) -> Edit:
-    """Replace by the mean over the `reference` examples [batch pos], position by position.
+    """Replaces activations by their mean over the `reference` examples [batch pos], position by position.
 
     `over="batch,pos"` pools positions too, and then the reference may have another length than the run (not
-    at pattern or scores, where queries see different keys). The mean is taken in float64, on the model as
-    it is outside all of our blocks.
+    at pattern or scores, where queries see different keys). The mean is taken in float64, on the model without
+    the edits of open blocks.
     """
     caller = "ablate.mean"
     places, optional = read_what(what, caller)
@@ -115,7 +121,7 @@ def mean(
 
 
 def resample(what: Any, source: Tokens, seed: int = 0, *, queries: Any = None, positions: Any = None) -> Edit:
-    """Replace by the activation of another example: row i takes row d(i) of `source` [batch pos].
+    """Replaces activations by another example's: row i takes row d(i) of `source` [batch pos].
 
     `source` has one row for every example of the run, usually the same tokens. d is one derangement of the
     whole batch, drawn from `seed`: the same at every site, and whatever the chunks are, no example keeps
@@ -139,7 +145,7 @@ def neurons(
     queries: Any = None,
     positions: Any = None,
 ) -> Edit:
-    """Ablate neurons of one layer's MLP, at mlp_post [batch pos d_mlp]: after the activation function, b_out stays.
+    """Ablates neurons of one layer's MLP at mlp_post [batch pos d_mlp], after the activation function; b_out stays.
 
     Args:
         neurons: indices from 0, or a boolean mask [d_mlp].
@@ -148,17 +154,17 @@ def neurons(
     """
     caller = "ablate.neurons"
     how = read_choice(how, ("zero", "mean", "resample"), caller, "how")
-    for name, given, needed in (("reference", reference, "mean"), ("source", source, "resample")):
-        if given is None and how == needed:
+    for name, value, needed in (("reference", reference, "mean"), ("source", source, "resample")):
+        if value is None and how == needed:
             raise CircuitsError(f"{caller}: how={how!r} needs {name}=, tokens [batch pos]")
-        if given is not None and how != needed:
+        if value is not None and how != needed:
             raise CircuitsError(f"{caller}: {name}= goes with how={needed!r}, here how={how!r}")
-    numbers = read_indices(layer, caller, "layer") or ()
-    if len(numbers) != 1:
+    layers = read_indices(layer, caller, "layer") or ()
+    if len(layers) != 1:
         raise CircuitsError(f"{caller}: layer={layer!r}; give one layer, counting from 0")
     if neurons is None:
         raise CircuitsError(f"{caller}: no neurons given")
-    place = read_place(Site("mlp_post", numbers[0]), None, caller, neurons)
+    place = read_place(Site("mlp_post", layers[0]), None, caller, neurons)
     if how == "mean":
         replacement: Replacement = Mean(read_tokens(reference, caller, "reference"))
     elif how == "resample":
@@ -181,11 +187,11 @@ def frequencies(
     queries: Any = None,
     positions: Any = None,
 ) -> Edit:
-    """Remove an activation's Fourier components at some frequencies, or (`keep`) everything else but the constant.
+    """Removes an activation's Fourier components at some frequencies, or (`keep`) all others but the constant.
 
-    The activation at `site` is seen as a function of coordinates x_1..x_m in 0..period-1, the token ids at the
-    positions `coords`. `grid` [period^m pos] holds every combination once; there the coefficients of the waves
-    are fitted, in float64, on the model as it is outside all of our blocks, for each position and entry of the
+    The activation at `site` is treated as a function of coordinates x_1..x_m in 0..period-1, the token ids at the
+    positions `coords`. `grid` [period^m pos] holds every combination once; on it the coefficients of the waves
+    are fitted, in float64, on the model without the edits of open blocks, for each position and entry of the
     activation. A run may then hold any examples of the grid, in any order: each loses, or keeps, the waves' values at
     its own coordinates.
 
@@ -193,31 +199,31 @@ def frequencies(
         keys: frequencies k, 1 <= k <= period / 2; w = 2πk/period.
         directions: "all", the products of {1, cos(w x), sin(w x)} over the coordinates without the constant, never
             across frequencies (for two coordinates the 8 components of Nanda et al. 2023, arXiv:2301.05217, section
-            4.4), or "sum", only cos and sin of w(x_1 + ... + x_m), which addition mod p is computed by.
+            4.4), or "sum", only cos and sin of w(x_1 + ... + x_m), the components of a function of the sum.
     """
     caller = "ablate.frequencies"
     place = read_place(site, heads, caller)
     if not is_whole(period, 2):
         raise CircuitsError(f"{caller}: period={period!r}; give a whole number of at least 2")
     chosen = read_indices(keys, caller, "keys") or ()
-    wrong = [key for key in chosen if not 1 <= key <= period // 2]
-    if wrong or not chosen:
+    outside = [key for key in chosen if not 1 <= key <= period // 2]
+    if outside or not chosen:
         raise CircuitsError(
             f"{caller}: keys are frequencies from 1 to {period // 2} for period {period}; got {keys!r}"
         )
-    where = read_keys(coords, caller)
-    if where is None:
+    coordinate_positions = read_keys(coords, caller)
+    if coordinate_positions is None:
         raise CircuitsError(
             f"{caller}: coords are the positions of the tokens that are the coordinates; got None"
         )
-    waves = FourierComponents(
-        where, int(period), chosen, read_choice(directions, DIRECTIONS, caller, "directions")
+    components = FourierComponents(
+        coordinate_positions, int(period), chosen, read_choice(directions, DIRECTIONS, caller, "directions")
     )
     if not isinstance(keep, bool):
         raise CircuitsError(f"{caller}: keep={keep!r}; give True or False")
     tokens = read_tokens(grid, caller, "grid")
-    check_grid(tokens.tensor, waves, caller)
-    replacement = RemoveFrequencies(waves, keep, tokens)
+    check_grid(tokens.tensor, components, caller)
+    replacement = RemoveFrequencies(components, keep, tokens)
     return Edit(caller, (place,), replacement, read_queries(queries, positions, caller))
 
 
@@ -231,14 +237,14 @@ def classes(
     queries: Any = None,
     positions: Any = None,
 ) -> Edit:
-    """Remove the part of an activation that a class of the example decides, or (`keep`) everything else but the mean.
+    """Removes the part of an activation that the example's class explains, or (`keep`) all but that part and the mean.
 
     Args:
-        classes: whole numbers from 0, [example], or [example kind] for several kinds at once, of the `examples`
-            [example pos]. On these, each of them different, the activation at `site` is fitted, in float64, by its mean
-            plus an addition for every class (of several kinds by least squares), on the model as it is outside all of
-            our blocks, for each position and entry of the activation. A run may then hold any of the examples, in any
-            order: each loses its class's addition, or keeps the mean and that alone.
+        classes: whole numbers from 0, [example], or [example kind] for several kinds at once, of the `examples`.
+        examples: [example pos], all different. On them the activation at `site` is fitted, in float64, by its mean plus
+            a term for every class (for several kinds by least squares), on the model without the edits of open blocks,
+            for each position and entry of the activation. A run may then hold any of the examples, in any order: each
+            loses its class's term, or keeps only the mean and that term.
 
     Where the classes are remainders r modulo q, this removes all waves cos(2πjr/q), sin(2πjr/q), whether or not q
     divides the period of the tokens; where it does, and r is a token's or a sum's, it is `ablate.frequencies`.
@@ -258,10 +264,10 @@ def classes(
         raise CircuitsError(f"{caller}: the examples that have classes must be different from each other")
     if not isinstance(keep, bool):
         raise CircuitsError(f"{caller}: keep={keep!r}; give True or False")
-    labelled = ClassFit(tokens, Snapshot(kinds.long()))
-    # Refuses kinds that cannot be told apart.
-    _ = labelled.contrasts
-    return Edit(caller, (place,), RemoveClasses(labelled, keep), read_queries(queries, positions, caller))
+    fit = ClassFit(tokens, Snapshot(kinds.long()))
+    # Fitting now refuses kinds of classes that are not independent.
+    _ = fit.contrasts
+    return Edit(caller, (place,), RemoveClasses(fit, keep), read_queries(queries, positions, caller))
 
 
 def _resampled(source: Any, seed: int, caller: str) -> Resample:
@@ -272,7 +278,7 @@ def _resampled(source: Any, seed: int, caller: str) -> Resample:
 
 
 def each(make: Callable[..., Intervention], over: Iterable[Any], **arguments: Any) -> dict[str, Intervention]:
-    """One intervention for each item, by name, ready for `sweep`.
+    """Returns one intervention for each item, by name, for `sweep`.
 
         ablate.each(ablate.uniform, heads("all", model))           # {"L0H0": ..., "L0H1": ..., ...}
         ablate.each(ablate.mean, ["mlp_out.0", "mlp_out.1"], reference=tokens)
@@ -285,13 +291,13 @@ def each(make: Callable[..., Intervention], over: Iterable[Any], **arguments: An
         raise CircuitsError(
             f"ablate.each: give a list of items, not {over!r}; heads(spec, model) makes one of heads"
         )
-    made: dict[str, Intervention] = {}
+    interventions: dict[str, Intervention] = {}
     for item in items:
-        number = isinstance(item, int | np.integer)
-        label, value = variants.named("layer" if number else "", item)
-        if label in made:
+        is_layer = isinstance(item, int | np.integer)
+        label, value = variants.named("layer" if is_layer else "", item)
+        if label in interventions:
             raise CircuitsError(f"ablate.each: two items are called {label!r}; they must be different")
-        made[label] = made_by(make, "ablate.each", (value,), arguments.items())
-    if not made:
+        interventions[label] = made_by(make, "ablate.each", (value,), arguments.items())
+    if not interventions:
         raise CircuitsError("ablate.each: nothing to go over")
-    return made
+    return interventions

@@ -1,4 +1,4 @@
-"""Positional permutation: the model is told wrong positions, its tokens staying where they are."""
+"""Positional permutation: permutes the position embeddings while the tokens keep their positions."""
 
 from __future__ import annotations
 
@@ -30,16 +30,15 @@ CALLER = "permute.positions"
 
 @dataclass(frozen=True)
 class Permuted(Replacement):
-    """Rows of the position table in another order: those in use, drawn from a seed, or an order that is given."""
+    """Permutes rows of the position table: by a random order of those in use, from a seed, or by a given order."""
 
     seed: int | None
     order: tuple[int, ...] | None
 
     def prepare(self, run: RunContext) -> str | None:
-        """What in this call makes the model read other rows than the first ones in order, if anything does."""
-        tokens = run.tokens
-        masks = tokens is not None and masks_itself(run.surface, tokens)
-        return "padding" if masks else unusual(run.given)
+        """Names the reason why the model reads other rows than the first in order, such as padding, or None."""
+        is_padded = run.tokens is not None and masks_itself(run.surface, run.tokens)
+        return "padding" if is_padded else unusual(run.given)
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         length = current.shape[1]
@@ -67,6 +66,8 @@ class Permuted(Replacement):
 
 @dataclass(frozen=True)
 class PermutedPositions(Edit):
+    """An edit of position embeddings; refuses models without a table of them."""
+
     def plan(self, surface: Surface) -> tuple[ActivationEdit, ...]:
         if self.places[0].site.hook() not in surface.hooks:
             raise CircuitsError(
@@ -77,19 +78,19 @@ class PermutedPositions(Edit):
 
 
 def positions(permutation_or_seed: Any) -> PermutedPositions:
-    """Position i reads row perm[i] of the table of position embeddings; the input is unchanged.
+    """Permutes position embeddings: position i reads row perm[i] of the table; the input is unchanged.
 
     Args:
         permutation_or_seed: a permutation of 0..n-1, n at most the length of the run (later positions keep their rows),
             or a seed, from which one permutation of the rows in use is drawn, uniform among all of them (the identity
-            included). Of the trained table no other rows are read. With a seed this is the positional permutation of
+            included). Only these rows of the trained table are read. With a seed this is the positional permutation of
             Gopalani et al. 2024 (arXiv:2410.22244, section 3.2.1).
 
     Rotary models and models without a position table are refused, and so is a run that does not read the first rows
     of the table in order (padding, position_ids, a key-value cache).
     """
     if is_whole(permutation_or_seed):
-        return _permuted(Permuted(read_seed(permutation_or_seed, CALLER), None))
+        return _edit(Permuted(read_seed(permutation_or_seed, CALLER), None))
     permutation_or_seed = as_dense_tensor(permutation_or_seed, CALLER)
     if isinstance(permutation_or_seed, Tensor):
         permutation_or_seed = permutation_or_seed.tolist()
@@ -103,55 +104,57 @@ def positions(permutation_or_seed: Any) -> PermutedPositions:
         raise CircuitsError(
             f"{CALLER}: {permutation_or_seed!r} is neither a seed nor a permutation of 0..n-1, each number once"
         )
-    return _permuted(Permuted(None, tuple(map(int, order))))
+    return _edit(Permuted(None, tuple(map(int, order))))
 
 
 def draws(count: int, seed: int = 0) -> Draws:
-    """`count` random permutations as one variant of a sweep, which then gives each draw, their mean and spread."""
+    """Returns `count` random permutations as one variant of a sweep, which reports each draw, their mean and spread."""
     return draw_variants(positions, count, seed)
 
 
 def slices(shape: Any, axis: int, seed: int = 0) -> PermutedPositions:
-    """Whole slices of a grid of positions change places: of a matrix its rows (axis 0) or its columns (axis 1).
+    """Permutes whole slices of a grid of positions: for a matrix its rows (axis 0) or its columns (axis 1).
 
     Args:
-        shape: of the grid, whose last axis varies fastest over positions; later positions keep their rows.
-        axis: along which the slices are counted.
-        seed: draws one permutation of them, uniform among all (the identity included).
+        shape: the shape of the grid, whose last axis varies fastest over positions; later positions keep their rows.
+        axis: the axis along which slices are counted.
+        seed: draws one permutation of the slices, uniform among all (the identity included).
 
-    Where rows of the data may change places without making it more or less likely, and every position sees every
-    other, this is the same as giving the model another example of the data: its expected error stays what it is.
+    Where permuting the rows of the data leaves its distribution unchanged, and every position sees every other, this is
+    equivalent to giving the model another example of the data: its expected error stays the same.
     """
-    places, axis = _grid(shape, axis, "permute.slices")
-    order = random_order(places.shape[axis], read_seed(seed, "permute.slices"))
-    return _permuted(Permuted(None, tuple(np.take(places, order, axis).flatten().tolist())))
+    grid_positions, axis = _grid(shape, axis, "permute.slices")
+    order = random_order(grid_positions.shape[axis], read_seed(seed, "permute.slices"))
+    return _edit(Permuted(None, tuple(np.take(grid_positions, order, axis).flatten().tolist())))
 
 
 def within(shape: Any, axis: int, seed: int = 0, at: Any = None) -> PermutedPositions:
-    """Inside each slice of a grid of positions its entries change places: of a matrix inside each row (axis 0).
+    """Permutes positions within each slice of a grid: for a matrix within each row (axis 0) or column (axis 1).
 
     Args:
-        shape: as in `slices`; each slice has a permutation of its own.
-        axis: see `shape`.
-        seed: see `shape`.
+        shape: as in `slices`.
+        axis: as in `slices`.
+        seed: draws a permutation for each slice.
         at: only inside these slices.
     """
     caller = "permute.within"
-    places, axis = _grid(shape, axis, caller)
+    grid_positions, axis = _grid(shape, axis, caller)
     seed, chosen = read_seed(seed, caller), read_indices(at, caller, "at")
-    if chosen is not None and max(chosen) >= places.shape[axis]:
-        raise CircuitsError(f"{caller}: no slice {max(chosen)}: axis {axis} has 0-{places.shape[axis] - 1}")
+    if chosen is not None and max(chosen) >= grid_positions.shape[axis]:
+        raise CircuitsError(
+            f"{caller}: no slice {max(chosen)}: axis {axis} has 0-{grid_positions.shape[axis] - 1}"
+        )
     generator = torch.Generator().manual_seed(seed)
-    lines = np.moveaxis(places, axis, 0).copy()
-    for index in range(len(lines)):
-        order = torch.randperm(lines[index].size, generator=generator).numpy()
+    slices_first = np.moveaxis(grid_positions, axis, 0).copy()
+    for index in range(len(slices_first)):
+        order = torch.randperm(slices_first[index].size, generator=generator).numpy()
         if chosen is None or index in chosen:
-            lines[index] = lines[index].flatten()[order].reshape(lines[index].shape)
-    return _permuted(Permuted(None, tuple(np.moveaxis(lines, 0, axis).flatten().tolist())))
+            slices_first[index] = slices_first[index].flatten()[order].reshape(slices_first[index].shape)
+    return _edit(Permuted(None, tuple(np.moveaxis(slices_first, 0, axis).flatten().tolist())))
 
 
 def _grid(shape: Any, axis: Any, caller: str) -> tuple[np.ndarray, int]:
-    """The positions of a grid, in its shape; and the axis."""
+    """Returns the positions of a grid, in its shape, and the axis."""
     sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
     if not sizes or not all(is_whole(size) and size > 0 for size in sizes):
         raise CircuitsError(f"{caller}: shape is that of a grid of positions, such as (4, 4); got {shape!r}")
@@ -161,10 +164,10 @@ def _grid(shape: Any, axis: Any, caller: str) -> tuple[np.ndarray, int]:
 
 
 def random_order(length: int, seed: int) -> tuple[int, ...]:
-    """A permutation of `length` rows, uniform among all, from its own generator."""
+    """Draws a permutation of `length` rows, uniform among all, from its own generator."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(torch.randperm(length, generator=generator).tolist())
 
 
-def _permuted(replacement: Permuted) -> PermutedPositions:
+def _edit(replacement: Permuted) -> PermutedPositions:
     return PermutedPositions(CALLER, (Place(Site("pos_embed")),), replacement)

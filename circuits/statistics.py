@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-#: Of the intervals in every table.
+#: The level of the intervals in every table.
 LEVEL = 0.95
 
-# Drawn, and multiplied with series, in blocks of at most this many numbers, which bounds the memory.
+# Draws are generated, and multiplied with series, in blocks of at most this many numbers, to bound the memory.
 _BLOCK = 8_000_000
-# Draws of no more numbers are kept: they take longer than what is computed from them.
+# Draws of at most this many numbers are cached, because drawing takes longer than the statistics.
 _KEPT = 4_000_000
 
 Draw = Callable[[np.random.Generator, int, int], np.ndarray]
@@ -24,7 +24,7 @@ Draw = Callable[[np.random.Generator, int, int], np.ndarray]
 
 @dataclass
 class Resampling:
-    """The draws of one table. What is drawn depends on seed and number of examples alone, not on what it is for."""
+    """The random draws of one table; they depend only on the seed and the number of examples."""
 
     seed: int
     draws: int = 1
@@ -32,15 +32,15 @@ class Resampling:
     _kept: dict[tuple[int, int], np.ndarray] = field(default_factory=dict, repr=False)
 
     def weights(self, examples: int, series: int) -> Iterator[np.ndarray]:
-        """Blocks [draw example]: how often an example is in a resample."""
+        """Yields blocks [draw example] of how often each example is in a resample."""
         return self._blocks(_weights, 1, self.draws, examples, series)
 
     def flips_are_all(self, examples: int) -> bool:
-        """Whether all 2^n flips are no more than `flips`."""
+        """Tells whether all 2^n flips are used, because there are at most `flips` of them."""
         return examples < 63 and 2**examples <= self.flips
 
     def swaps(self, examples: int, series: int) -> Iterator[np.ndarray]:
-        """Blocks [flip example]: 1 where the pair of an example is swapped, else 0."""
+        """Yields blocks [flip example]: 1 where the pair of an example is swapped, else 0."""
         if self.flips_are_all(examples):
             numbers = np.arange(2**examples)[:, None]
             return iter([((numbers >> np.arange(examples)) & 1).astype(float)])
@@ -49,7 +49,7 @@ class Resampling:
     def _blocks(
         self, draw: Draw, stream: int, count: int, examples: int, series: int
     ) -> Iterator[np.ndarray]:
-        """Row after row from one generator: neither the size of blocks nor keeping them changes a number."""
+        """Yields rows of draws from one generator; neither the block size nor caching changes a number."""
         rng = np.random.default_rng([self.seed, stream])
         step = max(1, _BLOCK // max(1, examples, series))
         if count * examples > _KEPT:
@@ -70,13 +70,13 @@ def _swaps(rng: np.random.Generator, count: int, examples: int) -> np.ndarray:
     return rng.integers(0, 2, size=(count, examples)).astype(float)
 
 
-# Series of several groups are summarised together up to this many numbers at a time.
+# Groups of one shape are summarised together, up to this many numbers at a time.
 _TOGETHER = 1_000_000
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Arrays [series]; series 0 is the unedited model, its effects are zero and its ratios one."""
+    """Statistics as arrays [series]; series 0 is the unedited model, with effects of 0 and ratios of 1."""
 
     value: np.ndarray
     low: np.ndarray
@@ -93,7 +93,7 @@ class Summary:
 def summarise(
     sums: np.ndarray, counts: np.ndarray, seed: int, draws: int, flips: int, level: float
 ) -> Summary:
-    """Value, interval, paired effect and ratio, p-value of each series. `sums` and `counts` are [series examples].
+    """Computes value, interval, paired effect, ratio and p-value of each series; inputs are [series examples].
 
     Intervals are percentile bootstrap over examples. One resample serves all series, so that effects and
     ratios are paired; a resample that holds no entry at all (ΣC = 0) is left out. With fewer than two examples there
@@ -105,24 +105,24 @@ def summarise(
 def summarise_groups(
     groups: Sequence[tuple[np.ndarray, np.ndarray]], resampling: Resampling, level: float
 ) -> list[Summary]:
-    """`summarise` of each (sums, counts), with the same draws; those of one shape are computed together."""
-    found: list[Summary | None] = [None] * len(groups)
-    alike: dict[tuple[int, ...], list[int]] = {}
-    for place, (sums, _) in enumerate(groups):
-        alike.setdefault(sums.shape, []).append(place)
-    for (series, _), places in alike.items():
+    """Summarises each (sums, counts) as `summarise` does, with the same draws; groups of one shape run together."""
+    summaries: list[Summary | None] = [None] * len(groups)
+    indices_by_shape: dict[tuple[int, ...], list[int]] = {}
+    for index, (sums, _) in enumerate(groups):
+        indices_by_shape.setdefault(sums.shape, []).append(index)
+    for (series, _), indices in indices_by_shape.items():
         step = max(1, _TOGETHER // (series * max(resampling.draws, resampling.flips)))
-        for start in range(0, len(places), step):
-            several = places[start : start + step]
-            sums, counts = (np.stack([groups[place][which] for place in several]) for which in (0, 1))
-            together = _summarise(sums, counts, resampling, level)
-            for at, place in enumerate(several):
-                found[place] = Summary(*(getattr(together, each.name)[at] for each in fields(Summary)))
-    return [one for one in found if one is not None]
+        for start in range(0, len(indices), step):
+            chunk = indices[start : start + step]
+            sums, counts = (np.stack([groups[index][part] for index in chunk]) for part in (0, 1))
+            joint = _summarise(sums, counts, resampling, level)
+            for row, index in enumerate(chunk):
+                summaries[index] = Summary(*(getattr(joint, column.name)[row] for column in fields(Summary)))
+    return [summary for summary in summaries if summary is not None]
 
 
 def _summarise(sums: np.ndarray, counts: np.ndarray, resampling: Resampling, level: float) -> Summary:
-    """Of groups [group series examples]; series 0 of each group is what its others are compared with."""
+    """Summarises groups [group series examples]; the others of a group are compared with its series 0."""
     value = ratio(sums.sum(-1), counts.sum(-1))
     effect = value - value[:, :1]
     resampled = _resampled(sums, counts, resampling)
@@ -139,65 +139,67 @@ def _summarise(sums: np.ndarray, counts: np.ndarray, resampling: Resampling, lev
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """numerator / denominator, NaN where there is no entry."""
+    """Returns numerator / denominator, NaN where the denominator is 0."""
     return np.divide(
         numerator, denominator, out=np.full_like(numerator, np.nan, dtype=float), where=denominator != 0
     )
 
 
 def bootstrap(sums: np.ndarray, counts: np.ndarray, seed: int, draws: int) -> np.ndarray:
-    """Pooled ratios [draws series], the same resamples of examples for every series."""
+    """Returns pooled ratios [draws series] of resamples of examples that are the same for every series."""
     return _resampled(sums, counts, Resampling(seed, draws=draws))
 
 
 def _resampled(sums: np.ndarray, counts: np.ndarray, resampling: Resampling) -> np.ndarray:
-    """[*group draws series]"""
+    """Returns pooled ratios of resamples, [*group draws series]."""
     series, examples = sums.shape[-2:]
-    found = [
+    blocks = [
         ratio(weights @ sums.swapaxes(-1, -2), weights @ counts.swapaxes(-1, -2))
         for weights in resampling.weights(examples, series)
     ]
-    return found[0] if len(found) == 1 else np.concatenate(found, axis=-2)
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=-2)
 
 
 def sign_flip(sums: np.ndarray, counts: np.ndarray, seed: int, flips: int) -> np.ndarray:
-    """Two-sided p-value [series] that a series differs from series 0.
+    """Returns two-sided p-values [series] of the difference of each series from series 0.
 
     Under the null the edited and the unedited result of an example are exchangeable: each flip swaps the
     pair (S, C) of every example with probability 1/2 and recomputes both pooled ratios. For plain values
-    this is the sign-flip test of the mean difference. All 2^n flips are used where they are no more than
-    `flips`; else that many are drawn, and p = (1 + hits) / (1 + flips). A flip that leaves a ratio without
+    this is the sign-flip test of the mean difference. All 2^n flips are used where there are at most
+    `flips` of them; else that many are drawn, and p = (1 + hits) / (1 + flips). A flip that leaves a ratio without
     entries counts as a hit.
     """
     return _sign_flip(sums, counts, Resampling(seed, flips=flips))
 
 
 def _sign_flip(sums: np.ndarray, counts: np.ndarray, resampling: Resampling) -> np.ndarray:
-    """[*group series]"""
+    """Returns two-sided sign-flip p-values, [*group series]."""
     series, examples = sums.shape[-2:]
     total, entries = sums.sum(-1), counts.sum(-1)
     observed = np.abs(ratio(total, entries) - ratio(total[..., :1], entries[..., :1]))
     # Rounding must not turn the observed arrangement, or one as extreme, into a smaller one.
     scale = np.abs(ratio(total, entries)) + np.abs(ratio(total[..., :1], entries[..., :1]))
-    bar = (observed - 1e-11 * scale)[..., None, :]
-    moved, moved_counts = ((each[..., :1, :] - each).swapaxes(-1, -2) for each in (sums, counts))
-    same_counts = not moved_counts.any()
+    threshold = (observed - 1e-11 * scale)[..., None, :]
+    pair_differences, count_differences = (
+        (each[..., :1, :] - each).swapaxes(-1, -2) for each in (sums, counts)
+    )
+    same_counts = not count_differences.any()
     total, entries = total[..., None, :], entries[..., None, :]
     hits = np.zeros(observed.shape)
     for swap in resampling.swaps(examples, series):
-        shift = swap @ moved
-        shift_counts = np.zeros_like(shift) if same_counts else swap @ moved_counts
-        gap = ratio(total + shift, entries + shift_counts) - ratio(
+        shift = swap @ pair_differences
+        shift_counts = np.zeros_like(shift) if same_counts else swap @ count_differences
+        difference = ratio(total + shift, entries + shift_counts) - ratio(
             total[..., :1] - shift, entries[..., :1] - shift_counts
         )
-        hits += (~(np.abs(gap) < bar)).sum(-2)
-    every = resampling.flips_are_all(examples)
-    p_value = hits / 2.0**examples if every else (1 + hits) / (1 + resampling.flips)
+        hits += (~(np.abs(difference) < threshold)).sum(-2)
+    is_exhaustive = resampling.flips_are_all(examples)
+    p_value = hits / 2.0**examples if is_exhaustive else (1 + hits) / (1 + resampling.flips)
     return np.where(np.isnan(observed), np.nan, p_value)
 
 
 def holm(p_values: np.ndarray) -> np.ndarray:
-    """Holm-adjusted p-values (Holm 1979); NaN stays NaN and is no part of the family."""
+    """Returns Holm-adjusted p-values (Holm 1979); NaN stays NaN and is not counted in the family."""
     adjusted = np.full(p_values.shape, np.nan)
     known = np.flatnonzero(~np.isnan(p_values))
     order = known[np.argsort(p_values[known], kind="stable")]
@@ -207,15 +209,15 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 
 
 def interval(resampled: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
-    """Percentile bounds [*group series] of resamples [*group draws series], those without any entry (NaN) left out."""
+    """Returns percentile bounds [*group series] of resamples [*group draws series]; NaN resamples are left out."""
     columns = np.moveaxis(resampled, -2, 0).reshape(resampled.shape[-2], -1)
     bounds = np.full((2, columns.shape[1]), np.nan)
-    gone = np.isnan(columns)
-    some, lacking = ~gone.all(0), gone.any(0)
+    is_nan = np.isnan(columns)
+    has_values, has_nan = ~is_nan.all(0), is_nan.any(0)
     tails = [(1 - level) / 2, (1 + level) / 2]
-    # The same numbers, ten times slower, where entries are left out.
-    for which, quantile in ((some & ~lacking, np.quantile), (some & lacking, np.nanquantile)):
-        if which.any():
-            bounds[:, which] = quantile(columns if which.all() else columns[:, which], tails, axis=0)
+    # nanquantile gives the same numbers ten times slower, so it is used only where there are NaN.
+    for chosen, quantile in ((has_values & ~has_nan, np.quantile), (has_values & has_nan, np.nanquantile)):
+        if chosen.any():
+            bounds[:, chosen] = quantile(columns if chosen.all() else columns[:, chosen], tails, axis=0)
     low, high = bounds.reshape(2, *resampled.shape[:-2], resampled.shape[-1])
     return low, high

@@ -1,4 +1,4 @@
-"""Tensors and positions as values: copied once, compared by content, shown in one line."""
+"""Treats tensors and positions as values: copied once, compared by content, shown in one line."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from circuits.errors import CircuitsError
 
 
 class _Copy:
-    """The values of a tensor. Snapshots of one tensor that are alive together share it, while it has not changed.
+    """A copy of a tensor's values, which live snapshots of the tensor share as long as it has not changed.
 
-    A grid of patches from one cache would hold the cache as many times as it has rows.
+    Without sharing, a grid of patches from one cache would copy the cache once per row.
     """
 
     _latest: ClassVar[WeakValueDictionary[tuple[Any, ...], _Copy]] = WeakValueDictionary()
@@ -30,18 +30,18 @@ class _Copy:
 
     @classmethod
     def of(cls, tensor: Tensor) -> _Copy:
-        where = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        known = cls._latest.get(where)
-        if known is None or not known.holds(tensor):
-            known = cls._latest[where] = cls(tensor)
-        return known
+        key = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        copy = cls._latest.get(key)
+        if copy is None or not copy.holds(tensor):
+            copy = cls._latest[key] = cls(tensor)
+        return copy
 
     def holds(self, tensor: Tensor) -> bool:
-        """Bit for bit."""
-        ours, theirs = self.tensor, tensor.detach()
-        if not (ours.is_contiguous() and theirs.is_contiguous()):
+        """Tells whether the copy equals the tensor bit for bit."""
+        stored, current = self.tensor, tensor.detach()
+        if not (stored.is_contiguous() and current.is_contiguous()):
             return False
-        return torch.equal(ours.reshape(-1).view(torch.uint8), theirs.reshape(-1).view(torch.uint8))
+        return torch.equal(stored.reshape(-1).view(torch.uint8), current.reshape(-1).view(torch.uint8))
 
     @cached_property
     def sha256(self) -> str:
@@ -86,9 +86,9 @@ class Snapshot:
 
 
 def as_dense_tensor(given: Any, what: str) -> Any:
-    """An array or tensor as a dense tensor that has values; anything else as it is.
+    """Returns an array or tensor as a dense tensor that has values, and anything else as it is.
 
-    Copied only where torch cannot read an array in place: backwards, write-protected or in foreign byte order.
+    It is copied only where torch cannot read an array in place: backwards, write-protected or in foreign byte order.
     """
     if isinstance(given, np.ndarray):
         try:
@@ -98,20 +98,20 @@ def as_dense_tensor(given: Any, what: str) -> Any:
                 f"{what}: torch has no numbers of {given.dtype}, which the array holds"
             ) from error
     if isinstance(given, Tensor):
-        unlike = [
+        unsupported = [
             name
-            for name, found in (
+            for name, is_kind in (
                 ("sparse", given.layout != torch.strided),
                 ("nested", given.is_nested),
                 ("quantized", given.is_quantized),
                 ("meta", given.is_meta),
             )
-            if found
+            if is_kind
         ]
-        if unlike:
-            raise CircuitsError(f"{what}: got a {unlike[0]} tensor; give a dense one that has values")
+        if unsupported:
+            raise CircuitsError(f"{what}: got a {unsupported[0]} tensor; give a dense one that has values")
         if given.is_inference():
-            # Autograd takes none of those that torch.inference_mode has made, not even as ids.
+            # Autograd refuses tensors made under torch.inference_mode, even as ids.
             with torch.inference_mode(False):
                 return given.clone()
     return given
@@ -121,15 +121,15 @@ Positions = tuple[int, ...]
 
 
 class _Array(tuple[int, ...]):
-    """Positions that were given as an array of 0 and 1, each once: of two positions this could be a mask, too."""
+    """Positions 0 and 1 from an array; in a run of two positions such an array could also mean a mask."""
 
 
 def refuse_numbers_as_mask(given: Any, what: str, mask: str) -> None:
-    """Refuse whole numbers that must be meant as a mask: 0 and 1 alone, more than once, or as bytes.
+    """Refuses whole numbers that may be meant as a mask: only 0 and 1, with repeats or as bytes.
 
     Args:
         given: an array, a tensor or some other series; anything else passes.
-        mask: what the axes of a mask would be.
+        mask: the axes of a mask, for the error message.
     """
     is_bytes = isinstance(given, np.ndarray | Tensor) and given.ndim > 0 and given.itemsize == 1
     if isinstance(given, np.ndarray | Tensor):
@@ -138,10 +138,10 @@ def refuse_numbers_as_mask(given: Any, what: str, mask: str) -> None:
         numbers = list(given) if isinstance(given, list | tuple) or hasattr(given, "to_numpy") else []
     numbers = [] if any(isinstance(number, Tensor) or is_bool(number) for number in numbers) else numbers
     try:
-        told_apart = set(numbers)
+        distinct = set(numbers)
     except TypeError:
         return
-    if told_apart and told_apart <= {0, 1} and (len(numbers) > len(told_apart) or is_bytes):
+    if distinct and distinct <= {0, 1} and (len(numbers) > len(distinct) or is_bytes):
         raise CircuitsError(
             f"{what}: {len(numbers)} numbers that are all 0 or 1 can be read as a mask {mask} or as the numbers 0 and "
             "1; give a mask as booleans, and numbers once each, as a list of int"
@@ -149,7 +149,7 @@ def refuse_numbers_as_mask(given: Any, what: str, mask: str) -> None:
 
 
 def parse_positions(given: Any, what: str) -> Positions | Snapshot | None:
-    """Positions as a tuple of integers (negative ones count from the end), or a boolean mask, [pos] or [batch pos]."""
+    """Reads positions: integers (negative ones count from the end) or a boolean mask, [pos] or [batch pos]."""
     if given is None:
         return None
     given = as_dense_tensor(given, what)
@@ -174,26 +174,26 @@ def parse_positions(given: Any, what: str) -> Positions | Snapshot | None:
     try:
         if any(is_bool(position) for position in given):
             raise TypeError
-        found = tuple(dict.fromkeys(operator.index(position) for position in given))
+        parsed = tuple(dict.fromkeys(operator.index(position) for position in given))
     except TypeError as error:
         raise CircuitsError(
             f"{what}: positions are integers or a boolean mask [batch pos], got {given!r}"
         ) from error
-    if not found:
+    if not parsed:
         raise CircuitsError(f"{what}: no position given")
-    return _Array(found) if is_array and set(found) == {0, 1} else found
+    return _Array(parsed) if is_array and set(parsed) == {0, 1} else parsed
 
 
 def is_bool(number: Any) -> bool:
-    """Whether it is a truth value, which Python would take for 0 or 1."""
+    """Tells whether the value is a bool, which Python would take for 0 or 1."""
     return isinstance(number, bool | np.bool_) or (isinstance(number, Tensor) and number.dtype == torch.bool)
 
 
 def select_positions(positions: Positions, length: int, what: str) -> Tensor:
-    """A boolean mask [length] that is true at `positions`."""
-    wrong = [position for position in positions if not -length <= position < length]
-    if wrong:
-        raise CircuitsError(f"{what}: no position {wrong[0]}: the run has positions 0-{length - 1}")
+    """Returns a boolean mask [length] that is true at `positions`."""
+    outside = [position for position in positions if not -length <= position < length]
+    if outside:
+        raise CircuitsError(f"{what}: no position {outside[0]}: the run has positions 0-{length - 1}")
     if isinstance(positions, _Array) and length == len(positions):
         refuse_numbers_as_mask(np.array(positions, dtype=np.uint8), what, "[pos]")
     mask = torch.zeros(length, dtype=torch.bool)

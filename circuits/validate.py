@@ -1,4 +1,4 @@
-"""Reads arguments that are no part of an intervention: tokens, batches, seeds, choices, indices and counts."""
+"""Reads and checks arguments: tokens, batches, seeds, choices, indices and functions."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from circuits.tensors import Snapshot, as_dense_tensor
 
 
 def is_whole(number: Any, least: int | None = None) -> bool:
-    """Whether it is an integer of Python's or numpy's, and no truth value; with `least`, one no smaller than that."""
-    whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
-    return whole and (least is None or bool(number >= least))
+    """Tells whether the value is an integer, Python's or numpy's but no bool, and at least `least` if that is given."""
+    is_integer = isinstance(number, int | np.integer) and not isinstance(number, bool)
+    return is_integer and (least is None or bool(number >= least))
 
 
 def read_tokens(tokens: Any, caller: str, name: str) -> Snapshot:
-    """A non-empty batch of model inputs: [batch pos], or [batch pos ...] for models that take vectors."""
+    """Copies a non-empty batch of model inputs: [batch pos], or [batch pos ...] for models that take vectors."""
     return Snapshot(_read_inputs(tokens, f"{caller}: {name}", "tokens [batch pos]"))
 
 
 def read_run_tokens(tokens: Any, caller: str) -> Tensor:
-    """The inputs of a run, as a tensor; unlike a reference they are not copied."""
+    """Returns the inputs of a run as a tensor, without copying them."""
     return _read_inputs(tokens, f"{caller}: tokens", "a tensor [batch pos]")
 
 
@@ -35,20 +35,22 @@ def _read_inputs(tokens: Any, what: str, wanted: str) -> Tensor:
     if not isinstance(tokens, Tensor) or tokens.ndim < 2 or tokens.numel() == 0:
         got = list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
         raise CircuitsError(f"{what} must be {wanted}, got {got}")
-    # As ids a table of embeddings takes these two alone; it takes bytes, too, and for a mask.
+    # Embedding layers take only int32 and int64 as ids; indexing with bytes would treat them as a mask.
     is_ids = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
     return tokens.long() if is_ids and tokens.dtype not in (torch.int32, torch.int64) else tokens
 
 
 def read_batch(batch: Any, caller: str) -> Any:
-    """What a metric gets beside the output: anything with a length that takes a slice of rows. None stays None."""
+    """Reads the batch of a metric, anything with a length that takes a slice of rows; None stays None."""
     batch = (
         batch
         if batch is None or isinstance(batch, np.ndarray)
         else as_dense_tensor(batch, f"{caller}: batch")
     )
-    is_rows = hasattr(batch, "__len__") and hasattr(batch, "__getitem__") and getattr(batch, "ndim", 1) > 0
-    if batch is not None and (not is_rows or isinstance(batch, str | bytes | Mapping)):
+    is_sliceable = (
+        hasattr(batch, "__len__") and hasattr(batch, "__getitem__") and getattr(batch, "ndim", 1) > 0
+    )
+    if batch is not None and (not is_sliceable or isinstance(batch, str | bytes | Mapping)):
         raise CircuitsError(
             f"{caller}: batch has len() and takes a slice of rows; got {type(batch).__name__}"
         )
@@ -56,7 +58,7 @@ def read_batch(batch: Any, caller: str) -> Any:
 
 
 def read_indices(given: Any, caller: str, name: str) -> tuple[int, ...] | None:
-    """One or several indices from 0, without repeats; None stays None."""
+    """Reads one or several indices from 0, without repeats; None stays None."""
     if given is None:
         return None
     given = as_dense_tensor(given, f"{caller}: {name}")
@@ -69,6 +71,7 @@ def read_indices(given: Any, caller: str, name: str) -> tuple[int, ...] | None:
 
 
 def read_choice(value: Any, choices: Iterable[str], caller: str, name: str) -> str:
+    """Returns the value, or raises `CircuitsError` if it is not one of the choices."""
     choices = list(choices)
     if not isinstance(value, str) or value not in choices:
         raise CircuitsError(f"{caller}: {name}={value!r}; choose from {', '.join(map(repr, choices))}")
@@ -78,7 +81,7 @@ def read_choice(value: Any, choices: Iterable[str], caller: str, name: str) -> s
 def made_by(
     make: Any, caller: str, items: tuple[Any, ...] = (), arguments: Iterable[tuple[str, Any]] = ()
 ) -> Any:
-    """`make(*items, **arguments)`, where `make` is such a function."""
+    """Returns `make(*items, **arguments)`, after checking that `make` takes these arguments."""
     if not callable(make):
         raise CircuitsError(f"{caller}: make must be a function that returns an intervention, got {make!r}")
     arguments = tuple(arguments)
@@ -90,7 +93,7 @@ def made_by(
 
 
 def check_call(function: Any, caller: str, /, *items: Any, **named: Any) -> None:
-    """Refuse a function that does not take such arguments; one that does not tell what it takes is let pass."""
+    """Refuses a function that does not take such arguments; one without a signature is accepted."""
     try:
         inspect.signature(function).bind(*items, **named)
     except ValueError:
@@ -101,7 +104,7 @@ def check_call(function: Any, caller: str, /, *items: Any, **named: Any) -> None
 
 
 def read_seed(seed: Any, caller: str) -> int:
-    """A seed that both torch's and numpy's generators take."""
+    """Reads a seed that both torch's and numpy's generators accept."""
     if not is_whole(seed, 0) or seed >= 2**63:
         raise CircuitsError(f"{caller}: seed={seed!r}; a seed is an integer from 0 to 2**63 - 1")
     return int(seed)

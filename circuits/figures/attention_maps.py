@@ -1,4 +1,4 @@
-"""Attention maps as a grid: layers down, heads across, queries down and keys across in each."""
+"""Draws attention maps in a grid of layers (down) by heads (across); each map has queries down and keys across."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.figures.style import finished
 
-# Pixels of one map, and around it.
+# Sizes in pixels: one map, the gap between maps, the margin around all.
 MAP, GAP, MARGIN = 132, 34, 70
-# Up to this many positions all are labelled.
+# With at most this many positions, every one is labelled.
 LABELLED = 9
 
 
 def attention_maps(
     mean: Tensor, layers: Sequence[int], labels: Sequence[str] | None, titles: Mapping[Any, str], title: str
 ) -> Any:
-    """A heatmap per head, layers down, heads across, in one colour scale that begins at 0.
+    """Draws a heatmap per head, layers down and heads across, all in one colour scale that begins at 0.
 
     Args:
         mean: [layer head query key].
         layers: the numbers of the layers.
-        labels: what the positions are called (default: numbers).
+        labels: names of the positions (default: their numbers).
         titles: (layer, head) -> its title (default: L0H1).
     """
     if labels is not None and len(labels) != mean.shape[-1]:
         raise CircuitsError(f"plot: {len(labels)} labels for {mean.shape[-1]} positions")
     positions = [str(label) for label in labels or range(mean.shape[-1])]
-    about = "Of a query (row) to the keys (columns) that it sees; rows add up to 1."
-    return finished(_grid(mean, layers, positions, titles), title, about)
+    subtitle = "Of a query (row) to the keys (columns) that it sees; rows add up to 1."
+    return finished(_grid(mean, layers, positions, titles), title, subtitle)
 
 
 def _label(layer: int, head: int) -> str:
     return f"L{layer}H{head}"
 
 
-def _grid(mean: Tensor, numbers: Sequence[int], labels: list[str], titles: Mapping[Any, str]) -> Any:
+def _grid(mean: Tensor, layer_numbers: Sequence[int], labels: list[str], titles: Mapping[Any, str]) -> Any:
     from plotly import graph_objects
     from plotly.subplots import make_subplots
 
     layers, heads = mean.shape[:2]
-    every = [(layer, head) for layer in numbers for head in range(heads)]
+    all_heads = [(layer, head) for layer in layer_numbers for head in range(heads)]
     width, height = (count * MAP + (count - 1) * GAP for count in (heads, layers))
     figure = make_subplots(
         rows=layers,
         cols=heads,
-        subplot_titles=[titles.get(head, _label(*head)) for head in every],
+        subplot_titles=[titles.get(head, _label(*head)) for head in all_heads],
         horizontal_spacing=GAP / width,
         vertical_spacing=GAP / height,
     )
-    for index, head in enumerate(every):
+    for index, head in enumerate(all_heads):
         row, column = divmod(index, heads)
-        at = {"row": row + 1, "col": column + 1}
+        cell = {"row": row + 1, "col": column + 1}
         trace = graph_objects.Heatmap(
             x=labels,
             y=labels,
@@ -63,22 +63,22 @@ def _grid(mean: Tensor, numbers: Sequence[int], labels: list[str], titles: Mappi
             coloraxis="coloraxis",
             hovertemplate=f"{_label(*head)}<br>query %{{y}}, key %{{x}}<br>attention %{{z:.3f}}<extra></extra>",
         )
-        figure.add_trace(trace, **at)
-        every_label = {"dtick": 1} if len(labels) <= LABELLED else {}
-        small = {"tickangle": 0, "tickfont": {"size": 10}}
-        common = {"type": "category", "showgrid": False, **small, **every_label, **at}
-        # Tick labels on the outside only: they are the same in all maps.
-        figure.update_xaxes(showticklabels=row == layers - 1, **common)
-        figure.update_yaxes(autorange="reversed", showticklabels=column == 0, **common)
+        figure.add_trace(trace, **cell)
+        label_every_tick = {"dtick": 1} if len(labels) <= LABELLED else {}
+        tick_style = {"tickangle": 0, "tickfont": {"size": 10}}
+        axis_style = {"type": "category", "showgrid": False, **tick_style, **label_every_tick, **cell}
+        # Only the outer maps have tick labels, because these are the same in all maps.
+        figure.update_xaxes(showticklabels=row == layers - 1, **axis_style)
+        figure.update_yaxes(autorange="reversed", showticklabels=column == 0, **axis_style)
         if row == layers - 1:
-            figure.update_xaxes(title_text="key", **at)
+            figure.update_xaxes(title_text="key", **cell)
         if column == 0:
-            figure.update_yaxes(title_text="query", **at)
+            figure.update_yaxes(title_text="query", **cell)
     figure.update_annotations(font_size=12)
     return figure.update_layout(
         coloraxis={
             "colorscale": "Cividis",
-            # From no attention at all, so that maps of different models can be compared by eye.
+            # The scale begins at 0, so that maps of different models can be compared by eye.
             "cmin": 0,
             "cmax": float(torch.nan_to_num(mean).max()),
             "colorbar": {"title": "attention", "thickness": 12},

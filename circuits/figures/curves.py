@@ -1,4 +1,4 @@
-"""Curves with bands: a quantity over steps, layers or anything that is ordered."""
+"""Draws curves with bands: a quantity over steps, layers or anything that is ordered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from circuits.figures.palette import COLOURS, SYMBOLS
 from circuits.figures.style import finished, log_axis, read_numbers
 from circuits.tensors import as_dense_tensor
 
-#: Points up to which each has a symbol.
+#: Curves of at most this many points have a symbol at each.
 MARKED = 40
 _CALLER = "plots.curve"
 
@@ -32,7 +32,7 @@ def curve(
     x_title: str | None = None,
     y_title: str | None = None,
 ) -> Any:
-    """A plotly figure with a line per series, and a band about it where there are bounds.
+    """Returns a plotly figure with a line per series, and a band around it where there are bounds.
 
         plots.curve(result.frame[result.frame["metric"] == "mse_masked"], by="variant", log_y=True)
         plots.curve({"train": (steps, losses), "test": (steps, mean, low, high)}, x_title="step", y_title="loss (nats)")
@@ -40,18 +40,18 @@ def curve(
 
     Args:
         data: a table, with a series per value of the columns `by`, in order of `x`; bounds are the columns low and
-            high, where the table has them. Or name -> y, (x, y) or (x, y, low, high); of y [run x] the line is the
-            median over runs, and the band goes from the smallest to the largest.
+            high, where the table has them. Or name -> y, (x, y) or (x, y, low, high); where y is [run x], the line is
+            the median over runs, and the band goes from the smallest run to the largest.
     """
     if isinstance(data, pd.DataFrame):
         series = _of_table(data, x, y, by, low, high)
     elif not isinstance(data, Mapping):
         raise CircuitsError(f"{_CALLER}: a table, or name -> numbers, is needed; got {type(data).__name__}")
     else:
-        series = {str(name): _of_arrays(str(name), given) for name, given in data.items()}
+        series = {str(name): _of_arrays(str(name), values) for name, values in data.items()}
     if not series:
         raise CircuitsError(f"{_CALLER}: there is nothing to draw")
-    return drawn(
+    return _figure(
         series,
         log_x=log_x,
         log_y=log_y,
@@ -61,7 +61,7 @@ def curve(
     )
 
 
-def drawn(
+def _figure(
     series: Mapping[str, Sequence[Any]],
     *,
     log_x: bool,
@@ -70,17 +70,17 @@ def drawn(
     x_title: str,
     y_title: str,
 ) -> Any:
-    """name -> x, y, and low and high or None."""
+    """Draws the series, given as name -> (x, y, low, high); low and high are None for a series without a band."""
     from plotly import graph_objects
 
-    found = graph_objects.Figure()
-    for index, (name, (xs, ys, bottom, top)) in enumerate(series.items()):
+    figure = graph_objects.Figure()
+    for index, (name, (xs, ys, lower, upper)) in enumerate(series.items()):
         colour = COLOURS["light"][index % len(COLOURS["light"])]
-        if bottom is not None:
-            red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-            found.add_scatter(
+        if lower is not None:
+            red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+            figure.add_scatter(
                 x=[*xs, *xs[::-1]],
-                y=[*top, *bottom[::-1]],
+                y=[*upper, *lower[::-1]],
                 fill="toself",
                 fillcolor=f"rgba({red},{green},{blue},0.2)",
                 line={"width": 0},
@@ -90,7 +90,7 @@ def drawn(
                 legendgroup=name,
                 name=f"{name}, band",
             )
-        found.add_scatter(
+        figure.add_scatter(
             x=xs,
             y=ys,
             name=name,
@@ -101,14 +101,14 @@ def drawn(
             marker={"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 7, "color": colour},
             hovertemplate=f"%{{x}}<br>%{{y:.4g}}<extra>{name}</extra>",
         )
-    for update, log, place, text in (
-        (found.update_xaxes, log_x, (0,), x_title),
-        (found.update_yaxes, log_y, (1, 2, 3), y_title),
+    for update, log, columns, text in (
+        (figure.update_xaxes, log_x, (0,), x_title),
+        (figure.update_yaxes, log_y, (1, 2, 3), y_title),
     ):
         update(title_text=text)
         if log:
             values = np.concatenate(
-                [one[at] for one in series.values() for at in place if one[at] is not None]
+                [item[column] for item in series.values() for column in columns if item[column] is not None]
             )
             if values.dtype.kind not in "biuf":
                 raise CircuitsError(f"{_CALLER}: {text} holds {values.dtype}, which has no logarithm")
@@ -116,9 +116,9 @@ def drawn(
             if not len(values):
                 raise CircuitsError(f"{_CALLER}: no value of {text} is above 0, where a logarithm is")
             update(**log_axis(values.min(), values.max()))
-    found.update_layout(height=420, margin={"t": 50 if len(series) > 1 else 20, "b": 60})
-    bands = any(one[2] is not None for one in series.values())
-    return finished(found, title, "Bands: from the lower to the upper bound." if bands else "")
+    figure.update_layout(height=420, margin={"t": 50 if len(series) > 1 else 20, "b": 60})
+    bands = any(item[2] is not None for item in series.values())
+    return finished(figure, title, "Bands: from the lower to the upper bound." if bands else "")
 
 
 def _of_table(
@@ -136,10 +136,10 @@ def _of_table(
         )
     if not pd.api.types.is_numeric_dtype(table[y]):
         raise CircuitsError(f"{_CALLER}: column {y} holds {table[y].dtype}, and no numbers")
-    there = table[table[y].notna()].sort_values(x, kind="stable")
+    rows = table[table[y].notna()].sort_values(x, kind="stable")
     bounded = low in table and high in table
     series: dict[str, Sequence[Any]] = {}
-    for names, part in there.groupby(columns, sort=False, dropna=False) if columns else [((y,), there)]:
+    for names, part in rows.groupby(columns, sort=False, dropna=False) if columns else [((y,), rows)]:
         name = ", ".join(map(str, names))
         if part[x].duplicated().any():
             raise CircuitsError(
@@ -147,7 +147,7 @@ def _of_table(
             )
         bounds: list[Any] = [None, None]
         if bounded and not part[[low, high]].isna().any(axis=None):
-            bounds = [part[one].to_numpy(dtype=float) for one in (low, high)]
+            bounds = [part[bound].to_numpy(dtype=float) for bound in (low, high)]
         series[name] = (part[x].to_numpy(), part[y].to_numpy(dtype=float), *bounds)
     return series
 
@@ -156,7 +156,7 @@ def _of_arrays(name: str, given: Any) -> Sequence[Any]:
     parts = list(given) if isinstance(given, tuple) else [given]
     needed = f"{name!r} is y, (x, y), (x, y [run x]) or (x, y, low, high)"
     numbers = [read_numbers(part, _CALLER, needed) for part in parts[min(1, len(parts) - 1) :]]
-    # Of x only the order is needed: it may be names or dates.
+    # x may be names or dates: only its order is used.
     first = parts[0] if len(parts) > 1 else np.arange(numbers[0].shape[-1] if numbers[0].ndim else 0)
     arrays = [
         np.asarray(first if isinstance(first, np.ndarray) else as_dense_tensor(first, _CALLER)),
@@ -166,8 +166,12 @@ def _of_arrays(name: str, given: Any) -> Sequence[Any]:
     bounds: list[Any] = rest
     if ys.ndim == 2 and not bounds:
         ys, bounds = np.median(ys, axis=0), [ys.min(axis=0), ys.max(axis=0)]
-    if len(bounds) not in (0, 2) or any(one.shape != (len(xs),) for one in (ys, *bounds)) or not len(xs):
-        shapes = ", ".join(str(list(one.shape)) for one in arrays)
+    if (
+        len(bounds) not in (0, 2)
+        or any(values.shape != (len(xs),) for values in (ys, *bounds))
+        or not len(xs)
+    ):
+        shapes = ", ".join(str(list(values.shape)) for values in arrays)
         raise CircuitsError(
             f"{_CALLER}: {name!r} is y, (x, y), (x, y [run x]) or (x, y, low, high), of one length; got {shapes}"
         )

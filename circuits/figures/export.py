@@ -1,4 +1,4 @@
-"""Figures as files: pages that a browser opens, and pictures for papers."""
+"""Saves figures as pages that a browser opens, or as pictures for papers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from circuits.errors import CircuitsError
 
-#: Endings of files that need no exporter, and of pictures, which plotly's exporter draws with a browser.
+#: File suffixes that need no exporter, and those of pictures, which plotly's exporter draws with a browser.
 PLAIN, PICTURES = (".html", ".json"), (".png", ".svg", ".pdf", ".jpg", ".webp")
-#: Pixels of a picture without a width or height of its own, and how many of the picture's make one of those.
+#: Default width and height of a picture in pixels, and its resolution: pixels of the file per pixel of the figure.
 WIDTH, HEIGHT, SCALE = 1000, 450, 2.0
 MISSING = (
     "pictures need plotly's exporter and a browser: pip install 'kaleido>=1', and Chrome or Chromium (Debian: apt "
@@ -26,58 +26,60 @@ def save(
     height: int | None = None,
     scale: int | float = SCALE,
 ) -> Path:
-    """Write a figure where its ending says how: .html (one file, opens offline), .json, .png, .svg, .pdf, .jpg, .webp.
+    """Writes a figure in the format of the file's suffix.
+
+    The suffixes are .html (one file, opens offline), .json, .png, .svg, .pdf, .jpg and .webp.
 
     Args:
         width: in pixels (default: the figure's own, else 1000 × 450).
         height: see `width`.
-        scale: pixels of the picture for each of those; of no matter for .svg and .pdf.
+        scale: pixels of the file per pixel of the figure; not used for .svg and .pdf.
     """
-    to = Path(path)
-    kind = to.suffix.lower()
+    target = Path(path)
+    kind = target.suffix.lower()
     if kind not in PLAIN + PICTURES:
         raise CircuitsError(
-            f"plots.save: {to.name!r}: name a file that ends in {', '.join(PLAIN + PICTURES)}"
+            f"plots.save: {target.name!r}: name a file that ends in {', '.join(PLAIN + PICTURES)}"
         )
     try:
-        if not to.parent.is_dir():
-            raise CircuitsError(f"plots.save: {to}: there is no folder {to.parent}")
-        if to.is_dir():
+        if not target.parent.is_dir():
+            raise CircuitsError(f"plots.save: {target}: there is no folder {target.parent}")
+        if target.is_dir():
             raise CircuitsError(
-                f"plots.save: {to} is a folder; name a file in it, such as {to / 'figure'}{kind}"
+                f"plots.save: {target} is a folder; name a file in it, such as {target / 'figure'}{kind}"
             )
         if not hasattr(figure, "to_html"):
             raise CircuitsError(f"plots.save: a plotly figure is needed; got {type(figure).__name__}")
         if kind in PICTURES:
-            to.write_bytes(picture(figure, kind[1:], width, height, scale))
+            target.write_bytes(picture(figure, kind[1:], width, height, scale))
         elif kind == ".html":
-            to.write_text(figure.to_html(include_plotlyjs=True), encoding="utf-8")
+            target.write_text(figure.to_html(include_plotlyjs=True), encoding="utf-8")
         else:
-            to.write_text(figure.to_json(), encoding="utf-8")
+            target.write_text(figure.to_json(), encoding="utf-8")
     except OSError as error:
-        raise CircuitsError(f"plots.save: cannot write {to}: {error.strerror or error}") from error
-    return to
+        raise CircuitsError(f"plots.save: cannot write {target}: {error.strerror or error}") from error
+    return target
 
 
 def picture(
     figure: Any, kind: str, width: int | None = None, height: int | None = None, scale: int | float = SCALE
 ) -> bytes:
-    """A figure as "png", "svg" and so on."""
+    """Returns the bytes of a figure as "png", "svg" and so on."""
     check_exporter()
     size = {
         "width": width or figure.layout.width or WIDTH,
         "height": height or figure.layout.height or HEIGHT,
     }
     try:
-        found: bytes = figure.to_image(format=kind, scale=scale, **size)
+        image: bytes = figure.to_image(format=kind, scale=scale, **size)
     except (RuntimeError, ValueError, OSError) as error:
-        said = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise CircuitsError(f"plots.save: no picture was made ({said}); {MISSING}") from error
-    return found
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise CircuitsError(f"plots.save: no picture was made ({reason}); {MISSING}") from error
+    return image
 
 
 def check_exporter() -> None:
-    """Refuse pictures where what draws them is not installed, before anything slow."""
+    """Raises `CircuitsError` where the exporter of pictures or its browser is missing, before anything slow."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -89,7 +91,7 @@ def check_exporter() -> None:
 
 
 def _browser() -> bool:
-    """Whether the exporter finds a browser; told by the exporter itself."""
+    """Tells whether the exporter finds a browser, by the exporter's own search."""
     from choreographer.browsers.chromium import Chromium
 
     return bool(os.environ.get("BROWSER_PATH") or Chromium.find_browser(skip_local=False))

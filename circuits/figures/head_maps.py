@@ -1,4 +1,4 @@
-"""Layer × head heatmaps: a number for every head, from a sweep, a table or an array."""
+"""Draws layer × head heatmaps of a number per head, from a sweep, a table or an array."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import pandas as pd
 from circuits.errors import CircuitsError
 from circuits.figures.style import finished, read_numbers
 
-#: Pixels: of a cell, of a row of cells, below and beside a panel, around all, and the narrowest panel.
+#: Pixels: width of a cell, height of a row, gaps below and beside a panel, space around all, narrowest panel.
 CELL, ROW, GAP, ASIDE, AROUND, NARROWEST = 62, 44, 100, 120, 100, 200
-#: Up to so many columns a cell has room for its number; panels beside each other.
+#: The most columns at which cells show their numbers, and the most panels side by side.
 NUMBERED, ABREAST = 12, 3
 _CALLER = "plots.heads"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One map. values: rows are layers, columns heads or positions. unit: what the colours mean."""
+    """A heatmap to draw: values with a row per layer and a column per head or position; `unit` names the colours."""
 
     title: str
     values: pd.DataFrame
     unit: str
-    #: Signed values have no colour at 0, others none at their smallest.
+    #: Signed values are neutral at 0, others at their smallest.
     signed: bool
     across: str = "head"
-    #: What stands in the cells (default: the values).
+    #: The text in the cells (default: the values).
     text: pd.DataFrame | None = None
 
 
@@ -42,7 +42,7 @@ def heads(
     unit: str | None = None,
     layers: Sequence[int] | None = None,
 ) -> Any:
-    """A plotly figure with a heatmap, layers down and heads across, for each metric and checkpoint.
+    """Returns a plotly figure with a heatmap, layers down and heads across, for each metric and checkpoint.
 
         plots.heads(sweep(model, tokens, ablate.each(ablate.uniform, heads("all", model))))
         plots.heads(result.frame, "mse_masked", column="value")
@@ -50,10 +50,10 @@ def heads(
 
     Args:
         values: a result with a `frame`, or a table: one row per head, with columns `layer`, `head`, and where there are
-            several `metric`, `checkpoint` or `ref`; rows of no single head, and single draws, are left out. Or an array
-            [layer head], or several by name.
+            several `metric`, `checkpoint` or `ref`; rows that are not of one head, and single draws, are left out. Or
+            an array [layer head], or several by name.
         metric: these only.
-        column: what is drawn (default: `effect` where there is one, else `value`).
+        column: the column drawn (default: `effect` where there is one, else `value`).
         unit: what the colours mean (default: the column).
         layers: names of an array's rows, where they do not count from 0.
     """
@@ -64,40 +64,43 @@ def heads(
         named = values if isinstance(values, Mapping) else {"": values}
         if not named:
             raise CircuitsError(f"{_CALLER}: there is nothing to draw")
-        panels = [_of_array(str(name), one, unit, layers) for name, one in named.items()]
-    said = panels[0].unit
-    return maps(panels, title or f"{said[:1].upper()}{said[1:]} of each head")
+        panels = [_of_array(str(name), array, unit, layers) for name, array in named.items()]
+    quantity = panels[0].unit
+    return maps(panels, title or f"{quantity[:1].upper()}{quantity[1:]} of each head")
 
 
 def maps(panels: Sequence[Panel], title: str, subtitle: str = "") -> Any:
-    """Panels in rows of up to three; the rows of all have one height."""
+    """Draws panels in rows of up to three, all with cells of one height."""
     from plotly import graph_objects
     from plotly.subplots import make_subplots
 
     columns, rows = min(ABREAST, len(panels)), -(-len(panels) // ABREAST)
-    height = ROW * max(len(panel.values.index) for panel in panels)
-    across = max(NARROWEST, CELL * min(NUMBERED, max(len(panel.values.columns) for panel in panels)))
-    whole, wide = height * rows + GAP * (rows - 1), across * columns + ASIDE * (columns - 1)
-    found = make_subplots(
+    panel_height = ROW * max(len(panel.values.index) for panel in panels)
+    panel_width = max(NARROWEST, CELL * min(NUMBERED, max(len(panel.values.columns) for panel in panels)))
+    total_height, total_width = (
+        panel_height * rows + GAP * (rows - 1),
+        panel_width * columns + ASIDE * (columns - 1),
+    )
+    figure = make_subplots(
         rows=rows,
         cols=columns,
         subplot_titles=[panel.title for panel in panels],
-        vertical_spacing=GAP / whole if rows > 1 else 0,
-        horizontal_spacing=ASIDE / wide,
+        vertical_spacing=GAP / total_height if rows > 1 else 0,
+        horizontal_spacing=ASIDE / total_width,
     )
     for index, panel in enumerate(panels):
-        at = {"row": index // ABREAST + 1, "col": index % ABREAST + 1}
+        cell = {"row": index // ABREAST + 1, "col": index % ABREAST + 1}
         grid = panel.values
         largest = float(np.nan_to_num(grid.abs().to_numpy(dtype=float)).max()) or 1.0
-        right, middle = (
-            found.layout[_axis("x", at, columns)].domain[1],
-            found.layout[_axis("y", at, columns)].domain,
+        right_edge, span = (
+            figure.layout[_axis("x", cell, columns)].domain[1],
+            figure.layout[_axis("y", cell, columns)].domain,
         )
         trace = graph_objects.Heatmap(
             x=[str(x) for x in grid.columns],
             y=[str(y) for y in grid.index],
             z=grid.to_numpy(dtype=float),
-            # The template's colours, which a page in the dark scheme replaces: diverging about 0 where signed.
+            # The colours come from the template, because a page in the dark scheme replaces that.
             autocolorscale=True,
             # Symmetric, so that no effect has the same colour in every panel.
             zmin=-largest if panel.signed else 0,
@@ -105,9 +108,9 @@ def maps(panels: Sequence[Panel], title: str, subtitle: str = "") -> Any:
             text=_in_cells(panel),
             texttemplate="%{text}",
             colorbar={
-                "x": right,
-                "y": sum(middle) / 2,
-                "len": middle[1] - middle[0],
+                "x": right_edge,
+                "y": sum(span) / 2,
+                "len": span[1] - span[0],
                 "thickness": 12,
                 "title": {"text": panel.unit, "font": {"size": 12}},
                 "tickfont": {"size": 11},
@@ -116,30 +119,30 @@ def maps(panels: Sequence[Panel], title: str, subtitle: str = "") -> Any:
             ygap=1,
             hovertemplate=f"layer %{{y}}, {panel.across} %{{x}}<br>{panel.unit} %{{z:.4g}}<extra>{panel.title}</extra>",
         )
-        found.add_trace(trace, **at)
-        found.update_xaxes(title_text=panel.across, type="category", showgrid=False, **at)
-        if at["col"] == 1:
-            found.update_yaxes(title_text="layer", **at)
-    found.update_yaxes(type="category", autorange="reversed", showgrid=False)
-    lines = max(panel.title.count("<br>") for panel in panels)
-    found.update_layout(
-        height=AROUND + 16 * lines + whole,
-        width=max(520, 60 + wide + ASIDE),
+        figure.add_trace(trace, **cell)
+        figure.update_xaxes(title_text=panel.across, type="category", showgrid=False, **cell)
+        if cell["col"] == 1:
+            figure.update_yaxes(title_text="layer", **cell)
+    figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
+    title_lines = max(panel.title.count("<br>") for panel in panels)
+    figure.update_layout(
+        height=AROUND + 16 * title_lines + total_height,
+        width=max(520, 60 + total_width + ASIDE),
         margin={
-            "t": 40 + 16 * lines,
+            "t": 40 + 16 * title_lines,
             "b": 60,
             "l": 60,
-            "r": ASIDE if 60 + wide + ASIDE > 520 else 460 - wide,
+            "r": ASIDE if 60 + total_width + ASIDE > 520 else 460 - total_width,
         },
     )
-    found.update_annotations(font_size=13)
-    return finished(found, title, subtitle)
+    figure.update_annotations(font_size=13)
+    return finished(figure, title, subtitle)
 
 
-def _axis(name: str, at: Mapping[str, int], columns: int) -> str:
-    """What plotly calls an axis of a panel."""
-    place = (at["row"] - 1) * columns + at["col"]
-    return f"{name}axis{place if place > 1 else ''}"
+def _axis(name: str, cell: Mapping[str, int], columns: int) -> str:
+    """Returns plotly's name of a panel's axis, such as "xaxis2"."""
+    number = (cell["row"] - 1) * columns + cell["col"]
+    return f"{name}axis{number if number > 1 else ''}"
 
 
 def _in_cells(panel: Panel) -> list[list[str]] | None:
@@ -154,45 +157,47 @@ def _in_cells(panel: Panel) -> list[list[str]] | None:
 def _of_table(
     table: pd.DataFrame, metric: str | Sequence[str] | None, column: str | None, unit: str | None
 ) -> list[Panel]:
-    shown = column or ("effect" if "effect" in table else "value")
-    missing = [name for name in ("layer", "head", shown) if name not in table]
+    drawn_column = column or ("effect" if "effect" in table else "value")
+    missing = [name for name in ("layer", "head", drawn_column) if name not in table]
     if missing:
         raise CircuitsError(
             f"{_CALLER}: the table has no column {', '.join(missing)}; it has {', '.join(map(str, table.columns))}"
         )
-    alone = table[table["layer"].notna() & table["head"].notna()]
-    if "draw" in alone:
-        alone = alone[alone["draw"].isna()]
+    rows = table[table["layer"].notna() & table["head"].notna()]
+    if "draw" in rows:
+        rows = rows[rows["draw"].isna()]
     if metric is not None:
-        wanted = [metric] if isinstance(metric, str) else list(metric)
-        if not wanted:
+        metrics = [metric] if isinstance(metric, str) else list(metric)
+        if not metrics:
             raise CircuitsError(f"{_CALLER}: metric= names none; leave it out for all")
-        there = list(dict.fromkeys(alone["metric"])) if "metric" in alone else []
-        if unknown := [name for name in wanted if name not in there]:
+        known = list(dict.fromkeys(rows["metric"])) if "metric" in rows else []
+        if unknown := [name for name in metrics if name not in known]:
             raise CircuitsError(
-                f"{_CALLER}: no metric {unknown[0]!r}; there are {', '.join(map(str, there))}"
+                f"{_CALLER}: no metric {unknown[0]!r}; there are {', '.join(map(str, known))}"
             )
-        alone = alone[alone["metric"].isin(wanted)]
-    if alone.empty:
+        rows = rows[rows["metric"].isin(metrics)]
+    if rows.empty:
         raise CircuitsError(f"{_CALLER}: the table has no row about one head alone")
-    if not pd.api.types.is_numeric_dtype(alone[shown]):
-        raise CircuitsError(f"{_CALLER}: column {shown} holds {alone[shown].dtype}, and no numbers")
-    by = [name for name in ("metric", "checkpoint", "ref") if name in alone and alone[name].notna().any()]
+    if not pd.api.types.is_numeric_dtype(rows[drawn_column]):
+        raise CircuitsError(
+            f"{_CALLER}: column {drawn_column} holds {rows[drawn_column].dtype}, and no numbers"
+        )
+    by = [name for name in ("metric", "checkpoint", "ref") if name in rows and rows[name].notna().any()]
     panels: list[Panel] = []
-    for name, part in alone.groupby(by, sort=False, dropna=False) if by else [((), alone)]:
+    for name, part in rows.groupby(by, sort=False, dropna=False) if by else [((), rows)]:
         if part.duplicated(["layer", "head"]).any():
             raise CircuitsError(
                 f"{_CALLER}: a head has several rows in the table; keep one per head, metric and checkpoint"
             )
-        signed = bool((part[shown] < 0).any()) or shown == "effect"
-        grid = part.pivot(index="layer", columns="head", values=shown)
-        panels.append(Panel("<br>".join(map(str, name)), grid, unit or shown, signed))
-    # Those of one metric beside each other, in the order of the table.
+        signed = bool((part[drawn_column] < 0).any()) or drawn_column == "effect"
+        grid = part.pivot(index="layer", columns="head", values=drawn_column)
+        panels.append(Panel("<br>".join(map(str, name)), grid, unit or drawn_column, signed))
+    # Panels of one metric are drawn beside each other; metrics keep the order of the table.
     order = {
-        title: place
-        for place, title in enumerate(dict.fromkeys(one.title.split("<br>")[0] for one in panels))
+        title: index
+        for index, title in enumerate(dict.fromkeys(panel.title.split("<br>")[0] for panel in panels))
     }
-    panels.sort(key=lambda one: order[one.title.split("<br>")[0]])
+    panels.sort(key=lambda panel: order[panel.title.split("<br>")[0]])
     return panels
 
 

@@ -1,8 +1,8 @@
-"""Colours that colour-blind readers tell apart, on a light and on a dark ground, as plotly templates.
+"""Defines colours that colour-blind readers can tell apart, on light and dark backgrounds, as plotly templates.
 
 The hues are Okabe and Ito's; each list is shifted in lightness until every colour has a contrast of at least
-3:1 with its ground (WCAG 1.4.11; a test holds it). A figure names the light ones; a page in the dark scheme
-puts the dark ones in their place. All figures take theirs from here.
+3:1 with its background (WCAG 1.4.11; tested). Figures use the light ones, and a page in the dark scheme replaces
+them by the dark ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COLOURS: dict[Scheme, list[str]] = {
 }
 #: One symbol per series beside its colour, so that no reading rests on colour alone.
 SYMBOLS = ["circle", "diamond", "square", "triangle-up", "x", "star", "cross"]
-#: Perceptually even scale for one-sided values; blue to orange through the ground for signed ones.
+#: A perceptually even scale for one-sided values; `diverging` is the one for signed values.
 SEQUENTIAL = "Cividis"
 
 
@@ -30,7 +30,7 @@ def diverging(scheme: Scheme) -> list[list[float | str]]:
 
 
 def mixed(scheme: Scheme, share: float) -> str:
-    """The colour of a signed value on :func:`diverging`, as ``#rrggbb``; ``share`` of the largest: -1 to 1."""
+    """Returns the colour on :func:`diverging`, as ``#rrggbb``, of a value ``share`` (-1 to 1) times the largest."""
     stops = [str(colour) for _, colour in diverging(scheme)]
     end, part = (stops[2] if share > 0 else stops[0]), min(abs(share), 1.0)
     pairs = zip(_channels(stops[1]), _channels(end), strict=True)
@@ -38,12 +38,12 @@ def mixed(scheme: Scheme, share: float) -> str:
 
 
 def readable_on(colour: str) -> str:
-    """Black or white, whichever has more contrast with a ground: at least 4.5:1 with any (WCAG 1.4.3)."""
+    """Returns black or white, whichever has more contrast with a background: at least 4.5:1 with any (WCAG 1.4.3)."""
     return "#000000" if contrast(colour, "#000000") > contrast(colour, "#ffffff") else "#ffffff"
 
 
 def contrast(one: str, other: str) -> float:
-    """The contrast ratio of two colours, 1 to 21 (WCAG 2)."""
+    """Returns the contrast ratio of two colours, 1 to 21 (WCAG 2)."""
     light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
@@ -61,13 +61,13 @@ def _channels(colour: str) -> list[int]:
 
 
 def template(scheme: Scheme) -> dict[str, Any]:
-    """A plotly layout template for one colour scheme."""
+    """Returns a plotly layout template for one colour scheme."""
     axis = {
         "gridcolor": GRID[scheme],
         "linecolor": GRID[scheme],
         "zerolinecolor": GRID[scheme],
         "automargin": True,
-        # 20,000 and 0.00015, not 20k and 150µ: steps and errors are numbers without a unit.
+        # Ticks read 20,000 and 0.00015, not 20k and 150µ, because steps and errors have no unit.
         "exponentformat": "none",
         "separatethousands": True,
     }
@@ -76,7 +76,7 @@ def template(scheme: Scheme) -> dict[str, Any]:
             "colorway": COLOURS[scheme],
             "colorscale": {"sequential": SEQUENTIAL, "diverging": diverging(scheme)},
             "font": {"color": INK[scheme], "family": "system-ui, sans-serif", "size": 13},
-            # A ground of its own: the ink could not be read on a dark one, such as a notebook's.
+            # The background is set, because the text could not be read on a dark one, such as a notebook's.
             "paper_bgcolor": GROUND[scheme],
             "plot_bgcolor": GROUND[scheme],
             "xaxis": axis,

@@ -1,4 +1,4 @@
-"""The figure of a probe's table: values over layers, with their controls."""
+"""Draws a probe's table: values over layers, with their controls."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pandas as pd
 from circuits.figures.palette import COLOURS, SYMBOLS
 from circuits.figures.style import finished, interval
 
-# Heights in pixels: of a panel, and between panels with their titles.
+# Heights in pixels: a panel, the gap between panels with their titles, and the space above and below all.
 PANEL, GAP, TOP, BOTTOM = 200, 90, 110, 70
 _DASHES = {"shuffled": "dot", "untrained": "dash"}
-# Where a line would have one point only.
+# Markers of the controls where there is one layer, so that a line would be a single point.
 _OPEN = {"shuffled": "x-thin-open", "untrained": "circle-open"}
 
 
 def figure(frame: pd.DataFrame, by: str | None = None) -> Any:
-    """A row of panels per target, one panel per metric of it.
+    """Draws a row of panels per target, with one panel per metric.
 
     A line per site, head, position and split, as far as they differ, and per value of the column `by`.
     """
@@ -27,63 +27,65 @@ def figure(frame: pd.DataFrame, by: str | None = None) -> Any:
         str(target): list(dict.fromkeys(part["metric"]))
         for target, part in frame.groupby("target", sort=False)
     }
-    wide = max(map(len, panels.values()))
+    n_columns = max(map(len, panels.values()))
     height = PANEL * len(panels) + GAP * (len(panels) - 1)
-    found = make_subplots(
+    grid = make_subplots(
         rows=len(panels),
-        cols=wide,
+        cols=n_columns,
         subplot_titles=[
-            f"{target}: {metrics[place]}" if place < len(metrics) else ""
+            f"{target}: {metrics[number]}" if number < len(metrics) else ""
             for target, metrics in panels.items()
-            for place in range(wide)
+            for number in range(n_columns)
         ],
         vertical_spacing=GAP / height if len(panels) > 1 else 0,
         horizontal_spacing=0.06,
     )
-    shown: set[str] = set()
+    in_legend: set[str] = set()
     colours, single = COLOURS["light"], frame["layer"].nunique(dropna=False) == 1
-    for index, (name, line) in enumerate(frame.groupby(_names(frame, by), sort=False)):
-        look = colours[index % len(colours)], SYMBOLS[index % len(SYMBOLS)]
+    for index, (name, line_rows) in enumerate(frame.groupby(_names(frame, by), sort=False)):
+        colour_and_symbol = colours[index % len(colours)], SYMBOLS[index % len(SYMBOLS)]
         for row, (target, metrics) in enumerate(panels.items(), start=1):
             for column, metric in enumerate(metrics, start=1):
-                part = line[(line["target"] == target) & (line["metric"] == metric)]
-                for trace in _traces(part, str(name), *look, single) if len(part) else ():
-                    # In the legend once, wherever it is first drawn.
-                    trace["showlegend"] = trace["showlegend"] and trace["name"] not in shown
-                    shown.update([trace["name"]] if trace["showlegend"] else [])
-                    found.add_trace(trace, row=row, col=column)
+                part = line_rows[(line_rows["target"] == target) & (line_rows["metric"] == metric)]
+                for trace in _traces(part, str(name), *colour_and_symbol, single) if len(part) else ():
+                    # A name is listed in the legend once, where it is first drawn.
+                    trace["showlegend"] = trace["showlegend"] and trace["name"] not in in_legend
+                    in_legend.update([trace["name"]] if trace["showlegend"] else [])
+                    grid.add_trace(trace, row=row, col=column)
     for control, dash in _DASHES.items():
         if frame[control].notna().any():
             style = {"color": "#808080", "dash": dash, "width": 1.5}
-            drawn = {"mode": "lines", "line": style}
+            appearance = {"mode": "lines", "line": style}
             if single:
-                drawn = {"mode": "markers", "marker": _open(control, "#808080")}
-            key = {"type": "scatter", "x": [None], "y": [None], "name": control, "showlegend": True}
-            found.add_trace({**key, **drawn}, row=1, col=1)
+                appearance = {"mode": "markers", "marker": _open(control, "#808080")}
+            legend_entry = {"type": "scatter", "x": [None], "y": [None], "name": control, "showlegend": True}
+            grid.add_trace({**legend_entry, **appearance}, row=1, col=1)
     for row, metrics in enumerate(panels.values(), start=1):
-        for column in range(len(metrics) + 1, wide + 1):
-            found.update_xaxes(visible=False, row=row, col=column)
-            found.update_yaxes(visible=False, row=row, col=column)
-    found.update_xaxes(type="category", title={"text": "layer", "standoff": 4})
-    found.update_annotations(font_size=13)
-    found.update_layout(
+        for column in range(len(metrics) + 1, n_columns + 1):
+            grid.update_xaxes(visible=False, row=row, col=column)
+            grid.update_yaxes(visible=False, row=row, col=column)
+    grid.update_xaxes(type="category", title={"text": "layer", "standoff": 4})
+    grid.update_annotations(font_size=13)
+    grid.update_layout(
         height=TOP + height + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
-        # Of one layer, lines stand beside each other.
+        # With one layer, the points of different lines are drawn side by side.
         scattermode="group" if single else "overlay",
         legend={"orientation": "h", "yanchor": "bottom", "y": 1 + 40 / height, "x": 0},
     )
-    said = "On held-out examples, with 95% intervals. Shuffled: targets exchanged between examples."
-    return finished(found, "Linear probes", said)
+    subtitle = "On held-out examples, with 95% intervals. Shuffled: targets exchanged between examples."
+    return finished(grid, "Linear probes", subtitle)
 
 
 def _names(frame: pd.DataFrame, by: str | None) -> list[str]:
-    """What each row's line is called: what differs in this table, and the split."""
+    """Names the line of each row by the columns whose values differ in this table, and by the split."""
     columns = {"site": "", "head": "head ", "position": "position "}
     columns = columns if by is None else {by: "", **columns}
-    said = {name: text for name, text in columns.items() if frame[name].nunique(dropna=False) > 1}
+    prefixes = {name: text for name, text in columns.items() if frame[name].nunique(dropna=False) > 1}
     rows = frame.to_dict("records")
-    parts = [[f"{text}{row[name]}" for name, text in said.items() if not pd.isna(row[name])] for row in rows]
+    parts = [
+        [f"{text}{row[name]}" for name, text in prefixes.items() if not pd.isna(row[name])] for row in rows
+    ]
     return [", ".join([*part, f"{row['split']} entries"]) for part, row in zip(parts, rows, strict=True)]
 
 
@@ -92,15 +94,21 @@ def _open(control: str, colour: str) -> dict[str, Any]:
 
 
 def _points(part: pd.DataFrame, name: str, colour: str, symbol: str) -> list[dict[str, Any]]:
-    """Of one layer: each value with its interval, and the controls as open marks beside it."""
-    shown: dict[str, Any] = {"type": "scatter", "mode": "markers", "legendgroup": name, "offsetgroup": name}
-    shown["x"] = _layers(part)
+    """Returns traces for one layer: values with their intervals, and the controls as open markers."""
+    common: dict[str, Any] = {"type": "scatter", "mode": "markers", "legendgroup": name, "offsetgroup": name}
+    common["x"] = _layers(part)
     marker = {"symbol": symbol, "size": 9, "color": colour}
     bars = interval(part["value"], part["ci_low"], part["ci_high"])
-    value = {"y": part["value"].tolist(), "error_y": bars, "name": name, "marker": marker, "showlegend": True}
-    return [{**shown, **value}] + [
+    value_trace = {
+        "y": part["value"].tolist(),
+        "error_y": bars,
+        "name": name,
+        "marker": marker,
+        "showlegend": True,
+    }
+    return [{**common, **value_trace}] + [
         {
-            **shown,
+            **common,
             "y": part[control].tolist(),
             "name": f"{name}, {control}",
             "marker": _open(control, colour),
@@ -116,7 +124,7 @@ def _layers(part: pd.DataFrame) -> list[str]:
 
 
 def _traces(part: pd.DataFrame, name: str, colour: str, symbol: str, single: bool) -> list[dict[str, Any]]:
-    """A band, the values on it, and the controls there are; of one layer points."""
+    """Returns the traces of one line: its band, its values and its controls; points if there is a single layer."""
     if single:
         return _points(part, name, colour, symbol)
     common = {"type": "scatter", "x": _layers(part), "legendgroup": name}
@@ -131,7 +139,7 @@ def _traces(part: pd.DataFrame, name: str, colour: str, symbol: str, single: boo
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     band = {"fill": "tonexty", "fillcolor": f"rgba({red},{green},{blue},0.2)"}
     line = {**common, "mode": "lines+markers", "showlegend": True}
-    value = {
+    value_style = {
         "name": name,
         "marker": {"symbol": symbol, "size": 7, "color": colour},
         "line": {"color": colour},
@@ -139,12 +147,16 @@ def _traces(part: pd.DataFrame, name: str, colour: str, symbol: str, single: boo
     traces: list[dict[str, Any]] = [
         {**edge, "y": part["ci_high"].tolist()},
         {**edge, **band, "y": part["ci_low"].tolist()},
-        {**line, **value, "y": part["value"].tolist()},
+        {**line, **value_style, "y": part["value"].tolist()},
     ]
     for control, dash in _DASHES.items():
         if part[control].notna().any():
-            drawn = {"color": colour, "dash": dash, "width": 1.5}
-            own = {"name": f"{name}, {control}", "marker": {"size": 3, "color": colour}, "line": drawn}
-            # They come and go with the line; what their dashes mean is said once.
-            traces.append({**line, **own, "y": part[control].tolist(), "showlegend": False})
+            line_style = {"color": colour, "dash": dash, "width": 1.5}
+            control_style = {
+                "name": f"{name}, {control}",
+                "marker": {"size": 3, "color": colour},
+                "line": line_style,
+            }
+            # Controls are toggled with their line; the legend explains the dashes once.
+            traces.append({**line, **control_style, "y": part[control].tolist(), "showlegend": False})
     return traces

@@ -1,4 +1,4 @@
-"""What all figures share: the template, a title with a line of explanation, and axes of logarithms."""
+"""Styles all figures: the template, a title with an explanation below it, logarithmic axes and error bars."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from circuits.errors import CircuitsError
 from circuits.figures.palette import template
 from circuits.tensors import as_dense_tensor
 
-#: Pixels: a title, a line of what stands below it, and plotly's own width and height of a figure.
+#: Pixels: height of a title and of a line of the subtitle, and plotly's default width and height of a figure.
 TITLE, LINE, WIDTH, HEIGHT = 38, 17, 900, 450
-#: Mean width of a character of the line below a title.
+#: Mean width in pixels of a character of the subtitle.
 CHARACTER = 6.9
-#: Ticks of a logarithmic axis as powers of ten, which plotly writes a quarter larger than all others.
+#: Ticks of a logarithmic axis as powers of ten; the font is smaller, because plotly enlarges powers by a quarter.
 POWERS: dict[str, Any] = {"exponentformat": "power", "tickfont": {"size": 10}}
-#: Where it is noted how much room a title took, for whoever says the title in another place.
-ROOM = "room for the title"
+#: The key in a figure's meta under which `titled` notes the height that it added, so that `untitled` can remove it.
+TITLE_HEIGHT_KEY = "room for the title"
 
 
 def finished(figure: Any, title: str, subtitle: str = "") -> Any:
-    """The figure in the template of the palette, with a title and, below it, how to read the figure."""
+    """Gives the figure the palette's template, a title and a subtitle that explains how to read the figure."""
     figure.update_layout(template=template("light"))
     return titled(figure, title, subtitle)
 
 
 def titled(figure: Any, title: str, subtitle: str = "") -> Any:
-    """The figure with a title above all that is there: it becomes higher, and its panels stay as they are.
+    """Returns the figure with a title above its panels: the figure becomes higher, and its panels keep their size.
 
-    A figure that has one gets this one instead.
+    A title that the figure has is replaced.
     """
     figure = untitled(figure)
     layout = figure.layout
-    lines = wrap(subtitle, int(((layout.width or WIDTH) - 40) / CHARACTER))
-    room = TITLE + LINE * len(lines)
+    subtitle_lines = wrap(subtitle, int(((layout.width or WIDTH) - 40) / CHARACTER))
+    title_height = TITLE + LINE * len(subtitle_lines)
     meta = dict(layout.meta) if isinstance(layout.meta, Mapping) else {}
-    # Where a figure says nothing of a margin, that of the template holds.
-    top = layout.margin.t if layout.margin.t is not None else layout.template.layout.margin.t
+    # A figure without a margin of its own has the template's.
+    margin_top = layout.margin.t if layout.margin.t is not None else layout.template.layout.margin.t
     return figure.update_layout(
         title={
             "text": escape(title, quote=False),
             "subtitle": {
-                "text": "<br>".join(escape(line, quote=False) for line in lines),
+                "text": "<br>".join(escape(line, quote=False) for line in subtitle_lines),
                 "font": {"size": 12},
             },
             "font": {"size": 16},
@@ -56,26 +56,28 @@ def titled(figure: Any, title: str, subtitle: str = "") -> Any:
             "yanchor": "top",
             "pad": {"l": 16, "t": 12},
         },
-        height=(layout.height or HEIGHT) + room,
-        margin={"t": (100 if top is None else top) + room},
-        meta=meta | {ROOM: room},
+        height=(layout.height or HEIGHT) + title_height,
+        margin={"t": (100 if margin_top is None else margin_top) + title_height},
+        meta=meta | {TITLE_HEIGHT_KEY: title_height},
     )
 
 
 def untitled(figure: Any) -> Any:
-    """A copy of the figure without the title that `titled` gave it, and as high as before."""
+    """Returns a copy of the figure without the title and the height that `titled` added."""
     meta = figure.layout.meta
-    found = type(figure)(figure)
-    if not isinstance(meta, Mapping) or ROOM not in meta:
-        return found
-    room = meta[ROOM]
-    found.layout.title = None
-    found.layout.meta = {key: value for key, value in meta.items() if key != ROOM} or None
-    return found.update_layout(height=found.layout.height - room, margin={"t": found.layout.margin.t - room})
+    copy = type(figure)(figure)
+    if not isinstance(meta, Mapping) or TITLE_HEIGHT_KEY not in meta:
+        return copy
+    title_height = meta[TITLE_HEIGHT_KEY]
+    copy.layout.title = None
+    copy.layout.meta = {key: value for key, value in meta.items() if key != TITLE_HEIGHT_KEY} or None
+    return copy.update_layout(
+        height=copy.layout.height - title_height, margin={"t": copy.layout.margin.t - title_height}
+    )
 
 
 def log_axis(smallest: int | float, largest: int | float) -> dict[str, Any]:
-    """A logarithmic axis whose ticks do not crowd: powers of ten, or, where there are few of them, 1, 2 and 5."""
+    """Returns a logarithmic axis with few ticks: powers of ten, or, below two decades, multiples of these."""
     powers = math.log10(largest / smallest)
     if not math.isfinite(powers):
         return {"type": "log"}
@@ -93,28 +95,28 @@ def log_axis(smallest: int | float, largest: int | float) -> dict[str, Any]:
 
 
 def read_numbers(values: Any, caller: str, needed: str) -> Any:
-    """Numbers as an array of floats.
+    """Returns the values as an array of floats.
 
     Raises:
-        CircuitsError: naming what is needed, for what holds none, or rows of several lengths.
+        CircuitsError: with the text `needed`, for values that are no real numbers, or rows of several lengths.
     """
     import numpy as np
 
-    given = as_dense_tensor(values, caller)
+    tensor = as_dense_tensor(values, caller)
     try:
-        array = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
-        found = array if np.iscomplexobj(array) else array.astype(float)
+        array = np.asarray(tensor.detach().cpu() if isinstance(tensor, Tensor) else tensor)
+        numbers = array if np.iscomplexobj(array) else array.astype(float)
     except (TypeError, ValueError):
         raise CircuitsError(
             f"{caller}: {needed}; got {type(values).__name__} without numbers in rows of one length"
         ) from None
-    if np.iscomplexobj(found):
+    if np.iscomplexobj(numbers):
         raise CircuitsError(f"{caller}: {needed}; got complex numbers: choose their real, imag or abs")
-    return found
+    return numbers
 
 
 def interval(values: Any, low: Any, high: Any) -> dict[str, Any]:
-    """Error bars from `low` to `high`, plotly's way."""
+    """Returns plotly's settings of error bars from `low` to `high`."""
     return {
         "type": "data",
         "symmetric": False,

@@ -1,4 +1,4 @@
-"""Figures of a sweep's table."""
+"""Draws a sweep's table, as heatmaps of effects or as points with intervals."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ KINDS = ("auto", "points", "heatmap")
 
 
 def figure(frame: pd.DataFrame, metrics: Sequence[str], kind: str) -> Any:
+    """Draws heatmaps where the variants form a grid over layers, else points; `kind` can force either."""
     if kind not in KINDS:
         raise CircuitsError(f"plot: kind={kind!r}; choose from {', '.join(KINDS)}")
     across = _across(frame)
@@ -29,7 +30,7 @@ def figure(frame: pd.DataFrame, metrics: Sequence[str], kind: str) -> Any:
 
 
 def _across(frame: pd.DataFrame) -> str | None:
-    """The column that, with the layer, tells all the variants apart: "head" or "position"."""
+    """Returns "head" or "position", the column that with the layer identifies every variant; None if neither does."""
     variants = frame.drop_duplicates(["variant", "checkpoint", "draw"])
     if len(variants) < 4 or variants["layer"].isna().any():
         return None
@@ -45,60 +46,66 @@ def _heatmaps(frame: pd.DataFrame, metrics: Sequence[str], across: str) -> Any:
         grid = frame[frame["metric"] == metric].pivot(index="layer", columns=across, values="effect")
         panels.append(Panel(str(metric), grid, "effect", signed=True, across=across))
     label = frame["checkpoint"].iloc[0]
-    of = f", {label}" if isinstance(label, str) else ""
-    said = f"Metric under the edit less that of the unedited model{of}; each panel has colours of its own."
-    return maps(panels, f"Effect by layer and {across}", said)
+    name = f", {label}" if isinstance(label, str) else ""
+    subtitle = (
+        f"Metric under the edit less that of the unedited model{name}; each panel has colours of its own."
+    )
+    return maps(panels, f"Effect by layer and {across}", subtitle)
 
 
 def _points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
     from plotly.subplots import make_subplots
 
-    found = make_subplots(rows=len(metrics), cols=1, shared_xaxes=True, vertical_spacing=0.16 / len(metrics))
+    panels = make_subplots(rows=len(metrics), cols=1, shared_xaxes=True, vertical_spacing=0.16 / len(metrics))
     colours = COLOURS["light"]
-    drawn_before = False
+    has_draws = False
     for row, metric in enumerate(metrics, start=1):
-        of_metric = frame[frame["metric"] == metric]
-        parts = of_metric.groupby("checkpoint", dropna=False, sort=False)
-        for index, (label, part) in enumerate(parts):
-            named, colour = isinstance(label, str), colours[index % len(colours)]
-            for drawn, dots in part.groupby(part["draw"].notna(), sort=False):
-                drawn_before |= bool(drawn)
-                found.add_scatter(
-                    x=list(dots["variant"]),
-                    y=list(dots["value"]),
-                    error_y=None if drawn else interval(dots["value"], dots["ci_low"], dots["ci_high"]),
+        metric_rows = frame[frame["metric"] == metric]
+        by_checkpoint = metric_rows.groupby("checkpoint", dropna=False, sort=False)
+        for index, (label, checkpoint_rows) in enumerate(by_checkpoint):
+            is_named, colour = isinstance(label, str), colours[index % len(colours)]
+            for is_draw, points in checkpoint_rows.groupby(checkpoint_rows["draw"].notna(), sort=False):
+                has_draws |= bool(is_draw)
+                panels.add_scatter(
+                    x=list(points["variant"]),
+                    y=list(points["value"]),
+                    error_y=None
+                    if is_draw
+                    else interval(points["value"], points["ci_low"], points["ci_high"]),
                     mode="markers",
-                    # Single draws stand beside the point that pools them, and checkpoints beside each other.
-                    offsetgroup=f"{label}, draws" if drawn else str(label),
+                    # Single draws are placed beside the point that pools them, and checkpoints beside each other.
+                    offsetgroup=f"{label}, draws" if is_draw else str(label),
                     marker={
-                        "size": 5 if drawn else 9,
-                        "opacity": 0.5 if drawn else 1,
+                        "size": 5 if is_draw else 9,
+                        "opacity": 0.5 if is_draw else 1,
                         "symbol": SYMBOLS[index % len(SYMBOLS)],
                         "color": colour,
                     },
-                    name=f"{label}{', each draw' if drawn else ''}" if named else str(metric),
-                    showlegend=named and row == 1,
+                    name=f"{label}{', each draw' if is_draw else ''}" if is_named else str(metric),
+                    showlegend=is_named and row == 1,
                     row=row,
                     col=1,
                 )
-            unedited = float(part["baseline"].iloc[0])
+            unedited = float(checkpoint_rows["baseline"].iloc[0])
             if unedited == unedited:
                 style = {"line_dash": "dash", "line_color": colour, "line_width": 1.5}
-                # Of several the colour says which: their names would lie on each other.
-                text = {} if named else {"annotation_text": "unedited", "annotation_position": "right"}
-                found.add_hline(y=unedited, row=row, col=1, **style, **text)
-        found.update_yaxes(title_text=str(metric), row=row, col=1)
-    found.update_xaxes(type="category")
-    found.update_xaxes(title_text="variant", row=len(metrics), col=1)
-    legend = frame["checkpoint"].notna().any()
-    found.update_layout(
-        height=110 + 230 * len(metrics) + 30 * bool(legend),
-        margin={"t": 50 if legend else 20, "b": 70, "r": 20 if legend else 80},
+                # Lines of several checkpoints are told by colour, because their names would overlap.
+                annotation = (
+                    {} if is_named else {"annotation_text": "unedited", "annotation_position": "right"}
+                )
+                panels.add_hline(y=unedited, row=row, col=1, **style, **annotation)
+        panels.update_yaxes(title_text=str(metric), row=row, col=1)
+    panels.update_xaxes(type="category")
+    panels.update_xaxes(title_text="variant", row=len(metrics), col=1)
+    has_legend = frame["checkpoint"].notna().any()
+    panels.update_layout(
+        height=110 + 230 * len(metrics) + 30 * bool(has_legend),
+        margin={"t": 50 if has_legend else 20, "b": 70, "r": 20 if has_legend else 80},
         scattermode="group",
         scattergap=0.5,
         legend={"y": 1 + 12 / (230 * len(metrics))},
     )
-    said = "Points: under the edit, with the 95% interval over examples. Dashed: the unedited model."
+    subtitle = "Points: under the edit, with the 95% interval over examples. Dashed: the unedited model."
     return finished(
-        found, "Metrics under each edit", said + (" Small: single draws." if drawn_before else "")
+        panels, "Metrics under each edit", subtitle + (" Small: single draws." if has_draws else "")
     )

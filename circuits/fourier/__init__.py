@@ -1,12 +1,13 @@
-"""Fourier analysis of weights and activations over a grid: of modular digits, or of a matrix's rows and columns.
+"""Fourier analysis of weights and activations over a grid of coordinates, such as two operands or rows and columns.
 
     grid = fourier.Grid.of_inputs(tokens, {"a": 0, "b": 1}, values=113)
     post = cache(model, tokens, "mlp_post.0")["mlp_post.0"][:, -1]
-    found = fourier.spectrum(post, grid)                     # power per (k_a, k_b) and neuron
+    spectrum = fourier.spectrum(post, grid)                   # power per (k_a, k_b) and neuron
     fourier.key_frequencies(fourier.spectrum(model.W_E[:113])).keys
-    fourier.clusters(found).sizes
+    fourier.clusters(spectrum).sizes
 
-A spectrum is of sums of squares over the orthonormal real basis, so that shares of variance add up to 1 (Parseval).
+A spectrum holds sums of squared coefficients in the orthonormal real basis, so that shares of variance add up to 1
+(Parseval).
 """
 
 from circuits.fourier._active import Active, active

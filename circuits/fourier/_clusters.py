@@ -1,4 +1,4 @@
-"""Neurons by the frequency that explains most of their variance."""
+"""Clusters neurons by the frequency that explains most of their variance."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.fourier._spectrum import Label, Spectrum
 
-#: Nanda et al. 2023, code.
+#: The threshold in the code of Nanda et al. 2023.
 THRESHOLD = 0.85
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """Which frequency each neuron follows.
+    """Neurons, each with the frequency that explains most of its variance.
 
     Attributes:
         labels: the frequencies.
-        best: the index of each neuron's first one, -1 for a neuron that does not vary.
-        share: of the neuron's variance that it explains.
-        threshold: a neuron below it is in no cluster.
+        best: the index in `labels` of the frequency that explains most, -1 for a neuron that does not vary.
+        share: the share of the neuron's variance that this frequency explains.
+        threshold: a neuron with a share up to this is in no cluster.
     """
 
     labels: tuple[Label, ...]
@@ -35,24 +35,24 @@ class Clusters:
 
     @property
     def assigned(self) -> Int[Tensor, " neuron"]:
-        """The index of each neuron's frequency in `labels`, -1 for a neuron in no cluster."""
+        """Returns the index in `labels` of each neuron's frequency, -1 for a neuron in no cluster."""
         return torch.where(self.share > self.threshold, self.best, -1)
 
     @property
     def sizes(self) -> dict[Label, int]:
-        """Neurons of each frequency that has any."""
+        """Returns the number of neurons of each frequency that has any."""
         counts = torch.bincount(self.assigned[self.assigned >= 0], minlength=len(self.labels)).tolist()
         return {label: count for label, count in zip(self.labels, counts, strict=True) if count}
 
     def neurons(self, label: Label) -> Tensor:
-        """The neurons of one frequency, as `ablate.neurons` takes them."""
+        """Returns the neurons of one frequency, as `ablate.neurons` takes them."""
         if label not in self.labels:
             raise CircuitsError(f"fourier: no frequency {label!r} in these clusters; got {self.labels}")
         return (self.assigned == self.labels.index(label)).nonzero().flatten()
 
     @property
     def frame(self) -> pd.DataFrame:
-        """A row per neuron: `neuron`, its first `frequency` (None for one that does not vary), `share`, `assigned`."""
+        """Returns a row per neuron: `neuron`, its first `frequency` (None if it does not vary), `share`, `assigned`."""
         return pd.DataFrame(
             {
                 "neuron": range(len(self.best)),
@@ -65,17 +65,17 @@ class Clusters:
         )
 
     def plot(self) -> Any:
-        """A plotly figure: each neuron's share by its first frequency, and the threshold."""
+        """Returns a plotly figure of each neuron's share by its first frequency, with the threshold."""
         from circuits.figures.spectra import clusters_figure
 
         return clusters_figure(self.frame, self.labels, self.threshold)
 
 
 def clusters(spectrum: Spectrum, threshold: float | int = THRESHOLD, by: str = "block") -> Clusters:
-    """Each neuron with the frequency that explains most of its variance over the grid.
+    """Clusters neurons by the frequency that explains most of their variance over the grid.
 
     Args:
-        spectrum: of activations with one feature axis, the neurons.
+        spectrum: that of activations with one feature axis, the neurons.
         by: as in `Spectrum.bands`; "block" and 0.85 are those of Nanda et al. 2023 (code), whose search leaves out the
             highest frequency. A tie goes to the lower frequency.
     """
@@ -91,6 +91,7 @@ def clusters(spectrum: Spectrum, threshold: float | int = THRESHOLD, by: str = "
 
 
 def check_threshold(threshold: Any) -> None:
+    """Raises `CircuitsError` unless the threshold is a number from 0 to 1."""
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
         raise CircuitsError(
             f"fourier.clusters: threshold={threshold!r}; give a share of the variance, 0 to 1"

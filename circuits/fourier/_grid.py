@@ -1,4 +1,4 @@
-"""Grids of coordinates, which the examples of a batch or the positions of a sequence stand on."""
+"""Defines grids of coordinates, over the examples of a batch or the positions of a sequence."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from circuits.validate import read_run_tokens
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid that one axis of a tensor unfolds into.
+    """A grid of coordinates, into which one axis of a tensor unfolds.
 
         Grid({"row": 7, "column": 7})                                  # positions of a matrix, row by row
         Grid.of_inputs(tokens, {"a": 0, "b": 1}, values=113)           # examples, by two of their tokens
 
     Attributes:
         axes: the name and size of each coordinate; the last varies fastest.
-        rows: where along the tensor's axis each cell is found, in the order of the cells; None: in that order already.
-        length: the tensor's axis must be this long; None: as long as there are cells.
+        rows: the index along the tensor's axis of each cell, in the order of the cells; None: 0, 1, 2, ....
+        length: the length that the tensor's axis must have; None: the number of cells.
     """
 
     axes: Mapping[str, int]
@@ -36,13 +36,13 @@ class Grid:
     length: int | None = None
 
     def __post_init__(self) -> None:
-        given = dict(self.axes) if isinstance(self.axes, Mapping) else {}
-        sizes = given.values()
-        if not given or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
+        axes = dict(self.axes) if isinstance(self.axes, Mapping) else {}
+        sizes = axes.values()
+        if not axes or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
             raise CircuitsError(
                 f'Grid: axes are names and sizes, such as {{"row": 7, "column": 7}}; got {self.axes!r}'
             )
-        object.__setattr__(self, "axes", given)
+        object.__setattr__(self, "axes", axes)
 
     @classmethod
     def of_inputs(
@@ -51,13 +51,13 @@ class Grid:
         coords: Mapping[str, int],
         values: int | Sequence[Sequence[int]],
     ) -> Grid:
-        """Examples by their coordinates: the token ids at some positions.
+        """Returns the grid of examples whose coordinates are the token ids at some positions.
 
         Args:
             tokens: [example pos].
             coords: name -> position.
-            values: the period, for ids 0..period-1; or for each coordinate its ids in the order in which they are a
-                cycle. Examples with other ids are left out; every combination must be there once.
+            values: the period, for ids 0..period-1; or for each coordinate its ids in cyclic order. Examples with other
+                ids are left out; every combination must occur once.
         """
         tokens = read_run_tokens(tokens, "Grid.of_inputs")
         if isinstance(values, int):
@@ -70,20 +70,20 @@ class Grid:
                 f"different ids for each; got {dict(coords)} and {len(lists)} lists"
             )
         index = torch.zeros(len(tokens), dtype=torch.long)
-        there = torch.ones(len(tokens), dtype=torch.bool)
+        on_grid = torch.ones(len(tokens), dtype=torch.bool)
         for position, ids in zip(coords.values(), lists, strict=True):
             match = tokens[:, position].cpu()[:, None] == torch.tensor(ids)
-            there &= match.any(1)
+            on_grid &= match.any(1)
             index = index * len(ids) + match.long().argmax(1)
         cells = math.prod(map(len, lists))
-        rows = there.nonzero().flatten()
-        different = len(index[rows].unique())
-        if len(rows) != cells or different != cells:
+        examples = on_grid.nonzero().flatten()
+        n_distinct = len(index[examples].unique())
+        if len(examples) != cells or n_distinct != cells:
             raise CircuitsError(
                 f"Grid.of_inputs: tokens must hold each of the {cells} combinations of {', '.join(coords)} once; "
-                f"{len(rows)} of {len(tokens)} examples are on the grid, {different} of them different"
+                f"{len(examples)} of {len(tokens)} examples are on the grid, {n_distinct} of them different"
             )
-        order = rows[index[rows].argsort()]
+        order = examples[index[examples].argsort()]
         return cls(dict(zip(coords, map(len, lists), strict=True)), tuple(order.tolist()), len(tokens))
 
     @property
@@ -95,31 +95,31 @@ class Grid:
         return math.prod(self.sizes)
 
     def arrange(self, x: Any, axis: int = 0) -> Tensor:
-        """[cells ...] -> [*sizes ...]: the axis of the cells, unfolded, comes first; the others follow in order."""
+        """Unfolds the axis of the cells into the grid, [*sizes ...]; the other axes follow in their order."""
         x = torch.as_tensor(x)
-        moved = x.movedim(read_axis(axis, x), 0)
+        cells_first = x.movedim(read_axis(axis, x), 0)
         length = self.cells if self.length is None else self.length
-        if len(moved) != length:
+        if len(cells_first) != length:
             raise CircuitsError(
-                f"Grid: axis {axis} of {list(x.shape)} has {len(moved)} entries, the grid "
+                f"Grid: axis {axis} of {list(x.shape)} has {len(cells_first)} entries, the grid "
                 f"{' × '.join(map(str, self.sizes))} is of {length}"
             )
         if self.rows is not None:
-            moved = moved[torch.tensor(self.rows, device=moved.device)]
-        return moved.unflatten(0, self.sizes)
+            cells_first = cells_first[torch.tensor(self.rows, device=cells_first.device)]
+        return cells_first.unflatten(0, self.sizes)
 
     def coordinates(self) -> Tensor:
-        """The coordinates of each cell, whole numbers [cells axes]."""
+        """Returns the coordinates of each cell, whole numbers [cells axes]."""
         return torch.stack(torch.meshgrid(*map(torch.arange, self.sizes), indexing="ij"), -1).flatten(0, -2)
 
 
 def components(
     grid: Grid, keys: Sequence[int], along: Sequence[int] | None = None
 ) -> Float[Tensor, "cells function"]:
-    """The functions of the grid that belong to some frequencies, orthonormal: `F.T @ F` is 1, F [cells function].
+    """Returns an orthonormal basis F [cells function] of the functions on the grid at some frequencies.
 
-    `F @ (F.T @ x)` is the part of x [cells ...] (in the order of the cells) that they carry. All sides of the grid
-    are the same period.
+    `F @ (F.T @ x)` is the part of x [cells ...] (in the order of the cells) at these frequencies. All sides of the grid
+    must have the same length, the period.
 
     Args:
         along: None: the products over the coordinates of {1, cos(w x), sin(w x)}, without the constant, w = 2πk/p (8
@@ -135,7 +135,7 @@ def components(
         )
     x = grid.coordinates()
     if along is None:
-        found = [products(x, int(key), period) for key in keys]
+        functions = [products(x, int(key), period) for key in keys]
     else:
         if len(along) != x.shape[1] or not {1, -1} & set(along):
             raise CircuitsError(
@@ -143,12 +143,12 @@ def components(
                 f"or -1; got {tuple(along)}"
             )
         summed = (x * torch.tensor([int(m) for m in along])).sum(1)
-        found = [cos_sin(summed, int(key), period) for key in keys]
-    return torch.cat(found, 1) / math.sqrt(grid.cells)
+        functions = [cos_sin(summed, int(key), period) for key in keys]
+    return torch.cat(functions, 1) / math.sqrt(grid.cells)
 
 
 def read_grid(grid: Any, length: int) -> Grid:
-    """A grid, its axes, or its sizes; None: the axis itself."""
+    """Reads a grid, its axes or its sizes; None is a grid of one coordinate."""
     if isinstance(grid, Grid):
         return grid
     if grid is None:

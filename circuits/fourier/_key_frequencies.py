@@ -1,4 +1,4 @@
-"""Rules that say which frequencies are key frequencies, each stated with its number."""
+"""Defines the rules by which frequencies are called key frequencies, each stated with its number."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from circuits.validate import read_choice
 
 
 class Rule(ABC):
-    """What `key_frequencies` asks of a rule."""
+    """A rule by which `key_frequencies` selects bands of a spectrum."""
 
     @abstractmethod
     def selects(self, bands: Bands) -> Tensor:
-        """Which bands are key, bool [band]."""
+        """Marks the key bands, bool [band]."""
 
     @property
     @abstractmethod
     def statement(self) -> str:
-        """The rule with its number, in one sentence."""
+        """States the rule with its number, in one sentence."""
 
 
 class _Numbered(Rule):
-    """A rule with one number."""
+    """A rule that has one number, which must be at least 0."""
 
     def __post_init__(self) -> None:
         (number,) = vars(self).values()
@@ -38,14 +38,14 @@ class _Numbered(Rule):
 
 @dataclass(frozen=True)
 class Noise(_Numbered):
-    """More power than white noise would give the strongest frequency, but for a chance of `level`.
+    """Selects frequencies with more power than the strongest would have in white noise, but for a chance of `level`.
 
     The noise level is that of the median frequency. The power of a frequency with ν basis functions is compared with
-    a χ² of ν degrees of freedom, at `level` divided by the number of frequencies (Bonferroni). That is the
-    distribution where all features are copies of one; where they differ the sum over them varies less, and the rule
-    errs on the side of too few. So it does where half of the frequencies or more are no noise, or there are few.
+    a χ² of ν degrees of freedom, at `level` divided by the number of frequencies (Bonferroni). This distribution
+    is exact where all features are copies of one. Where they differ, their sum varies less and the rule selects too few
+    rather than too many; so it does where half of the frequencies or more are signal, or there are few.
 
-    It asks whether a frequency is there at all, however small its share: not whether the model needs it.
+    The rule tests whether a frequency is present, however small its share, not whether the model needs it.
     """
 
     level: float | int = 0.05
@@ -56,7 +56,7 @@ class Noise(_Numbered):
         degrees = torch.tensor(bands.degrees, dtype=torch.float64)
         level = (power / _median_of_chi_squared(degrees)).median()
         tail = torch.special.gammaincc(degrees / 2, power / (2 * level.clamp(min=1e-300)))
-        return (tail * len(power) <= self.level) & _there(bands)
+        return (tail * len(power) <= self.level) & _above_rounding(bands)
 
     @property
     def statement(self) -> str:
@@ -68,9 +68,10 @@ class Noise(_Numbered):
 
 @dataclass(frozen=True)
 class OfLargest(_Numbered):
-    """A norm above this share of the largest frequency's.
+    """Selects frequencies with a norm above this share of the largest frequency's.
 
-    With 1/4 what TransformerLens' grokking demo does for W_E. It takes cos and sin apart; here the norm is of both.
+    With 1/4 it is the rule of TransformerLens' grokking demo for W_E, which takes the norms of cos and sin separately;
+    here a norm is over both.
     """
 
     share: float | int = 0.25
@@ -78,7 +79,7 @@ class OfLargest(_Numbered):
 
     def selects(self, bands: Bands) -> Tensor:
         norms = bands.total().power.cpu().sqrt()
-        return (norms > self.share * norms.max()) & _there(bands)
+        return (norms > self.share * norms.max()) & _above_rounding(bands)
 
     @property
     def statement(self) -> str:
@@ -87,22 +88,22 @@ class OfLargest(_Numbered):
 
 @dataclass(frozen=True)
 class AboveMean(_Numbered):
-    """An amplitude above the mean over all frequencies, 0 included, by so many standard deviations.
+    """Selects amplitudes that exceed the mean over all frequencies, 0 included, by this many standard deviations.
 
-    The deviation has n in the denominator. Amplitudes are those of the Fourier transform, |Σ x exp(−2πikj/p)|: beside
-    a norm of cos and sin together, that of frequency 0 counts √2-fold. Syrkis & Søgaard 2024 (MIIII): 1 in their code
-    for W_E; their text says 2 for active frequencies.
+    The deviation has n in the denominator. Amplitudes are those of the Fourier transform, |Σ x exp(−2πikj/p)|; relative
+    to a norm of cos and sin together, that of frequency 0 is √2 times as large. Syrkis & Søgaard 2024 (MIIII) use 1 in
+    their code for W_E; their text says 2 for active frequencies.
     """
 
     deviations: float | int = 1.0
     name: ClassVar[str] = "above-mean"
 
     def selects(self, bands: Bands) -> Tensor:
-        whole = bands.total()
-        # A wave of amplitude a has a coefficient in each of its functions, and power a² / their number.
-        power = whole.power / torch.tensor(whole.degrees, device=whole.power.device)
-        sizes = torch.cat([whole.constant[None], power]).cpu().sqrt()
-        return (sizes > sizes.mean() + self.deviations * sizes.std(correction=0))[1:] & _there(bands)
+        total = bands.total()
+        # A wave has a coefficient in each of its basis functions, so its power is divided by their number.
+        power = total.power / torch.tensor(total.degrees, device=total.power.device)
+        sizes = torch.cat([total.constant[None], power]).cpu().sqrt()
+        return (sizes > sizes.mean() + self.deviations * sizes.std(correction=0))[1:] & _above_rounding(bands)
 
     @property
     def statement(self) -> str:
@@ -111,9 +112,9 @@ class AboveMean(_Numbered):
 
 @dataclass(frozen=True)
 class Preferred(_Numbered):
-    """The first frequency of at least one neuron, carrying at least this share of its variance.
+    """Selects the first frequency of every neuron, where it carries at least this share of the neuron's variance.
 
-    With 0 the rule of Nanda et al.'s released code, which does not try the highest frequency, as this does.
+    With 0 it is the rule of Nanda et al.'s released code, except that their code leaves out the highest frequency.
     """
 
     share: float | int = 0.0
@@ -122,9 +123,9 @@ class Preferred(_Numbered):
     def selects(self, bands: Bands) -> Tensor:
         share = bands.share.reshape(len(bands.labels), -1).cpu()
         best = share.max(0)
-        found = torch.zeros(len(bands.labels), dtype=torch.bool)
-        found[best.indices[(best.values > 0) & (best.values >= self.share)]] = True
-        return found
+        preferred = torch.zeros(len(bands.labels), dtype=torch.bool)
+        preferred[best.indices[(best.values > 0) & (best.values >= self.share)]] = True
+        return preferred
 
     @property
     def statement(self) -> str:
@@ -139,7 +140,7 @@ RULES: dict[str, type[Noise | OfLargest | AboveMean | Preferred]] = {
 
 @dataclass(frozen=True)
 class KeyFrequencies:
-    """The frequencies that a rule selects, and the rule in words."""
+    """The frequencies selected by a rule, and the rule in words."""
 
     keys: tuple[Label, ...]
     rule: str
@@ -152,11 +153,11 @@ class KeyFrequencies:
 
 
 def key_frequencies(spectrum: Spectrum, rule: str | Rule = "noise", by: str = "block") -> KeyFrequencies:
-    """The key frequencies of a spectrum, over all its features together, under a stated rule.
+    """Selects the key frequencies of a spectrum, over all its features together, under a stated rule.
 
     Args:
-        rule: "noise", "of-largest", "above-mean", "preferred", each with its published or usual number, or one with a
-            number of yours, `fourier.AboveMean(2)`, or a subclass of `fourier.Rule`.
+        rule: "noise", "of-largest", "above-mean", "preferred", each with its published or usual number; a rule with
+            another number, such as `fourier.AboveMean(2)`; or an instance of your subclass of `fourier.Rule`.
         by: as in `Spectrum.bands`.
     """
     if isinstance(rule, str):
@@ -167,13 +168,13 @@ def key_frequencies(spectrum: Spectrum, rule: str | Rule = "noise", by: str = "b
     return KeyFrequencies(keys, rule.statement)
 
 
-def _there(bands: Bands) -> Tensor:
-    whole = bands.total()
-    return (whole.power > ROUNDING * (whole.constant + whole.variance)).cpu()
+def _above_rounding(bands: Bands) -> Tensor:
+    total = bands.total()
+    return (total.power > ROUNDING * (total.constant + total.variance)).cpu()
 
 
 def _median_of_chi_squared(degrees: Tensor) -> Tensor:
-    """By bisection, to float64's precision."""
+    """Returns the median of χ² with these degrees of freedom, by bisection to float64's precision."""
     low, high = torch.zeros_like(degrees), degrees + 10
     for _ in range(80):
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""Spectra: how much of the variance over a grid each frequency carries."""
+"""Computes spectra: the share of the variance over a grid that each frequency carries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from circuits.fourier._basis import frequencies, read_axis, read_values, transfo
 from circuits.fourier._grid import Grid, read_grid
 from circuits.validate import read_choice
 
-#: A power below this share of the whole is what rounding leaves.
+#: A power below this share of the mean square is a rounding error.
 ROUNDING = 1e-20
 
 Label = int | tuple[int, ...]
@@ -26,14 +26,14 @@ Label = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Bands:
-    """The spectrum by frequency.
+    """A spectrum summed by frequency.
 
     Attributes:
         labels: frequencies k, or their combinations (k₁, k₂, ...).
-        power: [band *features], the variance each carries.
-        degrees: the number of basis functions in each.
-        constant: [*features], the squared mean over the grid, and the variance over it.
-        variance: see `constant`.
+        power: [band *features], the variance that each band carries.
+        degrees: the number of basis functions in each band.
+        constant: [*features], the squared mean over the grid.
+        variance: [*features], the variance over the grid.
     """
 
     labels: tuple[Label, ...]
@@ -44,21 +44,21 @@ class Bands:
 
     @property
     def share(self) -> Float[Tensor, " band *features"]:
-        """Of each feature's variance; 0 where there is none."""
+        """Returns each band's share of each feature's variance; 0 where there is none."""
         return _share(self.power, self.variance, self.constant)
 
     def total(self) -> Bands:
-        """All features together."""
-        bands, ones = len(self.labels), self.variance
+        """Returns the bands of all features together."""
+        bands, variance = len(self.labels), self.variance
         return replace(
             self,
             power=self.power.reshape(bands, -1).sum(1),
             constant=self.constant.sum(),
-            variance=ones.sum(),
+            variance=variance.sum(),
         )
 
     def plot(self, keys: Iterable[Label] = (), *, title: str | None = None) -> Any:
-        """A plotly figure: a bar for the share of each frequency; `keys` are marked, such as `key_frequencies`."""
+        """Returns a plotly figure with a bar for each frequency's share; `keys` (key frequencies) are marked."""
         from circuits.figures.spectra import spectrum_bars
 
         return spectrum_bars(self.labels, self.total().share, list(keys), "frequency", title)
@@ -70,8 +70,8 @@ class Spectrum:
 
     Attributes:
         power: [k₁ ... k_m *features], k_i = 0..size_i/2: the sum of squared coefficients of the products of {cos,
-            sin}(2πk₁x₁/p) and so on, per cell of the grid. The whole is the mean square of the feature (Parseval), all
-            but the entry at 0 its variance. Units: those of the activation, squared.
+            sin}(2πk₁x₁/p) and so on, per cell of the grid. All entries add up to the mean square of the feature
+            (Parseval), all but the one at 0 to its variance. Units: those of the activation, squared.
     """
 
     grid: Grid
@@ -79,86 +79,89 @@ class Spectrum:
 
     @property
     def variance(self) -> Tensor:
-        """Over the grid, [*features]."""
+        """Returns the variance over the grid, [*features]."""
         flat = self.power.flatten(0, len(self.grid.sizes) - 1)
         return flat[1:].sum(0)
 
     @property
     def share(self) -> Tensor:
-        """Of each feature's variance, shaped as `power`; the constant has none."""
+        """Returns each entry's share of each feature's variance, shaped as `power`; that of the constant is 0."""
         constant = self.power[(0,) * len(self.grid.sizes)]
-        found = _share(self.power, self.variance, constant).clone()
-        found[(0,) * len(self.grid.sizes)] = 0
-        return found
+        shares = _share(self.power, self.variance, constant).clone()
+        shares[(0,) * len(self.grid.sizes)] = 0
+        return shares
 
     def total(self) -> Spectrum:
-        """All features together."""
+        """Returns the spectrum of all features together."""
         axes = len(self.grid.sizes)
         return replace(self, power=self.power.reshape(*self.power.shape[:axes], -1).sum(-1))
 
     def bands(self, by: str = "block") -> Bands:
-        """The power by frequency.
+        """Sums the power by frequency.
 
         Args:
             by: "block", for each k ≥ 1 all products of {1, cos k, sin k} over the coordinates, without the constant
-                (for two the 3 × 3 block of Nanda et al. 2023; what mixes frequencies is in no band); "component", each
-                combination (k₁, k₂); the name of a coordinate, all products with its frequency k ≥ 1.
+                (for two the 3 × 3 block of Nanda et al. 2023; products of different frequencies are in no band);
+                "component", each combination (k₁, k₂); the name of a coordinate, all products with its frequency k ≥ 1.
         """
         axes, sizes = len(self.grid.sizes), self.power.shape
         read_choice(by, (*_GROUPS, *self.grid.axes), "fourier", "by")
-        every = list(itertools.product(*(range(size) for size in sizes[:axes])))[1:]
+        combinations = list(itertools.product(*(range(size) for size in sizes[:axes])))[1:]
         label = _GROUPS.get(by)
         if label is None:
-            place = list(self.grid.axes).index(by)
+            index = list(self.grid.axes).index(by)
 
             def label(at: tuple[int, ...]) -> Label | None:
-                return at[place] or None
+                return at[index] or None
 
-        return self._grouped(every, label)
+        return self._grouped(combinations, label)
 
-    def _grouped(self, every: list[tuple[int, ...]], label: Callable[[tuple[int, ...]], Any]) -> Bands:
+    def _grouped(self, combinations: list[tuple[int, ...]], label: Callable[[tuple[int, ...]], Any]) -> Bands:
         axes = len(self.grid.sizes)
-        named = [label(at) for at in every]
-        labels = sorted({one for one in named if one is not None})
+        label_of_each = [label(at) for at in combinations]
+        labels = sorted({name for name in label_of_each if name is not None})
         if not labels:
             raise CircuitsError("fourier: a coordinate of one value has no frequency; give at least two rows")
-        # What is in no band goes into a last one, which is dropped.
-        place = {one: index for index, one in enumerate(labels)} | {None: len(labels)}
-        index = torch.tensor([place[one] for one in named])
+        # Combinations in no band are summed into an extra last one, which is dropped.
+        band_of = {name: index for index, name in enumerate(labels)} | {None: len(labels)}
+        index = torch.tensor([band_of[name] for name in label_of_each])
         flat = self.power.flatten(0, axes - 1)
         power = flat.new_zeros(len(labels) + 1, *flat.shape[1:])
         power.index_add_(0, index.to(flat.device), flat[1:])
         degrees = torch.zeros(len(labels) + 1, dtype=torch.long)
-        degrees.index_add_(0, index, torch.tensor([self._degrees(at) for at in every]))
+        degrees.index_add_(0, index, torch.tensor([self._degrees(at) for at in combinations]))
         return Bands(tuple(labels), power[:-1], tuple(degrees[:-1].tolist()), flat[0], flat[1:].sum(0))
 
     def _degrees(self, at: tuple[int, ...]) -> int:
-        """How many basis functions a combination has: 2 of each coordinate, but 1 at 0 and half an even period."""
+        """Counts a combination's basis functions: 2 per coordinate, but 1 at 0 and at half an even period."""
         return int(np.prod([1 if k in (0, n / 2) else 2 for k, n in zip(at, self.grid.sizes, strict=True)]))
 
     @property
     def frame(self) -> pd.DataFrame:
-        """A row per combination of frequencies, all features together: one column for each coordinate's frequency,
-        then `power`, `share` of the variance, and `norm`, the root of power · cells."""
-        whole = self.total()
-        at = np.indices(tuple(whole.power.shape)).reshape(len(self.grid.axes), -1)
-        power = whole.power.flatten().cpu().numpy()
-        columns: dict[str, Any] = {name: at[place] for place, name in enumerate(self.grid.axes)}
+        """Returns a row per combination of frequencies, all features together.
+
+        The columns are each coordinate's frequency, then `power`, `share` of the variance, and `norm`, the root of
+        power · cells.
+        """
+        total = self.total()
+        k = np.indices(tuple(total.power.shape)).reshape(len(self.grid.axes), -1)
+        power = total.power.flatten().cpu().numpy()
+        columns: dict[str, Any] = {name: k[index] for index, name in enumerate(self.grid.axes)}
         return pd.DataFrame(
             {
                 **columns,
                 "power": power,
-                "share": whole.share.flatten().cpu().numpy(),
+                "share": total.share.flatten().cpu().numpy(),
                 "norm": np.sqrt(power * self.grid.cells),
             }
         )
 
     def plot(self, keys: Iterable[Label] = (), *, by: str | None = None, title: str | None = None) -> Any:
-        """A plotly figure of the share of each frequency: bars for one coordinate, a heatmap for two.
+        """Returns a plotly figure of the share of each frequency: bars for one coordinate, a heatmap for two.
 
         Args:
-            keys: frequencies to mark, such as those of `key_frequencies`; then bars for two coordinates too.
-            by: bars by "block", "component" or a coordinate, see `bands`.
+            keys: frequencies to mark, such as those of `key_frequencies`; two coordinates then get bars, too.
+            by: the bars, "block", "component" or a coordinate, see `bands`.
         """
         from circuits.figures.spectra import spectrum_bars, spectrum_map
 
@@ -176,7 +179,7 @@ class Spectrum:
 
 
 def spectrum(x: Any, grid: Any = None, axis: int = 0) -> Spectrum:
-    """The spectrum of weights or activations x along one of their axes.
+    """Computes the spectrum of weights or activations x along one of their axes.
 
         spectrum(model.W_E[:113])                                     # embeddings of digits
         spectrum(model.W_out[0] @ model.W_U[:, :113], axis=1)         # the logits' axis of W_L
@@ -188,18 +191,19 @@ def spectrum(x: Any, grid: Any = None, axis: int = 0) -> Spectrum:
             one coordinate. The other axes are features, each with its own spectrum.
     """
     values = read_values(x).detach()
-    found = read_grid(grid, values.shape[read_axis(axis, values)])
-    power = transform(found.arrange(values, axis), range(len(found.sizes))).square() / found.cells
-    for place, size in enumerate(found.sizes):
-        shape = [size // 2 + 1 if at == place else length for at, length in enumerate(power.shape)]
-        power = power.new_zeros(shape).index_add_(place, frequencies(size).to(power.device), power)
-    return Spectrum(found, power)
+    layout = read_grid(grid, values.shape[read_axis(axis, values)])
+    power = transform(layout.arrange(values, axis), range(len(layout.sizes))).square() / layout.cells
+    for index, size in enumerate(layout.sizes):
+        shape = [size // 2 + 1 if other == index else length for other, length in enumerate(power.shape)]
+        power = power.new_zeros(shape).index_add_(index, frequencies(size).to(power.device), power)
+    return Spectrum(layout, power)
 
 
 def gini(values: Any) -> float:
-    """How unequal some non-negative values are: 0 all equal, towards 1 all but one 0 (Hurley and Rickard 2009).
+    """Returns the Gini coefficient of absolute values: 0 if all are equal, near 1 if one dominates.
 
-    Nanda et al. 2023 take it of the norms of Fourier components: `gini(transform(W_E[:p]).norm(dim=1))`.
+    The formula is that of Hurley and Rickard 2009. Nanda et al. 2023 apply it to the norms of Fourier components:
+    `gini(transform(W_E[:p]).norm(dim=1))`.
     """
     ascending = read_values(x=values).flatten().abs().sort().values
     n = len(ascending)
@@ -209,9 +213,9 @@ def gini(values: Any) -> float:
 
 
 def _share(power: Tensor, variance: Tensor, constant: Tensor) -> Tensor:
-    # Of a feature that does not change over the grid (a dead neuron) there is only what rounding leaves.
-    there = power > ROUNDING * (constant + variance)
-    return torch.where(there, power / torch.where(variance > 0, variance, 1.0), 0.0)
+    # A feature that is constant over the grid (a dead neuron) has nothing but rounding errors as power.
+    above_rounding = power > ROUNDING * (constant + variance)
+    return torch.where(above_rounding, power / torch.where(variance > 0, variance, 1.0), 0.0)
 
 
 def _block(at: tuple[int, ...]) -> Label | None:

@@ -1,10 +1,10 @@
-"""Activation patching: what a model computes on another input, put in its place; and estimates for all places at once.
+"""Activation patching: replaces activations by those of another input; and gradient estimates of many patches at once.
 
 patch.activations("z.1", source)                   # an edit, for `run`, `intervene` and `sweep`
 patch.path("0.1", ("q", "2.0"), source)            # one path alone
-patch.screen(model, base, source, metric)          # gradient estimates of all nodes, the largest measured exactly
-patch.edges(model, base, source, metric)           # the same of all edges
-patch.attribution(model, base, source, metric)     # estimates alone, at one site
+patch.screen(model, base, source, metric)          # gradient estimates for all nodes; the largest are measured exactly
+patch.edges(model, base, source, metric)           # the same for all edges
+patch.attribution(model, base, source, metric)     # only estimates, at one site
 """
 
 from circuits.patch._activations import activations, path

@@ -1,4 +1,4 @@
-"""Puts in place what the model computes on another input: at a site, or along one path."""
+"""Patches activations by those that the model computes on another input: at a site, or along one path."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def activations(
     queries: Any = None,
     neurons: Any = None,
 ) -> Edit:
-    """Replace the activation at `site` by the one from `source`, for some heads and positions or for all.
+    """Replaces the activation at `site` by that of `source`, at some heads and positions or at all.
 
-    `source` is tokens [batch pos], run on the model as it is outside all of our blocks, or a mapping from
+    `source` is tokens [batch pos], run on the model without the edits of open blocks, or a mapping from
     hook names to tensors (what `cache` or `run_with_cache` gives), of which only the tensors named by
     `site` are copied. It has a batch of 1, which then serves every example, or the run's batch; anything
     else is an error. Heads can be chosen at z, q, k, v, scores and pattern, neurons at mlp_pre and
     mlp_post. The direction is source -> run:
-    the run's own input is untouched.
+    the run's own input stays as it is.
     """
     caller = "patch.activations"
     place = read_place(site, heads, caller, neurons)
     return Edit(
-        caller, (place,), _from_source(place, source, caller), read_queries(queries, positions, caller)
+        caller, (place,), _read_source(place, source, caller), read_queries(queries, positions, caller)
     )
 
 
@@ -52,7 +52,7 @@ def path(
     queries: Any = None,
     positions: Any = None,
 ) -> Path:
-    """Patch the direct path between two components (Wang et al. 2022, arXiv:2211.00593, section 3.1).
+    """Patches the direct path between two components (Wang et al. 2022, arXiv:2211.00593, section 3.1).
 
     The receiver gets the activation that it has when the sender is replaced by its value on `source` while
     everything else that writes to the residual stream, every head's z and every MLP's output, is frozen at the
@@ -64,8 +64,10 @@ def path(
             "mlp_post.1", "embed", "pos_embed".
         receiver: heads (their q, k and v), a site "q.2", "k.2", "v.2", "mlp_pre.1", a pair of such a site and heads
             ("q", "2.3"), or "output": the last residual stream.
-        source: as in `activations`. `queries`, also called `positions`, limits where the sender is replaced. The
-            direction is source -> run.
+        source: as in `activations`.
+        through: "mlps" or None, see above.
+        queries: the positions at which the sender is replaced; `positions` is another name. The direction is
+            source -> run.
     """
     caller = "patch.path"
     places, is_layer = read_what(sender, caller)
@@ -78,10 +80,10 @@ def path(
     check_ends(place.site, [target.site for target in targets])
     if through is not None:
         read_choice(through, ("mlps",), caller, "through")
-    sent = Edit(
-        caller, (place,), _from_source(place, source, caller), read_queries(queries, positions, caller)
+    sender_edit = Edit(
+        caller, (place,), _read_source(place, source, caller), read_queries(queries, positions, caller)
     )
-    return Path(sent, targets, through)
+    return Path(sender_edit, targets, through)
 
 
 def _receivers(receiver: Any, caller: str) -> tuple[Place, ...]:
@@ -98,26 +100,28 @@ def _receivers(receiver: Any, caller: str) -> tuple[Place, ...]:
     return tuple(Place(Site(name), chosen) for name in ("q", "k", "v"))
 
 
-def _from_source(place: Place, source: Any, caller: str) -> Replacement:
+def _read_source(place: Place, source: Any, caller: str) -> Replacement:
     if hasattr(source, "keys"):
-        return _stored(place, source, caller)
+        return _from_tensors(place, source, caller)
     return FromTokens(read_tokens(source, caller, "source"))
 
 
-def _stored(place: Place, source: Any, caller: str) -> FromTensors:
-    # ActivationCache of TransformerLens lists full hook names, as our own does.
+def _from_tensors(place: Place, source: Any, caller: str) -> FromTensors:
+    # TransformerLens' ActivationCache has full hook names as its keys, as our own cache does.
     names = list(source.keys())
     if place.site.layer is not None or not place.site.kind.per_layer:
-        wanted = [place.site.hook()]
+        hooks = [place.site.hook()]
     elif place.heads is not None and place.heads.heads is not None:
-        wanted = [place.site.hook(layer) for layer in dict.fromkeys(head.layer for head in place.heads.heads)]
+        hooks = [place.site.hook(layer) for layer in dict.fromkeys(head.layer for head in place.heads.heads)]
     else:
-        wanted = [name for name in names if _is_site(name, place.site)]
-    missing = [name for name in wanted if name not in names]
-    if missing or not wanted:
-        lacks = missing[0] if missing else f"site {place.site}"
-        raise CircuitsError(f"{caller}: the source has no {lacks}; it has {', '.join(map(str, names))}")
-    values = {name: _read_tensor(source[name], name, caller) for name in wanted}
+        hooks = [name for name in names if _is_site(name, place.site)]
+    missing = [name for name in hooks if name not in names]
+    if missing or not hooks:
+        missing_name = missing[0] if missing else f"site {place.site}"
+        raise CircuitsError(
+            f"{caller}: the source has no {missing_name}; it has {', '.join(map(str, names))}"
+        )
+    values = {name: _read_tensor(source[name], name, caller) for name in hooks}
     if place.site.name == "scores" and any(map(_is_pattern, values.values())):
         raise CircuitsError(
             f"{caller}: the source holds patterns where scores should be, as a TransformerBridge's own cache does; "
@@ -129,13 +133,13 @@ def _stored(place: Place, source: Any, caller: str) -> FromTensors:
 def _read_tensor(given: Any, name: str, caller: str) -> Tensor:
     given = as_dense_tensor(given, f"{caller}: the source's {name}")
     if not isinstance(given, Tensor) or given.is_complex():
-        got = "complex" if isinstance(given, Tensor) else type(given).__name__
-        raise CircuitsError(f"{caller}: the source's {name} is {got}, not a tensor of real numbers")
+        problem = "complex" if isinstance(given, Tensor) else type(given).__name__
+        raise CircuitsError(f"{caller}: the source's {name} is {problem}, not a tensor of real numbers")
     return given
 
 
 def _is_pattern(values: Tensor) -> bool:
-    """Rows that sum to 1 (or to 0, where nothing is seen): no scores of any model look so."""
+    """Tells whether all rows are non-negative and sum to 1, or to 0 where no key is visible, as patterns do."""
     total = values.sum(-1)
     return bool((values >= 0).all() and ((total - 1).abs().lt(0.05) | total.eq(0)).all())
 

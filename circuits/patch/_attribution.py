@@ -1,4 +1,4 @@
-"""Attribution patching: a first-order estimate of what patching every component would do, from one gradient."""
+"""Attribution patching: first-order estimates of the effect of patching each component, from one gradient."""
 
 from __future__ import annotations
 
@@ -44,22 +44,25 @@ def attribution(
     draws: int = 1000,
     flips: int = 9999,
 ) -> SweepResult:
-    """Estimate what patching each part of `site` from `source` into `base` would do (Nanda 2023, "Attribution
-    patching"): (source − base)·∂metric/∂site, the gradient taken at base.
+    """Estimates the effect of patching each part of `site` from `source` into `base`, from the gradient at base.
+
+    The estimate is (source − base)·∂metric/∂site (Nanda 2023, "Attribution patching").
 
     Args:
-        base: tokens [batch pos], the run that would be edited.
+        base: tokens [batch pos] of the run that would be edited.
         source: tokens of the same shape, or [1 pos].
-        metric: as in `sweep`, of torch operations; `batch` too. Without one, `logit_diff`: base's first choice minus
-            its second.
+        metric: as in `sweep`, made of torch operations. Default: `logit_diff`, the logit of base's first choice minus
+            that of its second.
         site: one site, of one layer ("resid_pre.1") or of every one ("z").
-        by: what gets a row: "head", "position", "head,position", "neuron" or "layer"; "auto" takes heads where the site
-            has them (k and v have none where heads share key-value heads), else positions.
+        batch: as in `sweep`.
+        by: the parts that get a row: "head", "position", "head,position", "neuron" or "layer"; "auto" takes heads where
+            the site has them (k and v have none where heads share key-value heads), else positions.
 
-    A row's `effect` is the estimate, per example and with its interval; `value` is `baseline` plus it. Counts of
-    (sum, count) pairs are taken as they are at base. The direction, source -> base, is named in `intervention`.
-    It is exact where the metric is linear in the site; where a patch saturates a softmax or a LayerNorm it can be far
-    off: check the largest with `patch.activations`. Edits of blocks around this call are not in force.
+    A row's `effect` is the estimate, per example and with its interval; `value` is `baseline` plus the
+    estimate. Where the metric returns (sum, count) pairs, counts are those at base. The direction, source -> base, is
+    named in `intervention`. The estimate is exact where the metric is linear in the site. Where a patch saturates a
+    softmax or a LayerNorm it can be far off: check the largest with `patch.activations`. Edits of blocks around this
+    call are not in force.
     """
     place = read_place(site, None, CALLER)
     pair = Pair.read(CALLER, model, base, source, metric, batch)
@@ -85,41 +88,41 @@ def attribution(
             shifts = {name: _summed(shift, kind, by) for name, shift in estimates[hook].items()}
             for index in np.ndindex(next(iter(shifts.values())).shape[1:]):
                 row = _row(kind, layer, by, index)
-                one = measured.setdefault(row["variant"], Measured(row["variant"], row))
-                at = (slice(None), *index)
-                one.parts.append(
-                    {name: (total + shifts[name][at], count) for name, (total, count) in values.items()}
+                candidate = measured.setdefault(row["variant"], Measured(row["variant"], row))
+                entry = (slice(None), *index)
+                candidate.parts.append(
+                    {name: (total + shifts[name][entry], count) for name, (total, count) in values.items()}
                 )
-    estimated = Comparison(baseline, list(measured.values()), "gradient")
-    [(found, unedited)] = tabulate([estimated], Resampling(seed, draws, flips))
-    adjust(found)
-    described = {"intervention": CALLER, "direction": DIRECTION, "site": str(place.site), "by": by}
-    return make_result(found, unedited, {name: [described] for name in measured}, settings)
+    comparison = Comparison(baseline, list(measured.values()), "gradient")
+    [(rows, unedited)] = tabulate([comparison], Resampling(seed, draws, flips))
+    adjust(rows)
+    description = {"intervention": CALLER, "direction": DIRECTION, "site": str(place.site), "by": by}
+    return make_result(rows, unedited, {name: [description] for name in measured}, settings)
 
 
 def _estimates(
     piece: Pair, places: list[tuple[int | None, str]]
 ) -> tuple[PerExample, dict[str, dict[str, Tensor]]]:
-    """The metrics at base; and by hook and metric (source − base)·gradient, [n ...] as the activation."""
+    """Returns the metrics at base, and (source − base)·gradient, shaped as the activation, by hook and metric."""
     hooks = [hook for _, hook in places]
     with undisturbed(piece.surface):
-        theirs = piece.run(piece.source, hooks).at
-        ours = piece.run(piece.base, hooks, graph=True)
-        values = piece.values(ours.output, ours.output)
-        found: dict[str, dict[str, Tensor]] = {hook: {} for hook in hooks}
-        for name, slopes in piece.slopes(ours, values, hooks).items():
-            for hook, slope in slopes.items():
-                estimate = change(ours.at[hook], theirs[hook]) * slope.double()
-                found[hook][name] = piece.finite(estimate, name, hook)
-    return read_values(values, "metric", len(piece.base), BASELINE), found
+        source_activations = piece.run(piece.source, hooks).activations
+        base_run = piece.run(piece.base, hooks, graph=True)
+        values = piece.values(base_run.output, base_run.output)
+        estimates: dict[str, dict[str, Tensor]] = {hook: {} for hook in hooks}
+        for name, gradients in piece.gradients(base_run, values, hooks).items():
+            for hook, gradient in gradients.items():
+                estimate = change(base_run.activations[hook], source_activations[hook]) * gradient.double()
+                estimates[hook][name] = piece.finite(estimate, name, hook)
+    return read_values(values, "metric", len(piece.base), BASELINE), estimates
 
 
 def _summed(shift: Tensor, kind: SiteKind, by: str) -> np.ndarray:
-    """Summed over all axes but the examples and those that `by` names: [n ...], in the order of `by`."""
-    kept = [0, *(_axis(kind, part) for part in by.split(",") if part != "layer")]
-    others = [axis for axis in range(shift.ndim) if axis not in kept]
-    total = shift.sum(others) if others else shift
-    order = [sorted(kept).index(axis) for axis in kept]
+    """Sums over all axes but the examples and those that `by` names; returns [n ...], in the order of `by`."""
+    kept_axes = [0, *(_axis(kind, part) for part in by.split(",") if part != "layer")]
+    summed_axes = [axis for axis in range(shift.ndim) if axis not in kept_axes]
+    total = shift.sum(summed_axes) if summed_axes else shift
+    order = [sorted(kept_axes).index(axis) for axis in kept_axes]
     return total.permute(order).cpu().numpy()
 
 

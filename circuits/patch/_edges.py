@@ -1,4 +1,4 @@
-"""Screening of edges: gradient estimates of what patching every direct path would do, and the exact effect of some."""
+"""Screens edges: gradient estimates of the effect of patching every direct path, and exact effects of the largest."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from circuits.tensors import Snapshot
 from circuits.validate import read_choice
 
 CALLER = "patch.edges"
-#: Numbers of all senders' changes that are held at once.
+#: The most entries of all senders' changes in memory at once.
 NUMBERS = 2**27
 
-#: Where the residual stream itself passes.
+#: The sites of the residual stream itself.
 STREAMS = ("resid_pre", "resid_mid", "resid_post")
 
 
@@ -44,8 +44,8 @@ class End:
     name: str
     place: Place
     layer: int | None
-    hook: str  # where it is read or, of an MLP that receives, what comes of that
-    order: int  # in which it is computed
+    hook: str  # where it is read; for an MLP as receiver, the hook of its output
+    order: int  # position in the order of computation
 
     @property
     def head(self) -> int | None:
@@ -70,11 +70,11 @@ def edges(
     draws: int = 1000,
     flips: int = 9999,
 ) -> ScreenResult:
-    """Estimate what `patch.path` from `source` would do along every edge, and measure it for the largest.
+    """Estimates the effect of `patch.path` from `source` along every edge, and measures the largest exactly.
 
     An edge leads from a sender (embed, a head, an MLP) to a receiver computed after it (a head's q, k or v, the
-    pre-activations of an MLP, the output), past everything between. Its estimate is the change of what the sender
-    adds to the residual stream, source − base, times ∂metric/∂(the residual stream as this receiver alone sees it),
+    pre-activations of an MLP, the output), past everything between. The estimate is the change, source − base, of the
+    sender's output to the residual stream, times ∂metric/∂(the residual stream as read by this receiver only),
     summed over positions (edge attribution patching: Syed et al. 2023, arXiv:2310.10348).
 
     Args:
@@ -82,16 +82,16 @@ def edges(
             mean of the gradients at `steps` midpoints as the network's embeddings move from base to source (Hanna et
             al. 2024, arXiv:2403.17806).
         base: as in `patch.screen`.
-        source: see `base`.
-        metric: see `base`.
-        batch: see `base`.
-        exact: see `base`.
-        seed: see `base`.
-        draws: see `base`.
-        flips: see `base`.
+        source: as in `patch.screen`.
+        metric: as in `patch.screen`.
+        batch: as in `patch.screen`.
+        exact: as in `patch.screen`.
+        seed: as in `patch.screen`.
+        draws: as in `patch.screen`.
+        flips: as in `patch.screen`.
 
-    Heads that share key-value heads receive at k and v as a layer, as `patch.path` has it. Position embeddings are the
-    same in both runs and send nothing. Refused inside a block of `intervene` that edits the model.
+    Heads that share key-value heads are one receiver per layer at k and v, as in `patch.path`. Position embeddings are
+    equal in both runs and are no senders. Refused inside a block of `intervene` that edits the model.
     """
     pair = Pair.read(CALLER, model, base, source, metric, batch)
     read_choice(method, METHODS, CALLER, "method")
@@ -99,7 +99,7 @@ def edges(
     senders, receivers = _senders(pair.surface), _receivers(pair.surface)
     refuse_inside_blocks(pair)
 
-    taken = FromTokens(Snapshot(pair.source))
+    source_value = FromTokens(Snapshot(pair.source))
     baseline: list[PerExample] = []
     candidates: dict[tuple[str, str], Candidate] = {}
     per_example = len(senders) * pair.base.shape[1] * (pair.surface.sizes["d_model"] or 1)
@@ -113,10 +113,12 @@ def edges(
         for receiver in receivers:
             for name, shifts in estimates[receiver.name].items():
                 for sender, shift in zip(senders, shifts, strict=False):
-                    ends = sender.name, receiver.name
-                    if ends not in candidates:
-                        candidates[ends] = Candidate(_about(*ends), partial(_path, sender, receiver, taken))
-                    candidates[ends].add(name, shift.cpu().numpy())
+                    edge = sender.name, receiver.name
+                    if edge not in candidates:
+                        candidates[edge] = Candidate(
+                            _description(*edge), partial(_path, sender, receiver, source_value)
+                        )
+                    candidates[edge].add(name, shift.cpu().numpy())
     settings: Row = {"method": method, "direction": DIRECTION}
     settings |= {"steps": steps, "line": "input"} if method == "integrated" else {}
     return ranked(pair, list(candidates.values()), baseline, counts, settings)
@@ -125,69 +127,74 @@ def edges(
 def _estimates(
     piece: Pair, senders: list[End], receivers: list[End], steps: int | None
 ) -> tuple[PerExample, dict[str, dict[str, Tensor]]]:
-    """The metrics at base; and by receiver and metric the estimates [sender n], of the senders before it."""
+    """Returns the metrics at base, and estimates [sender n] by receiver and metric, for senders before the receiver."""
     streams = {one.hook: _stream(one) for one in receivers}
-    sums = _sums(piece.surface)
-    sending = dict.fromkeys([sender.hook for sender in senders])
-    outs = [KINDS["attn_out"].hook.format(layer) for layer in range(piece.surface.n_layers)]
-    moving = [hook for hook in INPUTS if hook in piece.surface.hooks]
-    normed = [site.hook() for site in sums[1:] if piece.surface.stream_norm(site.name, site.layer)]
-    reading = dict.fromkeys([*(stream.hook() for stream in streams.values()), *streams, *normed])
-    theirs = piece.run(piece.source, dict.fromkeys([*sending, *moving])).at
-    ours = piece.run(piece.base, dict.fromkeys([*sending, *moving, *outs, *reading]), graph=True)
-    clean = ours.output.detach()
-    changes = _changes(senders, ours, theirs)
+    sum_sites = _sums(piece.surface)
+    sender_hooks = dict.fromkeys([sender.hook for sender in senders])
+    attn_outs = [KINDS["attn_out"].hook.format(layer) for layer in range(piece.surface.n_layers)]
+    input_hooks = [hook for hook in INPUTS if hook in piece.surface.hooks]
+    normed_hooks = [site.hook() for site in sum_sites[1:] if piece.surface.stream_norm(site.name, site.layer)]
+    receiver_hooks = dict.fromkeys([*(stream.hook() for stream in streams.values()), *streams, *normed_hooks])
+    source_activations = piece.run(piece.source, dict.fromkeys([*sender_hooks, *input_hooks])).activations
+    base_run = piece.run(
+        piece.base, dict.fromkeys([*sender_hooks, *input_hooks, *attn_outs, *receiver_hooks]), graph=True
+    )
+    clean = base_run.output.detach()
+    changes = _changes(senders, base_run, source_activations)
 
-    found: dict[str, dict[str, Tensor]] = {one.name: {} for one in receivers}
+    estimates: dict[str, dict[str, Tensor]] = {one.name: {} for one in receivers}
     for fraction in [None] if steps is None else midpoints(steps):
-        run = ours
+        run = base_run
         if fraction is not None:
-            way = {hook: between(ours.at[hook], theirs[hook], fraction) for hook in moving}
-            run = piece.run(piece.base, reading, way, graph=True)
-        for name, slopes in piece.slopes(run, piece.values(run.output, clean), streams).items():
+            interpolated = {
+                hook: between(base_run.activations[hook], source_activations[hook], fraction)
+                for hook in input_hooks
+            }
+            run = piece.run(piece.base, receiver_hooks, interpolated, graph=True)
+        for name, gradients in piece.gradients(run, piece.values(run.output, clean), streams).items():
             for receiver in receivers:
-                before = sum(sender.order < receiver.order for sender in senders)
+                n_senders = sum(sender.order < receiver.order for sender in senders)
                 stream = streams[receiver.hook]
-                slope = _to_stream(run, receiver, stream.hook(), slopes[receiver.hook])
-                at = _at_sums(piece.surface, run, sums, stream, slope)
+                gradient = _to_stream(run, receiver, stream.hook(), gradients[receiver.hook])
+                gradient_at_sum = _at_sums(piece.surface, run, sum_sites, stream, gradient)
                 shifts = [
-                    torch.einsum("s b p d, b p d -> s b", alike, at[place].double())
-                    for place, alike in _by_sum(piece.surface, senders[:before], changes)
+                    torch.einsum("s b p d, b p d -> s b", changes_at_sum, gradient_at_sum[sum_site].double())
+                    for sum_site, changes_at_sum in _by_sum(piece.surface, senders[:n_senders], changes)
                 ]
                 shift = torch.cat(shifts)
-                total = found[receiver.name].get(name, 0) + shift / (steps or 1)
-                found[receiver.name][name] = piece.finite(total, name, receiver.name)
-    return read_values(piece.values(clean, clean), "metric", len(piece.base), BASELINE), found
+                total = estimates[receiver.name].get(name, 0) + shift / (steps or 1)
+                estimates[receiver.name][name] = piece.finite(total, name, receiver.name)
+    return read_values(piece.values(clean, clean), "metric", len(piece.base), BASELINE), estimates
 
 
 def _refuse_edited_streams(piece: Pair) -> None:
-    """Refuse hooks of the user's on the residual stream itself: estimates carry a change past them as it is.
+    """Refuses user hooks that change the residual stream itself, because estimates would ignore them.
 
-    Hooks on what components add to the stream are part of them.
+    Hooks on the outputs of components count as part of the components.
     """
     surface = piece.surface
     blocks = [surface.model.get_submodule(f"blocks.{layer}") for layer in range(surface.n_layers)]
     names = [Site(name, layer).hook() for layer in range(surface.n_layers) for name in STREAMS]
     names = [hook for hook in names if hook in surface.hooks]
     if not any(
-        one._forward_hooks or one._forward_pre_hooks
-        for one in (*blocks, *(surface.hooks[hook] for hook in names))
+        module._forward_hooks or module._forward_pre_hooks
+        for module in (*blocks, *(surface.hooks[hook] for hook in names))
     ):
         return
-    came: dict[str, Tensor] = {}
-    last: list[Tensor] = []
+    stream_in: dict[str, Tensor] = {}
+    last_out: list[Tensor] = []
 
     def arrive(hook: str, x: Tensor) -> None:
-        came[hook] = x.clone()
-        if hook.endswith("resid_pre") and last and not surface.post_norm:
-            refuse(hook, x, last.pop())
+        stream_in[hook] = x.clone()
+        if hook.endswith("resid_pre") and last_out and not surface.post_norm:
+            refuse(hook, x, last_out.pop())
 
     def leave(hook: str, x: Tensor) -> None:
-        refuse(hook, x, came.pop(hook))
-        last[:] = [x.clone()] if hook.endswith("resid_post") else []
+        refuse(hook, x, stream_in.pop(hook))
+        last_out[:] = [x.clone()] if hook.endswith("resid_post") else []
 
-    def refuse(hook: str, x: Tensor, own: Tensor) -> None:
-        if not torch.equal(x, own):
+    def refuse(hook: str, x: Tensor, expected: Tensor) -> None:
+        if not torch.equal(x, expected):
             raise CircuitsError(
                 f"{CALLER}: a hook changes the residual stream at {hook}, past which estimates would carry what "
                 "senders change as it is, and patch.path would not; take it off"
@@ -200,61 +207,66 @@ def _refuse_edited_streams(piece: Pair) -> None:
         surface.model(piece.base.to(surface.device, copy=True))
 
 
-def _changes(senders: list[End], ours: Run, theirs: dict[str, Tensor]) -> Tensor:
-    """What each sender would add to the residual stream, source − base: [sender batch pos d_model], float64."""
-    found: list[Tensor] = []
+def _changes(senders: list[End], base_run: Run, source_activations: dict[str, Tensor]) -> Tensor:
+    """Returns each sender's change of the residual stream, source − base: [sender batch pos d_model], float64."""
+    changes: list[Tensor] = []
     for sender in senders:
-        gap = change(ours.at[sender.hook], theirs[sender.hook])
+        gap = change(base_run.activations[sender.hook], source_activations[sender.hook])
         if sender.head is not None:
-            gap = _through_output(ours, sender, gap)
-        found.append(gap)
-    return torch.stack([gap.expand_as(found[-1]) for gap in found])
+            gap = _through_output(base_run, sender, gap)
+        changes.append(gap)
+    return torch.stack([gap.expand_as(changes[-1]) for gap in changes])
 
 
-def _through_output(ours: Run, sender: End, gap: Tensor) -> Tensor:
-    """A change of one head's z, as it arrives in attn_out: z @ W_O, and whatever hooks make of it.
+def _through_output(base_run: Run, sender: End, gap: Tensor) -> Tensor:
+    """Carries a change of one head's z forward to attn_out, through W_O and any hooks on the way.
 
-    Forward along a graph that runs backward: the vector-Jacobian product is linear in its vector, and the gradient of
-    that is the Jacobian-vector product.
+    The Jacobian-vector product is computed by backward passes: the vector-Jacobian product is linear in its vector, and
+    its gradient there is the Jacobian-vector product.
     """
-    z, out = ours.at[sender.hook], ours.at[sender.hook.replace("attn.hook_z", "hook_attn_out")]
-    alone = torch.zeros_like(z)
-    alone[:, :, sender.head] = gap[:, :, sender.head].to(z.dtype)
+    z, out = (
+        base_run.activations[sender.hook],
+        base_run.activations[sender.hook.replace("attn.hook_z", "hook_attn_out")],
+    )
+    head_change = torch.zeros_like(z)
+    head_change[:, :, sender.head] = gap[:, :, sender.head].to(z.dtype)
     vector = torch.zeros_like(out, requires_grad=True)
     with torch.enable_grad():
-        (back,) = torch.autograd.grad(out, z, vector, create_graph=True)
-    (forward,) = torch.autograd.grad(back, vector, alone)
-    return forward.double()
+        (vjp,) = torch.autograd.grad(out, z, vector, create_graph=True)
+    (jvp,) = torch.autograd.grad(vjp, vector, head_change)
+    return jvp.double()
 
 
-def _to_stream(run: Run, receiver: End, stream: str, slope: Tensor) -> Tensor:
-    """The gradient at a receiver, of one head where it is a head's, taken back to the residual stream it reads."""
+def _to_stream(run: Run, receiver: End, stream: str, gradient: Tensor) -> Tensor:
+    """Carries the gradient at a receiver (a head's own part of it) back to the residual stream that it reads."""
     if stream == receiver.hook:
-        return slope
+        return gradient
     if receiver.head is not None:
-        alone = torch.zeros_like(slope)
-        alone[:, :, receiver.head] = slope[:, :, receiver.head]
-        slope = alone
-    # Between the two there is the LayerNorm and one projection, or the MLP: the model's own, as it has just run.
-    (found,) = torch.autograd.grad(run.at[receiver.hook], run.at[stream], slope, retain_graph=True)
-    return found
+        head_gradient = torch.zeros_like(gradient)
+        head_gradient[:, :, receiver.head] = gradient[:, :, receiver.head]
+        gradient = head_gradient
+    # In between are the LayerNorm and a projection, or the MLP, in the graph of the model's own run.
+    (stream_gradient,) = torch.autograd.grad(
+        run.activations[receiver.hook], run.activations[stream], gradient, retain_graph=True
+    )
+    return stream_gradient
 
 
 def _stream(receiver: End) -> Site:
-    """The residual stream that a receiver reads."""
+    """Returns the site of the residual stream that a receiver reads."""
     site = receiver.place.site.name
     before = {"mlp_pre": "resid_mid", "resid_post": "resid_post"}.get(site, "resid_pre")
     return Site(before, receiver.layer)
 
 
 def _sums(surface: Surface) -> list[Site]:
-    """Where something is added to the residual stream, in order; "embed" stands for the sum of the embeddings."""
+    """Lists the sites of sums in the residual stream, in order; "embed" stands for the sum of the embeddings."""
     places = [Site(name, layer) for layer in range(surface.n_layers) for name in ("resid_mid", "resid_post")]
     return [Site("embed"), *(place for place in places if place.hook() in surface.hooks)]
 
 
 def _sum_of(surface: Surface, sender: End) -> Site:
-    """Where a sender is added."""
+    """Returns the site of the sum to which a sender is added."""
     site = sender.place.site.name
     if site == "embed":
         return Site(site)
@@ -263,79 +275,81 @@ def _sum_of(surface: Surface, sender: End) -> Site:
 
 
 def _by_sum(surface: Surface, senders: list[End], changes: Tensor) -> Iterator[tuple[Site, Tensor]]:
-    """The changes [sender batch pos d_model] of senders that are added at one place, which lie side by side."""
-    first = 0
-    for place, some in groupby(_sum_of(surface, sender) for sender in senders):
-        end = first + len(list(some))
-        yield place, changes[first:end]
-        first = end
+    """Groups changes [sender batch pos d_model] by the sum to which they are added; such senders are adjacent."""
+    start = 0
+    for sum_site, senders_at_sum in groupby(_sum_of(surface, sender) for sender in senders):
+        end = start + len(list(senders_at_sum))
+        yield sum_site, changes[start:end]
+        start = end
 
 
-def _at_sums(surface: Surface, run: Run, sums: list[Site], stream: Site, slope: Tensor) -> dict[Site, Tensor]:
-    """A gradient at the stream that a receiver reads, at each sum before it, along the stream alone.
+def _at_sums(
+    surface: Surface, run: Run, sum_sites: list[Site], stream: Site, gradient: Tensor
+) -> dict[Site, Tensor]:
+    """Carries the gradient at the stream that a receiver reads back to each earlier sum, along the stream only.
 
-    Where the stream itself is normalised after a sum, the way leads back through that norm, which `patch.path` computes
-    anew.
+    Where the stream itself is normalised after a sum, the gradient passes through that norm, as `patch.path` recomputes
+    it.
     """
-    found: dict[Site, Tensor] = {}
-    if stream in sums:
-        found[stream] = slope
-    earlier = [one for one in sums if one.layer is None or one.layer < (stream.layer or 0)]
-    if stream.name == "resid_post" and Site("resid_mid", stream.layer) in sums:
+    gradient_at_sum: dict[Site, Tensor] = {}
+    if stream in sum_sites:
+        gradient_at_sum[stream] = gradient
+    earlier = [site for site in sum_sites if site.layer is None or site.layer < (stream.layer or 0)]
+    if stream.name == "resid_post" and Site("resid_mid", stream.layer) in sum_sites:
         earlier.append(Site("resid_mid", stream.layer))
-    for place in reversed(earlier):
-        path = surface.stream_norm(place.name, place.layer)
+    for sum_site in reversed(earlier):
+        path = surface.stream_norm(sum_site.name, sum_site.layer)
         if path is not None:
-            hooks = INPUTS if place.layer is None else [place.hook()]
-            x = sum(run.at[hook].detach() for hook in hooks if hook in run.at)
+            hooks = INPUTS if sum_site.layer is None else [sum_site.hook()]
+            x = sum(run.activations[hook].detach() for hook in hooks if hook in run.activations)
             assert isinstance(x, Tensor)
             with torch.enable_grad():
                 x.requires_grad_()
-                (slope,) = torch.autograd.grad(surface.model.get_submodule(path)(x), x, slope)
-        found[place] = slope
-    return found
+                (gradient,) = torch.autograd.grad(surface.model.get_submodule(path)(x), x, gradient)
+        gradient_at_sum[sum_site] = gradient
+    return gradient_at_sum
 
 
 def _senders(surface: Surface) -> list[End]:
-    """In the order in which they are computed."""
-    found: list[End] = []
+    """Lists the senders in the order in which they are computed."""
+    senders: list[End] = []
     for site in ("embed", "z", "mlp_out"):
         if KINDS[site].hook.format(0) in surface.hooks:
-            found += _ends(surface, site, SENDERS, heads=site == "z")
-    return sorted(found, key=lambda one: one.order)
+            senders += _ends(surface, site, SENDERS, heads=site == "z")
+    return sorted(senders, key=lambda sender: sender.order)
 
 
 def _receivers(surface: Surface) -> list[End]:
-    found: list[End] = []
+    receivers: list[End] = []
     for site in ("q", "k", "v"):
-        found += _ends(surface, site, RECEIVERS, heads=surface.head_count(KINDS[site]) == surface.n_heads)
+        receivers += _ends(surface, site, RECEIVERS, heads=surface.head_count(KINDS[site]) == surface.n_heads)
     if KINDS["mlp_pre"].hook.format(0) in surface.hooks:
-        # Of all that reads from the stream, and not of what a gated MLP calls hook_pre alone.
-        found += [
-            replace(one, hook=KINDS["mlp_out"].hook.format(one.layer))
-            for one in _ends(surface, "mlp_pre", RECEIVERS, heads=False)
+        # The hook is the MLP's output, because in a gated MLP hook_pre is only one of its reads of the stream.
+        receivers += [
+            replace(receiver, hook=KINDS["mlp_out"].hook.format(receiver.layer))
+            for receiver in _ends(surface, "mlp_pre", RECEIVERS, heads=False)
         ]
     last = Site("resid_post", surface.n_layers - 1)
     order = order_of(last.name, last.layer, RECEIVERS)
-    found.append(End("output", Place(last), last.layer, last.hook(), order))
-    return sorted(found, key=lambda one: one.order)
+    receivers.append(End("output", Place(last), last.layer, last.hook(), order))
+    return sorted(receivers, key=lambda receiver: receiver.order)
 
 
 def _ends(surface: Surface, name: str, table: dict[str, int], heads: bool) -> list[End]:
-    found: list[End] = []
+    ends: list[End] = []
     for layer, hook in surface.at(Site(name)):
         order, site = order_of(name, layer, table), Site(name, layer)
         if not heads:
-            found.append(End(str(site), Place(site), layer, hook, order))
+            ends.append(End(str(site), Place(site), layer, hook, order))
             continue
         for number in range(surface.n_heads):
             head = Head(layer or 0, number)
             label = head.label + ("" if name == "z" else f".{name}")
-            found.append(End(label, Place(Site(name), HeadSpec(str(head), (head,))), layer, hook, order))
-    return found
+            ends.append(End(label, Place(Site(name), HeadSpec(str(head), (head,))), layer, hook, order))
+    return ends
 
 
-def _about(sender: str, receiver: str) -> Row:
+def _description(sender: str, receiver: str) -> Row:
     return {
         "variant": f"{sender} -> {receiver}",
         "intervention": f"patch.path ({DIRECTION})",
@@ -344,7 +358,7 @@ def _about(sender: str, receiver: str) -> Row:
     }
 
 
-def _path(sender: End, receiver: End, taken: FromTokens) -> Path:
-    """`patch.path` along one edge."""
+def _path(sender: End, receiver: End, source_value: FromTokens) -> Path:
+    """Returns the `patch.path` along one edge."""
     receivers = () if receiver.name == "output" else (receiver.place,)
-    return Path(Edit("patch.path", (sender.place,), taken), receivers, None)
+    return Path(Edit("patch.path", (sender.place,), source_value), receivers, None)

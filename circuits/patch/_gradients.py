@@ -1,4 +1,4 @@
-"""Gradients of metrics at activations: at one run, or on the way from it to another."""
+"""Computes gradients of metrics at activations, in one run or at interpolations between two runs."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from circuits.model.surface import Surface
 from circuits.sweeps.metrics import called, first_choice, is_pair, read_metric, read_values
 from circuits.validate import read_batch, read_run_tokens
 
-#: Examples per gradient: activations of a whole backward pass are kept.
+#: Examples per gradient; all activations of a backward pass are in memory.
 EXAMPLES_PER_PASS = 512
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one run of the model gave: its output, and activations by hook."""
+    """The output of one run of the model, and its activations by hook."""
 
     output: Tensor
-    at: dict[str, Tensor]
+    activations: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two runs, of which base would be edited with what source has, and the metrics that are asked of it."""
+    """The inputs of a patch from `source` into `base`, and the metric of its effect."""
 
     caller: str
     surface: Surface
@@ -64,7 +64,7 @@ class Pair:
         return cls(caller, surface, base, source, metric, batch)
 
     def pieces(self, size: int) -> Iterator[Pair]:
-        """At most `size` examples at a time, in order."""
+        """Yields pairs of at most `size` examples, in order."""
         for start in range(0, len(self.base), size):
             rows = slice(start, min(start + size, len(self.base)))
             yield replace(
@@ -75,8 +75,8 @@ class Pair:
             )
 
     def values(self, output: Tensor, clean: Tensor) -> dict[str, Any]:
-        """The metrics of an output, by name; clean: base's own output, whose first choices serve without a metric."""
-        # Gradients on, for outputs that have them, wherever this is called.
+        """Returns the metrics of an output by name; the default one compares base's first choices, from `clean`."""
+        # Gradients are enabled even if the caller has disabled them, because the output may have a graph.
         with torch.enable_grad():
             if self.metric is None:
                 if output.shape[-1] < 2:
@@ -91,35 +91,40 @@ class Pair:
         self,
         tokens: Tensor,
         hooks: Iterable[str],
-        moved: Mapping[str, Tensor] | None = None,
+        interpolated: Mapping[str, Tensor] | None = None,
         graph: bool = False,
     ) -> Run:
-        """Run the model with the activations `moved` put in place, by hook.
+        """Runs the model with some activations replaced by `interpolated` ones, by hook, and records those at `hooks`.
 
         Args:
-            graph: gradients can be asked for at `hooks`, even where the weights are frozen.
+            graph: keep the graph, so that gradients at `hooks` exist even where the weights are frozen.
         """
-        moved, seen = moved or {}, dict[str, Tensor]()
-        functions = {hook: _held(seen, hook, moved.get(hook), graph) for hook in (*moved, *hooks)}
-        with torch.set_grad_enabled(graph), listening(self.surface, functions.items()):
+        interpolated, activations = interpolated or {}, dict[str, Tensor]()
+        recorders = {
+            hook: _recorder(activations, hook, interpolated.get(hook), graph)
+            for hook in (*interpolated, *hooks)
+        }
+        with torch.set_grad_enabled(graph), listening(self.surface, recorders.items()):
             output: Tensor = self.surface.model(tokens.to(self.surface.device, copy=True))
         if not isinstance(output, Tensor) or not output.is_floating_point():
             raise CircuitsError(
                 f"{self.caller}: the model's output is {type(output).__name__}, not a tensor of numbers"
             )
-        silent = [hook for hook in functions if hook not in seen]
-        if silent:
-            raise CircuitsError(f"{self.caller}: {silent[0]} never fired; this model has it switched off")
-        return Run(output, seen)
+        never_fired = [hook for hook in recorders if hook not in activations]
+        if never_fired:
+            raise CircuitsError(
+                f"{self.caller}: {never_fired[0]} never fired; this model has it switched off"
+            )
+        return Run(output, activations)
 
-    def slopes(
+    def gradients(
         self, run: Run, values: Mapping[str, Any], hooks: Iterable[str]
     ) -> dict[str, dict[str, Tensor]]:
-        """By metric and hook, the gradient of the sum of its `values` over examples at the activation there."""
+        """Returns gradients by metric and hook: of the sum of `values` over examples, at the activation."""
         hooks = list(hooks)
-        found: dict[str, dict[str, Tensor]] = {}
+        by_metric: dict[str, dict[str, Tensor]] = {}
         for name, value in values.items():
-            # Its shape, and whether it is made of numbers, before its gradient.
+            # Shape and type are checked before the gradient, so that the error names them.
             read_values({name: value}, name, len(run.output), self.caller)
             total = value[0] if is_pair(value) else value
             if not isinstance(total, Tensor) or not total.requires_grad:
@@ -127,9 +132,9 @@ class Pair:
                     f"{self.caller}: metric {name} has no gradient; compute it with torch, without detach or argmax"
                 )
             try:
-                slopes = torch.autograd.grad(
+                gradients = torch.autograd.grad(
                     total.double().sum(),
-                    [run.at[hook] for hook in hooks],
+                    [run.activations[hook] for hook in hooks],
                     retain_graph=True,
                     allow_unused=True,
                 )
@@ -137,13 +142,14 @@ class Pair:
                 raise CircuitsError(
                     f"{self.caller}: metric {name} has no gradient: {str(error).splitlines()[0]}"
                 ) from error
-            found[name] = {
-                hook: torch.zeros_like(run.at[hook]) if slope is None else slope
-                for hook, slope in zip(hooks, slopes, strict=True)
+            by_metric[name] = {
+                hook: torch.zeros_like(run.activations[hook]) if gradient is None else gradient
+                for hook, gradient in zip(hooks, gradients, strict=True)
             }
-        return found
+        return by_metric
 
     def finite(self, estimate: Tensor, metric: str, where: str) -> Tensor:
+        """Returns the estimate, or raises `CircuitsError` if it is not finite."""
         if not bool(estimate.isfinite().all()):
             raise CircuitsError(f"{self.caller}: metric {metric}: the estimate at {where} is not finite")
         return estimate
@@ -151,42 +157,44 @@ class Pair:
 
 @contextmanager
 def undisturbed(surface: Surface) -> Iterator[None]:
-    """The model as it is outside all of our blocks, in eval mode, where gradients can be switched on."""
+    """Suspends the edits of all blocks, with the model in eval mode and inference mode off, so that gradients work."""
     with torch.inference_mode(False), suspended(surface.model), evaluating(surface.model):
         yield
 
 
 def change(base: Tensor, source: Tensor) -> Tensor:
-    """source − base, in float64, for every example of base."""
+    """Returns source − base, in float64, for every example of base."""
     gap = (source.detach() - base.detach()).double()
-    # Masked scores are minus infinity on both sides: no change.
+    # Masked scores are minus infinity in both runs, so their difference is set to 0.
     return gap.masked_fill(source == base, 0.0)
 
 
 def between(base: Tensor, source: Tensor, fraction: float) -> Tensor:
-    """base + fraction · (source − base)."""
+    """Returns base + fraction · (source − base)."""
     base, source = base.detach(), source.detach()
     return torch.where(source == base, base, base + fraction * (source - base))
 
 
 def midpoints(steps: int) -> list[float]:
-    """Where the integrand is taken on [0, 1]: the midpoint rule, exact for metrics that are quadratic on the way."""
+    """Returns the points of the midpoint rule on [0, 1], which is exact for metrics quadratic along the path."""
     return [(step + 0.5) / steps for step in range(steps)]
 
 
-def _held(
-    seen: dict[str, Tensor], hook: str, moved: Tensor | None, graph: bool
+def _recorder(
+    activations: dict[str, Tensor], hook: str, value: Tensor | None, graph: bool
 ) -> Callable[[Tensor], Tensor | None]:
+    """Returns a hook that records the activation, or `value` in its place, and passes it on."""
+
     def keep(activation: Tensor) -> Tensor | None:
-        if moved is not None:
-            activation = moved
+        if value is not None:
+            activation = value
         if graph:
-            # A copy in its place, as part of the graph; the first of it where the weights are frozen.
+            # A copy takes its place in the graph, and is a leaf of it where the weights are frozen.
             activation = activation.clone()
             if not activation.requires_grad:
                 activation.requires_grad_()
-        seen[hook] = activation
-        # Not what goes on, which a hook of the user's may write to.
+        activations[hook] = activation
+        # The model gets another copy, because a hook of the user may write to it in place.
         return activation.clone()
 
     return keep

@@ -1,4 +1,4 @@
-"""From estimates of many effects to a ranked table, the exact effects of its top rows, and how far the two agree."""
+"""Ranks estimates of effects, measures the exact effects of the largest, and correlates the two."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ from circuits.validate import is_whole, read_seed
 
 @dataclass
 class Candidate:
-    """One row: what is known of it, the estimates of every example, and the patch that they are estimates of."""
+    """One row of a screening: its description, its patch, and the estimates of the patch's effect on every example."""
 
-    about: Row
+    description: Row
     patch: Callable[[], Intervention]
-    parts: dict[str, list[np.ndarray]] = field(default_factory=dict)  # by metric, of the sums, piece by piece
+    #: By metric, the estimates for the sums of the metric, piece by piece.
+    parts: dict[str, list[np.ndarray]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        return str(self.about["variant"])
+        return str(self.description["variant"])
 
     def add(self, metric: str, estimates: np.ndarray) -> None:
         self.parts.setdefault(metric, []).append(estimates)
@@ -46,7 +47,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Counts:
-    """What is asked of the statistics, and how many rows are measured."""
+    """Settings of the statistics, and the number of rows that are measured exactly."""
 
     exact: int | None  # None: all
     seed: int
@@ -72,23 +73,24 @@ def read_steps(steps: Any, caller: str) -> int:
 def ranked(
     pair: Pair, candidates: Sequence[Candidate], baseline: Sequence[PerExample], counts: Counts, settings: Row
 ) -> ScreenResult:
-    """The table of all candidates, with the exact effects of those of the largest estimates.
+    """Tabulates all candidates, with the exact effects of those with the largest estimates.
+
+    The largest are chosen for each metric; a patch chosen for one metric is measured for all.
 
     Args:
-        baseline: the metrics at base, piece by piece. The largest are chosen for each metric; what is measured for one
-            is measured for all.
+        baseline: the metrics at base, piece by piece.
     """
     unedited = {
-        metric: [np.concatenate([part[metric][which] for part in baseline]) for which in (0, 1)]
+        metric: [np.concatenate([part[metric][column] for part in baseline]) for column in (0, 1)]
         for metric in baseline[0]
     }
-    tables = {metric: _estimated(candidates, metric, unedited[metric], counts) for metric in unedited}
+    tables = {metric: _estimate_table(candidates, metric, unedited[metric], counts) for metric in unedited}
     chosen = list(dict.fromkeys(index for table in tables.values() for index in table.index[: counts.exact]))
-    found, groups = _measured(pair, [candidates[index] for index in chosen], counts)
+    exact_result, groups = _measure(pair, [candidates[index] for index in chosen], counts)
     examples = {
-        (one.name, metric): (_joined(one, metric), _joined(group.baseline, metric))
+        (candidate.name, metric): (_joined(candidate, metric), _joined(group.baseline, metric))
         for group in groups
-        for one in group.measured
+        for candidate in group.measured
         for metric in unedited
     }
     agreement: list[Row] = []
@@ -96,29 +98,29 @@ def ranked(
         names = [candidates[index].name for index in chosen]
         estimates = np.stack([candidates[index].estimates(metric) for index in chosen])
         exact = [examples[name, metric] for name in names]
-        row = _agreement(estimates, unedited[metric][1], exact, counts)
+        row = _rank_agreement(estimates, unedited[metric][1], exact, counts)
         agreement.append({"metric": metric, **row, "n": len(chosen), "of": len(table)})
     settings = settings | {"seed": counts.seed, "draws": counts.draws, "flips": counts.flips}
     settings |= {"n": len(pair.base), "level": LEVEL}
-    return make_screen(tables, found, pd.DataFrame(agreement), settings)
+    return make_screen(tables, exact_result, pd.DataFrame(agreement), settings)
 
 
-def _estimated(
+def _estimate_table(
     candidates: Sequence[Candidate], metric: str, unedited: Sequence[np.ndarray], counts: Counts
 ) -> pd.DataFrame:
-    """One metric's estimates with their intervals, the largest first; the index is the candidate's.
+    """Tabulates one metric's estimates with their intervals, the largest first; the index is that of the candidate.
 
     Args:
         unedited: sums and counts [example] at base.
     """
     sums, entries = unedited
-    shifts = np.stack([one.estimates(metric) for one in candidates])
+    shifts = np.stack([candidate.estimates(metric) for candidate in candidates])
     shared = np.broadcast_to(entries, shifts.shape)
     estimate = ratio(shifts.sum(1), shared.sum(1))
     low, high = interval(bootstrap(shifts, shared, counts.seed, counts.draws), LEVEL)
     if shifts.shape[1] < 2:
         low, high = np.full_like(low, np.nan), np.full_like(high, np.nan)
-    table = pd.DataFrame([one.about for one in candidates])
+    table = pd.DataFrame([candidate.description for candidate in candidates])
     table["metric"] = metric
     table["n"] = shifts.shape[1]
     table["baseline"] = float(ratio(sums.sum(keepdims=True), entries.sum(keepdims=True))[0])
@@ -128,58 +130,68 @@ def _estimated(
     return table
 
 
-def _measured(pair: Pair, chosen: Sequence[Candidate], counts: Counts) -> tuple[SweepResult, list[Group]]:
-    """What `sweep` gives of these patches, and every example's share in it."""
+def _measure(pair: Pair, chosen: Sequence[Candidate], counts: Counts) -> tuple[SweepResult, list[Group]]:
+    """Measures patches as `sweep` does; returns its result, and its groups, which have a value for every example."""
     surface = pair.surface
     interventions = {one.name: one.patch() for one in chosen}
     variants = [Variant(name, None, (one,), planned((one,), surface)) for name, one in interventions.items()]
-    read = parse_positions(own_positions(pair.metric), f"{pair.caller}, read_positions")
-    if isinstance(read, Snapshot):
+    read_positions = parse_positions(own_positions(pair.metric), f"{pair.caller}, read_positions")
+    if isinstance(read_positions, Snapshot):
         raise CircuitsError(
             f"{pair.caller}: read_positions of the metric are the same in every example; got a mask [batch pos]"
         )
     step = max(1, AUTO_CHUNK // pair.base[0].numel())
-    question = SweepInputs(pair.base, pair.metric, pair.batch, read, step, AUTO_CHUNK)
+    inputs = SweepInputs(pair.base, pair.metric, pair.batch, read_positions, step, AUTO_CHUNK)
     with exclusive(surface.model):
-        found = measure_all(surface, variants, question, "auto")
+        measurements = measure_all(surface, variants, inputs, "auto")
     settings: Row = {"seed": counts.seed, "draws": counts.draws, "flips": counts.flips, "n": len(pair.base)}
     untested = UNTESTED if pair.metric is None else ()
     rows: list[Row] = []
     unedited: list[Row] = []
-    compared = [Comparison(group.baseline, group.measured, group.engine) for group in found.groups]
-    for more, clean in tabulate(compared, Resampling(counts.seed, counts.draws, counts.flips), untested):
-        rows += more
+    compared = [Comparison(group.baseline, group.measured, group.engine) for group in measurements.groups]
+    for measured_rows, clean in tabulate(
+        compared, Resampling(counts.seed, counts.draws, counts.flips), untested
+    ):
+        rows += measured_rows
         unedited = clean
-    order = {name: place for place, name in enumerate(interventions)}
+    order = {name: index for index, name in enumerate(interventions)}
     rows.sort(key=lambda row: order[row["variant"]])
     adjust(rows)
-    described = {name: [one.describe()] for name, one in interventions.items()}
-    settings |= {"engine": "auto", "naive": found.naive}
-    return make_result(rows, unedited, described, settings), found.groups
+    descriptions = {name: [one.describe()] for name, one in interventions.items()}
+    settings |= {"engine": "auto", "naive": measurements.naive}
+    return make_result(rows, unedited, descriptions, settings), measurements.groups
 
 
 def _joined(one: Measured, metric: str) -> tuple[np.ndarray, np.ndarray]:
     return one.joined(metric, 0), one.joined(metric, 1)
 
 
-def _agreement(estimates: np.ndarray, entries: np.ndarray, exact: Sequence[Any], counts: Counts) -> Row:
-    """Spearman's rank correlation over rows, with an interval over examples: estimates are [row example]."""
-    edited = np.stack([sums for (sums, _), _ in exact]), np.stack([some for (_, some), _ in exact])
-    clean = np.stack([sums for _, (sums, _) in exact]), np.stack([some for _, (_, some) in exact])
-    shared = np.broadcast_to(entries, estimates.shape)
+def _rank_agreement(estimates: np.ndarray, entries: np.ndarray, exact: Sequence[Any], counts: Counts) -> Row:
+    """Returns Spearman's rank correlation over rows, with an interval over examples; estimates are [row example]."""
+    edited = (
+        np.stack([sums for (sums, _), _ in exact]),
+        np.stack([sample_counts for (_, sample_counts), _ in exact]),
+    )
+    clean = (
+        np.stack([sums for _, (sums, _) in exact]),
+        np.stack([sample_counts for _, (_, sample_counts) in exact]),
+    )
+    base_entries = np.broadcast_to(entries, estimates.shape)
     effects = ratio(edited[0].sum(1), edited[1].sum(1)) - ratio(clean[0].sum(1), clean[1].sum(1))
-    observed = spearman(ratio(estimates.sum(1), shared.sum(1))[None], effects[None])[0]
+    correlation = spearman(ratio(estimates.sum(1), base_entries.sum(1))[None], effects[None])[0]
     low = high = np.nan
     if estimates.shape[1] > 1:
-        # The same seed is the same examples in all three.
-        again = [bootstrap(*part, counts.seed, counts.draws) for part in ((estimates, shared), edited, clean)]
-        bounds = interval(spearman(again[0], again[1] - again[2])[:, None], LEVEL)
+        # One seed gives the same resamples of examples for all three.
+        resampled = [
+            bootstrap(*part, counts.seed, counts.draws) for part in ((estimates, base_entries), edited, clean)
+        ]
+        bounds = interval(spearman(resampled[0], resampled[1] - resampled[2])[:, None], LEVEL)
         low, high = float(bounds[0][0]), float(bounds[1][0])
-    return {"spearman": float(observed), "ci_low": low, "ci_high": high}
+    return {"spearman": float(correlation), "ci_low": low, "ci_high": high}
 
 
 def spearman(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Rank correlation of each row of two arrays [rows items], ties at their mean rank.
+    """Returns the rank correlation of each row of two arrays [rows items], with ties at their mean rank.
 
     NaN where there are fewer than 3 items or all on one side are equal.
     """
@@ -191,9 +203,9 @@ def spearman(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def refuse_inside_blocks(pair: Pair) -> None:
-    """Gradients are those of the model outside all blocks, patches would be swept with the edits of those around.
+    """Raises `CircuitsError` inside a block, because estimates ignore its edits and the sweep of patches would not.
 
-    Whatever the edits do to base: a patch may show what base does not.
+    This holds even where the edits do not change base, because they may change a patched run.
     """
     if state_of(pair.surface.model).blocks:
         raise CircuitsError(

@@ -1,4 +1,4 @@
-"""What a screening leaves: estimates, the exact effects of the top rows beside them, and their agreement."""
+"""Holds the result of a screening: estimates, exact effects of the top rows, and their rank correlation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 from circuits.errors import CircuitsError
 from circuits.sweeps.table import Row, SweepResult
 
-# Of a sweep's columns, those that say what was measured.
+# The columns of a sweep that hold measurements.
 _EXACT = (
     "value",
     "effect",
@@ -26,12 +26,12 @@ _EXACT = (
 
 @dataclass(frozen=True)
 class ScreenResult:
-    """What `patch.screen` or `patch.edges` found.
+    """The result of `patch.screen` or `patch.edges`.
 
     Attributes:
         frame: one row per candidate and metric, the largest |estimate| of each metric first (`rank` 1). `estimate` is
-            of the effect, with a bootstrap interval over the `n` examples. Where the patch was swept, `value`, `effect`
-            (the exact one) and what follows are those of the sweep; elsewhere they are empty.
+            the estimated effect, with a bootstrap interval over the `n` examples. Where the patch was swept, `value`,
+            `effect` (the exact one) and the following columns are those of the sweep; elsewhere they are empty.
         correlation: one row per metric: `spearman`, the rank correlation of estimate and effect over the `n` rows of
             `of` that were measured, with a percentile interval over examples. NaN for fewer than 3 rows.
         exact: the sweep of the measured rows.
@@ -48,7 +48,7 @@ class ScreenResult:
         return list(self.correlation["metric"])
 
     def plot(self, metric: str | None = None) -> Any:
-        """A plotly figure, a panel per metric: exact effect against estimate of the measured rows, and the identity."""
+        """Returns a plotly figure with a panel per metric: exact effect against estimate, and the identity line."""
         chosen = self.metrics if metric is None else [metric]
         if chosen[0] not in self.metrics:
             raise CircuitsError(f"plot: no metric {metric!r}; it has {', '.join(self.metrics)}")
@@ -60,8 +60,9 @@ class ScreenResult:
 def make_screen(
     tables: Mapping[str, pd.DataFrame], exact: SweepResult, correlation: pd.DataFrame, settings: Row
 ) -> ScreenResult:
+    """Joins the estimates of all metrics with the exact measurements."""
     measured = exact.frame[["variant", "metric", *_EXACT]]
     frame = pd.concat(tables.values()).merge(measured, how="left", on=["variant", "metric"])
-    whole = [name for name in ("layer", "head", "position", "neuron") if name in frame]
-    frame = frame.astype(dict.fromkeys(whole, "Int64"))
+    integer_columns = [name for name in ("layer", "head", "position", "neuron") if name in frame]
+    frame = frame.astype(dict.fromkeys(integer_columns, "Int64"))
     return ScreenResult(frame, correlation, exact, settings)

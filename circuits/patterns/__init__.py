@@ -1,17 +1,16 @@
-"""What attention heads attend to: mean maps, scores against templates, classes, how far attention moves, and whether it
-follows.
+"""Analyses attention patterns: mean maps, template scores, classes of heads, and changes between two inputs.
 
     maps = patterns.attention(model, tokens)                          # maps.mean [layer head query key]
     templates = {"row": patterns.row(7, 7, itself=False), "identity": patterns.identity(49)}
     scores = patterns.scores(model, tokens, templates)                # scores.frame, a row per head and template
     classes = patterns.classify(scores)
     ablate.uniform(classes.groups["row"])
-    patterns.movement(model, tokens, other_tokens).frame              # between two inputs, row by row
-    patterns.follow(model, tokens, other_tokens, column, here, there)  # does attention go along from here to there?
+    patterns.movement(model, tokens, other_tokens).frame              # total variation between two inputs, row by row
+    patterns.follow(model, tokens, other_tokens, column, before, after)  # does attention follow a group that moves?
 
-A template says which keys of a query count: bool [query key] or [batch query key], or a function of the batch. Here are
-the usual ones; `&`, `|` and `~` make others. All of it runs in eval mode without gradients, chunk by chunk, on any
-model that `circuits` serves, and sees the edits of open `intervene` blocks.
+A template marks the keys that count for a query: bool [query key] or [batch query key], or a function of the batch. The
+usual ones are defined here; `&`, `|` and `~` combine them. All functions run in eval mode without gradients, chunk by
+chunk, on any model that `circuits` supports, with the edits of open `intervene` blocks in force.
 """
 
 from circuits.patterns._classes import Classes, classify

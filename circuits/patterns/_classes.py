@@ -1,4 +1,4 @@
-"""Which template a head attends by: classes of heads, under one stated rule."""
+"""Classifies heads by the template that they attend to, under one stated rule."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Classes:
     """The class of every head.
 
     Attributes:
-        frame: one row per head: `class`; of the template that decided it (of those that fit the one that tells most,
-            where none does the one with the highest corrected score) `template`, `score`, `chance`, `corrected` and
-            `bits`; `rival`, the next template that fits, and by how many bits it is led, `lead` with its interval.
-        groups: class -> its heads, for classes that have any; `ablate.uniform(classes.groups["row"])`.
+        frame: one row per head: `class`; `template`, `score`, `chance`, `corrected` and `bits` of the best template
+            (most bits among those that fit; where none fits, the one with the highest corrected score); `rival`,
+            the next template that fits, and `lead`, the difference in bits to it, with its interval.
+        groups: class -> its heads, for classes that have any, as in `ablate.uniform(classes.groups["row"])`.
         rule: the rule, in a sentence.
     """
 
@@ -34,13 +34,13 @@ class Classes:
     rule: str
 
     def plot(self) -> Any:
-        """A plotly figure: the class of each head, layers down, heads across; colours are its corrected score."""
+        """Returns a plotly figure of the class of each head, layers down, heads across, coloured by corrected score."""
         from circuits.figures.patterns import classes_figure
 
         return classes_figure(self.frame, self.rule)
 
     def __getitem__(self, head: Any) -> str:
-        """The class of a head (layer, head)."""
+        """Returns the class of a head (layer, head)."""
         for name, heads in self.groups.items():
             if head in heads:
                 return name
@@ -54,20 +54,21 @@ def classify(
     unless: Mapping[str, str] | None = None,
     among: Mapping[str, Any] | None = None,
 ) -> Classes:
-    """Give each head the template it attends by, or "other", or "unclear".
+    """Assigns each head the template that it attends to, or "other", or "unclear".
 
-    A template fits where the corrected score is at least `threshold`: half of the way from uniform attention to all
-    attention on its keys. Of the templates that fit the class is the one that tells most, in bits (see `bits`), so
-    that a head on its own position is not taken for one on its row. "unclear": the 95% interval of the corrected
+    A template fits where the corrected score is at least `threshold`: 0.5 is half of the way from uniform attention to
+    all attention on its keys. The class is the fitting template that is most informative, in bits (see `bits`), so
+    that a head on its own position is not classified as one on its row. "unclear": the 95% interval of the corrected
     score goes below the threshold, or that of the lead in bits over another template that fits includes 0 (paired:
-    the same resamples of examples for both), or there is no interval, with one example. "other": nothing fits.
+    the same resamples of examples for both), or there is no interval, with one example. "other": no template fits.
 
     Args:
-        unless: template -> another one, which must not fit: what a head does at some queries only, such as attending to
-            its own position where that is observed, unless it does so everywhere. "unclear" too where the interval of
-            the other's corrected score reaches the threshold. What stands on the right only serves this and is no
-            class.
-        among: template -> heads: it is a class of these only, such as those that another measure finds static.
+        unless: template -> another one, which must not fit. It serves classes of heads that do something at some
+            queries only, such as attending to their own position where that is observed but not elsewhere. A head is
+            "unclear" too where the interval of the other's corrected score reaches the threshold. The templates on the
+            right are no classes themselves.
+        among: template -> heads: the only heads that can be in this class, such as those that another measure finds
+            static.
     """
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold <= 1:
         raise CircuitsError(f"patterns.classify: threshold is above 0 and at most 1; got {threshold!r}")
@@ -80,53 +81,62 @@ def classify(
             raise CircuitsError(
                 f"patterns.classify: no template {name!r}; there are {', '.join(scores.templates)}"
             )
-    drawn = bits(*scores.resampled())
+    resampled_bits = bits(*scores.resampled())
     rows = []
     for index, head in enumerate(scores.heads):
-        of_head = scores.frame.iloc[index * len(scores.templates) : (index + 1) * len(scores.templates)]
-        barred = {name for name, heads in among.items() if head not in heads} | set(unless.values())
-        found = _row(of_head.reset_index(drop=True), drawn[:, index], threshold, unless, barred)
-        rows.append({"layer": head.layer, "head": head.head} | found)
+        head_scores = scores.frame.iloc[index * len(scores.templates) : (index + 1) * len(scores.templates)]
+        excluded = {name for name, heads in among.items() if head not in heads} | set(unless.values())
+        row = _row(head_scores.reset_index(drop=True), resampled_bits[:, index], threshold, unless, excluded)
+        rows.append({"layer": head.layer, "head": head.head} | row)
     frame = pd.DataFrame(rows)
     groups: dict[str, tuple[Head, ...]] = {}
     for name in (*scores.templates, UNCLEAR, OTHER):
-        mine = tuple(head for head, found in zip(scores.heads, frame["class"], strict=True) if found == name)
-        if mine:
-            groups[name] = mine
+        members = tuple(
+            head for head, label in zip(scores.heads, frame["class"], strict=True) if label == name
+        )
+        if members:
+            groups[name] = members
     return Classes(frame, groups, _rule(threshold, unless))
 
 
 def _row(
-    of_head: pd.DataFrame, drawn: np.ndarray, threshold: float, unless: Mapping[str, str], barred: set[str]
+    head_scores: pd.DataFrame,
+    resampled_bits: np.ndarray,
+    threshold: float,
+    unless: Mapping[str, str],
+    excluded: set[str],
 ) -> dict[str, object]:
-    """What becomes of one head; its rows of scores, and resampled bits [draw template]."""
-    names = of_head["template"].tolist()
-    told, corrected = of_head["bits"].to_numpy(), of_head["corrected"].to_numpy()
-    scored = corrected >= threshold
-    possible = np.array([name not in barred for name in names])
-    fits = scored & possible
+    """Classifies one head from its rows of scores and its resampled bits [draw template]."""
+    names = head_scores["template"].tolist()
+    template_bits, corrected = head_scores["bits"].to_numpy(), head_scores["corrected"].to_numpy()
+    above_threshold = corrected >= threshold
+    allowed = np.array([name not in excluded for name in names])
+    fits = above_threshold & allowed
     for name, other in unless.items():
-        fits[names.index(name)] &= not scored[names.index(other)]
-    order = [int(at) for at in np.argsort(-told, kind="stable") if fits[at]]
+        fits[names.index(name)] &= not above_threshold[names.index(other)]
+    ranking = [int(at) for at in np.argsort(-template_bits, kind="stable") if fits[at]]
     if not fits.any():
         ranked = np.argsort(-corrected, kind="stable")
-        order = [int(at) for at in ranked if possible[at] and not np.isnan(corrected[at])]
-    if not order:
+        ranking = [int(at) for at in ranked if allowed[at] and not np.isnan(corrected[at])]
+    if not ranking:
         return {"class": OTHER}
-    best, rivals = order[0], order[1:]
-    row: dict[str, object] = {name: of_head[name].iloc[best] for name in _SHOWN}
+    best, rivals = ranking[0], ranking[1:]
+    row: dict[str, object] = {name: head_scores[name].iloc[best] for name in _SHOWN}
     if not fits.any():
         return {"class": OTHER} | row
-    clear = of_head["corrected_ci_low"].iloc[best] >= threshold
+    clear = head_scores["corrected_ci_low"].iloc[best] >= threshold
     if names[best] in unless:
         at = names.index(unless[names[best]])
-        # Where no query has a key in the other template there is nothing that could fit.
-        clear &= bool(np.isnan(corrected[at]) or of_head["corrected_ci_high"].iloc[at] < threshold)
+        # If no query has a key in the other template, its score is NaN and it cannot fit.
+        clear &= bool(np.isnan(corrected[at]) or head_scores["corrected_ci_high"].iloc[at] < threshold)
     for rival in rivals:
-        low, high = interval((drawn[:, best] - drawn[:, rival])[:, None], LEVEL)
+        low, high = interval((resampled_bits[:, best] - resampled_bits[:, rival])[:, None], LEVEL)
         clear &= low[0] > 0
         if rival == rivals[0]:
-            row |= {"rival": of_head["template"].iloc[rival], "lead": told[best] - told[rival]}
+            row |= {
+                "rival": head_scores["template"].iloc[rival],
+                "lead": template_bits[best] - template_bits[rival],
+            }
             row |= {"lead_ci_low": low[0], "lead_ci_high": high[0]}
     return {"class": row["template"] if clear else UNCLEAR} | row
 

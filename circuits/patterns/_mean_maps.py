@@ -1,4 +1,4 @@
-"""Mean attention maps, one per head, from a pass that keeps sums only."""
+"""Computes the mean attention map of each head, in a pass that keeps only sums."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Maps:
     """Mean attention of every head.
 
     Attributes:
-        mean: [layer head query key], float64, on the CPU; a query that no example selects is NaN.
+        mean: [layer head query key], float64, on the CPU; NaN for a query that no example selects.
         diffuseness: [layer head], the entropy of attention over that of uniform attention to the visible keys, each
             summed over examples and queries: 0 for attention to one key, 1 for uniform. NaN where no query sees two
             keys.
-        layers: which layers these are.
+        layers: the layers of the first axis.
         n: the number of examples.
     """
 
@@ -36,7 +36,7 @@ class Maps:
     n: int
 
     def of(self, head: Any) -> Float[Tensor, "query key"]:
-        """The map of one head (layer, head)."""
+        """Returns the map of one head (layer, head)."""
         layer, index = head
         if layer not in self.layers or not 0 <= index < self.mean.shape[1]:
             raise CircuitsError(
@@ -52,16 +52,16 @@ class Maps:
         *,
         title: str | None = None,
     ) -> Any:
-        """A plotly figure: a heatmap per head, layers down, heads across, in one colour scale.
+        """Returns a plotly figure with a heatmap per head, layers down, heads across, in one colour scale.
 
         Args:
-            labels: what the positions are called (default: numbers).
+            labels: names of the positions (default: their numbers).
             titles: Head -> its title (default: L0H1).
         """
         from circuits.figures.attention_maps import attention_maps
 
-        about = title or f"Mean attention over {self.n:,} examples"
-        return attention_maps(self.mean, self.layers, labels, titles or {}, about)
+        figure_title = title or f"Mean attention over {self.n:,} examples"
+        return attention_maps(self.mean, self.layers, labels, titles or {}, figure_title)
 
 
 def attention(
@@ -73,7 +73,7 @@ def attention(
     positions: Any = None,
     chunk: int | str = "auto",
 ) -> Maps:
-    """The mean attention map of every head over the examples, in one pass whose memory does not grow with them.
+    """Computes every head's mean attention map in one pass; its memory does not grow with the number of examples.
 
     Args:
         layers: only these.
@@ -86,25 +86,31 @@ def attention(
     selected = selected_queries(surface, queries, positions, tokens, caller)
     length = tokens.shape[1]
     total = torch.zeros(len(chosen), surface.n_heads, length, length, dtype=torch.float64)
-    spread, most = torch.zeros(2, len(chosen), surface.n_heads, dtype=torch.float64)
+    entropy, uniform_entropy = torch.zeros(2, len(chosen), surface.n_heads, dtype=torch.float64)
     for rows in chunks(surface, tokens, chosen, chunk, caller):
-        some = selected[rows, None].double().to(surface.device)  # [batch 1 query]
-        look_at(surface, tokens, rows, chosen, partial(_add, (total, spread, most), chosen, some))
-    return Maps(total / selected.sum(0).double()[:, None], spread / most, chosen, len(tokens))
+        query_weights = selected[rows, None].double().to(surface.device)  # [batch 1 query]
+        look_at(
+            surface,
+            tokens,
+            rows,
+            chosen,
+            partial(_add, (total, entropy, uniform_entropy), chosen, query_weights),
+        )
+    return Maps(total / selected.sum(0).double()[:, None], entropy / uniform_entropy, chosen, len(tokens))
 
 
 def _add(
-    to: tuple[Tensor, Tensor, Tensor],
+    sums: tuple[Tensor, Tensor, Tensor],
     layers: tuple[int, ...],
-    some: Tensor,
+    query_weights: Tensor,
     layer: int,
     pattern: Tensor,
     seen: Tensor,
 ) -> None:
-    """Of one layer: its attention to [layer head query key], its entropy and that of uniform attention to [layer
-    head].
+    """Adds one layer's patterns to the sums of attention [layer head query key], and its entropy and that of uniform
+    attention to the sums [layer head].
     """
-    total, spread, most = (part[layers.index(layer)] for part in to)
-    total += (pattern * some[..., None]).sum(0).cpu()
-    spread += (torch.special.entr(pattern).sum(-1) * some).sum((0, 2)).cpu()
-    most += (seen.sum(-1).clamp(min=1).double().log() * some).sum((0, 2)).cpu()
+    total, entropy, uniform_entropy = (part[layers.index(layer)] for part in sums)
+    total += (pattern * query_weights[..., None]).sum(0).cpu()
+    entropy += (torch.special.entr(pattern).sum(-1) * query_weights).sum((0, 2)).cpu()
+    uniform_entropy += (seen.sum(-1).clamp(min=1).double().log() * query_weights).sum((0, 2)).cpu()

@@ -1,4 +1,4 @@
-"""How far a head's attention moves between two inputs that differ in one thing."""
+"""Measures how far attention moves between two inputs, in total variation."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from circuits.validate import read_run_tokens, read_seed
 
 @dataclass(frozen=True)
 class Movement:
-    """How far attention moves, in total variation: the share of a query's attention that goes to other keys, 0 to 1.
+    """Distances between attention patterns, in total variation: the share of a query's attention that moves, 0 to 1.
 
     Attributes:
         frame: one row per head: `distance` between the two inputs of a pair, mean over pairs and queries; `unpaired`,
-            the same between the first input of a pair and the second of another; `effect` = distance − unpaired;
-            `share` = distance / unpaired; 95% intervals, bootstrap over pairs. NaN where there is nothing to compare.
+            the distance between the first input of a pair and the second of another; `effect` = distance − unpaired;
+            `share` = distance / unpaired; 95% intervals, bootstrap over pairs. NaN where no query is compared.
     """
 
     frame: pd.DataFrame
 
     def plot(self) -> Any:
-        """A plotly figure: the distance between paired and between unpaired inputs, by layer and head."""
+        """Returns a plotly figure of the distances between paired and between unpaired inputs, by layer and head."""
         from circuits.figures.patterns import compared_figure
 
         return compared_figure(self.frame, "distance", "How far attention moves")
 
     def static(self, at_most: float = 0.05) -> tuple[Head, ...]:
-        """The heads of which less than this share of attention moves, by the upper end of the interval."""
+        """Returns the heads of whose attention at most this share moves, by the upper end of the interval."""
         still = self.frame[self.frame["ci_high"] <= at_most]
         return tuple(Head(int(row.layer), int(row.head)) for row in still.itertuples())
 
@@ -56,11 +56,11 @@ def movement(
     draws: int = 1000,
     chunk: int | str = "auto",
 ) -> Movement:
-    """How far each head's attention moves between `tokens` and `other`, paired row by row.
+    """Measures how far each head's attention moves between `tokens` and `other`, paired row by row.
 
-    What the pairs share and what they do not decides what is measured: the same matrices under other masks give the
-    sensitivity to the mask, other matrices under the same masks that to the values. The yardstick `unpaired` pairs
-    row i of `tokens` with row d(i) of `other`, d one derangement drawn from `seed`: inputs that share neither.
+    The difference within pairs decides what is measured: the same matrices under other masks give the sensitivity to
+    the mask, other matrices under the same masks the sensitivity to the values. The control `unpaired` pairs row i of
+    `tokens` with row d(i) of `other`, d one derangement drawn from `seed`: inputs that share neither.
 
     Args:
         queries: compare these only: positions, or a boolean mask [batch pos].
@@ -84,16 +84,22 @@ def movement(
     order = derangement(len(tokens), seed)
     sums = np.zeros((2, len(chosen), surface.n_heads, len(tokens)))
     for rows in chunks(surface, tokens, chosen, chunk, caller):
-        some = selected[rows, None].double().to(surface.device)  # [batch 1 query]
+        query_weights = selected[rows, None].double().to(surface.device)  # [batch 1 query]
         before: dict[int, Tensor] = {}
         look_at(surface, tokens, rows, chosen, partial(_keep, before))
         pairings: tuple[slice | Tensor, ...] = (rows, order[rows])
-        for into, where in zip(sums, pairings, strict=True):
-            look_at(surface, other, where, chosen, partial(_compare, into[..., rows], chosen, before, some))
+        for distances, other_rows in zip(sums, pairings, strict=True):
+            look_at(
+                surface,
+                other,
+                other_rows,
+                chosen,
+                partial(_compare, distances[..., rows], chosen, before, query_weights),
+            )
     counts = selected.sum(1).double().numpy()
     heads = [Head(layer, head) for layer in chosen for head in range(surface.n_heads)]
-    near, far = sums.reshape(2, len(heads), -1)
-    return Movement(_frame(heads, near, far, counts, seed, draws))
+    paired, unpaired = sums.reshape(2, len(heads), -1)
+    return Movement(_frame(heads, paired, unpaired, counts, seed, draws))
 
 
 def _keep(patterns: dict[int, Tensor], layer: int, pattern: Tensor, seen: Tensor) -> None:
@@ -101,17 +107,17 @@ def _keep(patterns: dict[int, Tensor], layer: int, pattern: Tensor, seen: Tensor
 
 
 def _compare(
-    into: np.ndarray,
+    distances: np.ndarray,
     layers: tuple[int, ...],
     before: dict[int, Tensor],
-    some: Tensor,
+    query_weights: Tensor,
     layer: int,
     pattern: Tensor,
     seen: Tensor,
 ) -> None:
-    """Of one layer, into [layer head example]: the distances from the patterns before, summed over queries."""
+    """Writes one layer's distances from the patterns before, summed over queries, into [layer head example]."""
     distance = (pattern - before[layer]).abs().sum(-1) / 2
-    into[layers.index(layer)] = (distance * some).sum(-1).T.cpu().numpy()
+    distances[layers.index(layer)] = (distance * query_weights).sum(-1).T.cpu().numpy()
 
 
 def _frame(
@@ -122,18 +128,21 @@ def _frame(
         np.broadcast_to(counts, (2 * len(heads), len(counts))),
     )
     value = ratio(series.sum(1), entries.sum(1))
-    drawn = bootstrap(series, entries, seed, draws)
-    near, far = value[: len(heads)], value[len(heads) :]
-    drawn_near, drawn_far = drawn[:, : len(heads)], drawn[:, len(heads) :]
-    found: dict[str, Any] = {"layer": [head.layer for head in heads], "head": [head.head for head in heads]}
-    for name, whole, resampled in (
-        ("distance", near, drawn_near),
-        ("unpaired", far, None),
-        ("effect", near - far, drawn_near - drawn_far),
-        ("share", ratio(near, far), ratio(drawn_near, drawn_far)),
+    all_resamples = bootstrap(series, entries, seed, draws)
+    paired_mean, unpaired_mean = value[: len(heads)], value[len(heads) :]
+    paired_resamples, unpaired_resamples = all_resamples[:, : len(heads)], all_resamples[:, len(heads) :]
+    table_columns: dict[str, Any] = {
+        "layer": [head.layer for head in heads],
+        "head": [head.head for head in heads],
+    }
+    for name, values, resampled in (
+        ("distance", paired_mean, paired_resamples),
+        ("unpaired", unpaired_mean, None),
+        ("effect", paired_mean - unpaired_mean, paired_resamples - unpaired_resamples),
+        ("share", ratio(paired_mean, unpaired_mean), ratio(paired_resamples, unpaired_resamples)),
     ):
-        found[name] = whole
+        table_columns[name] = values
         if resampled is not None:
             prefix = "" if name == "distance" else f"{name}_"
-            found[f"{prefix}ci_low"], found[f"{prefix}ci_high"] = interval(resampled, LEVEL)
-    return pd.DataFrame(found | {"n": len(counts)})
+            table_columns[f"{prefix}ci_low"], table_columns[f"{prefix}ci_high"] = interval(resampled, LEVEL)
+    return pd.DataFrame(table_columns | {"n": len(counts)})

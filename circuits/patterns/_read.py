@@ -1,4 +1,4 @@
-"""Attention patterns as they are computed: looked at layer by layer and chunk by chunk, and not kept."""
+"""Passes attention patterns to a function as they are computed, layer by layer and chunk by chunk."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from circuits.model.surface import Surface
 from circuits.tensors import Snapshot, select_positions
 from circuits.validate import is_whole, read_indices
 
-# Tokens per forward, and entries of the patterns of all layers in one, under chunk="auto".
+# The most tokens per forward pass, and entries of the patterns of all its layers, under chunk="auto".
 AUTO_CHUNK, AUTO_ENTRIES = 16384, 2**24
 
-# Called with a layer, its pattern and which keys each query may see, both [batch head query key].
+# Called with a layer, its pattern, and the mask of the keys that each query may see, both [batch head query key].
 Look = Callable[[int, Tensor, Tensor], None]
 
 
 def look_at(
     surface: Surface, tokens: Tensor, rows: slice | Tensor, layers: tuple[int, ...], look: Look
 ) -> None:
-    """Run `rows` (a slice or indices) of the tokens, in eval mode, no gradients, and show each layer's pattern.
+    """Runs `rows` (a slice or indices) of the tokens in eval mode, without gradients; passes each pattern to `look`.
 
-    Edits of open blocks are in force; a mask per example that one of them has is cut to these rows.
+    Edits of open blocks are in force; where one has a mask per example, its entries for these rows are used.
     """
     scores: dict[str, Tensor] = {}
-    looked: list[int] = []
+    seen_layers: list[int] = []
     functions: list[tuple[str, Function]] = []
     for layer in layers:
         hook = KINDS["scores"].hook.format(layer)
         functions.append((hook, keep_in(scores, hook)))
-        shown = partial(_show, surface, layer, look, scores, looked)
-        functions.append((KINDS["pattern"].hook.format(layer), shown))
+        pass_on = partial(_show, surface, layer, look, scores, seen_layers)
+        functions.append((KINDS["pattern"].hook.format(layer), pass_on))
     model = surface.model
     with (
         evaluating(model),
@@ -52,7 +52,7 @@ def look_at(
     ):
         model(tokens[rows].to(surface.device, copy=True))
     for layer in layers:
-        if layer not in looked:
+        if layer not in seen_layers:
             raise CircuitsError(f"patterns: {KINDS['pattern'].hook.format(layer)} never fired in this model")
 
 
@@ -61,30 +61,30 @@ def _show(
     layer: int,
     look: Look,
     scores: dict[str, Tensor],
-    looked: list[int],
+    seen_layers: list[int],
     pattern: Tensor,
 ) -> None:
-    """What the attention may see is told from the scores of the same layer, which come just before its pattern."""
-    seen = visible(scores.pop(KINDS["scores"].hook.format(layer)), surface.masked_score(layer))
-    looked.append(layer)
-    look(layer, pattern.detach().double(), seen.expand_as(pattern))
+    """Passes a pattern to `look`, with the visible keys as read from the layer's scores, which precede the pattern."""
+    visible_keys = visible(scores.pop(KINDS["scores"].hook.format(layer)), surface.masked_score(layer))
+    seen_layers.append(layer)
+    look(layer, pattern.detach().double(), visible_keys.expand_as(pattern))
 
 
 def read_layers(layers: Any, surface: Surface, caller: str) -> tuple[int, ...]:
-    """All layers, or some, ascending."""
+    """Returns the chosen layers, ascending; None chooses all."""
     chosen = read_indices(layers, caller, "layers")
     if chosen is None:
         return tuple(range(surface.n_layers))
-    wrong = [layer for layer in chosen if layer >= surface.n_layers]
-    if wrong:
-        raise CircuitsError(f"{caller}: no layer {wrong[0]}: the model has layers 0-{surface.n_layers - 1}")
+    unknown = [layer for layer in chosen if layer >= surface.n_layers]
+    if unknown:
+        raise CircuitsError(f"{caller}: no layer {unknown[0]}: the model has layers 0-{surface.n_layers - 1}")
     return tuple(sorted(chosen))
 
 
 def chunks(
     surface: Surface, tokens: Tensor, layers: tuple[int, ...], chunk: int | str, caller: str
 ) -> Iterator[slice]:
-    """The rows of each forward: `chunk` tokens, at least one example."""
+    """Yields the rows of each forward pass: `chunk` tokens, at least one example."""
     if chunk == "auto":
         entries = len(layers) * surface.n_heads * tokens.shape[1] ** 2
         step = min(AUTO_CHUNK // tokens[0].numel(), AUTO_ENTRIES // entries)
@@ -100,10 +100,10 @@ def chunks(
 
 
 def selected_queries(surface: Surface, queries: Any, positions: Any, tokens: Tensor, caller: str) -> Tensor:
-    """bool [batch pos]: true at the queries that count."""
-    found = _selected(queries, positions, tokens, caller)
-    refuse_padding(surface, tokens, found, caller, "leave it out with queries=, a mask [batch pos]")
-    return found
+    """Returns a mask, bool [batch pos], of the queries that count."""
+    selected = _selected(queries, positions, tokens, caller)
+    refuse_padding(surface, tokens, selected, caller, "leave it out with queries=, a mask [batch pos]")
+    return selected
 
 
 def _selected(queries: Any, positions: Any, tokens: Tensor, caller: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""How much of a head's attention falls on the keys of a template, beside what uniform attention would put there."""
+"""Scores heads against templates: the share of attention on a template's keys, compared with uniform attention."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from circuits.validate import read_run_tokens, read_seed
 
 @dataclass(frozen=True)
 class Scores:
-    """Heads against templates.
+    """Scores of heads against templates.
 
     Attributes:
         frame: one row per head and template. `score`: the share of attention on the template's keys, mean over examples
             and queries; `chance`: the share that uniform attention to the visible keys would put there; `effect` =
             score − chance; `corrected` = (score − chance) / (1 − chance), 1 where all attention is on the template and
-            0 at chance; all with 95% intervals (`ci_low`, ...), bootstrap over examples. `bits`: how much the template
-            says, see `patterns.bits`. `queries`: how many were scored; `n`: examples.
-        mass: [head template example], float64: sums over the queries of an example, and their number.
-        chance: see `mass`.
-        queries: see `mass`.
-        heads: what the axes are.
-        templates: see `heads`.
+            0 at chance; all with 95% intervals (`ci_low`, ...), bootstrap over examples. `bits`: how informative
+            the template is, see `patterns.bits`. `queries`: the number scored; `n`: the number of examples.
+        mass: [head template example], float64, the attention on the template's keys, summed over an example's queries.
+        chance: [head template example], the same sum for uniform attention.
+        queries: [head template example], the number of queries scored.
+        heads: the heads of the first axis.
+        templates: the names of the second axis.
     """
 
     frame: pd.DataFrame
@@ -49,13 +49,13 @@ class Scores:
     draws: int
 
     def plot(self, column: str = "score") -> Any:
-        """A plotly figure: a heatmap over layers and heads for each template, of `score` or another column."""
+        """Returns a plotly figure with a heatmap over layers and heads per template, of `score` or another column."""
         from circuits.figures.patterns import scores_figure
 
         return scores_figure(self.frame, self.templates, column)
 
     def per_example(self, template: str) -> np.ndarray:
-        """[head example]: each example's own score, the mean over its queries; NaN where it has none.
+        """Returns each example's own score [head example], the mean over its queries; NaN where it has none.
 
         On the complete grid of two operands, in order, `.reshape(-1, p, p)` is each head's attention as a function of
         both.
@@ -66,9 +66,7 @@ class Scores:
         return ratio(self.mass[:, at], self.queries[:, at])
 
     def resampled(self) -> tuple[np.ndarray, np.ndarray]:
-        """Score and chance [draw head template] of bootstrap resamples, of the same examples for all heads and
-        templates.
-        """
+        """Returns score and chance [draw head template], by resamples that are the same for all heads and templates."""
         return _resampled(self.mass, self.chance, self.queries, self.seed, self.draws)
 
 
@@ -85,17 +83,17 @@ def scores(
     draws: int = 1000,
     chunk: int | str = "auto",
 ) -> Scores:
-    """Score every head against every template, in one pass.
+    """Scores every head against every template, in one pass.
 
     Args:
         templates: name -> bool [query key] or [batch query key], true at the keys that count (`patterns.row` and so
             on), or a function that returns one, `fn(tokens[rows])`, or `fn(batch[rows])` where `batch` is given (it has
             len() and takes a slice).
-        queries: score these only: positions, or a boolean mask [batch pos]. Of these a query is scored against a
-            template where it may see a key of it.
+        queries: score these only: positions, or a boolean mask [batch pos]. One of these is scored against a
+            template only if it may see a key of it.
         layers: only these.
-        seed: of the bootstrap.
-        draws: see `seed`.
+        seed: the seed of the bootstrap.
+        draws: the number of its resamples.
         chunk: tokens per forward. Inside `intervene` the edits are in force.
     """
     caller = "patterns.scores"
@@ -105,30 +103,30 @@ def scores(
     selected = selected_queries(surface, queries, positions, tokens, caller)
     if batch is not None and len(batch) != len(tokens):
         raise CircuitsError(f"{caller}: tokens have {len(tokens)} examples, batch has {len(batch)}")
-    named = read_templates(templates, tokens, batch is not None)
-    sums = np.zeros((3, len(chosen), surface.n_heads, len(named), len(tokens)))
+    by_name = read_templates(templates, tokens, batch is not None)
+    sums = np.zeros((3, len(chosen), surface.n_heads, len(by_name), len(tokens)))
     for rows in chunks(surface, tokens, chosen, chunk, caller):
         examples = tokens[rows] if batch is None else batch[rows]
         keys = [
-            template_keys(name, given, examples, rows, tokens[rows]).to(surface.device)
-            for name, given in named.items()
+            template_keys(name, template, examples, rows, tokens[rows]).to(surface.device)
+            for name, template in by_name.items()
         ]
-        some = selected[rows, None].to(surface.device)  # [batch 1 query]
-        look_at(surface, tokens, rows, chosen, partial(_take, sums[..., rows], chosen, keys, some))
+        query_mask = selected[rows, None].to(surface.device)  # [batch 1 query]
+        look_at(surface, tokens, rows, chosen, partial(_take, sums[..., rows], chosen, keys, query_mask))
     heads = tuple(Head(layer, head) for layer in chosen for head in range(surface.n_heads))
-    measured = sums.reshape(3, len(heads), len(named), len(tokens))
+    measured = sums.reshape(3, len(heads), len(by_name), len(tokens))
     mass, chance, counts = measured
-    frame = _frame(heads, tuple(named), measured, _resampled(mass, chance, counts, seed, draws))
-    return Scores(frame, mass, chance, counts, heads, tuple(named), seed, draws)
+    frame = _frame(heads, tuple(by_name), measured, _resampled(mass, chance, counts, seed, draws))
+    return Scores(frame, mass, chance, counts, heads, tuple(by_name), seed, draws)
 
 
 def bits(score: np.ndarray | float, chance: np.ndarray | float) -> np.ndarray:
-    """How much a template says about attention: the Kullback-Leibler divergence of (score, 1 − score) from (chance,
-    1 − chance), in bits; 0 where the score is at chance or below.
+    """Returns how informative a template is about attention, in bits; 0 where the score is at chance or below.
 
-    It is what describing attention as "score on these keys, the rest elsewhere, uniform within each" gains over
-    describing it as uniform, per query. All attention on 1 of 16 keys gains 4 bits, and on the row of 4 they are in
-    then 2: of nested templates the narrower one wins only where it tells more.
+    This is the Kullback-Leibler divergence of (score, 1 − score) from (chance, 1 − chance): the gain per query of
+    describing attention as "score on these keys, the rest elsewhere, uniform within each" over describing it as
+    uniform. All attention on 1 of 16 keys gains 4 bits, and on the row of 4 that holds it 2: among nested templates the
+    narrower one wins only where it is more informative.
     """
     score, chance = np.asarray(score), np.asarray(chance)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -137,36 +135,36 @@ def bits(score: np.ndarray | float, chance: np.ndarray | float) -> np.ndarray:
 
 
 def _corrected(score: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    """NaN where the template is all that can be seen."""
+    """Returns the score corrected for chance; NaN where the template covers all visible keys."""
     return ratio(score - chance, 1 - chance)
 
 
 def _take(
-    into: np.ndarray,
+    sums: np.ndarray,
     layers: tuple[int, ...],
     templates: list[Tensor],
-    some: Tensor,
+    query_mask: Tensor,
     layer: int,
     pattern: Tensor,
     seen: Tensor,
 ) -> None:
-    """Of one layer, into [3 layer head template example]: the mass on the keys of each template, that of uniform
-    attention there, and the number of queries, each summed over queries.
+    """Writes one layer's sums over queries into [3 layer head template example]: the attention on the keys of each
+    template, that of uniform attention there, and the number of queries.
     """
-    for at, template in enumerate(templates):
+    for index, template in enumerate(templates):
         keys = template[:, None]
-        within = keys & seen
-        scored = (some & within.any(-1)).double()
+        visible_keys = keys & seen
+        scored = (query_mask & visible_keys.any(-1)).double()
         mass = (pattern * keys).sum(-1)
-        uniform = within.sum(-1).double() / seen.sum(-1).clamp(min=1)
-        found = torch.stack([(mass * scored).sum(-1), (uniform * scored).sum(-1), scored.sum(-1)])
-        into[:, layers.index(layer), :, at] = found.transpose(1, 2).cpu().numpy()
+        uniform = visible_keys.sum(-1).double() / seen.sum(-1).clamp(min=1)
+        sums_of_template = torch.stack([(mass * scored).sum(-1), (uniform * scored).sum(-1), scored.sum(-1)])
+        sums[:, layers.index(layer), :, index] = sums_of_template.transpose(1, 2).cpu().numpy()
 
 
 def _resampled(
     mass: np.ndarray, chance: np.ndarray, queries: np.ndarray, seed: int, draws: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Score and chance [draw head template]; the seed gives both the same resamples."""
+    """Resamples score and chance [draw head template]; the seed gives both the same resamples."""
     shape, examples = (draws, *mass.shape[:2]), mass.shape[-1]
     counts = queries.reshape(-1, examples)
     score, by_chance = (
@@ -183,20 +181,20 @@ def _frame(
 ) -> pd.DataFrame:
     mass, by_chance, queries = measured.sum(-1)
     score, chance = ratio(mass, queries), ratio(by_chance, queries)
-    drawn, drawn_chance = resampled
+    score_resamples, chance_resamples = resampled
     columns: dict[str, np.ndarray] = {"score": score, "chance": chance, "effect": score - chance}
     columns |= {"corrected": _corrected(score, chance), "bits": bits(score, chance)}
     columns["queries"] = queries.astype(int)
     for prefix, values in (
-        ("", drawn),
-        ("effect_", drawn - drawn_chance),
-        ("corrected_", _corrected(drawn, drawn_chance)),
+        ("", score_resamples),
+        ("effect_", score_resamples - chance_resamples),
+        ("corrected_", _corrected(score_resamples, chance_resamples)),
     ):
         bounds = interval(values.reshape(len(values), -1), LEVEL)
         for end, bound in zip(("low", "high"), bounds, strict=True):
-            # One example says nothing about how much examples differ.
-            known = bound if measured.shape[-1] > 1 else np.full_like(bound, np.nan)
-            columns[f"{prefix}ci_{end}"] = known.reshape(score.shape)
+            # With one example there is no estimate of how much examples differ.
+            shown = bound if measured.shape[-1] > 1 else np.full_like(bound, np.nan)
+            columns[f"{prefix}ci_{end}"] = shown.reshape(score.shape)
     rows = [
         {"layer": head.layer, "head": head.head, "template": name}
         | {column: columns[column][i, j] for column in _ORDER}
@@ -214,5 +212,5 @@ _ORDER = (
 
 
 def _xlogy(x: Any, y: Any) -> Any:
-    """x · log2(y), 0 where x is 0."""
+    """Returns x · log2(y), 0 where x is 0."""
     return np.where(x > 0, x * np.log2(np.where(x > 0, y, 1.0)), 0.0)

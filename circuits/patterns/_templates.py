@@ -1,8 +1,8 @@
-"""Attention templates: which keys of a query attention could be on, as boolean tensors.
+"""Defines attention templates: boolean tensors that mark the keys that count for each query.
 
-A template is bool [query key], or [batch query key] where it depends on the example; true are the keys that count.
-Templates are combined with `&`, `|` and `~`: `row(7, 7, itself=False) & marked(observed)` is the observed entries of
-the query's row. Where a query has no key in a template, attention is not scored against it there.
+A template is bool [query key], or [batch query key] where it depends on the example. Templates are combined with `&`,
+`|` and `~`: `row(7, 7, itself=False) & marked(observed)` marks the observed entries of the query's row. Queries without
+a key in a template are not scored against it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from circuits.validate import is_whole
 
 
 def identity(length: int) -> Bool[Tensor, "query key"]:
-    """The query's own position."""
+    """Marks the query's own position."""
     return torch.eye(_whole(length, "identity", "length"), dtype=torch.bool)
 
 
 def previous(length: int, by: int = 1) -> Bool[Tensor, "query key"]:
-    """The position `by` before the query's; none for the first `by` queries."""
+    """Marks the position `by` before the query's; none for the first `by` queries."""
     positions = torch.arange(_whole(length, "previous", "length"))
     return positions[:, None] - positions == _whole(by, "previous", "by")
 
 
 def constant(length: int, positions: Any) -> Bool[Tensor, "query key"]:
-    """The same positions for every query; negative ones count from the end."""
+    """Marks the same positions for every query; negative ones count from the end."""
     length = _whole(length, "constant", "length")
     chosen = read_keys(positions, "patterns.constant")
     if chosen is None:
@@ -42,17 +42,17 @@ def constant(length: int, positions: Any) -> Bool[Tensor, "query key"]:
 
 
 def row(rows: int, columns: int, itself: bool = True) -> Bool[Tensor, "query key"]:
-    """The query's row in a matrix that is laid out row by row; without the query's own entry if not `itself`."""
+    """Marks the query's row in a matrix laid out row by row, without the query's own entry if not `itself`."""
     return _line(rows, columns, itself, "row")
 
 
 def column(rows: int, columns: int, itself: bool = True) -> Bool[Tensor, "query key"]:
-    """The query's column in a matrix that is laid out row by row; without the query's own entry if not `itself`."""
+    """Marks the query's column in a matrix laid out row by row, without the query's own entry if not `itself`."""
     return _line(rows, columns, itself, "column")
 
 
 def marked(mask: Any) -> Bool[Tensor, "batch query key"]:
-    """For every query the positions that `mask` [batch pos] marks in its example, such as the hidden ones."""
+    """Marks for every query the positions that `mask` [batch pos] marks in its example, such as the masked entries."""
     if isinstance(mask, np.ndarray):
         mask = torch.from_numpy(mask)
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim != 2:
@@ -61,10 +61,10 @@ def marked(mask: Any) -> Bool[Tensor, "batch query key"]:
 
 
 def read_templates(given: Any, tokens: Tensor, batched: bool) -> dict[str, Any]:
-    """Templates by name, tensors among them checked; `batched`: their functions are given a batch of the user's."""
+    """Reads templates by name and checks tensors; `batched` says that functions are called with the user's batch."""
     if not isinstance(given, Mapping) or not given:
         raise CircuitsError("patterns.scores: no templates; give a dict of names and templates [query key]")
-    found: dict[str, Any] = {}
+    templates: dict[str, Any] = {}
     for name, template in given.items():
         if isinstance(template, np.ndarray):
             template = torch.from_numpy(template)
@@ -75,14 +75,12 @@ def read_templates(given: Any, tokens: Tensor, batched: bool) -> dict[str, Any]:
                 f"template {name!r}: expected bool [query key], [batch query key] or a function of "
                 f"{'the batch' if batched else 'the tokens'}, got {type(template).__name__}"
             )
-        found[str(name)] = template
-    return found
+        templates[str(name)] = template
+    return templates
 
 
 def template_keys(name: str, template: Any, examples: Any, rows: slice, tokens: Tensor) -> Tensor:
-    """The keys of some rows, [batch or 1, query, key]; `examples` are those rows as the template's function sees
-    them.
-    """
+    """Returns a template for some rows, [batch or 1, query, key]; a function is called with `examples`, those rows."""
     if isinstance(template, Tensor):
         return template[None] if template.ndim == 2 else template[rows]
     keys = template(examples)
@@ -92,8 +90,8 @@ def template_keys(name: str, template: Any, examples: Any, rows: slice, tokens: 
 
 
 def _check(name: str, template: Any, batch: int, length: int) -> None:
-    right = isinstance(template, Tensor) and template.dtype == torch.bool
-    if not right or tuple(template.shape) not in ((length, length), (batch, length, length)):
+    is_mask = isinstance(template, Tensor) and template.dtype == torch.bool
+    if not is_mask or tuple(template.shape) not in ((length, length), (batch, length, length)):
         raise CircuitsError(
             f"template {name!r}: expected bool {[length, length]} or {[batch, length, length]}, got {_shown(template)}"
         )
@@ -102,9 +100,9 @@ def _check(name: str, template: Any, batch: int, length: int) -> None:
 def _line(rows: int, columns: int, itself: bool, name: str) -> Tensor:
     rows, columns = _whole(rows, name, "rows"), _whole(columns, name, "columns")
     positions = torch.arange(rows * columns)
-    places = positions // columns if name == "row" else positions % columns
-    same = places[:, None] == places
-    return same if itself else same & ~identity(rows * columns)
+    line_of = positions // columns if name == "row" else positions % columns
+    same_line = line_of[:, None] == line_of
+    return same_line if itself else same_line & ~identity(rows * columns)
 
 
 def _whole(number: Any, caller: str, name: str) -> int:

@@ -1,10 +1,10 @@
-"""Linear probes: what can be read off activations by a linear map, and whether that is more than chance.
+"""Linear probes: how well a linear map predicts targets from activations, compared with controls.
 
-    found = probe.linear(model, tokens, {"digit": digits}, "resid_post", kind="classification")
-    found.frame
+    result = probe.linear(model, tokens, {"digit": digits}, "resid_post", kind="classification")
+    result.frame
 
-All sites, targets and controls of a model are fitted in one pass over the examples, by sums that do not grow with their
-number, and scored in a second one.
+All sites, targets and controls of a model are fitted in one pass over the examples, from sums whose size does not grow
+with the number of examples, and scored in a second pass.
 """
 
 from circuits.probe._fit import LinearMap

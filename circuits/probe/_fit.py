@@ -1,4 +1,4 @@
-"""The two streamed passes of a probe: sums that fit it, then scores on what was held out."""
+"""Fits probes from sums over one pass of the examples, and scores them on held-out examples in a second pass."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ class LinearMap:
     """A fitted probe: prediction = x @ weight + intercept.
 
     Attributes:
-        weight: [d k], for d numbers at the site (heads side by side) and k of the target, or classes; each column is a
-            direction at the site.
+        weight: [d k], for d numbers at the site (heads concatenated) and k numbers or classes of the target; each
+            column is a direction at the site.
         intercept: [k], zero where none was fitted.
         ridge: the penalty, 0 for least squares.
-        rank: how many directions of the site held more than rounding. All float64, on the CPU.
+        rank: the number of directions at the site with variance above rounding.
+
+    All are float64, on the CPU.
     """
 
     weight: Tensor
@@ -37,13 +39,13 @@ class LinearMap:
     rank: int
 
     def predict(self, x: Tensor) -> Tensor:
-        """[... k] from activations [... d]; of classes the one with the largest number is the prediction."""
+        """Returns predictions [... k] for activations [... d]; the predicted class has the largest number."""
         return x.to(self.weight) @ self.weight + self.intercept
 
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How a probe is fitted. ridges: one penalty, or several to choose from, target by target, over the folds."""
+    """Settings of a fit. ridges: one penalty, or several from which cross-validation chooses for each target."""
 
     intercept: bool
     ridges: tuple[float, ...]
@@ -52,125 +54,134 @@ class FitSettings:
 
 @dataclass(frozen=True)
 class Fitted:
-    """maps: one per target. errors: per target the held-out mean squared error of each penalty, over all folds."""
+    """The fits at one site: a linear map per target, and cross-validated mean squared errors by target and penalty."""
 
     maps: tuple[LinearMap, ...]
     errors: tuple[tuple[float, ...], ...]
 
 
-#: What is done with a chunk: (spot, examples, chosen [example pos], x [entry d] float64, rounding error of x).
+#: A function called with a chunk: (site, examples, chosen [example pos], x [entry d] float64, precision of x).
 Use = Callable[[ProbeSite, Tensor, Tensor, Tensor, float], None]
 
 
 @dataclass(frozen=True)
 class ActivationStream:
-    """Runs a model over a batch in chunks of `step` examples; nothing of a chunk is kept."""
+    """Runs a model over a batch in chunks of `step` examples, without keeping activations."""
 
     surface: Surface
     tokens: Tensor
     entries: Entries
     step: int
 
-    def each(self, spots: Sequence[ProbeSite], wanted: Tensor, use: Use) -> None:
-        """Hand the vectors at every spot, of the examples `wanted`, to `use`, chunk by chunk."""
-        asked = torch.zeros(len(self.tokens), dtype=torch.bool)
-        asked[wanted] = True
-        hooks = {spot.hook for spot in spots}
+    def each(self, sites: Sequence[ProbeSite], wanted: Tensor, use: Use) -> None:
+        """Calls `use` with the vectors of the examples `wanted` at every site, chunk by chunk."""
+        is_wanted = torch.zeros(len(self.tokens), dtype=torch.bool)
+        is_wanted[wanted] = True
+        hooks = {site.hook for site in sites}
         with evaluating(self.surface.model), torch.no_grad(), recording(self.surface, hooks) as seen:
             for start in range(0, len(self.tokens), self.step):
                 rows = slice(start, min(start + self.step, len(self.tokens)))
-                inside = asked[rows].nonzero().flatten()
-                if not len(inside):
+                wanted_rows = is_wanted[rows].nonzero().flatten()
+                if not len(wanted_rows):
                     continue
                 seen.clear()
-                # The whole chunk, whoever is asked for: an intervention may hold something for each example.
+                # The whole chunk runs, because an intervention may hold a value for each of its examples.
                 with running_rows(self.surface.model, rows, len(self.tokens)):
                     self.surface.model(self.tokens[rows].clone())
-                for spot in spots:
-                    if spot.hook not in seen:
-                        raise CircuitsError(f"probe: {spot.hook} never fired; this model has it switched off")
-                    chosen = self.entries.used[inside + start][:, spot.positions]
-                    x = spot.vectors(seen[spot.hook], rows.stop - rows.start)
+                for site in sites:
+                    if site.hook not in seen:
+                        raise CircuitsError(f"probe: {site.hook} never fired; this model has it switched off")
+                    chosen = self.entries.used[wanted_rows + start][:, site.positions]
+                    x = site.vectors(seen[site.hook], rows.stop - rows.start)
                     # Apple's GPUs have no float64.
                     x = x.cpu() if x.device.type == "mps" else x
-                    x = x[inside.to(x.device)][chosen.to(x.device)]
+                    x = x[wanted_rows.to(x.device)][chosen.to(x.device)]
                     if not bool(x.isfinite().all()):
                         raise CircuitsError(
-                            f"probe: {spot.hook} is not finite everywhere; masked scores are not"
+                            f"probe: {site.hook} is not finite everywhere; masked scores are not"
                         )
-                    use(spot, inside + start, chosen, x.double(), torch.finfo(x.dtype).eps)
+                    use(site, wanted_rows + start, chosen, x.double(), torch.finfo(x.dtype).eps)
 
 
 def fit(
-    stream: ActivationStream, spots: Sequence[ProbeSite], targets: Sequence[Target], recipe: FitSettings
+    stream: ActivationStream, sites: Sequence[ProbeSite], targets: Sequence[Target], settings: FitSettings
 ) -> dict[ProbeSite, Fitted]:
-    """One pass over the examples to fit, for all spots and targets."""
+    """Fits probes for all sites and targets, in one pass over the examples to fit."""
     columns = _columns(targets)
     sums: dict[ProbeSite, list[NormalEquations]] = {}
 
-    def use(spot: ProbeSite, examples: Tensor, chosen: Tensor, x: Tensor, eps: float) -> None:
-        if spot not in sums:
+    def use(site: ProbeSite, examples: Tensor, chosen: Tensor, x: Tensor, eps: float) -> None:
+        if site not in sums:
             empty = (x.shape[1], columns[-1].stop, x.device)
-            sums[spot] = [NormalEquations.empty(*empty) for _ in range(max(1, recipe.folds))]
+            sums[site] = [NormalEquations.empty(*empty) for _ in range(max(1, settings.folds))]
         fold = stream.entries.fold[examples].unsqueeze(1).expand(chosen.shape)[chosen]
-        taken = [target.take(examples, spot.positions, chosen) for target in targets]
-        for number, part in enumerate(sums[spot]):
-            mine = fold == number
-            mine_x = x[mine.to(x.device)]
-            part.add(mine_x, eps)
-            for target, at, values in zip(targets, columns, taken, strict=True):
+        target_values = [target.take(examples, site.positions, chosen) for target in targets]
+        for number, part in enumerate(sums[site]):
+            in_fold = fold == number
+            x_in_fold = x[in_fold.to(x.device)]
+            part.add(x_in_fold, eps)
+            for target, columns_of_target, values in zip(targets, columns, target_values, strict=True):
                 add = part.add_classes if target.kind == CLASSIFICATION else part.add_numbers
-                add(at, mine_x, values[mine].to(x.device))
+                add(columns_of_target, x_in_fold, values[in_fold].to(x.device))
 
-    stream.each(spots, stream.entries.fit, use)
-    return {spot: _solved(parts, columns, recipe) for spot, parts in sums.items()}
+    stream.each(sites, stream.entries.fit, use)
+    return {site: _solve(parts, columns, settings) for site, parts in sums.items()}
 
 
 def score(
     stream: ActivationStream,
-    spots: Sequence[ProbeSite],
+    sites: Sequence[ProbeSite],
     targets: Sequence[Target],
     fitted: dict[ProbeSite, Fitted],
 ) -> dict[ProbeSite, list[Scores]]:
-    """One pass over the held-out examples."""
-    found = {spot: [Scores(target, spot, stream.entries) for target in targets] for spot in spots}
+    """Scores fitted probes, in one pass over the held-out examples."""
+    scores_by_site = {site: [Scores(target, site, stream.entries) for target in targets] for site in sites}
 
-    def use(spot: ProbeSite, examples: Tensor, chosen: Tensor, x: Tensor, eps: float) -> None:
-        for scores, one in zip(found[spot], fitted[spot].maps, strict=True):
-            scores.add(examples, chosen, x @ one.weight.to(x.device) + one.intercept.to(x.device))
+    def use(site: ProbeSite, examples: Tensor, chosen: Tensor, x: Tensor, eps: float) -> None:
+        for scores, linear_map in zip(scores_by_site[site], fitted[site].maps, strict=True):
+            scores.add(
+                examples, chosen, x @ linear_map.weight.to(x.device) + linear_map.intercept.to(x.device)
+            )
 
-    stream.each(spots, stream.entries.held_out, use)
-    return found
+    stream.each(sites, stream.entries.held_out, use)
+    return scores_by_site
 
 
 def _columns(targets: Sequence[Target]) -> list[slice]:
-    """Where each target's columns stand among those of all."""
-    found: list[slice] = []
+    """Returns the columns of each target in the matrix of all targets."""
+    columns: list[slice] = []
     for target in targets:
-        start = found[-1].stop if found else 0
-        found.append(slice(start, start + target.width))
-    return found
+        start = columns[-1].stop if columns else 0
+        columns.append(slice(start, start + target.width))
+    return columns
 
 
-def _solved(parts: list[NormalEquations], columns: list[slice], recipe: FitSettings) -> Fitted:
-    whole = parts[0]
+def _solve(parts: list[NormalEquations], columns: list[slice], settings: FitSettings) -> Fitted:
+    total = parts[0]
     for part in parts[1:]:
-        whole = whole.with_sign(1, part)
-    errors = torch.zeros(len(columns), len(recipe.ridges), dtype=torch.float64)
-    if recipe.folds:
+        total = total.with_sign(1, part)
+    errors = torch.zeros(len(columns), len(settings.ridges), dtype=torch.float64)
+    if settings.folds:
         for part in parts:
-            rest = whole.with_sign(-1, part).factored(recipe.intercept)
-            for index, ridge in enumerate(recipe.ridges):
-                error = part.squared_error(*rest.solve(ridge))
-                errors[:, index] += torch.stack([error[at].mean() for at in columns]).cpu()
+            other_folds = total.with_sign(-1, part).factored(settings.intercept)
+            for index, ridge in enumerate(settings.ridges):
+                error = part.squared_error(*other_folds.solve(ridge))
+                errors[:, index] += torch.stack(
+                    [error[columns_of_target].mean() for columns_of_target in columns]
+                ).cpu()
     best = errors.argmin(1).tolist()
-    factored = whole.factored(recipe.intercept)
+    factored = total.factored(settings.intercept)
     maps: dict[int, tuple[Tensor, Tensor]] = {
-        index: factored.solve(recipe.ridges[index]) for index in set(best)
+        index: factored.solve(settings.ridges[index]) for index in set(best)
     }
     rank = factored.rank
-    found = tuple(
-        LinearMap(maps[index][0][:, at].cpu(), maps[index][1][at].cpu(), recipe.ridges[index], rank)
-        for index, at in zip(best, columns, strict=True)
+    linear_maps = tuple(
+        LinearMap(
+            maps[index][0][:, columns_of_target].cpu(),
+            maps[index][1][columns_of_target].cpu(),
+            settings.ridges[index],
+            rank,
+        )
+        for index, columns_of_target in zip(best, columns, strict=True)
     )
-    return Fitted(found, tuple(map(tuple, (errors / whole.entries).tolist())))
+    return Fitted(linear_maps, tuple(map(tuple, (errors / total.entries).tolist())))

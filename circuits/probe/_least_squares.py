@@ -1,8 +1,8 @@
-"""Least squares and ridge from sums over entries: what is kept does not grow with the number of entries.
+"""Solves least squares and ridge regression from sums over entries, whose size does not grow with their number.
 
-For features X [entry d] and targets Y [entry column] the sums X'X, X'Y, Σx, Σy and Σy² say all that a linear fit, and
-its squared error on the same entries, depend on. They are float64. Sums of parts of the data add up, and subtract:
-a cross-validation fold is left out by taking its sums away.
+For features X [entry d] and targets Y [entry column], a linear fit and its squared error on the same entries depend
+only on the sums X'X, X'Y, Σx, Σy and Σy². They are float64. Sums over parts of the data can be added and subtracted: a
+cross-validation fold is left out by subtracting its sums.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class NormalEquations:
     """Sums over entries: gram X'X [d d], cross Y'X [column d], x Σx [d], y Σy [column], squares Σy² [column].
 
     Attributes:
-        eps: the precision that the features came in, of which the tolerance takes note.
+        eps: the relative precision of the features, which enters the tolerance for the rank.
     """
 
     gram: Tensor
@@ -37,27 +37,27 @@ class NormalEquations:
         return cls(zeros(width, width), zeros(columns, width), zeros(width), zeros(columns), zeros(columns))
 
     def add(self, x: Tensor, eps: float) -> None:
-        """Entries [entry d] in float64; their targets are added by `add_numbers` and `add_classes`."""
+        """Adds features [entry d], float64; `add_numbers` and `add_classes` add their targets."""
         self.gram += x.T @ x
         self.x += x.sum(0)
         self.entries += len(x)
         self.eps = max(self.eps, eps)
 
     def add_numbers(self, columns: slice, x: Tensor, y: Tensor) -> None:
-        """y [entry column], float64."""
+        """Adds targets y [entry column], float64."""
         self.cross[columns] += y.T @ x
         self.y[columns] += y.sum(0)
         self.squares[columns] += y.square().sum(0)
 
     def add_classes(self, columns: slice, x: Tensor, y: Tensor) -> None:
-        """Classes y [entry], each the number of its column: the one-hot matrix is never made."""
+        """Adds classes y [entry], each the index of its column, without forming the one-hot matrix."""
         self.cross[columns].index_add_(0, y, x)
         counts = torch.bincount(y, minlength=columns.stop - columns.start).to(self.y)
         self.y[columns] += counts
         self.squares[columns] += counts
 
     def with_sign(self, sign: int, part: NormalEquations) -> NormalEquations:
-        """The sums of both (sign 1), or those that are left without the other's (−1)."""
+        """Returns these sums plus the part's (sign 1), or minus them (sign −1)."""
         return NormalEquations(
             self.gram + sign * part.gram,
             self.cross + sign * part.cross,
@@ -69,18 +69,18 @@ class NormalEquations:
         )
 
     def factored(self, intercept: bool) -> Factored:
-        """X'X, centred where there is an intercept, as V diag(λ) V'."""
+        """Factors X'X, centred where there is an intercept, as V diag(λ) V'."""
         mean_x, mean_y = (total / max(1, self.entries) * intercept for total in (self.x, self.y))
         gram = self.gram - self.entries * torch.outer(mean_x, mean_x)
         cross = self.cross - self.entries * torch.outer(mean_y, mean_x)
         spectrum, vectors = torch.linalg.eigh((gram + gram.T) / 2)
-        # What centring cancels has rounded as well: the largest eigenvalue is that before it, up to a factor of 2.
+        # Centring cancels rounded terms, so the scale is the largest eigenvalue before it, up to a factor of 2.
         largest = float(torch.maximum(spectrum[-1], self.entries * mean_x.square().sum()))
         share = max(torch.finfo(torch.float64).eps * max(self.entries, len(self.x)), self.eps**2)
         return Factored(spectrum.clamp(min=0), vectors, cross @ vectors, mean_x, mean_y, share * largest)
 
     def squared_error(self, weight: Tensor, bias: Tensor) -> Tensor:
-        """Σ (y − x @ weight − bias)² per column [column], of a map weight [d column], bias [column]."""
+        """Returns Σ (y − x @ weight − bias)² [column], for a map weight [d column], bias [column]."""
         fitted = (
             (weight * (self.gram @ weight)).sum(0) + 2 * bias * (self.x @ weight) + self.entries * bias**2
         )
@@ -89,7 +89,7 @@ class NormalEquations:
 
 @dataclass(frozen=True)
 class Factored:
-    """Normal equations in the eigenbasis of X'X. Directions with λ up to `tolerance` hold nothing but rounding."""
+    """Normal equations in the eigenbasis of X'X. Directions with λ up to `tolerance` hold only rounding errors."""
 
     spectrum: Tensor  # [d]
     vectors: Tensor  # [d d]
@@ -103,9 +103,9 @@ class Factored:
         return int((self.spectrum > self.tolerance).sum())
 
     def solve(self, ridge: float) -> tuple[Tensor, Tensor]:
-        """Weight [d column] and bias [column] that minimise Σ(y − xw − b)² + ridge·|w|²; b is not penalised.
+        """Returns weight [d column] and bias [column] that minimise Σ(y − xw − b)² + ridge·|w|²; b is not penalised.
 
-        With ridge 0, of all minimisers the one with the smallest w.
+        With ridge 0 this is the minimiser with the smallest |w|.
         """
         inverse = 1 / (self.spectrum + ridge)
         if ridge == 0:

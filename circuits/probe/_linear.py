@@ -23,7 +23,7 @@ from circuits.probe._split import read_entries
 from circuits.probe._targets import Target, read_targets
 from circuits.validate import is_whole, read_run_tokens, read_seed
 
-# Tokens per forward under chunk="auto": the activations at all spots of one chunk are in memory together.
+# Tokens per forward pass under chunk="auto"; the activations of a chunk at all sites are in memory together.
 AUTO_CHUNK = 8192
 
 
@@ -49,32 +49,32 @@ def linear(
     seed: int = 0,
     draws: int = 1000,
 ) -> ProbeResult:
-    """Fit a linear map from each site to each target on some examples, and score it on the others.
+    """Fits a linear map from each site to each target on some examples, and scores it on the others.
 
     Args:
-        targets: a tensor or a dict of several, [batch] or [batch pos], or of vectors [batch 1 d] or [batch pos d]. What
-            is given per example is the same at all its positions.
+        targets: a tensor or a dict of several, [batch] or [batch pos], or of vectors [batch 1 d] or [batch pos d]. A
+            target per example is the same at all its positions.
         kind: "regression", or "classification" of whole numbers from 0 (least squares on one-hot targets, the largest
             prediction wins); or a dict by target.
         sites: "resid_post", "z.1", a full hook name, or a list; each layer has a probe of its own. At z, q, k and v
-            heads are taken side by side, or one by one where `heads` chooses some; scores and patterns are the query's
-            row.
-        positions: entries to fit and score, positions or a boolean mask [batch pos]. All share one probe, unless
-            `per_position`.
-        splits: name -> boolean mask [batch pos]; scores are given for each beside "all". Fits use all entries.
-        test: what is held out: a fraction or a number of examples (drawn by `seed`), a mask [batch], indices or a
+            the vectors of all heads are concatenated, or each head has a probe of its own where `heads` chooses some;
+            at scores and pattern the vector is the query's row.
+        positions: entries to fit and score, as positions or a boolean mask [batch pos].
+        per_position: fit a probe for each position; otherwise all positions share one.
+        splits: name -> boolean mask [batch pos]; each is scored on its own, in addition to "all". Fits use all entries.
+        test: the held-out examples: a fraction or a number of examples (drawn by `seed`), a mask [batch], indices or a
             slice.
-        intercept: fit one; it is not penalised.
+        intercept: whether to fit an intercept; it is not penalised.
         ridge: None for least squares, of minimal norm where that is not unique; a penalty as in Σ(y − xw)² +
-            ridge·|w|²; or several, of which each target takes the one with the least squared error in `folds`-fold
-            cross-validation on the examples to fit, no example being in two folds.
-        untrained: a model of the same architecture whose probes are a control. Edits do not act on it.
+            ridge·|w|²; or several, from which `folds`-fold cross-validation on the examples to fit chooses the one with
+            the least squared error for each target; no example is in two folds.
+        untrained: a model of the same architecture, whose probes are a control. Interventions do not act on it.
         shuffles: how many times targets are exchanged between examples (as a whole; among the examples to fit and among
             those held out) for a control, which is averaged over them. 0: none.
-        interventions: in force in `model`, as are those of a block around.
+        interventions: edits in force in `model`, in addition to those of open blocks.
         chunk: tokens per forward, at least one example. Results depend on it by rounding only.
-        seed: of what is held out, folds and shuffles, and of the bootstrap over held-out examples (95%).
-        draws: see `seed`.
+        seed: the seed of the held-out examples, the folds, the shuffles and the bootstrap.
+        draws: the number of bootstrap resamples of the held-out examples, for 95% intervals.
 
     Source: least squares without intercept as in Gopalani, Lubana, Hu 2024, figure 6 and appendix K; the shuffled
     control and selectivity after Hewitt & Liang 2019 (arXiv:1909.03368).
@@ -84,40 +84,50 @@ def linear(
     tokens, seed = read_run_tokens(tokens, "probe"), read_seed(seed, "probe")
     _check_count("shuffles", shuffles, 0)
     _check_count("draws", draws, 1)
-    recipe = _read_recipe(intercept, ridge, folds)
-    entries = read_entries(tokens, positions, splits, test, recipe.folds, seed, per_position)
+    fit_settings = _read_fit_settings(intercept, ridge, folds)
+    entries = read_entries(tokens, positions, splits, test, fit_settings.folds, seed, per_position)
     refuse_padding(surface, tokens, entries.used, "probe", "leave it out with positions=, a mask [batch pos]")
-    wanted = read_targets(targets, kind, tokens)
+    named_targets = read_targets(targets, kind, tokens)
     step = _examples_per_forward(chunk, tokens)
-    alone = entries.positions if per_position else None
-    spots = parse_sites(surface, sites, heads, alone)
+    separate_positions = entries.positions if per_position else None
+    probe_sites = parse_sites(surface, sites, heads, separate_positions)
     if isinstance(interventions, Intervention):
         interventions = (interventions,)
     seeds = np.random.SeedSequence([seed, 3]).generate_state(shuffles, np.uint64) >> 1
     groups = [entries.fit, entries.held_out]
-    exchanged = [target.shuffled(groups, int(one)) for one in seeds for target in wanted]
+    shuffled = [target.shuffled(groups, int(one)) for one in seeds for target in named_targets]
 
     with intervene(model, *interventions):
-        found = _probed(
-            ActivationStream(surface, tokens, entries, step), spots, [*wanted, *exchanged], recipe
+        probes = _fit_and_score(
+            ActivationStream(surface, tokens, entries, step),
+            probe_sites,
+            [*named_targets, *shuffled],
+            fit_settings,
         )
-    plain = None
+    untrained_probes = None
     if control is not None:
-        if parse_sites(control, sites, heads, alone) != spots:
+        if parse_sites(control, sites, heads, separate_positions) != probe_sites:
             raise CircuitsError("probe: the untrained model has not the sites of the model")
-        plain = _probed(ActivationStream(control, tokens, entries, step), spots, wanted, recipe)
+        untrained_probes = _fit_and_score(
+            ActivationStream(control, tokens, entries, step), probe_sites, named_targets, fit_settings
+        )
     measured = [
         Measured(
-            spot,
+            site,
             target.name,
-            found[spot].maps[index],
-            found[spot].scores[index].counts(),
-            found[spot].scores[index].found(),
-            pooled([one.found() for one in found[spot].scores[index + len(wanted) :: len(wanted)]]),
-            None if plain is None else plain[spot].scores[index].found(),
+            probes[site].maps[index],
+            probes[site].scores[index].counts(),
+            probes[site].scores[index].scored(),
+            pooled(
+                [
+                    one.scored()
+                    for one in probes[site].scores[index + len(named_targets) :: len(named_targets)]
+                ]
+            ),
+            None if untrained_probes is None else untrained_probes[site].scores[index].scored(),
         )
-        for spot in spots
-        for index, target in enumerate(wanted)
+        for site in probe_sites
+        for index, target in enumerate(named_targets)
     ]
     settings: dict[str, Any] = {
         "seed": seed,
@@ -126,48 +136,48 @@ def linear(
         "intercept": intercept,
         "chunk": chunk,
     }
-    settings |= {"ridge": list(recipe.ridges), "folds": recipe.folds}
+    settings |= {"ridge": list(fit_settings.ridges), "folds": fit_settings.folds}
     return ProbeResult(
         tabulate(measured, len(entries.held_out), len(entries.fit), seed, draws),
-        {(one.spot.label, one.target): one.fitted for one in measured},
-        _errors(found, wanted, recipe),
+        {(one.site.label, one.target): one.fitted for one in measured},
+        _errors(probes, named_targets, fit_settings),
         settings,
     )
 
 
 @dataclass(frozen=True)
-class _Probed:
-    """At one spot, per target."""
+class _SiteProbes:
+    """The probes at one site, per target."""
 
     maps: tuple[LinearMap, ...]
     errors: tuple[tuple[float, ...], ...]
     scores: list[Scores]
 
 
-def _probed(
-    stream: ActivationStream, spots: Sequence[ProbeSite], targets: Sequence[Target], recipe: FitSettings
-) -> dict[ProbeSite, _Probed]:
-    fitted = fit(stream, spots, targets, recipe)
-    scores = score(stream, spots, targets, fitted)
-    return {spot: _Probed(fitted[spot].maps, fitted[spot].errors, scores[spot]) for spot in spots}
+def _fit_and_score(
+    stream: ActivationStream, sites: Sequence[ProbeSite], targets: Sequence[Target], settings: FitSettings
+) -> dict[ProbeSite, _SiteProbes]:
+    fitted = fit(stream, sites, targets, settings)
+    scores = score(stream, sites, targets, fitted)
+    return {site: _SiteProbes(fitted[site].maps, fitted[site].errors, scores[site]) for site in sites}
 
 
 def _errors(
-    found: Mapping[ProbeSite, _Probed], targets: Sequence[Target], recipe: FitSettings
+    probes: Mapping[ProbeSite, _SiteProbes], targets: Sequence[Target], settings: FitSettings
 ) -> pd.DataFrame:
-    """What the choice of a penalty was made by; empty where there was none to make."""
+    """Returns the cross-validated error of each penalty; empty where there was only one."""
     rows = [
-        {"place": spot.label, "target": target.name, "ridge": ridge, "mse": error}
-        for spot, one in found.items()
-        for target, errors in zip(targets, one.errors, strict=False)
-        for ridge, error in zip(recipe.ridges, errors, strict=True)
-        if recipe.folds
+        {"place": site.label, "target": target.name, "ridge": ridge, "mse": error}
+        for site, probe in probes.items()
+        for target, errors in zip(targets, probe.errors, strict=False)
+        for ridge, error in zip(settings.ridges, errors, strict=True)
+        if settings.folds
     ]
     return pd.DataFrame(rows, columns=["place", "target", "ridge", "mse"])
 
 
-def _read_recipe(intercept: Any, ridge: Any, folds: Any) -> FitSettings:
-    """Folds are for choosing: of one penalty, or none, there are none."""
+def _read_fit_settings(intercept: Any, ridge: Any, folds: Any) -> FitSettings:
+    """Reads the settings of the fit; with a single penalty there is no cross-validation."""
     given = 0.0 if ridge is None else ridge
     ridges = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     numbers = [

@@ -1,4 +1,4 @@
-"""How good predictions are: sums and counts per held-out example, so that any set of examples can be pooled."""
+"""Scores predictions by sums and counts per held-out example, so that any set of examples can be pooled."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ Scored = dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]
 
 
 def metrics_of(target: Target) -> tuple[str, ...]:
-    """A cosine needs a direction: of a single number it is the sign."""
+    """Returns the metrics of a target; cosines are for vectors only, because for a single number they are the sign."""
     if target.kind == CLASSIFICATION:
         return ("accuracy",)
     return ("mse", "r2") if target.width == 1 else ("mse", "r2", "cosine", "abs_cosine")
 
 
 class Scores:
-    """Of one probe, filled chunk by chunk.
+    """The scores of one probe, to which predictions are added chunk by chunk.
 
-    mse: over entries and the d numbers of each. r2: 1 − Σ(y − p)² / Σ(y − ȳ)², ȳ the mean of each number over the
-    held-out entries of the split, the sums over all d numbers. cosine, abs_cosine: mean over entries of cos(p, y) and
-    of its absolute value; an entry whose target is the zero vector has none, a prediction of zero has 0.
+    mse: the mean over entries and the d numbers of each. r2: 1 − Σ(y − p)² / Σ(y − ȳ)², ȳ the mean of each number over
+    the held-out entries of the split, the sums over all d numbers. cosine, abs_cosine: mean over entries of cos(p, y)
+    and of its absolute value; entries whose target is the zero vector do not count, a prediction of zero has cosine 0.
     accuracy: the share of entries whose class has the largest prediction.
     """
 
-    def __init__(self, target: Target, spot: ProbeSite, entries: Entries) -> None:
-        self._target, self._spot, self._entries = target, spot, entries
+    def __init__(self, target: Target, site: ProbeSite, entries: Entries) -> None:
+        self._target, self._site, self._entries = target, site, entries
         self._places = torch.full((len(entries.used),), -1)
         self._places[entries.held_out] = torch.arange(len(entries.held_out))
         shape = (len(entries.splits), len(metrics_of(target)), 2, len(entries.held_out))
@@ -41,8 +41,8 @@ class Scores:
         )
 
     def add(self, examples: Tensor, chosen: Tensor, predicted: Tensor) -> None:
-        """Predictions [entry column] of the entries where `chosen` [example pos] is true."""
-        positions = self._spot.positions
+        """Adds predictions [entry column] for the entries where `chosen` [example pos] is true."""
+        positions = self._site.positions
         predicted = predicted.cpu()
         true = self._target.take(examples, positions, chosen)
         rows = self._places[examples].unsqueeze(1).expand(chosen.shape)[chosen]
@@ -53,19 +53,20 @@ class Scores:
                 for part, values in enumerate(parts):
                     self._sums[index, metric, part].index_add_(0, rows[inside], values)
 
-    def found(self) -> Scored:
-        named = {}
+    def scored(self) -> Scored:
+        """Returns sums and counts by split and metric."""
+        scored = {}
         for index, split in enumerate(self._entries.splits):
             for metric, name in enumerate(metrics_of(self._target)):
                 sums, counts = self._sums[index, metric].numpy()
-                named[split, name] = sums, counts
-        return named
+                scored[split, name] = sums, counts
+        return scored
 
     def counts(self) -> dict[str, int]:
-        """Entries by split."""
-        used, held_out = self._entries.used[:, self._spot.positions], self._entries.held_out
+        """Returns the number of held-out entries by split."""
+        used, held_out = self._entries.used[:, self._site.positions], self._entries.held_out
         return {
-            name: int((mask[:, self._spot.positions] & used)[held_out].sum())
+            name: int((mask[:, self._site.positions] & used)[held_out].sum())
             for name, mask in self._entries.splits.items()
         }
 
@@ -75,22 +76,22 @@ class Scores:
             return [((predicted.argmax(1) == true).double(), ones)]
         error = (predicted - true).square().sum(1)
         spread = (true - self._centres[split]).square().sum(1)
-        found = [(error, ones * self._target.width), (spread - error, spread)]
+        sums_and_counts = [(error, ones * self._target.width), (spread - error, spread)]
         if self._target.width == 1:
-            return found
+            return sums_and_counts
         lengths = predicted.norm(dim=1) * true.norm(dim=1)
         cosine = torch.where(lengths > 0, (predicted * true).sum(1) / lengths, 0.0)
         directed = (true.norm(dim=1) > 0).double()
-        return [*found, (cosine * directed, directed), (cosine.abs() * directed, directed)]
+        return [*sums_and_counts, (cosine * directed, directed), (cosine.abs() * directed, directed)]
 
     def _mean(self, split: str) -> Tensor:
-        examples, positions = self._entries.held_out, self._spot.positions
+        examples, positions = self._entries.held_out, self._site.positions
         chosen = (self._entries.used & self._entries.splits[split])[examples][:, positions]
         return self._target.take(examples, positions, chosen).mean(0)
 
 
 def pooled(draws: list[Scored]) -> Scored | None:
-    """Per example the mean of several draws' sums and counts; of none there is none."""
+    """Averages the sums and counts of several draws, example by example; None if there is no draw."""
     if not draws:
         return None
     return {

@@ -1,4 +1,4 @@
-"""Where a probe reads: one vector per example and position, taken from any site."""
+"""Parses the sites that probes read: one vector per example and position, from any site."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from circuits.model.surface import Surface
 
 @dataclass(frozen=True)
 class ProbeSite:
-    """A site in one layer, of it one head or all, and one position or (None) all of them pooled."""
+    """A site in one layer: one head, or all (None), and one position, or all pooled (None)."""
 
     site: Site
     hook: str
@@ -26,7 +26,7 @@ class ProbeSite:
 
     @property
     def label(self) -> str:
-        """`resid_post.2`; head 3 of `z.1` is `z.1.3`; position 4 is `resid_post.2@4`."""
+        """Returns the label, such as `resid_post.2`; `z.1.3` for head 3 of `z.1`; `resid_post.2@4` for position 4."""
         head = "" if self.head is None else f".{self.head}"
         return f"{self.site}{head}" + ("" if self.position is None else f"@{self.position}")
 
@@ -35,7 +35,7 @@ class ProbeSite:
         return slice(None) if self.position is None else slice(self.position, self.position + 1)
 
     def vectors(self, activation: Tensor, examples: int) -> Tensor:
-        """[batch pos d] from the activation at the hook: heads side by side, a pattern's row as its query's vector."""
+        """Returns vectors [batch pos d] of an activation: with heads concatenated; for patterns, the query's row."""
         kind = self.site.kind
         if activation.ndim < 3:
             raise CircuitsError(
@@ -45,7 +45,7 @@ class ProbeSite:
             activation = rearrange(activation, "batch head query key -> batch query head key")
         if self.head is not None:
             activation = activation[:, :, self.head]
-        # Some models hold one row of position embeddings for all examples.
+        # In some models position embeddings have a batch of 1, shared by all examples.
         vectors = activation.flatten(2).expand(examples, -1, -1)
         return vectors[:, self.positions]
 
@@ -53,22 +53,22 @@ class ProbeSite:
 def parse_sites(
     surface: Surface, sites: Any, heads: Any, positions: Iterable[int] | None
 ) -> tuple[ProbeSite, ...]:
-    """Each (site, layer), head and position that is probed on its own, in this order.
+    """Returns each (site, layer), head and position that has a probe of its own, in this order.
 
     Args:
-        heads: None takes the heads of a site together; else each head chosen is one spot.
+        heads: None concatenates the heads of a site; else each chosen head has a probe of its own.
     """
     sites = [sites] if isinstance(sites, str | Site) else sites
     if not isinstance(sites, Iterable):
         raise CircuitsError(f'probe: sites are "resid_post", "z.2", ... or a list of them, got {sites!r}')
-    places = (None,) if positions is None else tuple(positions)
-    found: list[ProbeSite] = []
+    position_choices = (None,) if positions is None else tuple(positions)
+    probe_sites: list[ProbeSite] = []
     for site in sites:
-        place = read_place(site, heads, "probe")
-        for layer, hook, chosen in place.on(surface):
-            at = Site(place.site.name, layer)
+        parsed = read_place(site, heads, "probe")
+        for layer, hook, chosen in parsed.on(surface):
+            layer_site = Site(parsed.site.name, layer)
             for head in (None,) if chosen is None else chosen:
-                found += [ProbeSite(at, hook, head, position) for position in places]
-    if not found:
+                probe_sites += [ProbeSite(layer_site, hook, head, position) for position in position_choices]
+    if not probe_sites:
         raise CircuitsError("probe: no site given")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(probe_sites))

@@ -1,4 +1,4 @@
-"""Which examples a probe is fitted on and which it is scored on; which entries of them, and how those are split."""
+"""Splits examples into those a probe is fitted on and those held out, and reads the entries to use and their splits."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Entries:
-    """Of a batch [batch pos].
+    """The entries (example, position) of a batch that a probe uses.
 
     Attributes:
-        used: boolean [batch pos], which entries are fitted or scored.
-        fit: indices of examples, ascending; no example is in both.
-        held_out: see `fit`.
-        fold: [batch], the cross-validation fold of each example of `fit`; −1 of the others.
-        splits: name -> boolean [batch pos], "all" first; what scores are told apart by.
+        used: boolean [batch pos], true where an entry is fitted or scored.
+        fit: indices of the examples to fit, ascending.
+        held_out: indices of the examples to score; none is in `fit`.
+        fold: [batch], the cross-validation fold of each example of `fit`; −1 for the others.
+        splits: name -> boolean [batch pos], "all" first; each split has scores of its own.
     """
 
     used: Tensor
@@ -38,20 +38,23 @@ class Entries:
 
     @property
     def positions(self) -> list[int]:
-        """Positions that some example uses."""
+        """Returns the positions that some example uses."""
         return [int(position) for position in self.used.any(0).nonzero().flatten()]
 
 
 def read_entries(
     tokens: Tensor, positions: Any, splits: Any, test: Any, folds: int, seed: int, per_position: bool
 ) -> Entries:
-    """`folds` of 0: none. Both draws are a function of the seed and the number of examples alone."""
+    """Reads the entries of a probe; `folds` is 0 without cross-validation.
+
+    Held-out examples and folds depend only on the seed and the number of examples.
+    """
     batch, pos = tokens.shape[:2]
     generator = torch.Generator().manual_seed(seed)
     held_out = _read_test(test, batch, generator)
-    inside = torch.zeros(batch, dtype=torch.bool)
-    inside[held_out] = True
-    fit = (~inside).nonzero().flatten()
+    is_held_out = torch.zeros(batch, dtype=torch.bool)
+    is_held_out[held_out] = True
+    fit = (~is_held_out).nonzero().flatten()
     if len(held_out) < 2 or len(fit) < max(2, folds):
         raise CircuitsError(
             f"probe: {len(fit)} examples to fit and {len(held_out)} held out; it takes 2 to score, and "
@@ -60,18 +63,18 @@ def read_entries(
     fold = torch.full((batch,), -1)
     fold[fit] = 0 if not folds else (torch.randperm(len(fit), generator=generator) % folds)
     used = _read_used(positions, batch, pos)
-    everything = {ALL: torch.ones(batch, pos, dtype=torch.bool), **_read_splits(splits, batch, pos)}
-    for which, examples in (("fitted", fit), ("held-out", held_out)):
-        found = used[examples].any(0)
-        lacking = (used.any(0) & ~found).nonzero().flatten().tolist() if per_position else []
-        if lacking or not bool(found.any()):
-            at = f" at position {lacking[0]}" if lacking else ""
-            raise CircuitsError(f"probe: positions= selects nothing{at} in the {which} examples")
-    return Entries(used, fit, held_out, fold, everything)
+    all_splits = {ALL: torch.ones(batch, pos, dtype=torch.bool), **_read_splits(splits, batch, pos)}
+    for part, examples in (("fitted", fit), ("held-out", held_out)):
+        positions_used = used[examples].any(0)
+        unused = (used.any(0) & ~positions_used).nonzero().flatten().tolist() if per_position else []
+        if unused or not bool(positions_used.any()):
+            where = f" at position {unused[0]}" if unused else ""
+            raise CircuitsError(f"probe: positions= selects nothing{where} in the {part} examples")
+    return Entries(used, fit, held_out, fold, all_splits)
 
 
 def _read_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:
-    """A fraction or a number of examples, drawn at random; a boolean mask [batch], indices or a slice."""
+    """Reads the held-out examples: a fraction or number, drawn at random; a mask [batch], indices or a slice."""
     if isinstance(test, float) and 0 < test < 1:
         test = max(1, round(test * batch))
     if isinstance(test, np.ndarray):
@@ -105,12 +108,12 @@ def _read_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:
 
 
 def _read_used(positions: Any, batch: int, pos: int) -> Tensor:
-    read = parse_positions(positions, "probe, positions")
-    if read is None:
+    parsed = parse_positions(positions, "probe, positions")
+    if parsed is None:
         return torch.ones(batch, pos, dtype=torch.bool)
-    if isinstance(read, Snapshot):
-        return _mask("positions", read.tensor, batch, pos)
-    return select_positions(read, pos, "probe").expand(batch, pos)
+    if isinstance(parsed, Snapshot):
+        return _mask("positions", parsed.tensor, batch, pos)
+    return select_positions(parsed, pos, "probe").expand(batch, pos)
 
 
 def _read_splits(splits: Any, batch: int, pos: int) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""What a probe is to find: targets per example or per position, numbers or classes; and their shuffled copies."""
+"""Reads the targets of probes, numbers or classes per example or position, and shuffles them for controls."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ KINDS = (REGRESSION, CLASSIFICATION)
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be found at each position of each example.
+    """The target of a probe at each position of each example.
 
     Attributes:
         values: float64 [batch pos d], or classes [batch pos]; pos is 1 where it is the same at all positions.
         width: d, or the number of classes.
-        order: whose target each example has, where targets were exchanged.
+        order: [batch], the example whose target each example gets; None unless targets are shuffled.
     """
 
     name: str
@@ -34,15 +34,15 @@ class Target:
     order: Tensor | None = None
 
     def take(self, examples: Tensor, positions: slice, chosen: Tensor) -> Tensor:
-        """[entry d] or classes [entry], of the entries where `chosen` [example pos] is true, in row-major order."""
-        whose = examples if self.order is None else self.order[examples]
-        values = self.values[whose]
+        """Returns targets [entry d] or classes [entry] where `chosen` [example pos] is true, in row-major order."""
+        sources = examples if self.order is None else self.order[examples]
+        values = self.values[sources]
         if values.shape[1] > 1:
             values = values[:, positions]
         return values.expand(*chosen.shape, *values.shape[2:])[chosen]
 
     def shuffled(self, groups: list[Tensor], seed: int) -> Target:
-        """Each example gets the whole target of another one of its group, drawn at random."""
+        """Returns a copy in which each example has the whole target of another one of its group, drawn at random."""
         generator = torch.Generator().manual_seed(seed)
         order = torch.arange(len(self.values))
         for group in groups:
@@ -51,7 +51,7 @@ class Target:
 
 
 def read_targets(targets: Any, kind: Any, tokens: Tensor) -> tuple[Target, ...]:
-    """A tensor, named "target", or a dict of several; `kind` for all of them or by name."""
+    """Reads a tensor, named "target", or a dict of several; `kind` is one for all, or a dict by name."""
     if not isinstance(targets, Mapping):
         targets = {"target": targets}
     if not targets:
@@ -105,7 +105,7 @@ def _read_target(name: str, values: Any, kind: Any, tokens: Tensor) -> Target:
 
 
 def _derangement(size: int, generator: torch.Generator) -> Tensor:
-    """A permutation without a fixed point, uniform among all of them; of one item, the only one there is."""
+    """Draws a permutation without fixed points, uniformly; for a single item, the identity."""
     rows = torch.arange(size)
     while True:
         order = torch.randperm(size, generator=generator)

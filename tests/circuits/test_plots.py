@@ -12,7 +12,7 @@ import torch
 from circuits import CircuitsError, ablate, fourier, heads, lens, patterns, plots, sweep, variance
 from circuits.figures.export import MISSING, PICTURES, check_exporter
 from circuits.figures.palette import COLOURS
-from circuits.figures.style import ROOM, log_axis
+from circuits.figures.style import TITLE_HEIGHT_KEY, log_axis
 from circuits.fourier._modular_sum import CosineFit
 
 
@@ -131,7 +131,7 @@ def test_a_title_takes_room_of_its_own_and_gives_it_back(per_head):
     titled = per_head.plot()
     bare = plots.untitled(titled)
     room = titled.layout.height - bare.layout.height
-    assert room == titled.layout.meta[ROOM] > 0
+    assert room == titled.layout.meta[TITLE_HEIGHT_KEY] > 0
     assert titled.layout.margin.t - bare.layout.margin.t == room
     assert bare.layout.title.text is None
     assert titled.layout.title.text, "the figure itself keeps its title"
