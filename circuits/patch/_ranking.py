@@ -10,17 +10,15 @@ import numpy as np
 import pandas as pd
 
 from circuits.errors import CircuitsError
-from circuits.interventions.apply import planned
 from circuits.interventions.base import Intervention
-from circuits.model.locks import exclusive
 from circuits.model.state import state_of
 from circuits.patch._gradients import Pair
 from circuits.patch._result import ScreenResult, make_screen
-from circuits.statistics import LEVEL, Resampling, bootstrap, interval, ratio
-from circuits.sweeps.measure import Group, SweepInputs, Variant, measure_all
-from circuits.sweeps.metrics import UNTESTED, PerExample, own_positions
-from circuits.sweeps.sweep import AUTO_CHUNK
-from circuits.sweeps.table import Comparison, Measured, Row, SweepResult, adjust, make_result, tabulate
+from circuits.statistics import LEVEL, bootstrap, interval, ratio
+from circuits.sweeps.measure import Group
+from circuits.sweeps.metrics import PerExample, own_positions
+from circuits.sweeps.sweep import swept
+from circuits.sweeps.table import Measured, Row, SweepResult
 from circuits.tensors import Snapshot, parse_positions
 from circuits.validate import is_whole, read_seed
 
@@ -131,35 +129,23 @@ def _estimate_table(
 
 
 def _measure(pair: Pair, chosen: Sequence[Candidate], counts: Counts) -> tuple[SweepResult, list[Group]]:
-    """Measures patches as `sweep` does; returns its result, and its groups, which have a value for every example."""
-    surface = pair.surface
-    interventions = {one.name: one.patch() for one in chosen}
-    variants = [Variant(name, None, (one,), planned((one,), surface)) for name, one in interventions.items()]
+    """Sweeps patches; returns the result, and its groups, which have a value for every example."""
     read_positions = parse_positions(own_positions(pair.metric), f"{pair.caller}, read_positions")
     if isinstance(read_positions, Snapshot):
         raise CircuitsError(
             f"{pair.caller}: read_positions of the metric are the same in every example; got a mask [batch pos]"
         )
-    step = max(1, AUTO_CHUNK // pair.base[0].numel())
-    inputs = SweepInputs(pair.base, pair.metric, pair.batch, read_positions, step, AUTO_CHUNK)
-    with exclusive(surface.model):
-        measurements = measure_all(surface, variants, inputs, "auto")
-    settings: Row = {"seed": counts.seed, "draws": counts.draws, "flips": counts.flips, "n": len(pair.base)}
-    untested = UNTESTED if pair.metric is None else ()
-    rows: list[Row] = []
-    unedited: list[Row] = []
-    compared = [Comparison(group.baseline, group.measured, group.engine) for group in measurements.groups]
-    for measured_rows, clean in tabulate(
-        compared, Resampling(counts.seed, counts.draws, counts.flips), untested
-    ):
-        rows += measured_rows
-        unedited = clean
-    order = {name: index for index, name in enumerate(interventions)}
-    rows.sort(key=lambda row: order[row["variant"]])
-    adjust(rows)
-    descriptions = {name: [one.describe()] for name, one in interventions.items()}
-    settings |= {"engine": "auto", "naive": measurements.naive}
-    return make_result(rows, unedited, descriptions, settings), measurements.groups
+    result, (measurements,) = swept(
+        pair.surface.model,
+        pair.base,
+        {one.name: one.patch() for one in chosen},
+        pair.metric,
+        batch=pair.batch,
+        seed=counts.seed,
+        draws=counts.draws,
+        flips=counts.flips,
+    )
+    return result, measurements.groups
 
 
 def _joined(one: Measured, metric: str) -> tuple[np.ndarray, np.ndarray]:

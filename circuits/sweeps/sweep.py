@@ -89,6 +89,40 @@ def sweep(
     arguments that do not fit, and after the first one for a metric that returns another shape or a value
     that is not finite.
     """
+    return swept(
+        model,
+        tokens,
+        variants,
+        metric,
+        batch=batch,
+        engine=engine,
+        chunk=chunk,
+        positions=positions,
+        checkpoints=checkpoints,
+        seed=seed,
+        draws=draws,
+        flips=flips,
+        keep=False,
+    )[0]
+
+
+def swept(
+    model: Any,
+    tokens: Any,
+    variants: Any,
+    metric: Any,
+    *,
+    batch: Any = None,
+    engine: str = "auto",
+    chunk: int | str = "auto",
+    positions: Any = None,
+    checkpoints: Any = None,
+    seed: int = 0,
+    draws: int = 1000,
+    flips: int = 9999,
+    keep: bool = True,
+) -> tuple[SweepResult, list[Measurements]]:
+    """Returns the result of `sweep`, and with `keep`, for each checkpoint, the values of every example behind it."""
     surface = Surface.of(model)
     read_choice(engine, ("auto", "fast", "naive"), "sweep", "engine")
     seed = read_seed(seed, "sweep")
@@ -125,6 +159,7 @@ def sweep(
     described = _described(_read_variants(variants, surface))
     rows: list[Row] = []
     unedited: list[Row] = []
+    kept: list[Measurements] = []
     read_them = partial(_read_variants, variants)
     resampling = Resampling(seed, draws, flips)
     for measured_together in measure_checkpoints(
@@ -134,13 +169,15 @@ def sweep(
             rows += variant_rows
             unedited += baseline_rows
         for _, measurements in measured_together:
+            if keep:
+                kept.append(measurements)
             settings["naive"] |= measurements.naive
             settings["bytes"] = max(settings["bytes"], measurements.nbytes)
             settings["stacked"] = max(settings["stacked"], measurements.stacked)
     if not rows:
         raise CircuitsError("sweep: no checkpoints; give a dict of labels and models or state_dicts")
     adjust(rows)
-    return make_result(rows, unedited, described, settings)
+    return make_result(rows, unedited, described, settings), kept
 
 
 def _tables(
