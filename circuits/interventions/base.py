@@ -56,7 +56,7 @@ class RunContext(Protocol):
 
     @property
     def given(self) -> Mapping[str, Any]:
-        """What the model was called with, by the name of the argument."""
+        """Returns the arguments the model was called with, by name."""
 
     @property
     def tokens(self) -> Tensor | None:

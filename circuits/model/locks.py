@@ -122,8 +122,9 @@ def _give_back(hold: _Hold) -> None:
 
 
 def _before(hold: _Hold) -> list[_Hold]:
-    """Returns what other threads must release first. Threads that have waited longer go first, unless they may wait for
-    this one.
+    """Returns the holds that other threads must release first.
+
+    Threads that have waited longer go first, unless they may wait for this one.
     """
     holds_some = any(other.user is hold.user for other in _held)
     earlier = [] if holds_some else _waiting[: _waiting.index(hold)]

@@ -32,7 +32,7 @@ class Projections:
         return cls(surface, surface.model.state_dict(keep_vars=True))
 
     def norm(self, layer: int, streams: Tensor) -> Tensor:
-        """Returns what the attention of a layer reads of residual streams [row pos d_model], that is their norm."""
+        """Returns the input of a layer's attention for residual streams [row pos d_model], that is their norm."""
         if self.surface.post_norm:
             return streams.clone()  # a caller may keep both
         normed: Tensor = self._block(layer).ln1(streams)
@@ -73,7 +73,7 @@ class Projections:
         return weight.flatten(0, -2), self.tensors.get(f"{path}.b_{capital}")
 
     def mlp(self, layer: int, arriving: Tensor, stream: Tensor) -> Tensor:
-        """Returns what the MLP of a layer adds to a residual stream, with all hooks inside it.
+        """Returns the output of a layer's MLP, which is added to a residual stream, with all hooks inside it.
 
         Args:
             arriving: the stream before the hooks at resid_mid.

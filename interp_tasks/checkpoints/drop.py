@@ -273,5 +273,5 @@ def _medians(curve: Array, first: int, last: int) -> Array:
 
 
 def _window(count: int) -> int:
-    """How many values make a passage lasting: odd, 3 in a very short log, 5 to 15 by its length."""
+    """Returns the number of values that make a passage lasting: odd, 3 in a very short log, 5 to 15 by its length."""
     return 3 if count < 20 else min(15, max(5, count // 50 | 1))

@@ -70,7 +70,7 @@ def spelled(parameter: Any) -> str:
 
 @dataclass(kw_only=True)
 class Command(ABC):
-    """What every command has."""
+    """Defines the options and methods that every command has."""
 
     #: Whether torchrun may start several processes of it.
     takes_processes: ClassVar[bool] = False
@@ -134,12 +134,12 @@ def make_command(path: str, command_class: type[Command], group: str = "") -> An
 
 
 def is_given(item: Field[Any]) -> bool:
-    """Whether an option may be left out."""
+    """Tells whether an option may be left out."""
     return item.default is not MISSING or item.default_factory is not MISSING
 
 
 def example(parameter: Any) -> str:
-    """How an option is written: ``--ckpt REF, such as RUN@last``."""
+    """Returns an example of how an option is written: ``--ckpt REF, such as RUN@last``."""
     given = {
         "REF": "zoo:matrix-completion-4x4@post or RUN@last",
         "RUN": "zoo:matrix-completion-4x4 or runs/mine",

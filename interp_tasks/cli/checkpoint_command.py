@@ -63,7 +63,7 @@ class ExamplesCommand(PrintingCommand):
         super().check()
 
     def examples(self) -> Examples:
-        """Which examples are asked for, checked."""
+        """Checks and returns the examples asked for."""
         examples = Examples.of(self.common(None))
         examples.check()
         return examples
@@ -98,7 +98,7 @@ class ExperimentCommand(ExamplesCommand, ResultCommand):
 
     @cached_property
     def examined(self) -> References:
-        """What ``--ckpt`` names, resolved once."""
+        """Returns the checkpoints that ``--ckpt`` names, resolved once."""
         return resolve_refs(self.ckpt, self.examples())
 
     @property

@@ -132,7 +132,7 @@ def closed_pipe() -> int:
 
 
 def refusal(error: OSError) -> str | None:
-    """What the operating system refused, in one line; ``None`` for what it did not say."""
+    """Describes in one line what the operating system refused; ``None`` for what it did not say."""
     if error.filename == STDOUT:
         silence(sys.stdout)
         return f"cannot write to stdout: {error.strerror}"
@@ -144,7 +144,7 @@ def refusal(error: OSError) -> str | None:
 
 
 def not_text(name: str) -> bool:
-    """Whether a name holds bytes that Python could not decode, which no table and no JSON can hold."""
+    """Tells whether a name holds bytes that Python could not decode, which no table and no JSON can hold."""
     return any("\ud800" <= character <= "\udfff" for character in name)
 
 

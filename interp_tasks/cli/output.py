@@ -1,4 +1,4 @@
-"""Where a result goes: a table, JSON or CSV on stdout, files under ``--out``, a page with ``--plot``."""
+"""Writes a result: a table, JSON or CSV to stdout, files under ``--out``, a page with ``--plot``."""
 
 from __future__ import annotations
 

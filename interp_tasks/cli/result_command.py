@@ -1,4 +1,4 @@
-"""What commands that print a result have in common: its format, its files, its figures."""
+"""Defines the options of all commands that print a result: its format, its files, its figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands that examine whole runs share: the runs."""
+"""Defines the argument of all commands that examine whole runs: the runs."""
 
 from __future__ import annotations
 

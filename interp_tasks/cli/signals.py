@@ -15,7 +15,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextlib.contextmanager
 def asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Whether a signal has asked to stop; a :class:`Stopped` within gets the exit status that belongs to it."""
+    """Yields a function that tells whether a signal has asked to stop.
+
+    A :class:`Stopped` within gets the exit status that belongs to the signal.
+    """
     if threading.current_thread() is not threading.main_thread():
         # Only there can signals be answered.
         yield lambda: False

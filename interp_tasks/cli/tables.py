@@ -103,7 +103,7 @@ def print_result(
 
 
 def short_names(refs: Sequence[str]) -> dict[str, str]:
-    """What tells REFs apart: ``@pre`` and ``@post`` of one run, ``seed-0`` and ``seed-1``; else letters."""
+    """Shortens REFs to what tells them apart: ``@pre``, ``@post`` of one run; ``seed-0``, ``seed-1``; else letters."""
     pieces = [re.findall(r"[@/:]?[^@/:]+", ref) for ref in refs]
     least = min(map(len, pieces))
     begin = next((at for at in range(least) if len({each[at] for each in pieces}) > 1), least - 1)
@@ -143,7 +143,7 @@ def block(
 def arranged(
     rows: Sequence[Any], columns: Sequence[Column], width: int
 ) -> tuple[int, list[Sequence[Column]]]:
-    """How narrow columns have to be, and all of them, or, where no narrowness is enough, some at a time."""
+    """Returns how narrow columns have to be, and all of them, or, where no narrowness is enough, some at a time."""
     for narrow in range(NARROWEST + 1):
         if room_for(laid_out(rows, columns, narrow)[1], gap_of(narrow)) <= width:
             return narrow, [columns]

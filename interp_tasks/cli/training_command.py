@@ -1,4 +1,4 @@
-"""What commands that train share: the task, its preset, settings, the device."""
+"""Defines the options of all commands that train: the task, its preset, settings, the device."""
 
 from __future__ import annotations
 

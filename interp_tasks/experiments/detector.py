@@ -157,7 +157,7 @@ def resampled_ratios(sums: NDArray[Any], counts: NDArray[Any], seed: int) -> NDA
 
 
 def primes_among(n: NDArray[Any]) -> NDArray[Any]:
-    """Which numbers ``[number]`` are prime, by the sieve of Eratosthenes."""
+    """Tells which numbers ``[number]`` are prime, by the sieve of Eratosthenes."""
     import numpy as np
 
     sieve = np.ones(int(n.max(initial=1)) + 1, dtype=bool)

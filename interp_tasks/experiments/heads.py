@@ -1,4 +1,7 @@
-"""Which heads matter, alone and together: one edit of each head, each layer, all heads, and groups by name or class."""
+"""Finds the heads that matter, alone and together.
+
+It makes one edit of each head, each layer, all heads, and groups by name or class.
+"""
 
 from __future__ import annotations
 

@@ -88,7 +88,9 @@ def permute(
 
 
 def check_what(what: str | Sequence[str]) -> list[str]:
-    """Returns what to permute, without repeats; whether the task has such a grid shows only when there is a task.
+    """Returns the choices of ``--what``, without repeats.
+
+    Whether the task has such a grid shows only when there is a task.
 
     Raises:
         UserError: in one line.

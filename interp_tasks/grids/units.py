@@ -209,7 +209,7 @@ def plan(spec: Spec) -> Plan:
 
 
 def content_of(run: str, asked: ExperimentSpec) -> dict[str, Any]:
-    """Returns what identifies the part of a run that an experiment reads: trained further, it is another."""
+    """Returns the identity of the part of a run that an experiment reads: trained further, it is another."""
     whole = run if is_checkpoint(Path(run)) else f"{run}@all"
     refs = [f"{run}@{mark}" for mark in asked.at] or [whole]
     folders = [checkpoint.path for ref in refs for checkpoint in resolve(ref)]

@@ -105,7 +105,7 @@ def finite(value: float) -> float:
 def ratio_of_steps(
     mine: float, mine_until: float, other: float, other_until: float
 ) -> tuple[float, float, float]:
-    """How many times as many steps one run needs as another: ratio, and what it is at least and at most.
+    """Returns the ratio of the steps that one run needs to those of another, and its least and greatest possible value.
 
     Where both get there all three are the same number. Where one is censored the ratio is infinite, or zero, and the
     last steps (``until``) bound it from one side; where both are it is NaN, and nothing bounds it.

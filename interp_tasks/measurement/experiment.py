@@ -1,4 +1,4 @@
-"""What makes a function an experiment: where its command stands, what its tables say, which files belong to it."""
+"""Makes a function an experiment: where its command stands, what its tables say, which files belong to it."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def scale(part: pandas.DataFrame) -> str:
 
 
 def powers_apart(part: pandas.DataFrame) -> int:
-    """How many powers of ten lie between the ticks of a logarithmic axis, so that they do not crowd."""
+    """Returns the number of powers of ten between the ticks of a logarithmic axis, so that they do not crowd."""
     smallest, largest = extremes(part)
     return max(1, round(math.log10(largest / smallest) / 4))
 

@@ -1,4 +1,4 @@
-"""What a command was asked to do, for the head of its printed table."""
+"""Says what a command was asked to do, for the head of its printed table."""
 
 from __future__ import annotations
 

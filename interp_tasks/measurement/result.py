@@ -127,7 +127,7 @@ class Result:
         return write_together(files, stale=[old] if not page and is_page(old) else [])
 
     def spread(self) -> pandas.DataFrame:
-        """How draws differ: ``draws, sd, smallest, largest`` of their values; a row per pooled row of the table."""
+        """Returns the spread of draws: ``draws, sd, smallest, largest`` of their values, by pooled row of the table."""
         return spread(self.frame)
 
     def plot(self) -> plotly.graph_objects.Figure:
@@ -160,7 +160,7 @@ class Result:
         return [Figure(self.plot(), self.heading(), self.caption())]
 
     def heading(self) -> str:
-        """Returns what the figure shows."""
+        """Returns the figure's heading."""
         from interp_tasks.measurement.figure import in_map
 
         if in_map(self.frame).any():

@@ -43,7 +43,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Examples:
-    """Which examples every checkpoint of one command sees.
+    """Describes the examples that every checkpoint of one command sees.
 
     Attributes:
         samples: how many (``None``: 256 of a task, every row of ``tokens``).
@@ -309,5 +309,5 @@ def by_run(named: Sequence[Named]) -> dict[str, list[Named]]:
 
 
 def run_of(subject: Subject) -> str:
-    """Returns what :func:`by_run` calls the run of a subject."""
+    """Returns the name of a subject's run, as in :func:`by_run`."""
     return str(subject.checkpoint.path.parent.parent if subject.checkpoint.run else subject.checkpoint.path)

@@ -75,7 +75,7 @@ def read_p(row: Mapping[str, Any]) -> float | None:
 
 
 def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """How the draws of a variant differ: ``draws, sd, smallest, largest`` of their values, by row of the table.
+    """Returns the spread of a variant's draws: ``draws, sd, smallest, largest`` of their values, by row of the table.
 
     Empty where nothing was drawn.
     """
@@ -129,7 +129,7 @@ def spread_text(row: Mapping[str, Any]) -> str:
 
 
 def shown_columns(frame: pandas.DataFrame) -> list[Column]:
-    """How people see ``shown_rows``; the intervention only where it is needed to tell rows apart."""
+    """Returns the columns in which readers see ``shown_rows``; the intervention only where it tells rows apart."""
     view = view_of(frame)
     if view is not None:
         columns: list[Column] = view.view_columns(frame)

@@ -146,7 +146,7 @@ def cell(column: Column, row: Mapping[str, Any], numeric: bool) -> str:
 
 
 def cell_parts(column: Column, row: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns what a cell shows, and what it is sorted by."""
+    """Returns the text of a cell, and the text by which it is sorted."""
     value = row[column.key]
     return column.shown(row), "" if is_missing(value) else str(value)
 

@@ -239,7 +239,7 @@ class Claim(Entry):
 
     @property
     def what(self) -> str:
-        """Returns what our number is, to stand after it."""
+        """Returns the unit of our number, or the quantity it is a share of, to stand after it."""
         if self.unit or self.per is None:
             return self.unit
         if isinstance(self.per, dict):

@@ -106,7 +106,7 @@ class Training(Entry):
             yield dict(zip(options, values, strict=True))
 
     def size(self, lists: frozenset[str]) -> int:
-        """How many combinations there are.
+        """Counts the combinations of settings.
 
         Raises:
             UserError: for a list of no values.

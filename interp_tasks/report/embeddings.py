@@ -78,7 +78,7 @@ def positions_plane(view: View) -> Section:
 
 
 def last_coordinate(label: str, place: int) -> int:
-    """Returns what a position is coloured by: its column, or itself."""
+    """Returns the number that a position is coloured by: its column, or itself."""
     inside = label.removeprefix("(").removesuffix(")").split(",")
     return int(inside[-1]) if label.startswith("(") and inside[-1].isdigit() else place
 

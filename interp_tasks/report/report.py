@@ -56,7 +56,7 @@ class Report:
 
 
 def check_report(run: str, compare: str | None, options: Options) -> list[Source]:
-    """Returns what a report would be of; fast, and refuses what cannot be.
+    """Returns the sources of a report; fast, and refuses what cannot be.
 
     Raises:
         UserError: in one line.

@@ -64,7 +64,7 @@ def t_quantile(share: float, df: int) -> float:
 
 
 def z_quantile(share: float) -> float:
-    """That of the normal distribution."""
+    """Returns the quantile of the normal distribution."""
     return NormalDist().inv_cdf(share)
 
 
@@ -107,7 +107,9 @@ def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> Interval |
 
 
 def over_bounded_runs(bounds: Sequence[Interval]) -> Interval | None:
-    """Returns what covers the t interval wherever in their bounds the runs' numbers lie; ``None`` for open bounds.
+    """Returns an interval that covers the t interval wherever in their bounds the runs' numbers lie.
+
+    It is ``None`` for open bounds, for fewer than two runs and for too many corners.
 
     The ends of a t interval are convex (concave) in the numbers, so that corners are their extremes.
     """

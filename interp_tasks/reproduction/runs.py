@@ -37,7 +37,7 @@ class Located:
 
     @property
     def count(self) -> int:
-        """How many training runs it is."""
+        """Counts its training runs."""
         return len(self.bases)
 
     @property

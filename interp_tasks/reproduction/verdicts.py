@@ -585,7 +585,7 @@ def cell_of(
 
 
 def divisor_of(claim: Claim, row: pandas.Series, frame: pandas.DataFrame) -> float:
-    """Returns what the number of a single row is divided by."""
+    """Returns the divisor of a single row's number."""
     if claim.per is None:
         return 1.0
     if claim.per == "variance":

@@ -81,7 +81,7 @@ def page(
 
 
 def introduction(summary: str, objective: Mapping[str, Any], ranked: Sequence[Trial]) -> str:
-    """Returns what was wanted, and the best trial with its settings."""
+    """Describes the objective, and the best trial with its settings."""
     aim = "lowest" if objective["direction"] == "minimize" else "highest"
     text = (
         f"{summary}. Wanted is the {aim} {objective['metric']} on validation examples, as the mean of the last "

@@ -60,7 +60,10 @@ class Plan:
         return resolve_config(self.task_name, self.preset, self.overrides(params))
 
     def identity(self, key: str, direction: Direction) -> dict[str, Any]:
-        """Returns what may not change between calls, as JSON; ``key`` and ``direction`` are those of the objective."""
+        """Returns as JSON the settings that may not change between calls.
+
+        ``key`` and ``direction`` are those of the objective.
+        """
         return {
             "task": self.task_name,
             "preset": self.preset,

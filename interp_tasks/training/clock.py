@@ -1,4 +1,4 @@
-"""How long the updates of a run took, and how much memory they needed."""
+"""Measures how long the updates of a run took, and how much memory they needed."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Source:
     norm: str = "pre"
 
     def describe(self) -> dict[str, Any]:
-        """Returns what ``run.json`` keeps of it; a run goes on only from the same bytes."""
+        """Returns the source's record in ``run.json``; a run goes on only from the same bytes."""
         return {"ref": self.ref, "sha256": self.sha256}
 
 

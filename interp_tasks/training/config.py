@@ -25,7 +25,7 @@ SCHEDULE = ("schedule", "schedule_start", "schedule_end", "schedule_floor")
 
 
 class TrainConfig(BaseModel):
-    """How a run trains; exactly this is saved in ``run.json``.
+    """Holds the settings by which a run trains; exactly these are saved in ``run.json``.
 
     Attributes:
         steps: parameter updates. A larger number extends a run that is there.

@@ -209,7 +209,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _examples(task: Task, n: int | None, split: Any) -> int:
-    """How many examples a sample of ``n`` holds."""
+    """Counts the examples that a sample of ``n`` holds."""
     return n if split == "train" and n is not None else len(task.sample(n, seed=0, split=split))
 
 

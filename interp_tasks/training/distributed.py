@@ -58,7 +58,7 @@ class Processes:
         return self.launch.rank == 0
 
     def described(self) -> dict[str, Any] | None:
-        """Returns what ``run.json`` keeps of it."""
+        """Returns the record of the processes in ``run.json``."""
         return {"count": self.launch.count, "backend": self.backend} if self.several else None
 
     def lead(self, work: Callable[[], Result]) -> Result | None:

@@ -65,11 +65,12 @@ def _dropping(dropout: Dropout, layer: int, place: Any) -> Callable[[Any, Any, T
 
 
 class FusedForward:
-    """The same function without hooks: one packed QKV product, scaled_dot_product_attention, no unread position.
+    """Computes the same function as the model, without hooks.
 
-    In the last layer queries, MLP and read-out run at the read positions alone. The first layer's keys, values
-    and queries depend on (position, token) only; where there are fewer such pairs than inputs in the batch they
-    are computed once per pair and looked up.
+    There is one packed QKV product, scaled_dot_product_attention, and no unread position: in the last layer queries,
+    MLP and read-out run at the read positions alone. The first layer's keys, values and queries depend on
+    (position, token) only; where there are fewer such pairs than inputs in the batch they are computed once per pair
+    and looked up.
 
     Raises:
         ValueError: if the architecture is not one this forward computes; the message says why.
@@ -204,7 +205,7 @@ class FusedForward:
     def _visible(
         self, n_pos: int, rows: list[int] | None, device: torch.device
     ) -> Bool[Tensor, "query key"] | None:
-        """Which keys each computed query sees; ``None`` if all see all."""
+        """Returns the mask of the keys that each computed query sees; ``None`` if all see all."""
         if self.cfg.attention_dir == "bidirectional" or (rows is not None and min(rows) == n_pos - 1):
             return None
         positions = torch.arange(n_pos, device=device)

@@ -1,4 +1,4 @@
-"""Which of several processes this one is, as torchrun says in the environment. Imports no torch."""
+"""Tells which of several processes this one is, as torchrun says in the environment. Imports no torch."""
 
 from __future__ import annotations
 

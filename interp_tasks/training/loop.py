@@ -66,7 +66,7 @@ class Loop:
         self.wanted = set(config.checkpoint_steps(task.published_steps))
 
     def described(self) -> dict[str, Any]:
-        """Returns what ``run.json`` keeps of it."""
+        """Returns the loop's record in ``run.json``."""
         return {
             "forward": {"kind": self.forward.kind, "reason": self.forward_reason},
             "stacked": None,

@@ -65,7 +65,7 @@ class StackedUpdater(Updater):
             gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
 
     def state_of(self, index: int) -> dict[str, Tensor]:
-        """Returns what :meth:`Updater.state` would be of one seed alone."""
+        """Returns the state of one seed, as :meth:`Updater.state` of that seed alone would be."""
         return {
             name: tensor if is_shared(name, tensor) else tensor.select(seed_axis(name), index)
             for name, tensor in self.state().items()

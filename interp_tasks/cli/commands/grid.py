@@ -181,7 +181,7 @@ class GridCommand(Command):
         console().print(total)
 
     def cost_of(self, unit: Any, costs: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        """What a run takes; the same for all its seeds."""
+        """Returns the cost of a run; the same for all its seeds."""
         from interp_tasks.grids.units import TrainUnit
         from interp_tasks.training.cost import cost
         from tasks import get

@@ -211,7 +211,7 @@ def print_sentences(out: Any, sentences: Sequence[str]) -> None:
 
 
 def particulars(row: Mapping[str, Any]) -> Iterator[str]:
-    """What there is to know of a verdict, a sentence each."""
+    """Yields the particulars of a verdict, a sentence each."""
     from interp_tasks.reproduction.page import controls, number, ours, own
 
     if row["interval"]:

@@ -1,4 +1,4 @@
-"""How people see the rows of ``algorithm``: a line per method and kind of entries, of the last read-out."""
+"""Lays out the rows of ``algorithm`` for readers: a line per method and kind of entries, of the last read-out."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def attention(
 
 
 def under(subject: Subject, mask: str | None) -> Subject:
-    """The same subject with its examples under one mask.
+    """Returns the subject with its examples under one mask.
 
     Raises:
         UserError, TaskError: where the task has no masks, or none of that name.
@@ -246,7 +246,7 @@ def table(found: HeadClasses) -> pandas.DataFrame:
 
 
 def counts(found: HeadClasses) -> pandas.DataFrame:
-    """How many heads are in each class, and how many surely follow at half of the queries or more."""
+    """Counts the heads in each class, and those that surely follow at half of the queries or more."""
     import pandas
 
     from circuits.patterns._classes import OTHER, UNCLEAR
@@ -266,8 +266,9 @@ def counts(found: HeadClasses) -> pandas.DataFrame:
 
 
 def distribution(found: HeadClasses) -> pandas.DataFrame:
-    """How scores, corrected for chance, are distributed over heads, with intervals over examples: a quantile, or the
-    largest, is taken in each resample anew.
+    """Returns the distribution over heads of scores, corrected for chance, with intervals over examples.
+
+    A quantile, or the largest, is taken in each resample anew.
     """
     import numpy as np
     import pandas

@@ -1,5 +1,6 @@
-"""How people see the rows of ``attention``: a line per head, its class, its template, its movements; of many
-checkpoints a line each, with how many heads are in each class.
+"""Lays out the rows of ``attention`` for readers: a line per head, its class, its template, its movements.
+
+Of many checkpoints there is a line each, with the number of heads in each class.
 """
 
 from __future__ import annotations

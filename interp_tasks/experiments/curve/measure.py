@@ -237,7 +237,7 @@ def at_checkpoint(run: str, subject: Subject) -> Iterator[dict[str, Any]]:
 
 
 def stored_sharpness(run: Run, own: Curve, stored: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """How sharply each metric changes between stored steps, from the last one before the drop to the last of all."""
+    """Yields how sharply each metric changes between stored steps, from the last before the drop to the last of all."""
     if own.drop is None:
         return
     inside = {row["step"] for row in stored if own.drop.onset < row["step"] < own.drop.end}

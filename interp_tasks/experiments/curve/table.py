@@ -1,4 +1,4 @@
-"""How people see the rows of ``curve``: levels and drop of a run; of stored steps the accuracies."""
+"""Lays out the rows of ``curve`` for readers: levels and drop of a run; of stored steps the accuracies."""
 
 from __future__ import annotations
 

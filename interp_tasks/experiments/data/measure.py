@@ -239,7 +239,7 @@ def over_grid(
 
 
 def split_rows(task: Task) -> Iterator[dict[str, Any]]:
-    """How many inputs each split of a finite task has."""
+    """Counts the inputs in each split of a finite task."""
     for split in SPLITS:
         size = len(task.sample(None, split=split))  # type: ignore[arg-type]  # of SPLITS
         yield {"variant": split, "intervention": "split", "metric": "inputs", "value": float(size), "n": size}
@@ -268,7 +268,7 @@ def answer_rows(task: Task, answers: Mapping[str, Tensor]) -> Iterator[dict[str,
 
 
 def exchanged_rows(inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """How often the answer stays when the two operands, as tokens, change places."""
+    """Yields the share of inputs whose answer stays when the two operands, as tokens, change places."""
     import numpy as np
 
     if len(inputs.axes) != 2:

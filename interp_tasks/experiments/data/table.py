@@ -1,4 +1,4 @@
-"""How people see a task's data in a table: a row per answer, what guessing gets side by side."""
+"""Lays out a task's data in a table for readers: a row per answer, what guessing gets side by side."""
 
 from __future__ import annotations
 

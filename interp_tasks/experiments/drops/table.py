@@ -1,4 +1,4 @@
-"""How people see the rows of ``drops``: a line per curve."""
+"""Lays out the rows of ``drops`` for readers: a line per curve."""
 
 from __future__ import annotations
 

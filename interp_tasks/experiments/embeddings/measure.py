@@ -1,4 +1,4 @@
-"""How the embeddings of values and positions are arranged, and when they come to be so."""
+"""Measures how the embeddings of values and positions are arranged, and when they come to be so."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def position_rows(
 
 
 def of_norms(asked: EmbeddingTargets, norms: Array) -> dict[str, float]:
-    """How norms vary, and the middle of the first axis against the rest: its one or two middle lines."""
+    """Measures how norms vary, and the middle of the first axis against the rest: its one or two middle lines."""
     import numpy as np
 
     axis, size = next(iter(asked.axes.items()))

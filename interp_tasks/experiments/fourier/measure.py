@@ -1,4 +1,4 @@
-"""Which frequencies embeddings and neurons are made of, over the task's grid of inputs or of positions."""
+"""Finds the frequencies that embeddings and neurons are made of, over the task's grid of inputs or of positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How people see spectra in a table: a row per tensor and frequency, its measures side by side."""
+"""Lays out spectra in a table for readers: a row per tensor and frequency, its measures side by side."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class GeneralisationResult(Result):
         return self.titled(figure(curves_of(self.runs, ACCURACY), ACCURACY, self.level), self.heading())
 
     def losses(self) -> plotly.graph_objects.Figure | None:
-        """The same of the losses, where they are logged by answer as well."""
+        """Draws the losses in the same way; ``None`` where they are not logged by answer as well."""
         from interp_tasks.experiments.generalisation.figure import figure
 
         logged = [run for run in self.runs if any(named(run, "loss"))]

@@ -1,4 +1,4 @@
-"""How people see the rows of ``generalisation``: a line per run and answer, and one on their order."""
+"""Lays out the rows of ``generalisation`` for readers: a line per run and answer, and one on their order."""
 
 from __future__ import annotations
 

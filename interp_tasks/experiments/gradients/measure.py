@@ -1,4 +1,4 @@
-"""Which weights stop moving first: gradient norms of every tensor over training, before and after the filter."""
+"""Finds which weights stop moving first: gradient norms of each tensor over training, before and after the filter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parts of an input cause which outputs: change one position at a time, and see which outputs move."""
+"""Finds which parts of an input cause which outputs: it changes one position at a time, and sees which outputs move."""
 
 from __future__ import annotations
 

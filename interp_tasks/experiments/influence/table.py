@@ -1,4 +1,4 @@
-"""How people see the rows of ``influence``."""
+"""Lays out the rows of ``influence`` for readers."""
 
 from __future__ import annotations
 

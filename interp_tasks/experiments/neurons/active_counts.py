@@ -28,7 +28,7 @@ def amplitudes(arranged: Tensor) -> NDArray[np.float64]:
 
 
 def active_counts(over_time: NDArray[np.float64], deviations: int) -> NDArray[np.int64]:
-    """How many frequencies are active, [time feature], of amplitudes [time frequency feature].
+    """Counts the frequencies that are active, [time feature], of amplitudes [time frequency feature].
 
     Each frequency is divided by its sum over the times; active is what lies above mean + deviations · s.d. of all
     frequencies and times of the feature. The numbers depend on which times there are.

@@ -179,7 +179,9 @@ def measured(features: Features, threshold: float, draws: int, seed: int) -> Mea
 
 
 def pairs_for_half(share: Tensor) -> Tensor:
-    """How many pairs of frequencies it takes, largest first, of shares [k_a k_b feature]; NaN where there are none."""
+    """Counts the largest pairs of frequencies that together make one half, of shares [k_a k_b feature]; NaN if all make
+    no more than half.
+    """
     import torch
 
     sums = share.flatten(0, 1).sort(0, descending=True).values.cumsum(0)

@@ -1,4 +1,4 @@
-"""How people see the rows of ``neurons``: a line per neuron, cluster or head; of many checkpoints a line each."""
+"""Lays out the rows of ``neurons`` for readers: a line per neuron, cluster or head; of many checkpoints a line each."""
 
 from __future__ import annotations
 

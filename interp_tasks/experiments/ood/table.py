@@ -1,4 +1,4 @@
-"""How people see the rows of ``ood``: what was measured; which positions were never trained, the notes say."""
+"""Lays out the rows of ``ood`` for readers: what was measured; which positions were never trained, the notes say."""
 
 from __future__ import annotations
 

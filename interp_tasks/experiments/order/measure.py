@@ -1,4 +1,4 @@
-"""Which quantity moves first: the step at which each has made a share of its way, beside the drop's own."""
+"""Finds the quantity that moves first: the step at which each has made a share of its way, beside the drop's own."""
 
 from __future__ import annotations
 

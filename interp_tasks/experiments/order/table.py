@@ -1,4 +1,4 @@
-"""How people see the rows of ``order``."""
+"""Lays out the rows of ``order`` for readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How people see the rows of ``prime-order``."""
+"""Lays out the rows of ``prime-order`` for readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parts of a model belong to which modular answer, and how far answers share them."""
+"""Finds which parts of a model belong to which modular answer, and how far answers share them."""
 
 from __future__ import annotations
 

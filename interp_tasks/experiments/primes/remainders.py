@@ -1,4 +1,4 @@
-"""Which remainder each input has: a task's modular answers, its digits and other linear forms as classes of inputs."""
+"""Computes remainders of inputs: a task's modular answers, its digits and other linear forms as classes of inputs."""
 
 from __future__ import annotations
 

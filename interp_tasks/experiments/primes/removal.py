@@ -71,7 +71,7 @@ class Damage:
 
     @property
     def solved(self) -> Any:
-        """Which answers the unedited model gives more often than halfway between chance and always."""
+        """Tells which answers the unedited model gives more often than halfway between chance and always."""
         return self.accuracy > (1 + self.chance) / 2
 
     def lost(self, accuracy: Any) -> Any:
@@ -80,7 +80,7 @@ class Damage:
         return np.where(self.solved, found, np.nan)
 
     def maps(self) -> tuple[pandas.DataFrame, pandas.DataFrame]:
-        """Returns what is lost without each answer, and what is lost under the control, as tables."""
+        """Returns tables of the losses of accuracy: those without each answer, and those under the control."""
         import pandas
 
         without, control = (

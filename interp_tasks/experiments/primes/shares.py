@@ -1,4 +1,7 @@
-"""How much of an activation's variance belongs to each modular answer, beside shuffled digits and beyond the others."""
+"""Measures how much of an activation's variance belongs to each modular answer.
+
+It compares this with shuffled digits, and measures what each answer adds beyond the others.
+"""
 
 from __future__ import annotations
 
@@ -250,7 +253,7 @@ def most(shares: Mapping[str, Tensor], serving: Mapping[str, Tensor]) -> dict[st
 def neuron_rows(
     subject: Subject, place: Place, shares: Mapping[str, Tensor], serving: Mapping[str, Tensor]
 ) -> Iterator[dict[str, Any]]:
-    """How many neurons serve each answer, and several, beside what chance gives if the same were drawn for each."""
+    """Counts the neurons that serve each answer, and several, beside chance, if the same were drawn for each."""
     import torch
 
     served = torch.stack(list(serving.values())).numpy()

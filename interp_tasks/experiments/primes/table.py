@@ -1,4 +1,4 @@
-"""How people see which answer has what: a row per tensor or removal and answer, controls in brackets."""
+"""Lays out for readers which answer has what: a row per tensor or removal and answer, controls in brackets."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    """How people see ``view_rows``."""
+    """Returns the columns in which readers see ``view_rows``."""
     untrained = [Column("untrained", "untrained")] if frame["untrained"].notna().any() else []
     return [
         Column("variant", "variant"),

@@ -1,4 +1,4 @@
-"""How neurons make the logits: W_L = W_U·W_out by frequency, and losses with frequencies of the neurons removed."""
+"""Measures how neurons make logits: W_L = W_U·W_out by frequency, losses with frequencies of the neurons removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How alike the rows of W_pos are, over all dimensions and over those of the published number."""
+"""Measures how alike the rows of W_pos are, over all dimensions and over those of the published number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which frequencies a table holds beyond what it would hold if the order of its rows meant nothing."""
+"""Finds the frequencies that a table holds beyond what it would hold if the order of its rows meant nothing."""
 
 from __future__ import annotations
 

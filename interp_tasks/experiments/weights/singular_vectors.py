@@ -64,7 +64,7 @@ class Periodicity:
 
 
 def periodicity(functions: Array) -> Periodicity:
-    """How periodic functions ``[row k]`` of the rows, taken as a cycle, are.
+    """Measures how periodic functions ``[row k]`` of the rows, taken as a cycle, are.
 
     Of white noise over p rows the share of one frequency (cos and sin together) exceeds x with probability
     (1 − x)^((p − 3)/2); at ``LEVEL`` divided by the number of frequencies (Fisher 1929, Bonferroni) that is the bound.

@@ -1,4 +1,4 @@
-"""How people see the measures of weights: a row each, the untrained models beside it."""
+"""Lays out the measures of weights for readers: a row each, the untrained models beside it."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Comparison:
 
 
 def declared(task: Task, what: str) -> Mapping[str, Any]:
-    """Returns what a task declares under a name; a UserError says that it does not."""
+    """Returns the declaration that a task makes under a name; a UserError says that it makes none."""
     declare = getattr(task, what, None)
     if declare is None:
         raise UserError(f"task {task.name!r} declares no {what}: give it a method {what}()")

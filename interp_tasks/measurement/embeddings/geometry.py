@@ -61,7 +61,10 @@ def correlation(one: Array, other: Array, weights: Array) -> Array:
 
 
 def separability(scores: Array, positive: NDArray[np.bool_], weights: Array) -> Array:
-    """How well scores tell two classes apart: the area under the ROC curve, of whichever end is the positive one."""
+    """Measures how well scores tell two classes apart, by the area under the ROC curve.
+
+    Whichever end of the scores fits better is taken for the positive class's.
+    """
     wins = np.sign(scores[positive][:, None] - scores[~positive]) / 2 + 0.5
     ups, downs = weights[:, positive], weights[:, ~positive]
     pairs = ups.sum(1) * downs.sum(1)
@@ -105,7 +108,7 @@ class Clustered:
 
 
 def clustered(points: Array, labels: NDArray[np.int64], seed: int, permutations: int = 999) -> Clustered:
-    """How far points lie in clusters, with a permutation test."""
+    """Measures how far points lie in clusters, by their silhouette, with a permutation test."""
     apart = distances(points)
     value = silhouette(apart, labels)
     rng = np.random.default_rng([seed, 3])

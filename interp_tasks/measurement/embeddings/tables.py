@@ -31,7 +31,7 @@ class EmbeddingTargets:
 
     @classmethod
     def of(cls, subject: Subject, largest: float | None) -> EmbeddingTargets:
-        """Returns what the task declares.
+        """Returns the values and axes that the task declares.
 
         Raises:
             UserError: if it says nothing, or no value is left.

@@ -1,4 +1,4 @@
-"""Which class every attention head of a checkpoint is of, by what it attends to."""
+"""Finds the class of every attention head of a checkpoint, by what it attends to."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def classify_heads(
 
 
 def head_classes_held_out(subject: Subject, threshold: float = THRESHOLD) -> HeadClasses:
-    """The same on other examples of the task, so that no group is chosen by what is measured of it.
+    """Classifies heads on other examples of the task, so that no group is chosen by what is measured of it.
 
     Raises:
         UserError: for bare tokens, of which there are no others.

@@ -1,4 +1,4 @@
-"""Which heads, and what becomes of them: shared by the experiments that edit attention."""
+"""Reads which heads to edit, and how: shared by the experiments that edit attention."""
 
 from __future__ import annotations
 
