@@ -355,6 +355,21 @@ def test_checkpoints_lists_steps_and_marks(call):
     assert "pre, onset" in out
 
 
+@pytest.mark.parametrize(
+    "command", ["runs checkpoints", "runs curve", "runs drops", "modular generalisation"]
+)
+@pytest.mark.parametrize("given", ["bare", "run/checkpoints/00000040"])
+def test_a_checkpoint_in_the_place_of_a_run_is_refused_as_it_was_written(call, command, given):
+    line = f"interp-run: {given!r} is a checkpoint: name its run\n"
+    assert call(*command.split(), "--ckpt", given) == (2, "", line)
+
+
+def test_a_table_says_which_checkpoints_have_no_row_of_the_metric(call):
+    both = ["--ckpt", "run@40", "--ckpt", "zoo:modular-addition-113@post", *SMALL]
+    assert "No accuracy: run@40." in call("ablation", *both, "--metric", "accuracy")[1]
+    assert "No " not in call("ablation", *both)[1]
+
+
 def test_tasks_lists_presets(call):
     code, out, _ = call("tasks", "--format", "json")
     assert code == 0

@@ -16,6 +16,7 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, Result, ablation
 from interp_tasks.measurement.options import MODES, called, check_heads, check_keys, check_positions
+from interp_tasks.measurement.subjects import Examples, resolve_refs
 
 N, SEED = 24, 3
 
@@ -306,3 +307,11 @@ def test_specifications():
 def test_pairs_are_one_choice_of_heads(folders):
     frame = ablation(folders[0], heads=[(0, 1), (1, 0)], samples=N).frame
     assert set(frame["variant"]) == {"0.1+1.0"}
+
+
+def test_resolved_refs_that_were_changed_or_are_asked_otherwise_are_checked_again(folders):
+    refs = resolve_refs([str(folders[0])], Examples())
+    with pytest.raises(UserError, match="at least one example"):
+        ablation(refs, samples=0)
+    refs.append(str(folders[1]))
+    assert ablation(refs, samples=N).frame["ref"].nunique() == 2
