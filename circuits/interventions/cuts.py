@@ -183,6 +183,9 @@ class _Flow:
     own_mlp: dict[Group, Tensor] = field(default_factory=dict)
     received: dict[str, tuple[list[int], Tensor, Tensor, Tensor]] = field(default_factory=dict)
     into_mlp: Tensor | None = None
+    read: dict[str, tuple[Tensor, int]] = field(
+        default_factory=dict
+    )  # by norm, what it reads, and how it was then
     left: Tensor | None = None  # the stream as the embeddings or the last block left it
     busy: bool = False
 
@@ -247,6 +250,10 @@ class Junction:
         for hook, function in functions:
             if hook in self._surface.hooks:
                 handles.append(self._surface.before(hook, function))
+        for layer in self._layers:
+            for norm in ("ln1", "ln2"):
+                handle = self._surface.before_norm(norm, layer, partial(self._read_by_norm, norm))
+                handles += [] if handle is None else [handle]
         for layer in self._layers:
             if (_hook("mlp_pre", layer), None) in self._groups:
                 handles.append(self._surface.before_mlp(layer, partial(self._read_by_mlp, layer)))
@@ -334,6 +341,7 @@ class Junction:
         flow, hook = self._flow(), _hook(site, layer)
         if flow is None:
             return
+        self._check_read(flow, "ln1" if site == "attn_out" else "ln2", layer)
         after = self._through(flow, hook, x)
         own, changes = flow.inner.pop(OUTPUTS[site], (None, {}))
         if own is not None:
@@ -376,6 +384,20 @@ class Junction:
                     flow.own_mlp[group] = self._projections.mlp(layer, x + coming, stream + leaving)
         finally:
             flow.busy = False
+
+    def _read_by_norm(self, norm: str, x: Tensor) -> None:
+        flow = self._flow()
+        if flow is not None and not x.is_inference():
+            flow.read.setdefault(norm, (x, x._version))
+
+    def _check_read(self, flow: _Flow, norm: str, layer: int) -> None:
+        """Refuse a hook of a norm that writes to what the norm reads: it changes the stream, past all that is seen."""
+        x, version = flow.read.pop(norm, (None, 0))
+        if x is not None and x._version != version:
+            raise CircuitsError(
+                f"{self._blocks[0].cuts[0].label}: a hook changes, in place, what comes to blocks.{layer}.{norm}, and "
+                "with it the residual stream; let it return another tensor"
+            )
 
     def _read_by_mlp(self, layer: int, x: Tensor) -> Tensor | None:
         flow = self._flow()

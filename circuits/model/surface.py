@@ -222,6 +222,22 @@ class Surface:
         inner = "hook_mlp_in" if getattr(self.model.cfg, "use_hook_mlp_in", False) else plain
         return Handles(ours, before_module(self.model.get_submodule(f"blocks.{layer}.{inner}"), ours))
 
+    def before_norm(self, name: str, layer: int, function: Function) -> Handle | None:
+        """Call `function` with what comes to a norm of a block, ln1 or ln2, before any hook of it.
+
+        `None` where no norm reads from the stream that others read too.
+        """
+        block = (
+            None
+            if self._bridge is not None or self.post_norm
+            else self.model.get_submodule(f"blocks.{layer}")
+        )
+        norm = getattr(block, name, None)
+        if not isinstance(norm, torch.nn.Module):
+            return None
+        ours = Revocable(function)
+        return Handles(ours, before_module(norm, ours))
+
     def through(self, hook: str, activation: Tensor) -> Tensor:
         """What all that hangs at a hook point makes of an activation; the same object where nothing changes it.
 
