@@ -51,8 +51,8 @@ def program() -> CommandGroup:
         )
     moved = {"schema": "interp-run --schema"}
     paths: dict[str, list[str]] = {}
-    for place, listed in placed.items():
-        for entry in listed:
+    for place, some in placed.items():
+        for entry in some:
             paths.setdefault(entry.name, []).append(f"interp-run {path_of(place, entry.name)}")
     for name, (panel, help, default) in GROUPS.items():
         mine = placed.pop(name)

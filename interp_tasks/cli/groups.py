@@ -78,7 +78,7 @@ class CommandGroup(TyperGroup):
             name=self.name,
             help=self.help,
             params=self.params,
-            commands=self.commands,
+            commands=dict(self.commands),
             rich_markup_mode=self.rich_markup_mode,
         )
         listed.format_help(ctx, formatter)
