@@ -186,6 +186,9 @@ class _CutRun:
     group_mlp_out: dict[Group, Tensor] = field(default_factory=dict)
     received: dict[str, tuple[list[int], Tensor, Tensor, Tensor]] = field(default_factory=dict)
     into_mlp: Tensor | None = None
+    read: dict[str, tuple[Tensor, int]] = field(
+        default_factory=dict
+    )  # by norm: its input, and the version of that
     left: Tensor | None = None  # the stream as the embeddings or the last block left it
     busy: bool = False
 
@@ -250,6 +253,10 @@ class CutHooks:
         for hook, function in functions:
             if hook in self._surface.hooks:
                 handles.append(self._surface.before(hook, function))
+        for layer in self._layers:
+            for norm in ("ln1", "ln2"):
+                handle = self._surface.before_norm(norm, layer, partial(self._read_by_norm, norm))
+                handles += [] if handle is None else [handle]
         for layer in self._layers:
             if (_hook("mlp_pre", layer), None) in self._groups:
                 handles.append(self._surface.before_mlp(layer, partial(self._read_by_mlp, layer)))
@@ -339,6 +346,7 @@ class CutHooks:
         run, hook = self._current_run(), _hook(site, layer)
         if run is None:
             return
+        self._check_read(run, "ln1" if site == "attn_out" else "ln2", layer)
         after = self._through(run, hook, x)
         inner, changes = run.inner.pop(OUTPUTS[site], (None, {}))
         if inner is not None:
@@ -381,6 +389,20 @@ class CutHooks:
                     run.group_mlp_out[group] = self._projections.mlp(layer, x + coming, stream + leaving)
         finally:
             run.busy = False
+
+    def _read_by_norm(self, norm: str, x: Tensor) -> None:
+        run = self._current_run()
+        if run is not None and not x.is_inference():
+            run.read.setdefault(norm, (x, x._version))
+
+    def _check_read(self, run: _CutRun, norm: str, layer: int) -> None:
+        """Refuses a hook of a norm that writes to its input, which would change the stream unseen."""
+        x, version = run.read.pop(norm, (None, 0))
+        if x is not None and x._version != version:
+            raise CircuitsError(
+                f"{self._blocks[0].cuts[0].label}: a hook changes, in place, what comes to blocks.{layer}.{norm}, and "
+                "with it the residual stream; let it return another tensor"
+            )
 
     def _read_by_mlp(self, layer: int, x: Tensor) -> Tensor | None:
         run = self._current_run()

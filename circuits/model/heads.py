@@ -17,8 +17,8 @@ SYNTAX = (
     '"all", "0.1" (layer.head), "2.3-5", "L0H1", several joined by "," or "+", or a list of (layer, head)'
 )
 
-_DOTTED = re.compile(r"(\d{1,6})\.(\d{1,6})(?:-(\d{1,6}))?")
-_LETTERED = re.compile(r"[Ll](\d{1,6})[Hh](\d{1,6})")
+_DOTTED = re.compile(r"(\d{1,6})\.(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
+_LETTERED = re.compile(r"[Ll](\d{1,6})[Hh](\d{1,6})", re.ASCII)
 
 
 class Head(NamedTuple):

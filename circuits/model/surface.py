@@ -228,6 +228,22 @@ class Surface:
             revocable, before_module(self.model.get_submodule(f"blocks.{layer}.{mlp_input}"), revocable)
         )
 
+    def before_norm(self, name: str, layer: int, function: Function) -> Handle | None:
+        """Call `function` with what comes to a norm of a block, ln1 or ln2, before any hook of it.
+
+        `None` where no norm reads from the stream that others read too.
+        """
+        block = (
+            None
+            if self._bridge is not None or self.post_norm
+            else self.model.get_submodule(f"blocks.{layer}")
+        )
+        norm = getattr(block, name, None)
+        if not isinstance(norm, torch.nn.Module):
+            return None
+        ours = Revocable(function)
+        return Handles(ours, before_module(norm, ours))
+
     def through(self, hook: str, activation: Tensor) -> Tensor:
         """Returns an activation after all hooks at a hook point; the same object where nothing changes it.
 

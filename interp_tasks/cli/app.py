@@ -50,10 +50,15 @@ def program() -> CommandGroup:
             Entry(each.name, first_paragraph(each.function), partial(load_experiment, each))
         )
     moved = {"schema": "interp-run --schema"}
+    paths: dict[str, list[str]] = {}
+    for place, some in placed.items():
+        for entry in some:
+            paths.setdefault(entry.name, []).append(f"interp-run {path_of(place, entry.name)}")
     for name, (panel, help, default) in GROUPS.items():
         mine = placed.pop(name)
         moved |= {entry.name: f"interp-run {name} {entry.name}" for entry in mine}
         made = group_of(name, help, mine, default=default)
+        made.elsewhere = paths
         placed.setdefault(panel, []).append(Entry(name, help, partial(already, made)))
     panels = dict.fromkeys([*PANELS, *placed])
     entries = [

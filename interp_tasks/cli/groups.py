@@ -36,8 +36,12 @@ class CommandGroup(TyperGroup):
     """A group that makes a command when it is called, and lists all of them without."""
 
     entries: Mapping[str, Entry] = {}
+    #: Those that were called; ``commands`` holds stubs of all, for lists and for names that are close.
+    made: dict[str, Any]
     #: What was called ``KEY`` at this place, and is called otherwise now.
     moved: Mapping[str, str] = {}
+    #: What is called ``KEY`` at other places.
+    elsewhere: Mapping[str, Sequence[str]]
     #: The command that is meant where none is named.
     default: str | None = None
 
@@ -45,9 +49,9 @@ class CommandGroup(TyperGroup):
         return list(self.entries)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in self.entries and cmd_name not in self.commands:
-            self.commands[cmd_name] = self.entries[cmd_name].load(cmd_name)
-        return self.commands.get(cmd_name)
+        if cmd_name in self.entries and cmd_name not in self.made:
+            self.made[cmd_name] = self.entries[cmd_name].load(cmd_name)
+        return self.made.get(cmd_name)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if self.default is not None and not {*args[:1]} & {*self.entries, "-h", "--help"}:
@@ -62,13 +66,11 @@ class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         if name not in self.entries and name in self.moved:
+            raise UserError(moved_to(f"{ctx.command_path} {name}", self.moved[name]))
+        if name not in self.entries and name in self.elsewhere:
             raise UserError(
-                f"{ctx.command_path} {name} is now {self.moved[name]}; see {self.moved[name]} --help"
+                f"no command {name!r} of {ctx.command_path}; there is {' and '.join(self.elsewhere[name])}"
             )
-        # Typer looks for names that are close among those it has.
-        missing = [each for each in self.entries if each not in self.commands]
-        if name not in self.entries:
-            self.commands = {**self.commands, **{each: stub(self.entries[each]) for each in missing}}
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -76,10 +78,16 @@ class CommandGroup(TyperGroup):
             name=self.name,
             help=self.help,
             params=self.params,
-            commands={each.name: stub(each) for each in self.entries.values()},
+            commands=dict(self.commands),
             rich_markup_mode=self.rich_markup_mode,
         )
         listed.format_help(ctx, formatter)
+
+
+def moved_to(before: str, now: str) -> str:
+    """What to say to whoever asks for a command where it is not."""
+    said = f"{before} is now {now}"
+    return said if now.rpartition(" ")[2].startswith("-") else f"{said}; see {now} --help"
 
 
 def stub(entry: Entry) -> TyperCommand:
@@ -112,8 +120,9 @@ def group_of(
     app.callback(help=help)(callback or nothing)
     made = typer.main.get_group(app)
     assert isinstance(made, CommandGroup)
-    made.entries = {each.name: each for each in entries}
-    made.moved, made.default = moved or {}, default
+    made.entries, made.made = {each.name: each for each in entries}, {}
+    made.commands = {each.name: stub(each) for each in entries}
+    made.moved, made.elsewhere, made.default = moved or {}, {}, default
     return made
 
 

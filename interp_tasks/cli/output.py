@@ -74,6 +74,8 @@ def print_as(result: Result, format: str, metric: str | None = None) -> None:
                 name for name in dict.fromkeys(result.frame["metric"]) if name not in set(frame["metric"])
             ]
             notes += [f"--metric all: {', '.join(map(str, left))} too."] * bool(left)
+            without = [ref for ref in dict.fromkeys(result.frame["ref"]) if ref not in set(frame["ref"])]
+            notes += [f"No {metric}: {', '.join(map(str, without))}."] * bool(without)
         print_result(rows, columns, notes, done, together=plain)
 
 

@@ -34,9 +34,11 @@ LAYER_SITES = (
     *("resid_pre", *HEAD_SITES, "attn_out", "resid_mid", "mlp_pre", "mlp_post", "mlp_out", "resid_post"),
 )
 SITES = ("embed", "pos_embed", *LAYER_SITES)
-HEAD = re.compile(r"\d{1,6}\.\d{1,6}(-\d{1,6})?|[Ll]\d{1,6}[Hh]\d{1,6}")
-SITE = re.compile(r"(\w+)(?:\.(\d{1,6}))?")
-POSITION = re.compile(r"-?\d{1,9}")
+# Digits of other scripts would be numbers to Python, and other names for the same row.
+HEAD = re.compile(r"\d{1,6}\.\d{1,6}(-\d{1,6})?|L\d{1,6}H\d{1,6}", re.ASCII | re.IGNORECASE)
+SITE = re.compile(r"(\w+)(?:\.(\d{1,6}))?", re.ASCII)
+LAYER = re.compile(r"\d{1,6}", re.ASCII)
+POSITION = re.compile(r"-?\d{1,9}", re.ASCII)
 WORD = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -74,10 +76,12 @@ def heads_of(spec: str) -> list[tuple[int, int]]:
     for part in united(spec):
         layer, first, *last = map(int, re.findall(r"\d+", part))
         end = last[0] if last else first
-        if not 0 <= end - first <= MAX_HEADS:
+        if end < first:
             raise UserError(
                 f"--heads {spec!r}: {part!r} is not a range of heads; write the smaller number first"
             )
+        if end - first > MAX_HEADS:
+            raise UserError(f"--heads {spec!r}: {part!r} is of more heads than any layer has")
         found |= dict.fromkeys((layer, head) for head in range(first, end + 1))
     return list(found)
 
@@ -129,7 +133,7 @@ def check_layers(
     if not isinstance(layers, str):
         return tuple(layers)
     parts = united(layers)
-    if not all(re.fullmatch(r"\d{1,6}", part) for part in parts):
+    if not all(LAYER.fullmatch(part) for part in parts):
         raise UserError(f"--layers {layers!r}: write layers counted from 0, such as 0,1")
     return tuple(dict.fromkeys(map(int, parts)))
 
@@ -156,11 +160,11 @@ def check_draws(draws: int, option: str = "--draws") -> None:
 
 
 def check_positions(option: str, spec: str) -> tuple[int, ...]:
-    """Positions such as ``0,3`` or ``-1`` (the last)."""
+    """Positions such as ``0,3`` or ``-1`` (the last), each once."""
     parts = [part.strip() for part in spec.split(",")]
     if not all(POSITION.fullmatch(part) for part in parts):
         raise UserError(f"{option} {spec!r}: write positions counted from 0, such as 0,1, or -1 for the last")
-    return tuple(map(int, parts))
+    return tuple(dict.fromkeys(map(int, parts)))
 
 
 def check_queries(spec: str | Iterable[int]) -> str | tuple[int, ...] | None:

@@ -14,7 +14,7 @@ from interp_tasks.checkpoints import Drop, detect_drop, read_metrics, read_run, 
 from interp_tasks.checkpoints.drop import final_level
 from interp_tasks.checkpoints.marks import theoretical_plateau
 from interp_tasks.checkpoints.refs import ZOO, find_run, shipped
-from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, read_clock
+from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, is_checkpoint, read_clock
 from interp_tasks.errors import UserError
 
 #: What is said of a curve, in order.
@@ -123,14 +123,21 @@ def find_runs(given: str | Sequence[str]) -> dict[str, Path]:
     if not names:
         raise UserError("no run: name a run folder, a glob of some, or zoo:NAME")
     for name in names:
-        if "@" in name:
-            raise UserError(f"{name!r}: name the run alone, {name.rpartition('@')[0]}")
+        check_run_name(name)
         for run, path in with_logs(name):
             for file in (RUN_FILE, METRICS_FILE):
                 if not (path / file).is_file():
                     raise UserError(f"{run} has no {file}: only runs of the trainer have curves")
             runs.setdefault(run, path)
     return runs
+
+
+def check_run_name(name: str) -> None:
+    """Refuse what names a checkpoint of a run, or a checkpoint folder."""
+    if "@" in name:
+        raise UserError(f"{name!r}: name the run alone, {name.rpartition('@')[0]}")
+    if not name.startswith(ZOO) and is_checkpoint(Path(name)):
+        raise UserError(f"{name!r} is a checkpoint: name its run")
 
 
 def with_logs(name: str) -> Iterator[tuple[str, Path]]:

@@ -148,11 +148,13 @@ class References(list[str]):
     """REFs as they were written, which know what they name: passed on, they are not resolved again.
 
     Attributes:
+        written: the REFs that were resolved; a list that was changed since is resolved again.
         named: the checkpoints, each once.
     """
 
     def __init__(self, given: Sequence[str], named: Sequence[Named]) -> None:
         super().__init__(given)
+        self.written = tuple(given)
         self.named = tuple(named)
 
 
@@ -171,9 +173,9 @@ def resolve_refs(refs: str | Sequence[str], examples: Examples) -> References:
         UserError: for a REF that names nothing, for none given, for a checkpoint without a task where one is
             needed.
     """
-    if isinstance(refs, References):
-        return refs
     examples.check()
+    if isinstance(refs, References) and tuple(refs) == refs.written:
+        return refs
     given = [refs] if isinstance(refs, str) else [str(ref) for ref in refs]
     if not given:
         raise UserError("no checkpoint: give --ckpt REF, such as zoo:matrix-completion-7x7@post or RUN@last")

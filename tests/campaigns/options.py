@@ -137,12 +137,15 @@ class Call:
         return any(word in PIPES or "pipe" in word for word in self.words)
 
 
-def leaves(command: Any, path: tuple[str, ...] = ()) -> list[Leaf]:
-    """Every command below a Click command, groups opened."""
-    below = getattr(command, "commands", None)
-    if below is None:
-        return [Leaf(path, tuple(each for each in command.params if each.name != "help"))]
-    return [leaf for name, inner in below.items() for leaf in leaves(inner, (*path, name))]
+def leaves() -> list[Leaf]:
+    """Return every command, those in groups too."""
+    from interp_tasks.cli.app import program
+    from interp_tasks.cli.groups import every_command
+
+    return [
+        Leaf(path, tuple(each for each in command.params if each.name != "help"))
+        for path, command in every_command(program())
+    ]
 
 
 def meant(parameter: Any, chance: random.Random) -> str | None:
@@ -432,12 +435,8 @@ def shown(text: str) -> str:
 
 @contextmanager
 def prepare(scratch: Path) -> Iterator[Trials]:
-    import typer
-
     preload()
-    from interp_tasks.cli.app import app
-
-    all_leaves = leaves(typer.main.get_command(app))
+    all_leaves = leaves()
     given = scratch / "given"
     furnish(given)
 

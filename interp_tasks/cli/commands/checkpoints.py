@@ -12,8 +12,8 @@ from interp_tasks.cli.base import Command
 from interp_tasks.cli.output import FORMATS
 from interp_tasks.cli.rows import print_rows
 from interp_tasks.cli.runs_command import RUNS_HELP
-from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import check_choice
+from interp_tasks.measurement.run_logs import check_run_name
 
 
 @dataclass(kw_only=True)
@@ -26,10 +26,7 @@ class Checkpoints(Command):
     def check(self) -> None:
         check_choice("--format", self.format, FORMATS)
         for run in self.ckpt:
-            if "@" in run:
-                raise UserError(
-                    f"{run!r}: name the run alone, {run.rpartition('@')[0]}, to list its checkpoints"
-                )
+            check_run_name(run)
 
     def execute(self) -> None:
         found = [each for run in self.ckpt for each in resolve(f"{run}@all")]

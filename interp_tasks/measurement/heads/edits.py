@@ -171,7 +171,8 @@ def choices(specs: Sequence[HeadChoice], model: Any, layer: int | None = None) -
     """Row label -> heads, in the order asked for; ``all``, ``each`` and ``each-layer`` within ``layer`` where that is
     given.
     """
-    from circuits import heads
+    from circuits import Head, heads
+    from circuits.model.heads import HeadSpec
 
     every = [head for head in heads("all", model) if layer is None or head.layer == layer]
     if not every:
@@ -185,7 +186,9 @@ def choices(specs: Sequence[HeadChoice], model: Any, layer: int | None = None) -
         elif spec.label == "all":
             found[spec.label] = tuple(every)
         else:
-            found[spec.label] = heads(list(spec.heads), model)
+            found[spec.label] = heads(
+                HeadSpec(repr(spec.text), tuple(Head(*one) for one in spec.heads)), model
+            )
     return found
 
 

@@ -355,6 +355,21 @@ def test_checkpoints_lists_steps_and_marks(call):
     assert "pre, onset" in out
 
 
+@pytest.mark.parametrize(
+    "command", ["runs checkpoints", "runs curve", "runs drops", "modular generalisation"]
+)
+@pytest.mark.parametrize("given", ["bare", "run/checkpoints/00000040"])
+def test_a_checkpoint_in_the_place_of_a_run_is_refused_as_it_was_written(call, command, given):
+    line = f"interp-run: {given!r} is a checkpoint: name its run\n"
+    assert call(*command.split(), "--ckpt", given) == (2, "", line)
+
+
+def test_a_table_says_which_checkpoints_have_no_row_of_the_metric(call):
+    both = ["--ckpt", "run@40", "--ckpt", "zoo:modular-addition-113@post", *SMALL]
+    assert "No accuracy: run@40." in call("ablation", *both, "--metric", "accuracy")[1]
+    assert "No " not in call("ablation", *both)[1]
+
+
 def test_tasks_lists_presets(call):
     code, out, _ = call("tasks", "--format", "json")
     assert code == 0
@@ -678,8 +693,31 @@ def test_an_old_name_is_answered_with_the_new_one(call, path):
     assert err == f"interp-run: interp-run {path[-1]} is now {new}; see {new} --help\n"
 
 
+def test_a_misspelled_command_leaves_the_others_as_they_are():
+    """What lists commands for a close name is not what is called."""
+    program.cache_clear()
+    assert main(["ablaton"]) == 2
+    made = program().get_command(None, "ablation")
+    assert "--ckpt" in {flag for option in made.params for flag in option.opts}
+    assert main(["ablation"]) == 2, "the command without its options was called, and did nothing"
+
+
+@pytest.mark.parametrize(
+    ("path", "now"),
+    [
+        ("modular copying", "interp-run matrix copying"),
+        ("matrix zoo", "interp-run runs zoo"),
+        ("runs ablation", "interp-run ablation"),
+    ],
+)
+def test_a_command_of_another_group_is_named(call, path, now):
+    group, name = path.split()
+    line = f"interp-run: no command {name!r} of interp-run {group}; there is {now}\n"
+    assert call(*path.split(), "--ckpt", "run") == (2, "", line)
+
+
 def test_the_schema_moved_too_and_the_version_is_said(call):
-    assert "is now interp-run --schema" in call("schema")[2]
+    assert call("schema")[2] == "interp-run: interp-run schema is now interp-run --schema\n"
     assert json.loads(call("--schema")[1])["$defs"]
     assert call("--version")[1] == f"interp-run {versions()['interp-tasks']}\n"
 

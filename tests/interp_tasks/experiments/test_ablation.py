@@ -16,6 +16,7 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, Result, ablation
 from interp_tasks.measurement.options import MODES, called, check_heads, check_keys, check_positions
+from interp_tasks.measurement.subjects import Examples, resolve_refs
 
 N, SEED = 24, 3
 
@@ -258,7 +259,9 @@ def test_a_pickle_is_never_loaded(folders, tmp_path):
 
 def test_bad_requests_are_refused_in_one_line(folders):
     for arguments, complaint in [
-        ({"heads": "9.0"}, "layers 0-1"),
+        ({"heads": "9.0"}, "^heads '9.0': no head 9.0: the model has layers 0-1"),
+        ({"heads": "0.0-9"}, "^heads '0.0-9': no head 0.2"),
+        ({"heads": "0.0-9999"}, "more heads than any layer"),
         ({"heads": []}, "no heads given"),
         ({"mode": "unifrom"}, "choose uniform"),
         ({"mode": "zero", "keys": "0"}, "--keys goes with --mode uniform"),
@@ -274,7 +277,8 @@ def test_bad_requests_are_refused_in_one_line(folders):
 
 
 @pytest.mark.parametrize(
-    "spec", ["all", "0.1", "0.0-1", "L1H0", "0.1,1.0", "0.1 + 1.0-1", "0", "0.", "x", "", "0.1+", "1-2"]
+    "spec",
+    ["all", "0.1", "0.0-1", "L1H0", "0.1,1.0", "0.1 + 1.0-1", "0", "0.", "x", "", "0.1+", "1-2", "٠.١"],
 )
 def test_head_specs_are_read_as_circuits_reads_them(spec, models):
     """The check before torch is imported must accept and refuse exactly what circuits does afterwards."""
@@ -289,9 +293,12 @@ def test_head_specs_are_read_as_circuits_reads_them(spec, models):
 
 def test_specifications():
     assert check_positions("--keys", "0, 3,-1") == (0, 3, -1)
+    assert check_positions("--keys", "0,0,0") == (0,), "a repeated number is no mask of two"
     assert check_keys(None, "zero") is None
     with pytest.raises(UserError, match="counted from 0"):
         check_positions("--keys", "1;2")
+    with pytest.raises(UserError, match="counted from 0"):
+        check_positions("--keys", "٣")
     assert called("uniform", {"keys": (0, 1), "queries": "hidden"}) == "uniform(keys=0,1; queries=hidden)"
     assert called("zero", {"keys": None, "queries": (2,)}) == "zero(queries=2)"
     assert called("positions", {"draws": 20}) == "positions(draws=20)"
@@ -300,3 +307,11 @@ def test_specifications():
 def test_pairs_are_one_choice_of_heads(folders):
     frame = ablation(folders[0], heads=[(0, 1), (1, 0)], samples=N).frame
     assert set(frame["variant"]) == {"0.1+1.0"}
+
+
+def test_resolved_refs_that_were_changed_or_are_asked_otherwise_are_checked_again(folders):
+    refs = resolve_refs([str(folders[0])], Examples())
+    with pytest.raises(UserError, match="at least one example"):
+        ablation(refs, samples=0)
+    refs.append(str(folders[1]))
+    assert ablation(refs, samples=N).frame["ref"].nunique() == 2
