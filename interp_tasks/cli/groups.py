@@ -32,7 +32,22 @@ class Entry:
     panel: str = ""
 
 
-class CommandGroup(TyperGroup):
+class BareFlags:
+    """Help pages that give flags no type: ``--plot`` takes no ``<bool>``."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the command it is mixed into
+        for each in found:
+            if getattr(each, "is_flag", False) and each.metavar is None:
+                each.metavar = ""
+        return found
+
+
+class Listing(BareFlags, TyperGroup):
+    """The help page of a group."""
+
+
+class CommandGroup(BareFlags, TyperGroup):
     """A group that makes a command when it is called, and lists all of them without."""
 
     entries: Mapping[str, Entry] = {}
@@ -62,9 +77,10 @@ class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         if name not in self.entries and name in self.moved:
-            raise UserError(
-                f"{ctx.command_path} {name} is now {self.moved[name]}; see {self.moved[name]} --help"
-            )
+            now = self.moved[name]
+            # What became an option has no help of its own.
+            more = "" if " --" in now else f"; see {now} --help"
+            raise UserError(f"{ctx.command_path} {name} is now {now}{more}")
         # Typer looks for names that are close among those it has.
         missing = [each for each in self.entries if each not in self.commands]
         if name not in self.entries:
@@ -72,7 +88,7 @@ class CommandGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        listed = TyperGroup(
+        listed = Listing(
             name=self.name,
             help=self.help,
             params=self.params,
