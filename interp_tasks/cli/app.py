@@ -34,8 +34,16 @@ GROUPS = {
         "Whole runs: their checkpoints, curves and drops, a page of each, and those that ship.",
         None,
     ),
-    "matrix": ("Of one task", "Experiments on models of matrix completion.", None),
-    "modular": ("Of one task", "Experiments on models of modular arithmetic.", None),
+    "matrix": (
+        "Of one task",
+        "Experiments on models of matrix completion; interp-run matrix lists them.",
+        None,
+    ),
+    "modular": (
+        "Of one task",
+        "Experiments on models of modular arithmetic; interp-run modular lists them.",
+        None,
+    ),
 }
 
 

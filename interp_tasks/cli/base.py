@@ -12,13 +12,13 @@ import typer
 from typer.core import TyperCommand
 
 from interp_tasks.cli.failures import NOT_TEXT, not_text
-from interp_tasks.cli.groups import CONTEXT
+from interp_tasks.cli.groups import CONTEXT, BareFlags
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.families import check_family
 from interp_tasks.training.launch import launched
 
 
-class Once(TyperCommand):
+class Once(BareFlags, TyperCommand):
     """Refuses what would otherwise be ignored in silence: all but the last of several values, and empty ones."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

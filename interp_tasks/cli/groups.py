@@ -32,7 +32,22 @@ class Entry:
     panel: str = ""
 
 
-class CommandGroup(TyperGroup):
+class BareFlags:
+    """Help pages that give flags no type: ``--plot`` takes no ``<bool>``."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the command it is mixed into
+        for each in found:
+            if getattr(each, "is_flag", False) and each.metavar is None:
+                each.metavar = ""
+        return found
+
+
+class Listing(BareFlags, TyperGroup):
+    """The help page of a group."""
+
+
+class CommandGroup(BareFlags, TyperGroup):
     """A group that makes a command when it is called, and lists all of them without."""
 
     entries: Mapping[str, Entry] = {}
@@ -74,7 +89,7 @@ class CommandGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        listed = TyperGroup(
+        listed = Listing(
             name=self.name,
             help=self.help,
             params=self.params,

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 FORMATS = ("table", "json", "csv")
 #: What figures are written as: a page of all, or a picture of each.
 PLOT_FORMATS = ("html", *PICTURES)
+#: Experiments whose variant ``all`` is of all heads.
+OF_HEADS = ("ablation", "patch")
 
 
 def check_targets(name: str, out: Path | None, plot: str | None) -> None:
@@ -67,7 +69,10 @@ def print_as(result: Result, format: str, metric: str | None = None) -> None:
         done = said(result.experiment, result.config)
         if plain:
             columns, constant = without_constants(rows, columns)
-            done += [text for key, text in constant.items() if key != "p_adjusted"]
+            if constant.get("variant") == "all" and result.experiment in OF_HEADS:
+                constant["variant"] = "all heads"
+            told = {part.partition(" ")[2] for part in done}
+            done += [text for key, text in constant.items() if key != "p_adjusted" and text not in told]
             if "p_adjusted" in constant:
                 notes.append(f"p adj. is {constant['p_adjusted']} in every row.")
             left = [

@@ -16,7 +16,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "runs": {
         "checkpoints": "List the checkpoints of a run, and where its drop lies.",
-        "report": "A run on one page: its training curve and drop, and a slider over its checkpoints.",
+        "report": "Show a run on one page: its training curve and drop, and a slider over its checkpoints.",
         "zoo": "List the trained models that ship, or ship those of a recipe.",
     },
     "Papers": {

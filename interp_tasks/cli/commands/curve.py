@@ -17,7 +17,7 @@ from interp_tasks.settings import DEVICE
 
 @dataclass(kw_only=True)
 class Curve(RunsCommand):
-    """Plateau, drop and final level of runs beside theory, and exact answers beside errors at stored steps."""
+    """Put plateau, drop and final level of runs beside theory, and exact answers beside errors at stored steps."""
 
     name: ClassVar[str] = "curve"
 

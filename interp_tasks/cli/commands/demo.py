@@ -20,10 +20,10 @@ from interp_tasks.pages import check_writable_file
 
 @dataclass(kw_only=True)
 class Demo(Command):
-    """The main job on the models that come with the package, in some ten seconds.
+    """Ablate attention in shipped models before and after they learn abruptly: some ten seconds.
 
-    Uniform attention in models of two tasks, before and after each learned abruptly. Prints the table and
-    what it says about the published claims, and writes one HTML page.
+    All heads of a model of matrix completion and of one of modular addition. Prints the tables and what they say
+    about the published claims, and writes one HTML page.
     """
 
     samples: Annotated[int, typer.Option("--samples", metavar="N", help="Examples of each task.")] = 256

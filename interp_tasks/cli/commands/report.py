@@ -19,7 +19,7 @@ from interp_tasks.report import check_report, report
 
 @dataclass(kw_only=True)
 class Report(ExamplesCommand):
-    """A run on one page: its training curve and drop, and a slider over its checkpoints.
+    """Show a run on one page: its training curve and drop, and a slider over its checkpoints.
 
     The slider drives all figures: attention maps and effects of all heads, embeddings, spectra, published numbers where
     there are some. One file, which opens offline; prints the numbers at its top.

@@ -103,7 +103,10 @@ class Zoo(Command):
             return
         groups: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
-            groups.setdefault(f"{row['task']}, {row['metric']}", []).append(row)
+            # Whole names are broken at 80 columns: a folder's stands in the heading.
+            folder, slash, name = row["name"].partition("/")
+            heading = f"{row['task']}, {row['metric']}" + (f", in {folder}/" if slash else "")
+            groups.setdefault(heading, []).append({**row, "name": name or folder})
         for heading, members in groups.items():
             console().print(heading)
             print_rows([shown(row) for row in members], "table", ["name", "size", "seeds", "drop", "final"])
@@ -115,6 +118,6 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
     seeds, drop = row["seeds"], row["drop"]
     fell = "none" if drop is None else f"{drop[0]:,}-{drop[1]:,}"
     if drop is not None and row["dropped"] < len(seeds):
-        fell += f" ({row['dropped']} of {len(seeds)})"
+        fell += f" ({row['dropped']}/{len(seeds)})"
     which = f"{seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
     return {**row, "seeds": which, "drop": fell, "final": f"{row['final']:.3g}"}

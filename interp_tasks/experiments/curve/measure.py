@@ -62,7 +62,7 @@ class CurveResult(Result):
 
 @experiment("runs")
 def curve(runs: str | Sequence[str], **options: Unpack[Options]) -> CurveResult:
-    """Plateau, drop and final level of runs beside theory, and exact answers beside errors at stored steps.
+    """Put plateau, drop and final level of runs beside theory, and exact answers beside errors at stored steps.
 
     Args:
         runs: run folders, globs of some, or ``zoo:NAME``.

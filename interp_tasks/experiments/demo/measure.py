@@ -85,7 +85,7 @@ def check_studies() -> None:
 
 @experiment("Papers")
 def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) -> list[Outcome]:
-    """The main job on the models that come with the package, in some ten seconds."""
+    """Ablate attention in shipped models before and after they learn abruptly: some ten seconds."""
     outcomes = []
     for study in studies():
         refs = [f"{study.run}@pre", f"{study.run}@post"]

@@ -60,7 +60,7 @@ def drops(
     ] = (),
     seed: Annotated[int, typer.Option("--seed", help="Draws the intervals.")] = 0,
 ) -> DropsResult:
-    """Measures whether each run drops, when, how sharply, from what level to what level.
+    """Say whether each run drops, when, how sharply, from what level to what level.
 
     Args:
         runs: run folders, globs of some, or ``zoo:NAME``; of ``RUN/seed-0``, ``RUN/seed-1``, ... a row more says the

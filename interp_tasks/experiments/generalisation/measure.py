@@ -97,7 +97,7 @@ def generalisation(
     ] = (),
     seed: Annotated[int, typer.Option("--seed", help="Draws the intervals.")] = 0,
 ) -> GeneralisationResult:
-    """The step at which each accuracy of a run reaches a level, in training and validation, and in which order.
+    """Say at which step each accuracy of a run reaches a level, in training and validation, in which order.
 
     A line per answer; of RUN/seed-0, RUN/seed-1, ... lines more with the medians. A run that does not get there is said
     to be so by its last step. With --against, how many times as many steps it takes as another.

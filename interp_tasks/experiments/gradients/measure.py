@@ -75,7 +75,7 @@ def gradients(
     runs: str | Sequence[str],
     start: Annotated[int, typer.Option("--start", help="Leave out what was logged before this step.")] = 0,
 ) -> GradientsResult:
-    """When the gradient of each weight becomes small, before and after the filter; of attention against the others.
+    """Say when the gradient of each weight becomes small, before and after the filter; attention beside the rest.
 
     Of runs trained with train.gradient_norms_every above 0.
 

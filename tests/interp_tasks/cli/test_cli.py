@@ -212,6 +212,13 @@ def test_a_p_column_stands_only_where_rows_differ_in_it(call):
     assert "p adj.\n" in re.sub(r" +\n", "\n", differ)
 
 
+def test_the_head_says_all_heads_and_nothing_twice(call):
+    assert "mode uniform · all heads" in call("ablation", "--ckpt", "run@10", *SMALL)[1]
+    moved = call("transplant", "--ckpt", "run@10", "--source", "run@40", *SMALL)[1]
+    assert "components qkv · " in moved
+    assert "qkv · qkv" not in moved
+
+
 @pytest.mark.parametrize("asked", HEADS)
 def test_the_head_of_a_table_says_what_was_done(call, monkeypatch, asked):
     monkeypatch.setenv("COLUMNS", "80")
@@ -670,6 +677,13 @@ def test_at_most_18_commands_at_the_first_level_each_on_the_page_of_its_group(ca
             assert f" {entry.name} " in out
             assert entry.help.split()[0] in out
             assert entry.panel in out
+        assert "bool" not in out
+
+
+def test_flags_have_no_type_on_a_help_page(call):
+    out = call("ablation", "--help")[1]
+    assert "--plot " in out
+    assert "bool" not in out
 
 
 @pytest.mark.parametrize("path", COMMANDS)
