@@ -12,12 +12,12 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-import transformer_lens
 
-if not hasattr(transformer_lens, "HookedTransformer"):
+try:
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+except ImportError:
     pytest.skip("the installed transformer-lens has no HookedTransformer", allow_module_level=True)
 
-from transformer_lens import HookedTransformer, HookedTransformerConfig
 from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 from transformer_lens.model_bridge import TransformerBridge
 
