@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +13,7 @@ from interp_tasks.cli.base import Command
 from interp_tasks.cli.output import FORMATS
 from interp_tasks.cli.rows import print_rows
 from interp_tasks.cli.runs_command import RUNS_HELP
+from interp_tasks.cli.streams import write_line
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.run_logs import check_run_name
 
@@ -36,5 +38,19 @@ class Checkpoints(Command):
             for name, path in runs.items()
             for row in describe_run(path)
         ]
-        shown = ["ref", "step", "marks", *(["task"] if len(runs) > 1 else []), "metrics"]
-        print_rows([{**row, "metrics": row["metrics"] or {}} for row in rows], self.format, shown)
+        if self.format != "table":
+            print_rows([{**row, "metrics": row["metrics"] or {}} for row in rows], self.format, [])
+            return
+        # Each run is named once, so that a row fits 80 columns.
+        for name in runs:
+            of_run = [row for row in rows if row["run"] == name]
+            write_line(f"{name} · {of_run[0]['task']}")
+            listed = [
+                {**row, "ref": f"@{row['step']}", "metrics": whole(row["metrics"] or {})} for row in of_run
+            ]
+            print_rows(listed, self.format, ["ref", "marks", "metrics"])
+
+
+def whole(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the metrics of all answers together: ``accuracy`` without ``accuracy_2``, ``accuracy_3`` and so on."""
+    return {name: value for name, value in metrics.items() if name.rpartition("_")[0] not in metrics}

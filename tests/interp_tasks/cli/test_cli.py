@@ -358,8 +358,11 @@ def test_checkpoints_lists_steps_and_marks(call):
         ("run@40", ["end", "post"]),
     ]
     code, out, _ = call("runs", "checkpoints", "--ckpt", "run")
-    assert "run@10" in out
-    assert "pre, onset" in out
+    name, head, *rows = out.splitlines()
+    assert name == "run · matrix-completion"
+    assert head.split() == ["ref", "marks", "metrics"]
+    assert [row.split()[0] for row in rows] == ["@0", "@10", "@40"]
+    assert rows[1].startswith("@10  pre, onset")
 
 
 @pytest.mark.parametrize(
