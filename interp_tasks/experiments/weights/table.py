@@ -26,23 +26,29 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         columns={"ci_low": "beside low", "ci_high": "beside high"}
     )
     rows = frame[~of_others].merge(ranges, on=keys, how="left")
-    return rows.assign(what=[what(row) for row in rows.to_dict("records")])
+    told = [told_as(row) for row in rows.to_dict("records")]
+    return rows.assign(of=[of for of, _ in told], what=[what for _, what in told])
 
 
-def what(row: Mapping[Any, Any]) -> str:
-    """The metric, with the part of the tensor where that is not told by it."""
-    metric, part = row["metric"], row["intervention"]
+def told_as(row: Mapping[Any, Any]) -> tuple[str, str]:
+    """Return what a row is about, the same for rows of one kind, and its metric in few words."""
+    of, metric, part = str(row["variant"]), str(row["metric"]), str(row["intervention"])
+    kind, _, number = of.partition(" ")
+    table, _, rest = part.partition(", ")
     if metric in (PEARSON, COSINE):
-        return f"{metric}, {part}"
-    if metric == NORM or (metric == BEST and str(row["variant"]).startswith("vector")):
-        return f"{metric}; {part}" if metric == NORM else f"share at its best; {part}"
-    return f"{metric} ({part})" if metric == BEST else str(metric)
+        return of, f"{metric.partition(' ')[0]}, {part}"
+    if metric == NORM:
+        above = "above both" if " and " in rest else rest.removesuffix(" digits")
+        return f"{table}, norms by frequency", f"{number}: {above}"
+    if metric == BEST and kind == "vector":
+        return f"{table}, share of each vector at its best frequency", f"{number}: at {rest}"
+    return of, f"{metric}, {part}" if metric == BEST else metric
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
     """Returns the columns of ``view_rows``."""
     columns = [
-        Column("of", "variant"),
+        Column("of", "of"),
         Column("metric", "what"),
         Column("value [95% CI]", "value", value_text),
     ]
