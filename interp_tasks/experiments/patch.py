@@ -12,13 +12,21 @@ import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.donors import Donor, check_donor
-from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.heads.classes import NO_CLASSES, head_classes_held_out
-from interp_tasks.measurement.heads.edits import HEADS_HELP, QUERIES, choices, positions, read_specs
+from interp_tasks.measurement.heads.edits import (
+    HEADS_HELP,
+    QUERIES,
+    check_layer,
+    check_within,
+    choices,
+    positions,
+    read_specs,
+)
 from interp_tasks.measurement.options import HEAD_SITES, SITES, called, check_queries, check_site, has_heads
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept
-from interp_tasks.measurement.subjects import Examples, Options, Subject
+from interp_tasks.measurement.subjects import Examples, Options, Planned, Subject, resolve_refs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,7 +39,9 @@ NAME = re.compile(r"[A-Za-z_][\w-]*")
 
 
 @experiment(
-    "Intervene", says={"source": None, "site": None, "heads": None, "queries": "all", "by_class": False}
+    "Intervene",
+    says={"source": None, "site": None, "heads": None, "queries": "all", "by_class": False},
+    metrics=metrics_of_task,
 )
 def patch(
     refs: str | Sequence[str],
@@ -87,8 +97,18 @@ def patch(
     examples = Examples.of(options)
     if by_class and examples.tokens is not None:
         raise UserError(NO_CLASSES)
+    refs = resolve_refs(refs, examples)
     donor = check_source(source, refs, examples)
     lent: list[Any] = []
+
+    def check(planned: Planned) -> None:
+        for place in sites:
+            check_layer(planned, place)
+            selected(place, specs, planned.sizes)
+        positions(planned, where)
+        check_within(planned, "--queries", where)
+        if donor is None:
+            source_examples(planned, source)
 
     def look(subject: Subject) -> Measured:
         from circuits import cache
@@ -105,7 +125,7 @@ def patch(
         classes = head_classes_held_out(subject).groups() if by_class else {}
         for place in sites:
             some = classes if place in HEAD_SITES else {}
-            for label, chosen in (selected(place, specs, subject.model) | some).items():
+            for label, chosen in (selected(place, specs, subject.sizes) | some).items():
                 row = label if label and len(sites) == 1 else f"{place} {label}".strip()
                 variants[row] = patches.activations(place, given, chosen, queries=positions(subject, where))
                 names[row] = called(place, {"queries": where, "source": source})
@@ -127,6 +147,7 @@ def patch(
             "by_class": by_class,
         },
         notes=notes(source, donor, judged=donor is None and examples.tokens is None),
+        check=check,
     )
 
 
@@ -191,7 +212,7 @@ def check_source(source: str, refs: str | Sequence[str], examples: Examples) -> 
     return check_donor(source, refs, examples)
 
 
-def source_examples(subject: Subject, source: str) -> Any:
+def source_examples(subject: Subject | Planned, source: str) -> Any:
     """The input that lends its activations, row by row: a batch of the task, or bare tokens ``[batch pos]``.
 
     Raises:
@@ -214,12 +235,12 @@ def source_examples(subject: Subject, source: str) -> Any:
     return declared[source].to(str(subject.tokens.device))
 
 
-def selected(site: str, specs: Sequence[Any], model: Any) -> dict[str, Any]:
+def selected(site: str, specs: Sequence[Any], sizes: Any) -> dict[str, Any]:
     """Row label -> heads; one row without a label where the site has no heads."""
     if not has_heads(site):
         return {"": None}
     layer = site.partition(".")[2]
-    return choices(specs, model, int(layer) if layer else None)
+    return choices(specs, sizes, int(layer) if layer else None)
 
 
 def notes(source: str, donor: Donor | None, judged: bool) -> tuple[str, ...]:

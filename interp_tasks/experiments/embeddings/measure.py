@@ -22,7 +22,7 @@ from interp_tasks.measurement.embeddings.tables import (
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Examples, Options, Subject, by_run, check_refs, run_of
+from interp_tasks.measurement.subjects import Examples, Options, Subject, by_run, resolve_refs, run_of
 from interp_tasks.measurement.untrained import untrained as untrained_model
 from interp_tasks.pages import Figure
 
@@ -117,7 +117,8 @@ def embeddings(
     check_largest(largest)
     if options.get("tokens") is not None:
         raise UserError("embeddings needs a task that says what its tokens stand for: leave --tokens out")
-    ends = Ends.of(check_refs(refs, Examples.of(options)), options.get("device", "cpu"))
+    refs = resolve_refs(refs, Examples.of(options))
+    ends = Ends.of(refs.named, options.get("device", "cpu"))
     tokens: dict[str, pandas.DataFrame] = {}
     positions: dict[str, pandas.DataFrame] = {}
     said: dict[str, None] = {}
@@ -190,14 +191,13 @@ class Ends:
         return cls(ends, device)
 
     def of_subject(self, subject: Subject) -> Tables | None:
-        from interp_tasks.checkpoints import load_checkpoint
+        from interp_tasks.checkpoints.load import load_resolved
 
         run = run_of(subject)
         if run not in self.last:
             return None
         if run not in self.loaded:
-            ref = self.last[run].resolved.ref
-            self.loaded = {run: Tables.of(load_checkpoint(ref, device=self.device).model)}
+            self.loaded = {run: Tables.of(load_resolved(self.last[run].resolved, self.device).model)}
         return self.loaded[run]
 
 

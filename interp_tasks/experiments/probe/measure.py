@@ -156,5 +156,7 @@ def probe(
         return Measured(tidy_rows(table, asked), {})
 
     options = {**options, "samples": options.get("samples") or SAMPLES}
-    result = measure("probe", refs, options, look, config={"method": asked.method, **asked.describe()})
+    result = measure(
+        "probe", refs, options, look, config={"method": asked.method, **asked.describe()}, check=asked.check
+    )
     return ProbeResult.of(result, notes=tuple(notes(asked, tables)), tables=tables)

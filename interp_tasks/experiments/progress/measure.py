@@ -14,7 +14,15 @@ from interp_tasks.measurement.key_rules import RULES, THRESHOLD, read_rule
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Examples, Options, Subject, by_run, check_refs, run_of
+from interp_tasks.measurement.subjects import (
+    Examples,
+    Options,
+    Subject,
+    by_run,
+    in_runs,
+    resolve_refs,
+    run_of,
+)
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -144,7 +152,8 @@ def progress(
     chosen = None if keys is None else tuple(keys)
     if options.get("tokens") is not None:
         raise UserError("progress needs a task: leave --tokens out, or give --task NAME instead")
-    runs = by_run(check_refs(refs, Examples.of(options)))
+    found = resolve_refs(refs, Examples.of(options))
+    runs = by_run(found.named)
     followed = {run: RunMeasures(named) for run, named in runs.items()}
     tables: dict[Any, Inputs] = {}
     splits: list[str] = []
@@ -172,9 +181,8 @@ def progress(
         "answers": wanted,
         "kinds": list(asked) if kinds else [],
     }
-    ordered = [one.resolved.ref for several in runs.values() for one in several]
-    result = measure("progress", ordered, options, look, config=config)
-    given = {"refs": [refs] if isinstance(refs, str) else list(refs)}
+    result = measure("progress", in_runs(runs), options, look, config=config)
+    given = {"refs": list(found)}
     # A row says which inputs it is of, not what its checkpoint's examples were drawn from.
     result.frame["split"] = splits
     return ProgressResult.of(

@@ -11,11 +11,11 @@ import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.donors import Donor, check_donors
-from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.options import COMPONENTS, EACH, called, check_components, check_layers
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept
-from interp_tasks.measurement.subjects import Examples, Options, Subject
+from interp_tasks.measurement.subjects import Examples, Options, Subject, resolve_refs
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -52,7 +52,7 @@ class TransplantResult(Result):
         )
 
 
-@experiment("Intervene", says={"source": None, "components": None, "layers": None})
+@experiment("Intervene", says={"source": None, "components": None, "layers": None}, metrics=metrics_of_task)
 def transplant(
     refs: str | Sequence[str],
     source: Annotated[
@@ -101,6 +101,7 @@ def transplant(
     if not given:
         raise UserError("--components: nothing to transplant; write qkv, mlp, attn, ...")
     where = check_layers(layers, given)
+    refs = resolve_refs(refs, Examples.of(options))
     donors = check_donors(source, refs, Examples.of(options))
     made: dict[Donor, dict[str, Any]] = {}
 

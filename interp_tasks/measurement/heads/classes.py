@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.heads.edits import positions
-from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, Subject
+from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, Planned, Subject
 
 if TYPE_CHECKING:
     import numpy
@@ -117,7 +117,7 @@ def declared_rules(subject: Subject) -> dict[str, Any]:
     return {} if declare is None else dict(declare())
 
 
-def named(subject: Subject, asked: Sequence[str]) -> dict[str, Tensor | Callable[[Any], Tensor]]:
+def named(subject: Subject | Planned, asked: Sequence[str]) -> dict[str, Tensor | Callable[[Any], Tensor]]:
     """The templates asked for, by name."""
     from circuits import patterns
 
@@ -133,12 +133,12 @@ def named(subject: Subject, asked: Sequence[str]) -> dict[str, Tensor | Callable
     for name in asked:
         if name not in known:
             raise UserError(
-                f"--template {name!r}: {subject.checkpoint.ref} has no such template; write {', '.join(known)}"
+                f"--template {name!r}: {subject.name} has no such template; write {', '.join(known)}"
             )
     return {name: known[name] for name in dict.fromkeys(asked or declared)}
 
 
-def selected(subject: Subject, where: str | tuple[int, ...] | None) -> Any:
+def selected(subject: Subject | Planned, where: str | tuple[int, ...] | None) -> Any:
     """The queries to score, as ``circuits`` takes them."""
     if where != READ:
         return positions(subject, where)
