@@ -170,7 +170,7 @@ class Sheet:
 
     @classmethod
     def of(
-        cls, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], blocks: Sequence[tuple[int, ...]]
+        cls, rows: Sequence[Mapping[Any, Any]], columns: Sequence[Column], blocks: Sequence[tuple[int, ...]]
     ) -> Sheet:
         cells = tuple(tuple(printable(column.shown(row)) for column in columns) for row in rows)
         headers = [printable(column.header, keep="\n") for column in columns]
@@ -285,16 +285,16 @@ def grouped(sheet: Sheet) -> Sheet:
         ]
         groups = tuple("" if row in alone else text for row, text in enumerate(first))
         return replace(sheet.with_column(1, labels), groups=groups).only(range(1, len(sheet.keys)))
-    groups, labels = list(sheet.groups), list(first)
+    above, names = list(sheet.groups), list(first)
     for block in sheet.blocks:
         for _, run in groupby(block, key=lambda row: first[row].partition(" ")[0]):
             rows = list(run)
             words = words_in_common([first[row] for row in rows])
             if words and 1 < len(rows) == len({first[row] for row in rows}):
                 for row in rows:
-                    groups[row] = " ".join(words).rstrip(",")
-                    labels[row] = " " * INDENT + " ".join(first[row].split(" ")[len(words) :])
-    return replace(sheet.with_column(0, labels), groups=tuple(groups))
+                    above[row] = " ".join(words).rstrip(",")
+                    names[row] = " " * INDENT + " ".join(first[row].split(" ")[len(words) :])
+    return replace(sheet.with_column(0, names), groups=tuple(above))
 
 
 def words_in_common(texts: Sequence[str]) -> list[str]:

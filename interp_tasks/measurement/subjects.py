@@ -301,7 +301,7 @@ def plan(named: Sequence[Named], examples: Examples, device: str = "cpu") -> lis
         whole = own_task or task_of(each)
         if type(whole).check_model is Task.check_model:
             # What a task of the user's own asks of a model shows when there is one.
-            whole.check_model(SimpleNamespace(cfg=sizes))  # type: ignore[arg-type]  # it reads sizes alone
+            whole.check_model(SimpleNamespace(cfg=sizes))
         for part, task in (whole.parts() or {"": whole}).items():
             if task not in batches:
                 batches[task] = sample(task, examples).to(device)

@@ -51,7 +51,7 @@ class Checkpoints(Command):
                 {**dict.fromkeys(names), **each, "checkpoint": f"@{row['step']}", "marks": row["marks"]}
                 for row, each in zip(of_run, metrics, strict=True)
             ]
-            print_rows(listed, "table", ["checkpoint", "marks", *names], [name, of_run[0]["task"]])
+            print_rows(listed, "table", ["checkpoint", "marks", *names], [str(name), str(of_run[0]["task"])])
 
 
 def whole(metrics: Mapping[str, Any]) -> dict[str, Any]:
