@@ -230,7 +230,7 @@ def check_within(planned: Planned, option: str, given: Any) -> None:
     for position in () if given is None or isinstance(given, str) else given:
         if not -there <= position < there:
             raise UserError(
-                f"{option} {position}: the examples of {planned.name} have positions 0-{there - 1}"
+                f"{option}: no position {position}: the examples of {planned.name} have positions 0-{there - 1}"
             )
 
 

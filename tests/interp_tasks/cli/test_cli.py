@@ -903,8 +903,8 @@ def test_a_wrong_metric_is_refused_before_anything_is_loaded(call, monkeypatch):
 #: What the shallower of two models lacks, and what is said of it.
 LACKING = {
     "ablation --heads 2.1": "run@40: heads '2.1': no head 2.1: the model has layers 0-1 and heads 0-1",
-    "ablation --queries 15": "--queries 15: the examples of run@40 have positions 0-8",
-    "ablation --keys 15": "--keys 15: the examples of run@40 have positions 0-8",
+    "ablation --queries 15": "--queries: no position 15: the examples of run@40 have positions 0-8",
+    "ablation --keys 15": "--keys: no position 15: the examples of run@40 have positions 0-8",
     "heads --group mine=2.0": "run@40: heads '2.0': no head 2.0: the model has layers 0-1 and heads 0-1",
     "heads --by-class --least 4": "--least 4: run@40 has 4 heads; fewer than that",
     "patch --source negated --site z.2": "--site z.2: run@40 has layers 0-1",
@@ -912,7 +912,7 @@ LACKING = {
     "patch --source negated --heads 2.1": "run@40: heads '2.1': no head 2.1: the model has layers 0-1 and heads 0-1",
     "probe --site z --heads 2.1": "run@40: heads '2.1': no head 2.1: the model has layers 0-1 and heads 0-1",
     "probe --site resid_post.2": "--site resid_post.2: run@40 has layers 0-1",
-    "probe --positions 15": "--positions 15: the examples of run@40 have positions 0-8",
+    "probe --positions 15": "--positions: no position 15: the examples of run@40 have positions 0-8",
 }
 
 
