@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,18 +42,6 @@ def crossing(steps: Sequence[int], values: Array, share: float, start: Array, en
             part = (share - curve[last]) / (curve[last + 1] - curve[last])
             found[row] = at[last] + part * (at[last + 1] - at[last])
     return found
-
-
-def spearman(pairs: Any) -> Any:
-    """Rank correlations ``[resample]`` of pairs ``[resample run 2]``; ties have average ranks, equal numbers NaN."""
-    import numpy as np
-
-    smaller = (pairs[:, :, None] > pairs[:, None]).sum(2)
-    equal = (pairs[:, :, None] == pairs[:, None]).sum(2)
-    ranks = smaller + (equal - 1) / 2
-    centred = ranks - ranks.mean(1, keepdims=True)
-    spread = np.sqrt((centred**2).sum(1).prod(1))
-    return np.divide(centred.prod(2).sum(1), spread, out=np.full(len(pairs), np.nan), where=spread > 0)
 
 
 def reached(steps: Sequence[int], values: Sequence[float], level: float) -> tuple[float, float]:

@@ -214,7 +214,10 @@ def correlations(
     """
     import numpy as np
 
-    from interp_tasks.measurement.crossings import spearman
+    from circuits.statistics import spearman
+
+    def rank_correlation(pairs: Any) -> Any:
+        return spearman(pairs[..., 0], pairs[..., 1])
 
     groups: dict[str, dict[str, float]] = {}
     for run in found:
@@ -238,7 +241,7 @@ def correlations(
                 ]
             )
             pairs = pairs[~np.isnan(pairs[:, 1])]
-            low, high = over_runs(pairs, spearman, seed, least=4)
+            low, high = over_runs(pairs, rank_correlation, seed, least=4)
             yield {
                 "experiment": "drops",
                 "run": f"against {key}",
@@ -250,7 +253,7 @@ def correlations(
                 "variant": variant,
                 "intervention": "none",
                 "metric": f"rank correlation of {quantity}",
-                "value": float(spearman(pairs[None])[0]) if len(pairs) > 2 else math.nan,
+                "value": float(rank_correlation(pairs[None])[0]),
                 "ci_low": low,
                 "ci_high": high,
             }

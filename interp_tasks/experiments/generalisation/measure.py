@@ -312,7 +312,7 @@ def mirrored(run: Run, name: str) -> float:
     """
     import numpy as np
 
-    from interp_tasks.measurement.crossings import spearman
+    from circuits.statistics import spearman
 
     beside = f"loss{name.removeprefix(ACCURACY)}"
     one, other = (dict(zip(*run.points(each), strict=True)) for each in (name, beside))
@@ -322,14 +322,15 @@ def mirrored(run: Run, name: str) -> float:
         steps = [step for step in steps if step <= max(steps, key=lambda step: one[step])]
     if len(steps) < 3:
         return math.nan
-    return float(spearman(np.array([[(one[step], other[step]) for step in steps]]))[0])
+    return float(spearman(*(np.array([[curve[step] for step in steps]]) for curve in (one, other)))[0])
 
 
 def order_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dict[str, Any]]:
     """In which order the answers of a run generalise."""
     import numpy as np
 
-    from interp_tasks.measurement.crossings import finite, in_order, spearman
+    from circuits.statistics import spearman
+    from interp_tasks.measurement.crossings import finite, in_order
 
     of_prime = {modulus(reach.name): reach for reach in reaches if reach.split == "validation"}
     primes = sorted(q for q in of_prime if q is not None)
@@ -370,7 +371,7 @@ def order_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dic
         if len(chosen) > 2:
             # Ranks want numbers; whatever is later than the last step stands for "not there".
             numbers = np.where(np.isfinite(chosen), chosen, 2.0 * shared["step"] + 1)
-            value = float(spearman(np.stack([np.array(some, dtype=float), numbers], 1)[None])[0])
+            value = float(spearman(np.array([some], dtype=float), numbers[None])[0])
             yield {**row, "metric": "rank correlation of step and modulus", "value": value}
 
 
