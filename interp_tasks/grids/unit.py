@@ -85,18 +85,9 @@ def one_line(failure: Exception) -> str:
 
 
 def train_unit(unit: TrainUnit, root: Path, device: str) -> None:
-    from interp_tasks.training.trainer import train
-    from tasks import get
+    from interp_tasks.training.trainer import train_resolved
 
-    resolved = unit.resolved
-    train(
-        get(resolved.task_name, **resolved.task),
-        out=root / unit.folder,
-        preset=resolved.preset,
-        settings=resolved.model,
-        config=resolved.train,
-        device=device,
-    )
+    train_resolved(unit.resolved, root / unit.folder, device=device)
 
 
 def measure_unit(unit: MeasureUnit, root: Path, device: str) -> None:

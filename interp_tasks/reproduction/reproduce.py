@@ -399,8 +399,7 @@ def train_missing(
         The run folders.
     """
     from interp_tasks.training.config import resolve_config
-    from interp_tasks.training.trainer import train
-    from tasks import get
+    from interp_tasks.training.trainer import train_resolved
 
     paper, located = check(paper, preset, runs, rows)
     wanted = {each.run.name for job in jobs_of(paper, located, rows) for each in job.missing}
@@ -417,15 +416,6 @@ def train_missing(
             first, last = map(int, run.seeds.split(":"))
             folders = {seed: folder / f"seed-{seed}" for seed in range(first, last)}
         for seed, out in folders.items():
-            trained.append(
-                train(
-                    get(resolved.task_name, **resolved.task),
-                    out=out,
-                    preset=resolved.preset,
-                    settings=resolved.model,
-                    config=resolved.train.model_copy(update={"seed": seed}),
-                    device=device,
-                    progress=None if progress is None else progress(out.as_posix()),
-                )
-            )
+            line = None if progress is None else progress(out.as_posix())
+            trained.append(train_resolved(resolved, out, seed=seed, device=device, progress=line))
     return trained

@@ -252,17 +252,10 @@ def renamed(ref: str, stand_in: Mapping[str, str], mark: str | None) -> str:
 def untrained(run: TrainingRun, seed: int, place: Path) -> str:
     """A folder with the model of a run before its first step: the same settings, no steps."""
     from interp_tasks.training.config import resolve_config
-    from interp_tasks.training.trainer import train
-    from tasks import get
+    from interp_tasks.training.trainer import train_resolved
 
     settings = {key: as_text(value) for key, value in run.settings.items()}
     resolved = resolve_config(run.task, run.train_preset, settings)
     out = place / run.name / f"seed-{seed}"
-    train(
-        get(resolved.task_name, **resolved.task),
-        out=out,
-        preset=resolved.preset,
-        settings=resolved.model,
-        config=resolved.train.model_copy(update={"seed": seed, "steps": 0}),
-    )
+    train_resolved(resolved, out, seed=seed, steps=0)
     return out.as_posix()

@@ -18,7 +18,7 @@ from interp_tasks.checkpoints.run_files import check_no_run, read_run
 from interp_tasks.checkpoints.run_folder import RunFolder
 from interp_tasks.errors import UserError
 from interp_tasks.training.components import freeze_others, put_in, read_source
-from interp_tasks.training.config import SCHEDULE, TrainConfig, presets_of, train_config
+from interp_tasks.training.config import SCHEDULE, Resolved, TrainConfig, presets_of, train_config
 from interp_tasks.training.distributed import Processes, join
 from interp_tasks.training.launch import launched
 from interp_tasks.training.loop import Loop, Progress
@@ -86,6 +86,30 @@ def train(
         with processes.folder(lambda: opening(out, described, loop, preset)) as folder:
             loop.run(folder, stop)
     return out
+
+
+def train_resolved(
+    configuration: Resolved,
+    out: str | Path,
+    *,
+    seed: int | None = None,
+    steps: int | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Path:
+    """Trains what a resolved configuration says, in a run folder; `seed` and `steps` replace those it has."""
+    changes = {key: value for key, value in {"seed": seed, "steps": steps}.items() if value is not None}
+    return train(
+        get(configuration.task_name, **configuration.task),
+        out=out,
+        preset=configuration.preset,
+        settings=configuration.model,
+        config=configuration.train.model_copy(update=changes),
+        device=device,
+        progress=progress,
+        stop=stop,
+    )
 
 
 def prepared(
