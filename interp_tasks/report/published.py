@@ -139,13 +139,14 @@ def generalisation_rows(run: Run) -> pandas.DataFrame | None:
 
 def marks_of(claim: Claim, paper: Paper, frame: pandas.DataFrame, view: View) -> Iterator[Mark]:
     """Yields the marks at which a claim's published number is drawn; none for what is no level of a metric."""
-    from interp_tasks.reproduction.verdicts import divisor_of, picked
+    from interp_tasks.reproduction.claim_numbers import row_divisor
+    from interp_tasks.reproduction.claim_rows import rows_where
 
-    rows = picked(frame, claim.where)
+    rows = rows_where(frame, claim.where)
     if claim.number is None or len(rows) != 1:
         return
     row: Any = rows.to_dict("records")[0]
-    value = claim.number * divisor_of(claim, rows.iloc[0], frame)
+    value = claim.number * row_divisor(claim, rows.iloc[0], frame)
     value += row["baseline"] if claim.column == "effect" else 0.0
     says = f"published: {claim.published}<br>{paper.name}, {claim.source}<br>in the unit of this run: {value:.4g}"
     if "ref" in claim.where:

@@ -72,6 +72,12 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
+def mean_interval(several: Sequence[Interval]) -> Interval:
+    """Returns an interval of a mean of numbers however dependent they are: the mean of their ends."""
+    lows, highs = zip(*several, strict=True)
+    return sum(lows) / len(lows), sum(highs) / len(highs)
+
+
 def standard_error(values: Sequence[float]) -> float:
     """Returns the standard error of the mean of independent numbers, at least two."""
     middle = mean(values)

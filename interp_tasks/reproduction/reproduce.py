@@ -13,11 +13,12 @@ from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import versions, write_atomically
 from interp_tasks.published import Claim, Paper, read_paper
 from interp_tasks.published.papers import PRESETS
+from interp_tasks.reproduction.claim_rows import Seed, Seeds, has_ending
 from interp_tasks.reproduction.intervals import ALPHA, holm
 from interp_tasks.reproduction.page import claims_markdown, page, summary_of
 from interp_tasks.reproduction.runs import Located, as_text, locate_all
 from interp_tasks.reproduction.studies import Done, Job, control_jobs, jobs_of, perform_all, untestable
-from interp_tasks.reproduction.verdicts import Outcome, Seed, Seeds, judge, named
+from interp_tasks.reproduction.verdicts import Outcome, judge
 
 if TYPE_CHECKING:
     import pandas
@@ -259,7 +260,7 @@ def about(claim: Claim, lacking: Sequence[Located]) -> bool:
     given = [each["run"] for each in filters if "run" in each]
     ends = [name for one in given for name in (one if isinstance(one, list) else [str(one)])]
     called = (each.run.name + ("/seed-0" if each.run.seeds else "") for each in lacking)
-    return any(named(name, ends) for name in called)
+    return any(has_ending(name, ends) for name in called)
 
 
 def decide(
