@@ -148,10 +148,12 @@ class Pair:
             }
         return by_metric
 
-    def finite(self, estimate: Tensor, metric: str, where: str) -> Tensor:
+    def finite(self, estimate: Tensor, metric: str, description: str) -> Tensor:
         """Returns the estimate, or raises `CircuitsError` if it is not finite."""
         if not bool(estimate.isfinite().all()):
-            raise CircuitsError(f"{self.caller}: metric {metric}: the estimate at {where} is not finite")
+            raise CircuitsError(
+                f"{self.caller}: metric {metric}: the estimate at {description} is not finite"
+            )
         return estimate
 
 

@@ -102,12 +102,12 @@ def check_rebuilds(model: HookedTransformer, config: Mapping[str, Any]) -> None:
         UserError: naming the first tensor in which the two differ.
     """
     shapes, buffers = _rebuilt(json.dumps(config, sort_keys=True))
-    found = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    differing = [name for name in {**shapes, **found} if found.get(name) != shapes.get(name)]
+    built_shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    differing = [name for name in {**shapes, **built_shapes} if built_shapes.get(name) != shapes.get(name)]
     for name in differing[:1]:
         raise UserError(
             f"the model is not the one its config describes: parameter {name} has shape "
-            f"{_shape(found.get(name))} in the model and {_shape(shapes.get(name))} by the config"
+            f"{_shape(built_shapes.get(name))} in the model and {_shape(shapes.get(name))} by the config"
         )
     present = dict(model.named_buffers())
     for name, buffer in buffers.items():

@@ -107,12 +107,12 @@ def detect_drop(
     if len(steps) != len(values):
         raise ValueError(f"{len(steps)} steps and {len(values)} values")
     logged = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-    kept = np.isfinite(logged)
-    at = np.asarray(steps, dtype=np.float64)[kept]
+    is_finite = np.isfinite(logged)
+    at = np.asarray(steps, dtype=np.float64)[is_finite]
     if (np.diff(at) <= 0).any():
         raise ValueError("steps must ascend")
     # Seen as a fall, whichever way the metric goes.
-    curve = logged[kept] if direction == "down" else -logged[kept]
+    curve = logged[is_finite] if direction == "down" else -logged[is_finite]
     if len(curve) < MIN_VALUES:
         return None
     final = final_level(list(curve))
@@ -165,9 +165,9 @@ def _leaves(theory: float, plateau: float, final: float, direction: Literal["dow
         plateau, final: as falls, whichever way the metric goes.
     """
     perfect = 0.0 if direction == "down" else -1.0
-    whole = (theory if direction == "down" else -theory) - perfect
-    begins_on_it = abs(plateau - perfect - whole) <= LEAST_CHANGE * whole
-    return begins_on_it and final - perfect <= (1 - LEAST_WAY) * whole
+    full_way = (theory if direction == "down" else -theory) - perfect
+    begins_on_it = abs(plateau - perfect - full_way) <= LEAST_CHANGE * full_way
+    return begins_on_it and final - perfect <= (1 - LEAST_WAY) * full_way
 
 
 def _first_crossing(curve: Array, level: float, window: int) -> int | None:

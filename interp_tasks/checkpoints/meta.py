@@ -91,7 +91,7 @@ def is_whole(folder: Path) -> bool:
 
 def reached(run: Path) -> int | None:
     """The step that a run would go on from: of its last checkpoint, or of a stop after it."""
-    found = stored_steps(run)[-1:]
+    last_steps = stored_steps(run)[-1:]
     with contextlib.suppress(UserError):
-        found.append(read_meta(run / STOPPED_FOLDER)["step"])
-    return max(found, default=None)
+        last_steps.append(read_meta(run / STOPPED_FOLDER)["step"])
+    return max(last_steps, default=None)

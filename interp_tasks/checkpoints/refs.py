@@ -68,11 +68,11 @@ def resolve(ref: str | Path) -> list[ResolvedCheckpoint]:
         runs, selectors = [text], None
     else:
         runs, selectors = _split(text)
-    found: dict[Path, ResolvedCheckpoint] = {}
+    resolved: dict[Path, ResolvedCheckpoint] = {}
     for run in runs:
         for checkpoint in _in_run(run, selectors, text):
-            found.setdefault(checkpoint.path, checkpoint)
-    return list(found.values())
+            resolved.setdefault(checkpoint.path, checkpoint)
+    return list(resolved.values())
 
 
 def zoo_folder() -> Path:

@@ -94,11 +94,11 @@ def _listed(pairs: Mapping[str, tuple[Any, Any]]) -> str:
 def differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
     """Dotted keys at which two nested mappings differ, with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
-        found: dict[str, tuple[Any, Any]] = {}
+        differing: dict[str, tuple[Any, Any]] = {}
         for name in [*old, *(name for name in new if name not in old)]:
             dotted = f"{key}.{name}" if key else name
-            found |= differences(old.get(name, _MISSING), new.get(name, _MISSING), dotted)
-        return found
+            differing |= differences(old.get(name, _MISSING), new.get(name, _MISSING), dotted)
+        return differing
     return {} if old == new and type(old) is type(new) else {key: (old, new)}
 
 

@@ -116,21 +116,23 @@ def is_step(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**53
 
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
+def read_json(path: Path, description: str) -> dict[str, Any]:
     """A JSON object from a file.
 
     Raises:
         UserError: in one line, if the file is missing, unreadable, not JSON, or not an object.
     """
     try:
-        content = parse_json(read_file(path, what, MAX_JSON))
+        content = parse_json(read_file(path, description, MAX_JSON))
     except UserError:
         raise
     except ValueError as error:
         complaint = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path} is not valid JSON ({complaint}): it should hold {what}") from None
+        raise UserError(f"{path} is not valid JSON ({complaint}): it should hold {description}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path} holds a JSON {type(content).__name__}, not an object: it should hold {what}")
+        raise UserError(
+            f"{path} holds a JSON {type(content).__name__}, not an object: it should hold {description}"
+        )
     return content
 
 
@@ -198,7 +200,7 @@ def read_clock(path: str | Path) -> dict[int, float]:
         raw = read_file(file, "the seconds of training")
     except UserError:
         return {}
-    found = {}
+    times = {}
     for number, line in enumerate(raw.split(b"\n")[:-1], start=1):
         try:
             content = parse_metrics_line(line, file, number)
@@ -206,8 +208,8 @@ def read_clock(path: str | Path) -> dict[int, float]:
             continue
         seconds = content.get("seconds")
         if isinstance(seconds, (int, float)) and seconds >= 0:
-            found[content["step"]] = float(seconds)
-    return found
+            times[content["step"]] = float(seconds)
+    return times
 
 
 def parse_metrics_line(line: bytes, file: Path, number: int) -> dict[str, Any]:

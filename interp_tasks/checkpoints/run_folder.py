@@ -198,11 +198,11 @@ class RunFolder:
 
     def finish(self, peaks: Mapping[str, int]) -> None:
         """Note in ``run.json`` the peaks of memory in bytes; of several openings the largest."""
-        there = read_run(self.path)
-        before = there.get("peak_memory") or {}
-        kept = {name: max(peak, before.get(name, 0)) for name, peak in peaks.items()}
+        run = read_run(self.path)
+        before = run.get("peak_memory") or {}
+        highest = {name: max(peak, before.get(name, 0)) for name, peak in peaks.items()}
         with writing(self.path):
-            replace_file(self.path / RUN_FILE, json_bytes({**there, "peak_memory": {**before, **kept}}))
+            replace_file(self.path / RUN_FILE, json_bytes({**run, "peak_memory": {**before, **highest}}))
 
     def save(
         self,
@@ -301,8 +301,8 @@ def _refuse_foreign(folder: Path) -> None:
 
 def _sweep(folder: Path) -> None:
     """Remove what a killed writer left half-written."""
-    for place in (folder, folder / CHECKPOINTS_FOLDER):
-        for entry in place.iterdir() if place.is_dir() else ():
+    for parent in (folder, folder / CHECKPOINTS_FOLDER):
+        for entry in parent.iterdir() if parent.is_dir() else ():
             if is_temporary(entry):
                 if entry.is_dir():
                     shutil.rmtree(entry)

@@ -127,14 +127,14 @@ def parameter_dtype(model: HookedTransformer) -> torch.dtype:
     Raises:
         UserError: if they differ, or it is none that can be stored.
     """
-    found = {parameter.dtype for parameter in model.parameters()}
-    names = sorted(map(dtype_name, found))
-    if len(found) != 1 or names[0] not in dtype_names():
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    names = sorted(map(dtype_name, dtypes))
+    if len(dtypes) != 1 or names[0] not in dtype_names():
         raise UserError(
             f"a stored model has parameters of one dtype, of {', '.join(dtype_names())}; "
             f"got {', '.join(names)}"
         )
-    return found.pop()
+    return dtypes.pop()
 
 
 def versions() -> dict[str, str]:

@@ -27,21 +27,21 @@ def crossing(steps: Sequence[int], values: Array, share: float, start: Array, en
     NaN for a curve that does not move, the first step for one that is past the level all along.
     """
     at = np.asarray(steps, dtype=float)
-    curves, way = np.atleast_2d(values), np.atleast_1d(end) - np.atleast_1d(start)
+    curves, distance = np.atleast_2d(values), np.atleast_1d(end) - np.atleast_1d(start)
     with np.errstate(divide="ignore", invalid="ignore"):
-        made = (curves - np.atleast_1d(start)[:, None]) / way[:, None]
-    found = np.full(len(curves), np.nan)
-    for row, curve in enumerate(made):
+        shares = (curves - np.atleast_1d(start)[:, None]) / distance[:, None]
+    crossings = np.full(len(curves), np.nan)
+    for row, curve in enumerate(shares):
         if not np.isfinite(curve).all():
             continue
         below = np.flatnonzero(curve < share)
         if not len(below):
-            found[row] = at[0]
+            crossings[row] = at[0]
         elif below[-1] + 1 < len(at):
             last = below[-1]
             part = (share - curve[last]) / (curve[last + 1] - curve[last])
-            found[row] = at[last] + part * (at[last + 1] - at[last])
-    return found
+            crossings[row] = at[last] + part * (at[last + 1] - at[last])
+    return crossings
 
 
 def reached(steps: Sequence[int], values: Sequence[float], level: float) -> tuple[float, float]:
@@ -76,11 +76,11 @@ def over_seeds(values: Array, statistic: Callable[[Array], Array], seed: int) ->
     if len(values) < MIN_SEEDS:
         return math.nan, math.nan
     rng = np.random.default_rng([seed, 4])
-    drawn = statistic(values[rng.integers(0, len(values), (RESAMPLES, len(values)))])
-    drawn = drawn[~np.isnan(drawn)]
-    if not len(drawn):
+    resampled = statistic(values[rng.integers(0, len(values), (RESAMPLES, len(values)))])
+    resampled = resampled[~np.isnan(resampled)]
+    if not len(resampled):
         return math.nan, math.nan
-    low, high = (np.quantile(drawn, share, method="nearest") for share in (0.025, 0.975))
+    low, high = (np.quantile(resampled, share, method="nearest") for share in (0.025, 0.975))
     return finite(low), finite(high)
 
 
@@ -90,21 +90,21 @@ def finite(value: float) -> float:
 
 
 def ratio_of_steps(
-    mine: float, mine_until: float, other: float, other_until: float
+    one: float, one_until: float, other: float, other_until: float
 ) -> tuple[float, float, float]:
     """Returns the ratio of the steps that one run needs to those of another, and its least and greatest possible value.
 
     Where both get there all three are the same number. Where one is censored the ratio is infinite, or zero, and the
     last steps (``until``) bound it from one side; where both are it is NaN, and nothing bounds it.
     """
-    if math.isinf(mine) and math.isinf(other):
+    if math.isinf(one) and math.isinf(other):
         return math.nan, 0.0, math.inf
-    if math.isinf(mine):
-        return math.inf, mine_until / other if other else math.inf, math.inf
+    if math.isinf(one):
+        return math.inf, one_until / other if other else math.inf, math.inf
     if math.isinf(other):
-        return 0.0, 0.0, mine / other_until if other_until else math.inf
-    found = mine / other if other else math.nan
-    return found, found, found
+        return 0.0, 0.0, one / other_until if other_until else math.inf
+    ratio = one / other if other else math.nan
+    return ratio, ratio, ratio
 
 
 def in_order(steps: Array) -> float:

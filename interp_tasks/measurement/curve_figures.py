@@ -34,7 +34,7 @@ def curves_figure(curves: Mapping[tuple[str, str], Curve]) -> plotly.graph_objec
 
 def add_curve(figure: Any, curve: Curve, name: str, index: int, row: int | None = None) -> None:
     style = line(index)
-    where: dict[str, Any] = {} if row is None else {"row": row, "col": 1}
+    panel: dict[str, Any] = {} if row is None else {"row": row, "col": 1}
     figure.add_scatter(
         x=curve.steps,
         y=curve.values,
@@ -42,7 +42,7 @@ def add_curve(figure: Any, curve: Curve, name: str, index: int, row: int | None 
         mode="lines",
         line={**style, "width": 1.3},
         legendgroup=name,
-        **where,
+        **panel,
     )
     if curve.drop is None:
         return
@@ -59,7 +59,7 @@ def add_curve(figure: Any, curve: Curve, name: str, index: int, row: int | None 
         line={"color": style["color"], "width": 4},
         legendgroup=name,
         showlegend=False,
-        **where,
+        **panel,
     )
 
 

@@ -44,14 +44,14 @@ class Experiment:
 
 
 def experiment(
-    place: str = "Look", says: Mapping[str, Any] | None = None, samples: int | None = None
+    group: str = "Look", says: Mapping[str, Any] | None = None, samples: int | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Function decorator: check the types of arguments, and make the function known as an experiment."""
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
         call = checked(function)
         name = function.__name__.replace("_", "-")
-        EXPERIMENTS[name] = Experiment(name, call, place, says or {}, samples)
+        EXPERIMENTS[name] = Experiment(name, call, group, says or {}, samples)
         return call
 
     return register

@@ -55,13 +55,13 @@ def stacked_panels(panels: list[Panel], *, ragged: bool) -> plotly.graph_objects
     from plotly.subplots import make_subplots
 
     gap = GAP_TITLED if ragged else GAP
-    whole = sum(panel.height for panel in panels) + gap * (len(panels) - 1)
+    total_height = sum(panel.height for panel in panels) + gap * (len(panels) - 1)
     figure = make_subplots(
         rows=len(panels),
         cols=1,
         shared_xaxes=not ragged,
         row_heights=[panel.height for panel in panels],
-        vertical_spacing=gap / whole,
+        vertical_spacing=gap / total_height,
         subplot_titles=[panel.title for panel in panels] if ragged else None,
     )
     for row, panel in enumerate(panels, start=1):
@@ -71,10 +71,10 @@ def stacked_panels(panels: list[Panel], *, ragged: bool) -> plotly.graph_objects
         # Points of different checkpoints stand side by side, not on top of each other.
         scattermode="group",
         scattergap=0.6,
-        height=top + whole + bottom,
+        height=top + total_height + bottom,
         margin={"t": top, "b": bottom},
         # At the same distance however tall the figure is.
-        legend={"y": 1 + (45 if ragged else 12) / whole},
+        legend={"y": 1 + (45 if ragged else 12) / total_height},
         template=template("light"),
     )
     figure.update_annotations(font_size=13, x=0, xanchor="left", align="left")
@@ -88,12 +88,12 @@ def points_panel(part: pandas.DataFrame, metric: str, refs: list[Any]) -> Panel:
 
     def draw(figure: Any, row: int) -> None:
         for index, ref in enumerate(refs):
-            mine = part[part["ref"] == ref]
-            pooled = mine[mine["draw"].isna()]
-            if mine.empty:
+            ref_rows = part[part["ref"] == ref]
+            pooled = ref_rows[ref_rows["draw"].isna()]
+            if ref_rows.empty:
                 continue
             for kind in ("edited", "draws", "unedited"):
-                rows = mine[mine["draw"].notna()] if kind == "draws" else pooled
+                rows = ref_rows[ref_rows["draw"].notna()] if kind == "draws" else pooled
                 if len(rows):
                     trace = series(rows, str(ref), index, kind)
                     in_legend = kind == "edited" and not any(

@@ -72,7 +72,7 @@ def heads_of(spec: str) -> list[tuple[int, int]]:
     Raises:
         UserError: for a range that ends before it begins, or is longer than any layer.
     """
-    found: dict[tuple[int, int], None] = {}
+    chosen: dict[tuple[int, int], None] = {}
     for part in united(spec):
         layer, first, *last = map(int, re.findall(r"\d+", part))
         end = last[0] if last else first
@@ -82,8 +82,8 @@ def heads_of(spec: str) -> list[tuple[int, int]]:
             )
         if end - first > MAX_HEADS:
             raise UserError(f"--heads {spec!r}: {part!r} is of more heads than any layer has")
-        found |= dict.fromkeys((layer, head) for head in range(first, end + 1))
-    return list(found)
+        chosen |= dict.fromkeys((layer, head) for head in range(first, end + 1))
+    return list(chosen)
 
 
 def united(spec: str) -> list[str]:
@@ -94,14 +94,19 @@ def united(spec: str) -> list[str]:
 def check_groups(groups: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
     """``NAME=SPEC`` texts, or a mapping: names of the user's own for some heads; the heads normalised."""
     pairs = groups.items() if isinstance(groups, Mapping) else (spec.partition("=")[::2] for spec in groups)
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for name, heads in ((name.strip(), heads) for name, heads in pairs):
         if not name or not heads:
             raise UserError(f"--group {name + heads!r}: write NAME=HEADS, such as copying=0.1+2.3-5")
-        if name in found or name in ("all", EACH) or re.fullmatch(r"layer \d+", name) or HEAD.fullmatch(name):
+        if (
+            name in by_name
+            or name in ("all", EACH)
+            or re.fullmatch(r"layer \d+", name)
+            or HEAD.fullmatch(name)
+        ):
             raise UserError(f"--group {name}={heads}: there is a row of that name already; choose another")
-        found[name] = check_heads(heads, "--group", words=("all",))
-    return found
+        by_name[name] = check_heads(heads, "--group", words=("all",))
+    return by_name
 
 
 def check_components(spec: str) -> str:
@@ -201,9 +206,9 @@ def check_seed(seed: int) -> None:
 
 def called(name: str, limits: Mapping[str, Any]) -> str:
     """Returns the name of an edit for the table: ``uniform(keys=0,1)``, ``z(source=negated; queries=hidden)``."""
-    said = [
+    parts = [
         f"{limit}={given if isinstance(given, (str, int)) else ','.join(map(str, given))}"
         for limit, given in limits.items()
         if given is not None
     ]
-    return f"{name}({'; '.join(said)})" if said else name
+    return f"{name}({'; '.join(parts)})" if parts else name

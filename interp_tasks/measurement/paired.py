@@ -31,12 +31,12 @@ def paired(
         sums, counts = (np.stack(part) for part in zip(*series, strict=True))
         pooled = ratio(sums.sum(1), counts.sum(1))
         weights = resamples(seed, sums.shape[1])
-        drawn = ratio(weights @ sums.T, weights @ counts.T)
-        low, high = interval(drawn, LEVEL)
+        resampled = ratio(weights @ sums.T, weights @ counts.T)
+        low, high = interval(resampled, LEVEL)
         row: dict[str, Any] = {"metric": name, "n": sums.shape[1], "value": pooled[0]}
         row |= {"ci_low": low[0], "ci_high": high[0]}
         if baselines is not None:
-            row |= {"baseline": pooled[1]} | beside(pooled, drawn)
+            row |= {"baseline": pooled[1]} | beside(pooled, resampled)
         rows.append(row if sums.shape[1] > 1 else without_intervals(row))
     return rows
 
@@ -50,18 +50,18 @@ def resamples(seed: int, examples: int, stream: int = 1) -> numpy.ndarray:
     """
     import numpy as np
 
-    drawn = np.random.default_rng([seed, stream]).multinomial(
+    counts = np.random.default_rng([seed, stream]).multinomial(
         examples, np.full(examples, 1 / examples), size=DRAWS
     )
-    return drawn.astype(float)
+    return counts.astype(float)
 
 
-def beside(pooled: numpy.ndarray, drawn: numpy.ndarray) -> dict[str, Any]:
-    """The columns that compare series 0 with series 1; ``drawn`` [draws series] are resamples."""
+def beside(pooled: numpy.ndarray, resampled: numpy.ndarray) -> dict[str, Any]:
+    """The columns that compare series 0 with series 1; ``resampled`` [draws series] are resamples."""
     from circuits.statistics import interval, ratio
 
-    low, high = interval(drawn[:, :1] - drawn[:, 1:], LEVEL)
-    share_low, share_high = interval(ratio(drawn[:, :1], drawn[:, 1:]), LEVEL)
+    low, high = interval(resampled[:, :1] - resampled[:, 1:], LEVEL)
+    share_low, share_high = interval(ratio(resampled[:, :1], resampled[:, 1:]), LEVEL)
     return {
         "effect": pooled[0] - pooled[1],
         "effect_ci_low": low[0],

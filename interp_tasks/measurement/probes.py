@@ -100,41 +100,41 @@ def read_penalties(text: str) -> tuple[float, ...]:
         UserError: for what are no numbers from 0.
     """
     try:
-        found = tuple(float(part) for part in text.split(","))
+        penalties = tuple(float(part) for part in text.split(","))
     except ValueError:
-        found = (-1.0,)
-    if not all(0 <= one < 1e300 for one in found):
+        penalties = (-1.0,)
+    if not all(0 <= one < 1e300 for one in penalties):
         raise UserError(
             f"--ridge {text}: write a penalty from 0, or several to choose from, such as 0.1,1,10"
         )
-    return found
+    return penalties
 
 
-def probed(subject: Subject, asked: ProbeSettings) -> pandas.DataFrame:
+def probed(subject: Subject, settings: ProbeSettings) -> pandas.DataFrame:
     """The table of ``circuits.probe`` of one checkpoint."""
     from circuits import probe as probes
 
     declared = declared_by(subject)
-    chosen = choose(subject, declared, asked.targets)
-    found = probes.linear(
+    chosen = choose(subject, declared, settings.targets)
+    result = probes.linear(
         subject.model,
         subject.tokens,
         {name: target.values for name, target in chosen.items()},
-        asked.sites,
+        settings.sites,
         kind={name: target.kind for name, target in chosen.items()},
-        heads=asked.heads,
-        positions=declared.positions if asked.positions is None else asked.positions,
-        per_position=asked.each_position,
+        heads=settings.heads,
+        positions=declared.positions if settings.positions is None else settings.positions,
+        per_position=settings.each_position,
         splits=declared.splits,
-        test=asked.held_out,
-        intercept=asked.intercept,
-        ridge=asked.ridge,
-        folds=asked.folds,
-        untrained=untrained(subject) if asked.untrained else None,
-        shuffles=asked.shuffles,
+        test=settings.held_out,
+        intercept=settings.intercept,
+        ridge=settings.ridge,
+        folds=settings.folds,
+        untrained=untrained(subject) if settings.untrained else None,
+        shuffles=settings.shuffles,
         seed=subject.seed,
     )
-    return found.frame
+    return result.frame
 
 
 def declared_by(subject: Subject) -> ProbeTargets:

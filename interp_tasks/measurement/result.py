@@ -186,7 +186,7 @@ def join(results: Sequence[Result]) -> Result:
     import pandas
 
     frame = pandas.concat([result.frame for result in results], ignore_index=True)
-    order = {ref: place for place, ref in enumerate(dict.fromkeys(frame["ref"]))}
+    order = {ref: index for index, ref in enumerate(dict.fromkeys(frame["ref"]))}
     frame = frame.sort_values("ref", key=lambda refs: refs.map(order), kind="stable", ignore_index=True)
     notes = tuple(dict.fromkeys(note for result in results for note in result.notes))
     return Result(

@@ -61,13 +61,13 @@ class Run:
 
     def points(self, metric: str, split: str = "validation") -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Steps and finite values of a metric."""
-        found = [(line["step"], (line.get(split) or {}).get(metric)) for line in self.lines]
-        kept = [
+        logged = [(line["step"], (line.get(split) or {}).get(metric)) for line in self.lines]
+        finite = [
             (step, float(value))
-            for step, value in found
+            for step, value in logged
             if isinstance(value, (int, float)) and math.isfinite(value)
         ]
-        return tuple(step for step, _ in kept), tuple(value for _, value in kept)
+        return tuple(step for step, _ in finite), tuple(value for _, value in finite)
 
     def left_out(self, metric: str, split: str = "validation") -> tuple[int, ...]:
         """The steps at which what was logged of a metric is no finite number."""
@@ -145,10 +145,10 @@ def with_logs(name: str) -> Iterator[tuple[str, Path]]:
     if name.startswith(ZOO):
         yield from ((run, find_run(run)) for run in shipped(name))
         return
-    for found in resolve(f"{name}@last"):
-        if found.run_path is None or found.run_name is None:
+    for checkpoint in resolve(f"{name}@last"):
+        if checkpoint.run_path is None or checkpoint.run_name is None:
             raise UserError(f"{name!r} is a checkpoint: name its run")
-        yield found.run_name, found.run_path
+        yield checkpoint.run_name, checkpoint.run_path
 
 
 def read_runs(given: str | Sequence[str]) -> list[Run]:
@@ -194,8 +194,8 @@ def read_one(name: str, path: Path) -> Run:
 
 def examples(described: Mapping[str, Any]) -> int | None:
     """Examples of the validation sample, of a mixture of one of its kinds."""
-    found = described.get("validation_examples")
-    numbers = list(found.values()) if isinstance(found, dict) else []
+    count = described.get("validation_examples")
+    numbers = list(count.values()) if isinstance(count, dict) else []
     return max(numbers) if numbers and all(type(number) is int for number in numbers) else None
 
 
@@ -242,16 +242,16 @@ def shared_folder(names: Sequence[str]) -> str:
 def measures(curve: Curve) -> dict[str, float]:
     """The quantities of one curve; what it lacks is NaN."""
     drop = curve.drop
-    found = dict.fromkeys(QUANTITIES, math.nan) | {
+    values = dict.fromkeys(QUANTITIES, math.nan) | {
         "drop": float(drop is not None),
         "final": final_level(curve.values),
     }
     if drop is not None:
-        found |= {
+        values |= {
             name: float(getattr(drop, name)) for name in ("onset", "crossing", "end", "plateau", "final")
         }
-        found |= {"length": float(drop.end - drop.onset), "sharpness": drop.sharpness}
-    return found
+        values |= {"length": float(drop.end - drop.onset), "sharpness": drop.sharpness}
+    return values
 
 
 def plateau_levels(run: Run) -> Mapping[str, float]:

@@ -50,15 +50,15 @@ def measure(
 
     frames: list[pandas.DataFrame] = []
     done: list[dict[str, Any]] = []
-    own: dict[str, None] = {}
+    own_notes: dict[str, None] = {}
     for subject in subjects(refs, examples, device, options.get("progress")):
         if subject.task is not None:
-            own.setdefault(subject.task.drop_metric.name)
-        found = look(subject)
-        frames.append(found.frame.assign(experiment=experiment, n_runs=1, **subject.labels))
-        same = [group for group in done if group["interventions"] == found.interventions]
+            own_notes.setdefault(subject.task.drop_metric.name)
+        measured = look(subject)
+        frames.append(measured.frame.assign(experiment=experiment, n_runs=1, **subject.labels))
+        same = [group for group in done if group["interventions"] == measured.interventions]
         if not same:
-            same = [{"refs": [], "interventions": found.interventions}]
+            same = [{"refs": [], "interventions": measured.interventions}]
             done += same
         same[0]["refs"].append(subject.labels["ref"])
     recorded = {
@@ -67,7 +67,7 @@ def measure(
         **config,
         **examples.describe(),
         "device": device,
-        "metrics of the tasks": list(own),
+        "metrics of the tasks": list(own_notes),
         "done": done,
     }
     table = pandas.concat(frames, ignore_index=True)

@@ -181,9 +181,11 @@ def resolve_refs(refs: str | Sequence[str], examples: Examples) -> References:
         raise UserError("no checkpoint: give --ckpt REF, such as zoo:matrix-completion-7x7@post or RUN@last")
     named: dict[Path, Named] = {}
     for ref in given:
-        found = resolve(ref)
-        for checkpoint in found:
-            named.setdefault(checkpoint.path, Named(ref if len(found) == 1 else checkpoint.ref, checkpoint))
+        resolved = resolve(ref)
+        for checkpoint in resolved:
+            named.setdefault(
+                checkpoint.path, Named(ref if len(resolved) == 1 else checkpoint.ref, checkpoint)
+            )
     if examples.task is None and examples.tokens is None:
         for each in named.values():
             if read_meta(each.resolved.path)["task"] is None:
@@ -221,9 +223,9 @@ def subjects(
             check_tokens_fit(own_tokens, checkpoint)
             yield Subject(checkpoint, None, None, own_tokens.to(device), {**labels, "split": None})
             continue
-        whole = own_task or checkpoint.require_task()
-        whole.check_model(checkpoint.model)
-        for part, task in (whole.parts() or {"": whole}).items():
+        checkpoint_task = own_task or checkpoint.require_task()
+        checkpoint_task.check_model(checkpoint.model)
+        for part, task in (checkpoint_task.parts() or {"": checkpoint_task}).items():
             if task not in batches:
                 batches[task] = sample(task, examples).to(device)
             batch = batches[task]

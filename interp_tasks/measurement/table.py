@@ -79,8 +79,8 @@ def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
 
     Empty where nothing was drawn.
     """
-    drawn = frame[frame["draw"].notna()]
-    values = drawn.groupby(["ref", "intervention", "variant", "metric"], sort=False)["value"]
+    draws = frame[frame["draw"].notna()]
+    values = draws.groupby(["ref", "intervention", "variant", "metric"], sort=False)["value"]
     return values.agg(draws="count", sd="std", smallest="min", largest="max").reset_index()
 
 
@@ -90,10 +90,10 @@ def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     if view is not None:
         rows: pandas.DataFrame = view.view_rows(frame)
         return rows
-    found = spread(frame)
-    if found.empty:
+    table = spread(frame)
+    if table.empty:
         return frame
-    return frame[frame["draw"].isna()].merge(found, how="left")
+    return frame[frame["draw"].isna()].merge(table, how="left")
 
 
 def own_metrics(config: Mapping[str, Any]) -> list[str]:

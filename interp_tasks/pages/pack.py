@@ -55,8 +55,8 @@ def pack(values: NDArray[np.floating[Any]], budget: int | None = None) -> Packed
     for levels in LEVELS:
         unit = (high - low) / levels
         scaled = np.rint((values - low) / (unit or 1.0))
-        whole = np.where(np.isnan(scaled), levels + 1, scaled).astype("<u2").ravel()
-        planes = whole.view(np.uint8).reshape(-1, 2).T.tobytes()
+        codes = np.where(np.isnan(scaled), levels + 1, scaled).astype("<u2").ravel()
+        planes = codes.view(np.uint8).reshape(-1, 2).T.tobytes()
         packed = Packed(values.shape, low, unit, levels, deflated(planes))
         if budget is None or len(packed.data) <= budget:
             break

@@ -189,10 +189,10 @@ class Figure:
 
         # The page says the title itself.
         figure = untitled(self.figure)
-        own = self.figure.layout.height
-        height = self.height or int(own or USUAL_HEIGHT)
+        own_height = self.figure.layout.height
+        height = self.height or int(own_height or USUAL_HEIGHT)
         # Without its title a figure is lower.
-        height -= (own or 0) - (figure.layout.height or 0)
+        height -= (own_height or 0) - (figure.layout.height or 0)
         specification = json.loads(figure.to_json())
         specification.get("layout", {}).pop("template", None)
         data = embed(json.dumps(specification))

@@ -260,8 +260,8 @@ class Claim(Entry):
             column, other = self.divisor()
             differs = {key: value for key, value in other.items() if self.where.get(key) != value}
             over = "that" if column == self.column else column
-            whole = f"{about} of {said(self.where)} / {over} of {said(differs or other)}"
-            return f"{whole} is {self.holds}"
+            ratio = f"{about} of {said(self.where)} / {over} of {said(differs or other)}"
+            return f"{ratio} is {self.holds}"
         if self.per is not None:
             about += {"baseline": " / baseline", "variance": " / variance of an entry"}[self.per]
         return f"{about} of {said(self.where)} is {self.holds}"
@@ -321,11 +321,11 @@ class Paper(Entry):
         return [run for run in self.run if run.role == role and run.preset == preset]
 
 
-def unique(what: str, names: Iterable[Any]) -> None:
+def unique(noun: str, names: Iterable[Any]) -> None:
     seen = set()
     for name in names:
         if name in seen:
-            raise ValueError(f"two entries of {what} are called {name}")
+            raise ValueError(f"two entries of {noun} are called {name}")
         seen.add(name)
 
 
@@ -362,15 +362,15 @@ def with_recipes(entries: Sequence[Any]) -> list[Any]:
         UserError: for a recipe that is none or ships no such run, or a run that says itself what its recipe says.
     """
     recipes: dict[str, dict[str, Ordered]] = {}
-    found = []
+    runs = []
     for entry in entries:
         if isinstance(entry, Mapping) and isinstance(recipe := entry.get("recipe"), str):
             if recipe not in recipes:
                 recipes[recipe] = {run.name: run for run in ordered_runs(recipe)}
-            found.append(with_recipe(entry, recipes[recipe]))
+            runs.append(with_recipe(entry, recipes[recipe]))
         else:
-            found.append(entry)
-    return found
+            runs.append(entry)
+    return runs
 
 
 def with_recipe(entry: Mapping[str, Any], shipped: Mapping[str, Ordered]) -> dict[str, Any]:
@@ -392,8 +392,8 @@ def with_recipe(entry: Mapping[str, Any], shipped: Mapping[str, Ordered]) -> dic
                 f"run {name}: {run.name} is no seed {seed} of {first.name}, by its recipe, {recipe}"
             )
     # A seed of 0 is the default, those of several runs are said by their names.
-    own = {"train.seed": first.seed} if seeds is None and first.seed else {}
-    settings = {**first.settings, **own}
+    seed_setting = {"train.seed": first.seed} if seeds is None and first.seed else {}
+    settings = {**first.settings, **seed_setting}
     return {**entry, "task": first.block.task, "train_preset": first.block.preset, "settings": settings}
 
 
@@ -414,6 +414,6 @@ def parse_paper(content: Mapping[str, Any], source: str) -> Paper:
         return Paper(**head, **entries)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        said = first["msg"].removeprefix("Value error, ")
-        raise UserError(f"{source}: {where + ': ' if where else ''}{said}") from None
+        location = ".".join(map(str, first["loc"]))
+        message = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{source}: {location + ': ' if location else ''}{message}") from None

@@ -67,12 +67,12 @@ def ordered_runs(recipe: str | Path) -> list[Ordered]:
 
 def orders_of(spec: Spec, recipe: str) -> list[Ordered]:
     """List what a grid file ships, under the name of its recipe."""
-    found = [run for block in spec.train for run in _of_block(block, recipe)]
-    names = [run.name for run in found]
+    runs = [run for block in spec.train for run in _of_block(block, recipe)]
+    names = [run.name for run in runs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"{recipe} ships two runs as {twice}: write {{seed}} or a setting into the name")
-    return found
+    return runs
 
 
 def _of_block(block: Training, recipe: str) -> Iterator[Ordered]:

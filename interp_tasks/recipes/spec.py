@@ -126,11 +126,11 @@ def flattened(settings: Any) -> Any:
     """``task.p = 11`` without quotes is a table in TOML, and means ``"task.p" = 11`` all the same."""
     if not isinstance(settings, Mapping):
         return settings
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in settings.items():
         is_section = key in SECTIONS and isinstance(value, Mapping)
-        found |= {f"{key}.{name}": each for name, each in value.items()} if is_section else {key: value}
-    return found
+        flat |= {f"{key}.{name}": each for name, each in value.items()} if is_section else {key: value}
+    return flat
 
 
 def checked_settings(given: Any) -> Any:
@@ -231,8 +231,8 @@ def with_base(block: Any, path: Path) -> Any:
     name = block["base"]
     if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
         raise UserError(f"{path}: base = {name!r}: name a grid file beside this one, without its .toml")
-    own = {key: value for key, value in block.items() if key != "base"}
-    fixed = [key for key in ("task", "preset") if key in own]
+    own_settings = {key: value for key, value in block.items() if key != "base"}
+    fixed = [key for key in ("task", "preset") if key in own_settings]
     if fixed:
         raise UserError(f"{path}: {fixed[0]} is that of its base, {name}: leave it out")
     file = path.parent / f"{name}.toml"
@@ -243,10 +243,10 @@ def with_base(block: Any, path: Path) -> Any:
     base = spec_of(values, str(file)).train
     if len(base) != 1:
         raise UserError(f"{path}: base = {name!r}: a base has one [[train]], that one has {len(base)}")
-    settings = flattened(own.get("set", {}))
+    settings = flattened(own_settings.get("set", {}))
     if isinstance(settings, Mapping):
         settings = {**base[0].settings, **settings}
-    return {**own, "task": base[0].task, "preset": base[0].preset, "set": settings}
+    return {**own_settings, "task": base[0].task, "preset": base[0].preset, "set": settings}
 
 
 def spec_of(values: Mapping[str, Any], name: str = "grid") -> Spec:
@@ -256,11 +256,11 @@ def spec_of(values: Mapping[str, Any], name: str = "grid") -> Spec:
         UserError: in one line, naming what is wrong.
     """
     try:
-        found = Spec(**values)
+        spec = Spec(**values)
     except ValidationError as error:
         raise UserError(f"{name}: {one_line(error, 'grid', Spec.model_fields, KEYS)}") from None
     except TypeError as error:
         raise UserError(f"{name}: {error}") from None
-    if not found.train and not found.runs:
+    if not spec.train and not spec.runs:
         raise UserError(f'{name}: no runs: write [[train]] with a task, or runs = ["zoo:..."]')
-    return found
+    return spec

@@ -53,16 +53,16 @@ class Clock:
 
 def free_memory(device: str) -> int | None:
     """Bytes that tensors can still have on a device; ``None`` where nobody tells."""
-    place = torch.device(device)
-    if place.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(place)
+    torch_device = torch.device(device)
+    if torch_device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(torch_device)
         # What torch keeps for itself, it gives again.
-        return free + torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
-    if place.type != "cpu":
+        return free + torch.cuda.memory_reserved(torch_device) - torch.cuda.memory_allocated(torch_device)
+    if torch_device.type != "cpu":
         return None
     try:
         # Free pages alone would leave out those that files are cached in.
-        found = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        match = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
         return None
-    return 1024 * int(found[1]) if found else None
+    return 1024 * int(match[1]) if match else None

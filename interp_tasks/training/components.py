@@ -99,10 +99,10 @@ def put_in(model: HookedTransformer, source: Source, config: TrainConfig) -> Non
         UserError: before any change, naming the first parameter whose shape is another, or which one of the two lacks;
             for weights of a pre-norm model in a post-norm one, or the other way round.
     """
-    mine = "post" if is_post_norm(model) else "pre"
-    if source.norm != mine:
+    layer_norm = "post" if is_post_norm(model) else "pre"
+    if source.norm != layer_norm:
         raise UserError(
-            f"train.start_from={config.start_from} is of a {source.norm}-norm model, this one is {mine}-norm: "
+            f"train.start_from={config.start_from} is of a {source.norm}-norm model, this one is {layer_norm}-norm: "
             f"set model.norm={source.norm}, or start from another"
         )
     taken = set(config.parts_started())

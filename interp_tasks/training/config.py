@@ -259,9 +259,9 @@ def list_keys(task_name: str) -> frozenset[str]:
         return frozenset({*lists, *catalog.LIST_KEYS.get(task_name, ())})
     from tasks.registry import task_class
 
-    found = task_class(task_name)
-    lists |= {f"task.{name}" for name in list_fields(found)}
-    return frozenset(lists | {f"model.{name}" for name in list_fields(found.Model)})
+    task_type = task_class(task_name)
+    lists |= {f"task.{name}" for name in list_fields(task_type)}
+    return frozenset(lists | {f"model.{name}" for name in list_fields(task_type.Model)})
 
 
 def typed(text: str, *, is_list: bool = False) -> Any:

@@ -177,11 +177,11 @@ def counted(model: HookedTransformer, task: Task, batch: Batch) -> Counted:
         for name, parameter in model.named_parameters()
     }
     known = {_storage(tensor) for tensor in (*parameters.values(), batch.tokens, batch.targets)}
-    kept: dict[int, int] = {}
+    saved_bytes: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         if _storage(tensor) not in known:
-            kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
+            saved_bytes[_storage(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
     saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
@@ -189,7 +189,7 @@ def counted(model: HookedTransformer, task: Task, batch: Batch) -> Counted:
         output = _passed(model, task, parameters, batch)
         forward = int(counter.get_total_flops())
         task.loss(output, batch).backward()
-        return Counted(forward, int(counter.get_total_flops()), sum(kept.values()))
+        return Counted(forward, int(counter.get_total_flops()), sum(saved_bytes.values()))
 
 
 def _passed(
@@ -215,13 +215,13 @@ def _examples(task: Task, n: int | None, split: Any) -> int:
 
 def _without_values(task: Task, config: TrainConfig, split: Any, n: int) -> Batch:
     """A batch of ``n`` on the device ``meta``."""
-    few = task.sample(min(n, 2), seed=config.seed, split=split)
+    sample = task.sample(min(n, 2), seed=config.seed, split=split)
 
     def empty(tensor: Tensor) -> Tensor:
         return torch.empty((n, *tensor.shape[1:]), dtype=tensor.dtype, device="meta")
 
-    extras = {name: empty(tensor) for name, tensor in few.extras.items()}
-    return Batch(empty(few.tokens), empty(few.targets), extras)
+    extras = {name: empty(tensor) for name, tensor in sample.extras.items()}
+    return Batch(empty(sample.tokens), empty(sample.targets), extras)
 
 
 def _evaluation_flop(model: HookedTransformer, task: Task, config: TrainConfig) -> int:

@@ -87,19 +87,19 @@ class Processes:
         """The first process's value, on all."""
         if not self.several:
             return value
-        told = torch.tensor(value)
+        message = torch.tensor(value)
         with losses_named():
-            dist.broadcast(told, 0)
-        return int(told)
+            dist.broadcast(message, 0)
+        return int(message)
 
     def any(self, value: bool) -> bool:
         """Returns on all processes whether it is so on any."""
         if not self.several:
             return value
-        told = torch.tensor(int(value))
+        message = torch.tensor(int(value))
         with losses_named():
-            dist.all_reduce(told, dist.ReduceOp.MAX)
-        return bool(told)
+            dist.all_reduce(message, dist.ReduceOp.MAX)
+        return bool(message)
 
     def point(self, point: ResumePoint | None) -> ResumePoint | None:
         """Returns on all processes the point that the first one goes on from."""
@@ -107,12 +107,12 @@ class Processes:
             return point
         content = b"" if point is None else packed(point)
         size = self.number(len(content))
-        told = torch.frombuffer(bytearray(content or bytes(max(size, 1))), dtype=torch.uint8)
+        message = torch.frombuffer(bytearray(content or bytes(max(size, 1))), dtype=torch.uint8)
         with losses_named():
-            dist.broadcast(told, 0)
+            dist.broadcast(message, 0)
         if self.leads or not size:
             return point
-        return unpacked(told.numpy().tobytes())
+        return unpacked(message.numpy().tobytes())
 
     def folder(self, opening: Callable[[], RunFolder]) -> RunFolder | Follower:
         """The run folder, opened by the first process."""
@@ -154,20 +154,20 @@ class SharedForward:
         forward = self.reduced if torch.is_grad_enabled() else self.own
         return self._together(forward(tokens[first:last], dropout), len(tokens))
 
-    def _together(self, own: Tensor, examples: int) -> Tensor:
+    def _together(self, local: Tensor, examples: int) -> Tensor:
         # What is sent must have one size: the largest share's.
         launch = self.processes.launch
         largest = -(-examples // launch.count)
-        sent = own.new_zeros(largest, *own.shape[1:])
-        sent[: len(own)] = own.detach()
+        sent = local.new_zeros(largest, *local.shape[1:])
+        sent[: len(local)] = local.detach()
         received = [torch.empty_like(sent) for _ in range(launch.count)]
         with losses_named():
             dist.all_gather(received, sent)
-        whole = []
+        gathered = []
         for rank, part in enumerate(received):
             first, last = Processes(dataclasses.replace(launch, rank=rank)).share(examples)
-            whole.append(own if rank == launch.rank else part[: last - first])
-        return torch.cat(whole)
+            gathered.append(local if rank == launch.rank else part[: last - first])
+        return torch.cat(gathered)
 
 
 class Share(nn.Module):
@@ -251,13 +251,15 @@ def default_signals() -> Iterator[None]:
     """Ctrl-C and SIGTERM end the process at once, without Python."""
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}
-    ours = {number: handler for number, handler in before.items() if handler not in (None, signal.SIG_IGN)}
-    for number in ours:
+    python_handlers = {
+        number: handler for number, handler in before.items() if handler not in (None, signal.SIG_IGN)
+    }
+    for number in python_handlers:
         signal.signal(number, signal.SIG_DFL)
     try:
         yield
     finally:
-        for number, handler in ours.items():
+        for number, handler in python_handlers.items():
             signal.signal(number, handler)
 
 

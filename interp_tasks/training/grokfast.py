@@ -94,12 +94,12 @@ class GrokfastMA(GradientFilter):
             gradient.add_(total, alpha=self.lamb / self.window)
 
     def state(self) -> dict[str, Tensor]:
-        found = {}
+        averages = {}
         for name, queue in self.queues.items():
-            found[f"{name}/{QUEUE}"] = queue
-            found[f"{name}/sum"] = self.sums[name]
-            found[f"{name}/count"] = torch.tensor(self.counts[name])
-        return found
+            averages[f"{name}/{QUEUE}"] = queue
+            averages[f"{name}/sum"] = self.sums[name]
+            averages[f"{name}/count"] = torch.tensor(self.counts[name])
+        return averages
 
     def load_state(self, name: str, state: Mapping[str, Tensor]) -> None:
         self.queues[name], self.sums[name] = state[QUEUE], state["sum"]

@@ -20,8 +20,8 @@ from tasks.base import Task
 
 def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -> dict[str, Any]:
     """Seeds, versions, hardware, git state, start time and command, as plain JSON."""
-    whole = config.start_from is None and not config.train_parts
-    published = task.published_marks if whole and is_published(task, preset) else {}
+    from_scratch = config.start_from is None and not config.train_parts
+    published = task.published_marks if from_scratch and is_published(task, preset) else {}
     return {
         "preset": preset,
         **({"published_drop": dict(published)} if published else {}),

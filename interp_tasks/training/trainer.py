@@ -196,15 +196,15 @@ def with_threads(config: TrainConfig, out: Path) -> TrainConfig:
     if (out / "run.json").is_file():
         config_there = read_run(out).get("config")
         section = config_there.get("train") if isinstance(config_there, dict) else None
-        there = section.get("threads") if isinstance(section, dict) else None
-        threads = there if type(there) is int and 1 <= there <= 1024 else threads
+        stored = section.get("threads") if isinstance(section, dict) else None
+        threads = stored if type(stored) is int and 1 <= stored <= 1024 else threads
     return config.model_copy(update={"threads": threads})
 
 
 def threads_of_the_first(config: TrainConfig, out: Path, processes: Processes) -> TrainConfig:
     """Threads as the first process has them, which alone needs to see the run folder."""
-    found = processes.lead(lambda: with_threads(config, out)) or config
-    return found.model_copy(update={"threads": processes.number(found.threads or 0)})
+    shared = processes.lead(lambda: with_threads(config, out)) or config
+    return shared.model_copy(update={"threads": processes.number(shared.threads or 0)})
 
 
 def check_place(device: str) -> None:

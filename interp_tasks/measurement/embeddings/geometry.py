@@ -40,9 +40,9 @@ def principal(points: Array, n: int = 2) -> Components:
 
 def ranks(values: Array) -> Array:
     """Ranks from 1, the mean rank where values are equal."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    _, rank, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
-    return np.asarray((last - (counts - 1) / 2)[place], dtype=float)
+    return np.asarray((last - (counts - 1) / 2)[rank], dtype=float)
 
 
 def correlation(one: Array, other: Array, weights: Array) -> Array:
@@ -88,14 +88,14 @@ def silhouette(apart: Array, labels: NDArray[np.int64]) -> float:
     members = np.eye(labels.max() + 1)[labels]
     sizes = members.sum(0)
     sums = apart @ members
-    own = sizes[labels]
-    inside = sums[np.arange(len(labels)), labels] / np.maximum(own - 1, 1)
+    cluster_sizes = sizes[labels]
+    inside = sums[np.arange(len(labels)), labels] / np.maximum(cluster_sizes - 1, 1)
     means = sums / sizes
     means[np.arange(len(labels)), labels] = np.inf
     nearest = means.min(1)
     widest = np.maximum(inside, nearest)
     each = np.divide(nearest - inside, widest, out=np.zeros_like(inside), where=widest > 0)
-    return float(np.where(own > 1, each, 0.0).mean())
+    return float(np.where(cluster_sizes > 1, each, 0.0).mean())
 
 
 @dataclass(frozen=True)
@@ -123,5 +123,5 @@ def tsne(points: Array, seed: int, perplexity: float = 30.0) -> tuple[Array, flo
     from sklearn.manifold import TSNE
 
     used = min(perplexity, (len(points) - 1) / 3)
-    found = TSNE(2, perplexity=used, random_state=seed % 2**32, init="pca").fit_transform(points)
-    return np.asarray(found, dtype=float), used
+    projected = TSNE(2, perplexity=used, random_state=seed % 2**32, init="pca").fit_transform(points)
+    return np.asarray(projected, dtype=float), used

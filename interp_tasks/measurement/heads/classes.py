@@ -48,8 +48,8 @@ class HeadClasses:
 
         frame = self.scores.frame
         possible = frame[frame["template"].isin(self.possible)]
-        found = possible.groupby(["layer", "head"], sort=True)["corrected"].max()
-        return np.array([found[head.layer, head.head] for head in self.scores.heads])
+        best_scores = possible.groupby(["layer", "head"], sort=True)["corrected"].max()
+        return np.array([best_scores[head.layer, head.head] for head in self.scores.heads])
 
     def least(self, number: int) -> tuple[Any, ...]:
         """The heads that come least close to any template."""
@@ -60,15 +60,15 @@ class HeadClasses:
         """Class -> its heads; those that have none are in ``uninterpretable``."""
         from circuits.patterns._classes import OTHER, UNCLEAR
 
-        found = {name: heads for name, heads in self.classes.groups.items() if name not in (OTHER, UNCLEAR)}
+        groups = {name: heads for name, heads in self.classes.groups.items() if name not in (OTHER, UNCLEAR)}
         rest = [head for name in (OTHER, UNCLEAR) for head in self.classes.groups.get(name, ())]
-        return found | ({UNINTERPRETABLE: tuple(sorted(rest))} if rest else {})
+        return groups | ({UNINTERPRETABLE: tuple(sorted(rest))} if rest else {})
 
 
 def classify_heads(
     subject: Subject,
-    asked: Sequence[str] = (),
-    where: str | tuple[int, ...] | None = READ,
+    names: Sequence[str] = (),
+    queries: str | tuple[int, ...] | None = READ,
     threshold: float = THRESHOLD,
 ) -> HeadClasses:
     """Scores, classes, movements, and what the heads follow, on the examples of a subject.
@@ -78,9 +78,9 @@ def classify_heads(
     """
     from circuits import patterns
 
-    chosen = selected(subject, where)
+    chosen = selected(subject, queries)
     shared = {"queries": chosen, "seed": subject.seed}
-    templates = named(subject, asked)
+    templates = named(subject, names)
     scores = patterns.scores(subject.model, subject.tokens, templates, batch=subject.batch, **shared)
     moves = {
         change: patterns.movement(subject.model, subject.tokens, other.tokens, **shared)
@@ -95,7 +95,7 @@ def classify_heads(
         among={name: moves[rule.static].static() for name, rule in rules.items() if rule.static in moves},
     )
     possible = tuple(name for name in templates if name not in unless.values())
-    return HeadClasses(scores, classes, possible, moves, followed(subject, where), chosen)
+    return HeadClasses(scores, classes, possible, moves, followed(subject, queries), chosen)
 
 
 def head_classes_held_out(subject: Subject, threshold: float = THRESHOLD) -> HeadClasses:
@@ -117,7 +117,7 @@ def declared_rules(subject: Subject) -> dict[str, Any]:
     return {} if declare is None else dict(declare())
 
 
-def named(subject: Subject, asked: Sequence[str]) -> dict[str, Tensor | Callable[[Any], Tensor]]:
+def named(subject: Subject, names: Sequence[str]) -> dict[str, Tensor | Callable[[Any], Tensor]]:
     """The templates asked for, by name."""
     from circuits import patterns
 
@@ -130,18 +130,18 @@ def named(subject: Subject, asked: Sequence[str]) -> dict[str, Tensor | Callable
     declare = getattr(subject.task, "attention_templates", None)
     declared: dict[str, Any] = known if declare is None else dict(declare())
     known |= declared
-    for name in asked:
+    for name in names:
         if name not in known:
             raise UserError(
                 f"--template {name!r}: {subject.checkpoint.ref} has no such template; write {', '.join(known)}"
             )
-    return {name: known[name] for name in dict.fromkeys(asked or declared)}
+    return {name: known[name] for name in dict.fromkeys(names or declared)}
 
 
-def selected(subject: Subject, where: str | tuple[int, ...] | None) -> Any:
+def selected(subject: Subject, queries: str | tuple[int, ...] | None) -> Any:
     """The queries to score, as ``circuits`` takes them."""
-    if where != READ:
-        return positions(subject, where)
+    if queries != READ:
+        return positions(subject, queries)
     return None if subject.task is None else list(subject.task.read_positions)
 
 
@@ -153,24 +153,24 @@ def moved(subject: Subject) -> dict[str, Any]:
     return dict(declare(subject.batch, subject.seed))
 
 
-def followed(subject: Subject, where: str | tuple[int, ...] | None) -> dict[str, Following]:
+def followed(subject: Subject, queries: str | tuple[int, ...] | None) -> dict[str, Following]:
     """Measures whether heads follow what the task says changes place; a mask of queries is that before the change."""
     from circuits import patterns
 
     declare = getattr(subject.task, "attention_relocations", None)
     if declare is None or len(subject.tokens) < 2:
         return {}
-    found = {}
+    shares = {}
     for name, pairs in declare(subject.batch, subject.seed).items():
         before = replace(subject, batch=pairs.before, tokens=pairs.before.tokens)
-        found[name] = patterns.follow(
+        shares[name] = patterns.follow(
             subject.model,
             pairs.before.tokens,
             pairs.after.tokens,
             pairs.groups,
             pairs.source,
             pairs.target,
-            queries=selected(before, where),
+            queries=selected(before, queries),
             seed=subject.seed,
         )
-    return found
+    return shares

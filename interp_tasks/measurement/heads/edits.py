@@ -86,17 +86,19 @@ class HeadEdit:
         """The edit of each choice of heads, by its label."""
         from circuits import ablate
 
-        where = positions(subject, self.queries)
+        query_positions = positions(subject, self.queries)
         tokens = subject.tokens
         make = {
-            "uniform": lambda heads: ablate.uniform(heads, keys=self.keys, queries=where),
-            "mean_pattern": lambda heads: ablate.mean_pattern(heads, reference=tokens, queries=where),
-            "edited_mean_pattern": lambda heads: ablate.mean_pattern(
-                heads, tokens, of="edited", queries=where
+            "uniform": lambda heads: ablate.uniform(heads, keys=self.keys, queries=query_positions),
+            "mean_pattern": lambda heads: ablate.mean_pattern(
+                heads, reference=tokens, queries=query_positions
             ),
-            "zero": lambda heads: ablate.zero(heads, queries=where),
-            "mean": lambda heads: ablate.mean(heads, reference=tokens, queries=where),
-            "resample": lambda heads: ablate.resample(heads, tokens, subject.seed, queries=where),
+            "edited_mean_pattern": lambda heads: ablate.mean_pattern(
+                heads, tokens, of="edited", queries=query_positions
+            ),
+            "zero": lambda heads: ablate.zero(heads, queries=query_positions),
+            "mean": lambda heads: ablate.mean(heads, reference=tokens, queries=query_positions),
+            "resample": lambda heads: ablate.resample(heads, tokens, subject.seed, queries=query_positions),
         }[self.mode]
         return {label: make(heads) for label, heads in chosen.items()}
 
@@ -177,19 +179,19 @@ def choices(specs: Sequence[HeadChoice], model: Any, layer: int | None = None) -
     every = [head for head in heads("all", model) if layer is None or head.layer == layer]
     if not every:
         raise UserError(f"no layer {layer}: the model has layers 0-{model.cfg.n_layers - 1}")
-    found: dict[str, tuple[Head, ...]] = {}
+    chosen: dict[str, tuple[Head, ...]] = {}
     for spec in specs:
         if spec.label == EACH:
-            found |= {str(head): (head,) for head in every}
+            chosen |= {str(head): (head,) for head in every}
         elif spec.label == EACH_LAYER:
-            found |= by_layer(every)
+            chosen |= by_layer(every)
         elif spec.label == "all":
-            found[spec.label] = tuple(every)
+            chosen[spec.label] = tuple(every)
         else:
-            found[spec.label] = heads(
+            chosen[spec.label] = heads(
                 HeadSpec(repr(spec.text), tuple(Head(*one) for one in spec.heads)), model
             )
-    return found
+    return chosen
 
 
 def by_layer(every: Sequence[Head]) -> dict[str, tuple[Head, ...]]:
