@@ -83,7 +83,7 @@ def patch(
     """
     sites = check_sites(site, heads is not None)
     specs = read_specs("all" if heads is None else heads)
-    where = check_queries(queries)
+    chosen_queries = check_queries(queries)
     examples = Examples.of(options)
     if by_class and examples.tokens is not None:
         raise UserError(NO_CLASSES)
@@ -103,12 +103,14 @@ def patch(
         variants: dict[str, Any] = {}
         names: dict[str, str] = {}
         classes = head_classes_held_out(subject).groups() if by_class else {}
-        for place in sites:
-            some = classes if place in HEAD_SITES else {}
-            for label, chosen in (selected(place, specs, subject.model) | some).items():
-                row = label if label and len(sites) == 1 else f"{place} {label}".strip()
-                variants[row] = patches.activations(place, given, chosen, queries=positions(subject, where))
-                names[row] = called(place, {"queries": where, "source": source})
+        for chosen_site in sites:
+            site_classes = classes if chosen_site in HEAD_SITES else {}
+            for label, chosen in (selected(chosen_site, specs, subject.model) | site_classes).items():
+                row = label if label and len(sites) == 1 else f"{chosen_site} {label}".strip()
+                variants[row] = patches.activations(
+                    chosen_site, given, chosen, queries=positions(subject, chosen_queries)
+                )
+                names[row] = called(chosen_site, {"queries": chosen_queries, "source": source})
         if subject.task is None or lender is None:
             return swept(subject, variants, names)
         both = Both(subject.batch, lender)
@@ -123,7 +125,7 @@ def patch(
             "source": source if donor is None else donor.resolved.ref,
             "site": sites,
             "heads": None if heads is None else [str(spec) for spec in specs],
-            "queries": where or "all",
+            "queries": chosen_queries or "all",
             "by_class": by_class,
         },
         notes=notes(source, donor, judged=donor is None and examples.tokens is None),
@@ -150,7 +152,7 @@ def judged_by_both(task: Task) -> Callable[[Any, Both], dict[str, Metric]]:
     def metrics(output: Any, both: Both) -> dict[str, Metric]:
         by_source = task.metrics(output, both.source)
         return task.metrics(output, both.run) | {
-            f"{name} (source)": found for name, found in by_source.items()
+            f"{name} (source)": metric for name, metric in by_source.items()
         }
 
     return metrics
@@ -227,12 +229,12 @@ def notes(source: str, donor: Donor | None, judged: bool) -> tuple[str, ...]:
     if donor is not None:
         return (f"Activations come from {donor} on the same examples.",)
     if source == RESAMPLE:
-        said = "Activations come from another example of the batch, the same at every site."
+        sentence = "Activations come from another example of the batch, the same at every site."
     else:
-        said = f"Activations come from the input that the task calls {source}."
+        sentence = f"Activations come from the input that the task calls {source}."
     if not judged:
-        return (said,)
+        return (sentence,)
     return (
-        said,
+        sentence,
         "(source): the same output judged by the source's targets; low where it follows the source.",
     )

@@ -106,7 +106,7 @@ def _words(key: str) -> Callable[[Mapping[str, Any]], str]:
 
 def _moved(name: str) -> Callable[[Mapping[str, Any]], str]:
     def text(row: Mapping[str, Any]) -> str:
-        found = row[name]
-        return with_interval(number(found[0]), found[1], found[2]) if isinstance(found, tuple) else ""
+        value = row[name]
+        return with_interval(number(value[0]), value[1], value[2]) if isinstance(value, tuple) else ""
 
     return text

@@ -71,8 +71,8 @@ class DataResult(Result):
         from circuits.plots import titled
         from interp_tasks.experiments.data.figure import CAPTIONS
 
-        name, found = next(iter(self.views().items()))
-        return titled(found, name, CAPTIONS.get(name, ""))
+        name, view = next(iter(self.views().items()))
+        return titled(view, name, CAPTIONS.get(name, ""))
 
     def views(self) -> dict[str, plotly.graph_objects.Figure]:
         """Every figure, by title: of inputs the polar plot, X, Y and the DFT matrix; else some examples."""
@@ -142,10 +142,10 @@ def data(
         batch = chosen.input_grid()
         split = GRID
         answers = answers_of(chosen, batch)
-        found = over_grid(batch, axes, answers, tuple(multiples))
-        drawn = over_grid(batch, axes, {**answers, **sum_of(chosen, batch)}, tuple(multiples))
-        inputs = drawn if len(axes) == 2 else None
-        rows = [*answer_rows(chosen, answers), *exchanged_rows(found), *split_rows(chosen)]
+        answer_grid = over_grid(batch, axes, answers, tuple(multiples))
+        maps = over_grid(batch, axes, {**answers, **sum_of(chosen, batch)}, tuple(multiples))
+        inputs = maps if len(axes) == 2 else None
+        rows = [*answer_rows(chosen, answers), *exchanged_rows(answer_grid), *split_rows(chosen)]
     else:
         batch = chosen.sample(samples or SAMPLES, seed=seed, split=split)  # type: ignore[arg-type]  # the split was checked as text
         rows = [*answer_rows(chosen, answers_of(chosen, batch)), *number_rows(batch)]
@@ -227,8 +227,8 @@ def over_grid(
     )
 
     def laid(values: Tensor) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = grid.arrange(values.double(), 0).round().long().numpy()
-        return found
+        grid_values: NDArray[np.int64] = grid.arrange(values.double(), 0).round().long().numpy()
+        return grid_values
 
     return Inputs(
         {axis.name: len(axis.values) for axis in axes},
@@ -274,18 +274,18 @@ def exchanged_rows(inputs: Inputs) -> Iterator[dict[str, Any]]:
     if len(inputs.axes) != 2:
         return
     first, second = inputs.tokens.values()
-    place = {pair: index for index, pair in enumerate(zip(first.flat, second.flat, strict=True))}
-    other = [place.get((b, a)) for a, b in place]
-    there = np.array([index is not None for index in other])
+    row_of_pair = {pair: index for index, pair in enumerate(zip(first.flat, second.flat, strict=True))}
+    other = [row_of_pair.get((b, a)) for a, b in row_of_pair]
+    has_partner = np.array([index is not None for index in other])
     partner = np.array([index or 0 for index in other])
     # An operand with itself says nothing.
-    there &= first.flatten() != second.flatten()
+    has_partner &= first.flatten() != second.flatten()
     for name, values in inputs.answers.items():
         flat = values.flatten()
-        if there.any():
-            same = float((flat == flat[partner])[there].mean())
+        if has_partner.any():
+            same = float((flat == flat[partner])[has_partner].mean())
             row = {"variant": name, "intervention": "answer", "metric": "same with exchanged operands"}
-            yield {**row, "value": same, "n": int(there.sum())}
+            yield {**row, "value": same, "n": int(has_partner.sum())}
 
 
 def number_rows(batch: Batch) -> Iterator[dict[str, Any]]:
@@ -314,8 +314,8 @@ def examples(task: Task, batch: Batch) -> Matrices | None:
     if batch.targets[0].numel() != math.prod(sizes):
         return None
     hidden = batch.extras.get("hidden")
-    few = slice(DRAWN)
+    shown = slice(DRAWN)
     return Matrices(
-        batch.targets[few].double().reshape(-1, *sizes).numpy(),
-        None if hidden is None else hidden[few].reshape(-1, *sizes).numpy(),
+        batch.targets[shown].double().reshape(-1, *sizes).numpy(),
+        None if hidden is None else hidden[shown].reshape(-1, *sizes).numpy(),
     )

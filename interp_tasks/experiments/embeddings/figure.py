@@ -27,9 +27,9 @@ def arrangement(
     if positions is not None:
         titles += [f"positions: t-SNE<br>{ref}", "positions: norms"]
     rows = len(titles) // 2
-    whole = PANEL * rows + GAP * (rows - 1)
+    total_height = PANEL * rows + GAP * (rows - 1)
     figure = make_subplots(
-        rows=rows, cols=2, subplot_titles=titles, vertical_spacing=GAP / whole if rows > 1 else 0
+        rows=rows, cols=2, subplot_titles=titles, vertical_spacing=GAP / total_height if rows > 1 else 0
     )
     row = 0
     if tokens is not None:
@@ -38,7 +38,7 @@ def arrangement(
     if positions is not None:
         add_positions(figure, row + 1, positions)
     figure.update_layout(
-        height=whole + 150,
+        height=total_height + 150,
         margin={"t": 90, "b": 60},
         showlegend=False,
         template=template("light"),
@@ -82,7 +82,7 @@ def add_positions(figure: Any, row: int, table: pandas.DataFrame) -> None:
             "color": COLOURS["light"][line % len(COLOURS["light"])],
             "symbol": SYMBOLS[line % len(SYMBOLS)],
         }
-        text = [", ".join(f"{axis} {where[axis]}" for axis in axes) for where in part.to_dict("records")]
+        text = [", ".join(f"{axis} {record[axis]}" for axis in axes) for record in part.to_dict("records")]
         for column, x, y in ((1, "t-SNE 1", "t-SNE 2"), (2, "position", "norm")):
             figure.add_trace(
                 {
@@ -108,9 +108,9 @@ def over_training(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
     shown = frame[~frame["metric"].str.endswith(": p")]
     metrics = list(dict.fromkeys(shown["metric"]))
     rows = (len(metrics) + 1) // 2
-    whole = 220 * rows + GAP * (rows - 1)
+    total_height = 220 * rows + GAP * (rows - 1)
     figure = make_subplots(
-        rows=rows, cols=2, subplot_titles=metrics, vertical_spacing=GAP / whole if rows > 1 else 0
+        rows=rows, cols=2, subplot_titles=metrics, vertical_spacing=GAP / total_height if rows > 1 else 0
     )
     for index, metric in enumerate(metrics):
         for line, run in enumerate(dict.fromkeys(shown["run"])):
@@ -138,9 +138,9 @@ def over_training(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
     for column in range(min(2, len(metrics))):
         figure.update_xaxes(title_text="step", row=(len(metrics) - 1 - column) // 2 + 1, col=column + 1)
     figure.update_layout(
-        height=whole + 160,
+        height=total_height + 160,
         margin={"t": 100, "b": 60},
-        legend={"y": 1 + 34 / whole},
+        legend={"y": 1 + 34 / total_height},
         template=template("light"),
     )
     figure.update_annotations(font_size=13)

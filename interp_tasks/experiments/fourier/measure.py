@@ -94,11 +94,11 @@ class FourierResult(Result):
         from interp_tasks.experiments.fourier.figure import figure
 
         maps = {key: one.pairs() for key, one in self.spectra.items()}
-        drawn = figure(
+        bars = figure(
             {key: one.bars() for key, one in self.spectra.items()},
             {key: one for key, one in maps.items() if one is not None},
         )
-        return self.titled(drawn, self.heading())
+        return self.titled(bars, self.heading())
 
     def heading(self) -> str:
         return "Share of variance by frequency"
@@ -157,7 +157,7 @@ def fourier(
     check_threshold(threshold)
     spectra: dict[tuple[str, str], Whole] = {}
     on_inputs: list[str] = []
-    said: dict[str, None] = {}
+    rules: dict[str, None] = {}
 
     def looked(subject: Subject) -> Measured:
         ref = str(subject.labels["ref"])
@@ -169,11 +169,11 @@ def fourier(
         rows: list[dict[str, Any]] = []
         done: dict[str, Any] = {}
         for one in analysed(subject, axes):
-            found = rows_of(one, examples, name, number, threshold, every)
-            rows += found.rows
-            done[one.label] = found.described
-            spectra[ref, one.label] = Whole(one.spectrum.total(), one.by, found.keys)
-            said[f"{found.rule}."] = None
+            tensor_rows = rows_of(one, examples, name, number, threshold, every)
+            rows += tensor_rows.rows
+            done[one.label] = tensor_rows.described
+            spectra[ref, one.label] = Whole(one.spectrum.total(), one.by, tensor_rows.keys)
+            rules[f"{tensor_rows.rule}."] = None
         import pandas
 
         return Measured(pandas.DataFrame(rows), done)
@@ -187,7 +187,7 @@ def fourier(
     return FourierResult.of(
         result,
         frame=frame,
-        notes=(*said, *notes(threshold, every, on_inputs, frame)),
+        notes=(*rules, *notes(threshold, every, on_inputs, frame)),
         spectra=spectra,
     )
 
@@ -240,10 +240,10 @@ def read_axes(subject: Subject) -> tuple[GridAxis, ...]:
 
 
 def cells(axes: Sequence[GridAxis]) -> int:
-    found = 1
+    count = 1
     for axis in axes:
-        found *= len(axis.values)
-    return found
+        count *= len(axis.values)
+    return count
 
 
 def analysed(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
@@ -272,10 +272,10 @@ def over_inputs(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analysed
     )
     positions = task.read_positions
     for layer, neurons in enumerate(neurons_at(subject.model, tokens, positions)):
-        for place, position in enumerate(positions):
+        for index, position in enumerate(positions):
             at = f", position {position}" if len(positions) > 1 else ""
-            found = spectrum(neurons[:, place], grid)
-            yield Analysed(f"mlp_post.{layer}{at}", "mlp_post", layer, position, found, "block", True)
+            spectra = spectrum(neurons[:, index], grid)
+            yield Analysed(f"mlp_post.{layer}{at}", "mlp_post", layer, position, spectra, "block", True)
 
 
 def over_positions(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
@@ -286,8 +286,8 @@ def over_positions(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analy
     used = tuple(range(grid.cells))
     table = dict(subject.model.named_parameters()).get("pos_embed.W_pos")
     if table is not None:
-        found = spectrum(table[: grid.cells], grid)
-        yield Analysed("W_pos", "pos_embed", None, None, found, "component", False)
+        spectra = spectrum(table[: grid.cells], grid)
+        yield Analysed("W_pos", "pos_embed", None, None, spectra, "component", False)
     for layer, neurons in enumerate(mean_neurons(subject.model, subject.tokens, used)):
         yield Analysed(
             f"mlp_post.{layer}", "mlp_post", layer, None, spectrum(neurons, grid), "component", True
@@ -335,11 +335,11 @@ def rows_of(one: Analysed, examples: int, name: str, number: float, threshold: f
     from circuits.fourier._key_frequencies import RULES as MADE
 
     bands = one.spectrum.bands(one.by).total()
-    found = key_frequencies(one.spectrum, MADE[name](number), one.by)
+    keys = key_frequencies(one.spectrum, MADE[name](number), one.by)
     shares = dict(zip(bands.labels, bands.share.tolist(), strict=True))
     sizes = clusters(one.spectrum, threshold, one.by).sizes if one.neurons else {}
     every = every or len(shares) <= MAX_ROWS
-    listed = [label for label in bands.labels if every or label in found.keys or label in sizes]
+    listed = [label for label in bands.labels if every or label in keys.keys or label in sizes]
     common = {"site": one.site, "layer": one.layer, "position": one.position, "n": examples}
     rows: list[dict[str, Any]] = [
         {
@@ -347,14 +347,14 @@ def rows_of(one: Analysed, examples: int, name: str, number: float, threshold: f
             "variant": "all frequencies",
             "intervention": SPECTRUM + one.label,
             "metric": KEYS,
-            "value": float(len(found.keys)),
+            "value": float(len(keys.keys)),
         }
     ]
     for label in listed:
         values = {SHARE: shares[label]}
         if one.neurons:
             values[NEURONS] = float(sizes.get(label, 0))
-        kind = KEY if label in found.keys else OTHER
+        kind = KEY if label in keys.keys else OTHER
         about = {**common, "variant": f"frequency {label}", "intervention": kind + one.label}
         rows += [{**about, "metric": metric, "value": value} for metric, value in values.items()]
     rest = {"intervention": REST + one.label, **common}
@@ -368,7 +368,7 @@ def rows_of(one: Analysed, examples: int, name: str, number: float, threshold: f
     described = {
         "grid": dict(one.spectrum.grid.axes),
         "frequencies by": one.by,
-        "key frequencies": [list(key) if isinstance(key, tuple) else key for key in found.keys],
-        "rule": found.rule,
+        "key frequencies": [list(key) if isinstance(key, tuple) else key for key in keys.keys],
+        "rule": keys.rule,
     }
-    return Rows(rows, found.keys, found.rule, described)
+    return Rows(rows, keys.keys, keys.rule, described)

@@ -31,12 +31,12 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
             SHARE: math.nan,
             NEURONS: math.nan,
         }
-        found = rows.setdefault((row["ref"], tensor, row["variant"]), about)
-        found["variant"] = row["variant"].removeprefix("frequency ")
+        row_of_variant = rows.setdefault((row["ref"], tensor, row["variant"]), about)
+        row_of_variant["variant"] = row["variant"].removeprefix("frequency ")
         if row["metric"] == KEYS:
-            found["key"] = f"{row['value']:.0f} key"
+            row_of_variant["key"] = f"{row['value']:.0f} key"
         else:
-            found[row["metric"]] = row["value"]
+            row_of_variant[row["metric"]] = row["value"]
     return pandas.DataFrame(list(rows.values()))
 
 

@@ -127,30 +127,30 @@ def generalisation(
         UserError: in one line.
     """
     check_level(level)
-    found = read_runs(runs)
-    reaches = [reach for run in found for reach in reaches_of(run, level)]
+    logged_runs = read_runs(runs)
+    reaches = [reach for run in logged_runs for reach in reaches_of(run, level)]
     compared, others = opponents(
-        found, reaches, [against] if isinstance(against, str) else list(against), level
+        logged_runs, reaches, [against] if isinstance(against, str) else list(against), level
     )
     rows: list[dict[str, Any]] = []
-    for run in found:
-        mine = [reach for reach in reaches if reach.run.name == run.name]
-        rows += rows_of(run, mine, level)
-        rows += order_rows(run, mine, level)
+    for run in logged_runs:
+        run_reaches = [reach for reach in reaches if reach.run.name == run.name]
+        rows += rows_of(run, run_reaches, level)
+        rows += order_rows(run, run_reaches, level)
     rows += [
         row
-        for name, group in groups_of(found).items()
+        for name, group in groups_of(logged_runs).items()
         if len(group) > 1
         for row in pooled(name, group, rows, seed)
     ]
     if others:
-        rows += ratio_rows(found, reaches, compared, others, seed)
+        rows += ratio_rows(logged_runs, reaches, compared, others, seed)
     import pandas
 
     frame = tidy(pandas.DataFrame(rows).assign(experiment="generalisation", intervention="none"))
     config = {
         "runs": [runs] if isinstance(runs, str) else list(runs),
-        "found": [run.name for run in found],
+        "found": [run.name for run in logged_runs],
         "level": level,
         "against": compared,
         "seed": seed,
@@ -159,8 +159,8 @@ def generalisation(
         "generalisation",
         frame,
         config,
-        (*notes(found, bool(others)), *unread(found)),
-        runs=found,
+        (*notes(logged_runs, bool(others)), *unread(logged_runs)),
+        runs=logged_runs,
         level=level,
     )
 
@@ -184,8 +184,8 @@ def check_level(level: float) -> None:
         raise UserError(f"--level {level:g}: an accuracy above 0, at most 1")
 
 
-def notes(found: Sequence[Run], compared: bool) -> tuple[str, ...]:
-    several = any(len(group) > 1 for group in groups_of(found).values())
+def notes(logged_runs: Sequence[Run], compared: bool) -> tuple[str, ...]:
+    several = any(len(group) > 1 for group in groups_of(logged_runs).values())
     return (
         "Step: where the accuracy first is at the level, interpolated between logged steps; for good: after it the "
         "accuracy is never below again. Validation is a fixed sample, train the batch of the step.",
@@ -206,9 +206,9 @@ def notes(found: Sequence[Run], compared: bool) -> tuple[str, ...]:
     )
 
 
-def unread(found: Sequence[Run]) -> Iterator[str]:
+def unread(logged_runs: Sequence[Run]) -> Iterator[str]:
     """Yields a note for each logged accuracy that is no number at some step."""
-    for run in found:
+    for run in logged_runs:
         for split in SPLITS:
             for name in named(run, ACCURACY, split):
                 steps = run.left_out(name, split)
@@ -227,30 +227,30 @@ def reaches_of(run: Run, level: float) -> list[Reach]:
     """
     from interp_tasks.measurement.crossings import reached
 
-    found = []
+    reaches = []
     for split in SPLITS:
         for name in named(run, ACCURACY, split):
             steps, values = run.points(name, split)
             # Step 0 has no batch that was trained on.
-            kept = [
+            logged = [
                 (step, value)
                 for step, value in zip(steps, values, strict=True)
                 if step or split == "validation"
             ]
-            if not kept:
+            if not logged:
                 continue
-            steps, values = zip(*kept, strict=True)
-            found.append(
+            steps, values = zip(*logged, strict=True)
+            reaches.append(
                 Reach(run, name, split, *reached(steps, values, level), float(steps[-1]), final_level(values))
             )
-    if not any(reach.split == "validation" for reach in found):
+    if not any(reach.split == "validation" for reach in reaches):
         if any(name.startswith(ACCURACY) for name in run.logged()):
             raise UserError(f"{run.name} logs no accuracy that is a finite number")
         raise UserError(
             f"{run.name} logs no accuracy: it has {', '.join(run.logged()) or 'nothing'}; "
             "generalisation is of tasks with right and wrong answers"
         )
-    return found
+    return reaches
 
 
 def percent(level: float) -> str:
@@ -314,8 +314,8 @@ def mirrored(run: Run, name: str) -> float:
 
     from circuits.statistics import spearman
 
-    beside = f"loss{name.removeprefix(ACCURACY)}"
-    one, other = (dict(zip(*run.points(each), strict=True)) for each in (name, beside))
+    loss_name = f"loss{name.removeprefix(ACCURACY)}"
+    one, other = (dict(zip(*run.points(each), strict=True)) for each in (name, loss_name))
     steps = sorted(one.keys() & other.keys())
     if steps:
         # ``max`` gives the first of several.
@@ -340,21 +340,21 @@ def order_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dic
     shared = {**run.labels(), "step": int(of_prime[primes[0]].until)}
     for q, step in zip(primes, steps, strict=True):
         # Those that are as late, or not there, share their places.
-        place = (steps < step).sum() + ((steps == step).sum() + 1) / 2
+        rank = (steps < step).sum() + ((steps == step).sum() + 1) / 2
         known = math.isfinite(step)
         yield {
             **shared,
             "variant": of_prime[q].name,
             "metric": PLACE,
-            "value": float(place) if known else math.nan,
+            "value": float(rank) if known else math.nan,
         }
     sides = {
         "order of all answers": primes,
         f"order of answers below {TOGETHER_FROM}": [q for q in primes if q < TOGETHER_FROM],
         f"order of answers from {TOGETHER_FROM} on": [q for q in primes if q >= TOGETHER_FROM],
     }
-    for variant, some in sides.items():
-        chosen = np.array([of_prime[q].first for q in some])
+    for variant, moduli in sides.items():
+        chosen = np.array([of_prime[q].first for q in moduli])
         if len(chosen) < 2:
             continue
         row = {**shared, "variant": variant}
@@ -371,14 +371,14 @@ def order_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dic
         if len(chosen) > 2:
             # Ranks want numbers; whatever is later than the last step stands for "not there".
             numbers = np.where(np.isfinite(chosen), chosen, 2.0 * shared["step"] + 1)
-            value = float(spearman(np.array([some], dtype=float), numbers[None])[0])
+            value = float(spearman(np.array([moduli], dtype=float), numbers[None])[0])
             yield {**row, "metric": "rank correlation of step and modulus", "value": value}
 
 
-def groups_of(found: Sequence[Run]) -> dict[str, list[Run]]:
+def groups_of(logged_runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs by what they are seeds of, or each by itself."""
     groups: dict[str, list[Run]] = {}
-    for run in found:
+    for run in logged_runs:
         groups.setdefault(family(run.name) or run.name, []).append(run)
     return groups
 
@@ -391,9 +391,9 @@ def pooled(
 
     from interp_tasks.measurement.crossings import finite, median, over_seeds
 
-    mine = [row for row in rows if row["run"] in {run.name for run in group}]
-    for key in dict.fromkeys((row["split"], row["variant"], row["metric"]) for row in mine):
-        same = [row for row in mine if (row["split"], row["variant"], row["metric"]) == key]
+    group_rows = [row for row in rows if row["run"] in {run.name for run in group}]
+    for key in dict.fromkeys((row["split"], row["variant"], row["metric"]) for row in group_rows):
+        same = [row for row in group_rows if (row["split"], row["variant"], row["metric"]) == key]
         values = np.array([row["value"] for row in same])
         steps = key[2].startswith(("step at", "seconds at"))
         if steps:
@@ -416,12 +416,12 @@ def pooled(
 
 
 def opponents(
-    found: Sequence[Run], reaches: Sequence[Reach], against: Sequence[str], level: float
+    logged_runs: Sequence[Run], reaches: Sequence[Reach], against: Sequence[str], level: float
 ) -> tuple[list[str], list[Reach]]:
     """The runs to compare with: their names, and what they reach."""
     if not against:
         return [], []
-    names = {run.name: (family(run.name) or run.name).removesuffix("/seed-*") for run in found}
+    names = {run.name: (family(run.name) or run.name).removesuffix("/seed-*") for run in logged_runs}
     chosen = [
         run
         for run, name in names.items()
@@ -434,7 +434,7 @@ def opponents(
 
 
 def ratio_rows(
-    found: Sequence[Run],
+    logged_runs: Sequence[Run],
     reaches: Sequence[Reach],
     compared: Sequence[str],
     others: Sequence[Reach],
@@ -449,18 +449,18 @@ def ratio_rows(
 
     from interp_tasks.measurement.crossings import finite, median, over_seeds, ratio_of_steps
 
-    beside: dict[tuple[str, Any], Reach] = {}
+    opponent_reaches: dict[tuple[str, Any], Reach] = {}
     for other in others:
         if other.split == "validation":
-            beside.setdefault((other.name, seed_of(other.run)), other)
+            opponent_reaches.setdefault((other.name, seed_of(other.run)), other)
     any_pair = False
-    for name, group in groups_of([run for run in found if run.name not in compared]).items():
-        mine = [reach for reach in reaches if reach.run in group and reach.split == "validation"]
-        for variant in dict.fromkeys(reach.name for reach in mine):
+    for name, group in groups_of([run for run in logged_runs if run.name not in compared]).items():
+        group_reaches = [reach for reach in reaches if reach.run in group and reach.split == "validation"]
+        for variant in dict.fromkeys(reach.name for reach in group_reaches):
             pairs = [
-                (reach, beside[variant, seed_of(reach.run)])
-                for reach in mine
-                if reach.name == variant and (variant, seed_of(reach.run)) in beside
+                (reach, opponent_reaches[variant, seed_of(reach.run)])
+                for reach in group_reaches
+                if reach.name == variant and (variant, seed_of(reach.run)) in opponent_reaches
             ]
             if not pairs:
                 continue

@@ -47,14 +47,14 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         }
         shown["order"] = order_text(cells) if ("validation", PAIRS) in cells else ""
         rows.append({**first, **shown})
-    found = pandas.DataFrame(rows)
-    names = list(found["run"].unique())
+    table = pandas.DataFrame(rows)
+    names = list(table["run"].unique())
     folder = shared_folder(names) if len(names) > 1 else ""
-    run = found["run"].str.removeprefix(f"{folder}/") if folder else found["run"]
+    run = table["run"].str.removeprefix(f"{folder}/") if folder else table["run"]
     count = sum("*" not in name for name in names)
     title = names[0] if len(names) == 1 else f"{count} runs{' of ' + folder if folder else ''}"
     steps = " to ".join(str(step) for step in dict.fromkeys([frame["step"].min(), frame["step"].max()]))
-    return found.assign(ref=title, run=run, step=steps, level=level)
+    return table.assign(ref=title, run=run, step=steps, level=level)
 
 
 def view_columns(rows: pandas.DataFrame) -> list[Column]:

@@ -95,11 +95,11 @@ def gradients(
         UserError: in one line; also for a run that logged no gradient norms.
     """
     check_start(start)
-    found = read_runs(runs)
-    logged = {run.name: read_norms(run, start) for run in found}
+    logged_runs = read_runs(runs)
+    logged = {run.name: read_norms(run, start) for run in logged_runs}
     rows = [
         row
-        for run in found
+        for run in logged_runs
         for stage, norms in logged[run.name].items()
         for row in rows_of(run, stage, norms)
     ]
@@ -107,7 +107,7 @@ def gradients(
 
     config = {
         "runs": [runs] if isinstance(runs, str) else list(runs),
-        "found": [run.name for run in found],
+        "found": [run.name for run in logged_runs],
         "start": start,
     }
     return GradientsResult("gradients", tidy(pandas.DataFrame(rows)), config, notes(logged), logged=logged)
@@ -144,7 +144,7 @@ def read_norms(run: Run, start: int) -> dict[str, Norms]:
         raise UserError(
             f"{run.name} logged no gradient norms: train with --set train.gradient_norms_every=100"
         )
-    found: dict[str, Norms] = {}
+    by_run: dict[str, Norms] = {}
     for stage in STAGES:
         tables = [line[LOGGED].get(stage) if isinstance(line[LOGGED], dict) else {} for line in lines]
         if stage != STAGES[0] and not any(tables):
@@ -155,8 +155,8 @@ def read_norms(run: Run, start: int) -> dict[str, Norms]:
                 f"{run.path / 'metrics.jsonl'} is mangled: {LOGGED} has not the same tensors in every line"
             )
         steps = tuple(line["step"] for line in lines)
-        found[stage] = Norms(steps, {name: tuple(number(table[name]) for table in tables) for name in names})
-    return found
+        by_run[stage] = Norms(steps, {name: tuple(number(table[name]) for table in tables) for name in names})
+    return by_run
 
 
 def number(value: Any) -> float:
@@ -189,8 +189,14 @@ def rows_of(run: Run, stage: str, norms: Norms) -> Iterator[dict[str, Any]]:
     if not all(groups.values()):
         return
     for metric, of in ((HALF, steps), (RANK, ranked)):
-        ours, theirs = (median([of[name] for name in groups[group]]) for group in (ATTENTION, OTHERS))
-        compared = {"value": ours, "baseline": theirs, "effect": ours - theirs}
+        attention_median, others_median = (
+            median([of[name] for name in groups[group]]) for group in (ATTENTION, OTHERS)
+        )
+        compared = {
+            "value": attention_median,
+            "baseline": others_median,
+            "effect": attention_median - others_median,
+        }
         yield {**shared, "variant": ATTENTION, "metric": f"median {metric}", **compared}
 
 
@@ -214,5 +220,5 @@ def median(values: Sequence[float]) -> float:
     """NaN where half of them or more are infinite."""
     import statistics
 
-    found = statistics.median(values)
-    return found if found < math.inf else math.nan
+    middle = statistics.median(values)
+    return middle if middle < math.inf else math.nan

@@ -35,12 +35,12 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     rows: dict[tuple[str, str], dict[Any, Any]] = {}
     for one in frame.to_dict("records"):
         size = "all" if pandas.isna(one["n"]) else one["n"]
-        found = rows.setdefault((one["ref"], one["variant"]), {**one, "n": size})
+        table_row = rows.setdefault((one["ref"], one["variant"]), {**one, "n": size})
         metric = str(one["metric"]).removeprefix("median ")
-        found[f"{one['intervention']}: {metric}"] = one["value"]
+        table_row[f"{one['intervention']}: {metric}"] = one["value"]
         if metric != one["metric"]:
-            found["variant"] = "attention (others), medians"
-            found[f"{one['intervention']}: {metric}, others"] = one["baseline"]
+            table_row["variant"] = "attention (others), medians"
+            table_row[f"{one['intervention']}: {metric}, others"] = one["baseline"]
     return pandas.DataFrame(list(rows.values()))
 
 

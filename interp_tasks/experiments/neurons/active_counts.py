@@ -23,8 +23,8 @@ def amplitudes(arranged: Tensor) -> NDArray[np.float64]:
     import torch
 
     spectrum = torch.fft.rfft2(arranged[1:, 1:].double(), dim=(0, 1)).abs()
-    found: NDArray[np.float64] = spectrum.mean(0).cpu().numpy()
-    return found
+    mean_spectrum: NDArray[np.float64] = spectrum.mean(0).cpu().numpy()
+    return mean_spectrum
 
 
 def active_counts(over_time: NDArray[np.float64], deviations: int) -> NDArray[np.int64]:

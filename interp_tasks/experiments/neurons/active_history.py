@@ -41,23 +41,23 @@ class History:
 
     seen: dict[tuple[str, str], list[Entry]] = field(default_factory=dict)
 
-    def add(self, subject: Subject, found: MeasuredFeatures, wanted: Sequence[int]) -> None:
+    def add(self, subject: Subject, measures: MeasuredFeatures, wanted: Sequence[int]) -> None:
         if subject.checkpoint.run is None:
             return
-        features, varying = found.features, found.clusters.best >= 0
+        features, varying = measures.features, measures.clusters.best >= 0
         labels = {**subject.labels, **common_of(features), "experiment": "neurons", "n_runs": 1}
-        each = float(found.active.counts[varying].double().mean()) if bool(varying.any()) else 0.0
+        each = float(measures.active.counts[varying].double().mean()) if bool(varying.any()) else 0.0
         entry = Entry(labels, amplitudes(features.grid.arrange(features.values)), each, wanted)
         # A checkpoint's folder lies in the run's folder of checkpoints.
         run = str(subject.checkpoint.path.parent.parent)
         self.seen.setdefault((run, features.label), []).append(entry)
 
     def rows(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         for (run, _), entries in self.seen.items():
             if len(entries) >= MIN_CHECKPOINTS:
-                found += of_run(run, sorted(entries, key=lambda entry: entry.labels["step"]))
-        return found
+                rows += of_run(run, sorted(entries, key=lambda entry: entry.labels["step"]))
+        return rows
 
 
 def of_run(run: str, entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:

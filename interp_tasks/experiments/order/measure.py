@@ -98,7 +98,7 @@ def order(
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    asked = check_kinds([kinds] if isinstance(kinds, str) else kinds)
+    chosen_kinds = check_kinds([kinds] if isinstance(kinds, str) else kinds)
     check_choice("--start", start, STARTS)
     if options.get("tokens") is not None:
         raise UserError("order needs a task: leave --tokens out, or give --task NAME instead")
@@ -113,12 +113,14 @@ def order(
         import pandas
 
         run = run_of(subject)
-        rows = followed[run].add(subject, asked)
+        rows = followed[run].add(subject, chosen_kinds)
         if subject.checkpoint.path == followed[run].last.resolved.path:
             rows += followed[run].steps(subject, plateaus[run])
         return Measured(pandas.DataFrame(rows), {})
 
-    result = measure("order", refs_of(runs), options, look, config={"kinds": list(asked), "start": start})
+    result = measure(
+        "order", refs_of(runs), options, look, config={"kinds": list(chosen_kinds), "start": start}
+    )
     config = {**result.config, "refs": [refs] if isinstance(refs, str) else list(refs)}
     notes = (
         f"step at 50%: of the way from {'the plateau' if start == 'plateau' else 'the first checkpoint'} to the last "
@@ -193,12 +195,12 @@ class RunQuantities:
         rows = []
         # Everything is compared with the drop metric.
         for kind in dict.fromkeys(["metrics", *kinds]):
-            for name, found in QUANTITIES[kind](subject, self.end).items():
+            for name, quantity in QUANTITIES[kind](subject, self.end).items():
                 if kind == "metrics" and kind not in kinds and name != self.drop:
                     continue
-                self.curves.setdefault(name, {})[subject.checkpoint.step] = found
-                low, high = interval(found[1:])
-                row = {"variant": name, "intervention": kind, "metric": VALUE, "value": found[0]}
+                self.curves.setdefault(name, {})[subject.checkpoint.step] = quantity
+                low, high = interval(quantity[1:])
+                row = {"variant": name, "intervention": kind, "metric": VALUE, "value": quantity[0]}
                 row |= {"ci_low": low, "ci_high": high, "n": len(subject.tokens), "engine": "naive"}
                 rows.append(row)
         return rows
@@ -222,14 +224,14 @@ class RunQuantities:
             first = 0 if plateau is None else at.index(plateau)
             # A quantity that was past a share on the plateau already has no step after it.
             for share in SHARES:
-                found = crossing(at[first:], curve[:, first:], share, curve[:, first], curve[:, -1])
-                of_drop.setdefault(share, found)
-                low, high = interval(found[1:])
-                row = {"variant": name, "metric": f"{STEP}{share:.0%}", "value": found[0]}
+                crossings = crossing(at[first:], curve[:, first:], share, curve[:, first], curve[:, -1])
+                of_drop.setdefault(share, crossings)
+                low, high = interval(crossings[1:])
+                row = {"variant": name, "metric": f"{STEP}{share:.0%}", "value": crossings[0]}
                 row |= {"intervention": "of its way", "ci_low": low, "ci_high": high}
                 row |= {"n": len(subject.tokens), "engine": "naive"}
                 if name != self.drop:
-                    gap = found[: len(of_drop[share])] - of_drop[share][: len(found)]
+                    gap = crossings[: len(of_drop[share])] - of_drop[share][: len(crossings)]
                     below, above = interval(gap[1:])
                     row |= {"baseline": of_drop[share][0], "effect": gap[0]}
                     row |= {"effect_ci_low": below, "effect_ci_high": above}
@@ -245,6 +247,6 @@ class RunQuantities:
             steps, curve = self.stacked(name)
             values = curve[0]
             start = values[0 if plateau is None else steps.index(plateau)]
-            way = values[-1] - start
-            columns |= {"step": steps, name: (values - start) / (way if way else float("nan"))}
+            distance = values[-1] - start
+            columns |= {"step": steps, name: (values - start) / (distance if distance else float("nan"))}
         return pandas.DataFrame(columns)

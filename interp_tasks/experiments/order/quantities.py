@@ -75,7 +75,7 @@ def judged(subject: Subject, *edits: Any) -> dict[str, tuple[Array, Array]]:
 
 
 def metrics(subject: Subject, end: RunEnd) -> dict[str, Array]:
-    return {name: pooled(*found, subject.seed) for name, found in judged(subject).items()}
+    return {name: pooled(*values, subject.seed) for name, values in judged(subject).items()}
 
 
 def ablation(subject: Subject, end: RunEnd) -> dict[str, Array]:
@@ -93,12 +93,12 @@ def embeddings(subject: Subject, end: RunEnd) -> dict[str, Array]:
     from interp_tasks.measurement.embeddings.tables import ALIGNMENT, EmbeddingTargets, Tables, of_tokens
 
     assert subject.task is not None
-    asked = EmbeddingTargets(subject.task.token_values(), {})
-    if len(asked.values) < 4:
+    targets = EmbeddingTargets(subject.task.token_values(), {})
+    if len(targets.values) < 4:
         return {}
     last = Tables.of(end.checkpoint().model)
     return {
-        "embedding alignment": of_tokens(asked, Tables.of(subject.model), last, subject.seed)[ALIGNMENT][1]
+        "embedding alignment": of_tokens(targets, Tables.of(subject.model), last, subject.seed)[ALIGNMENT][1]
     }
 
 
@@ -114,9 +114,9 @@ def positions(subject: Subject, end: RunEnd) -> dict[str, Array]:
     cells = int(np.prod(list(axes.values())))
     if not axes or table is None:
         return {}
-    asked, apart = EmbeddingTargets({}, axes), distances(table[:cells])
+    targets, apart = EmbeddingTargets({}, axes), distances(table[:cells])
     return {
-        f"silhouette of positions by {axis}": np.array([silhouette(apart, asked.labels(axis))])
+        f"silhouette of positions by {axis}": np.array([silhouette(apart, targets.labels(axis))])
         for axis, size in axes.items()
         if 1 < size < cells
     }
@@ -176,7 +176,7 @@ def probe(subject: Subject, end: RunEnd) -> dict[str, Array]:
         return {}
     name = next(iter(declared.targets))
     last = subject.model.cfg.n_layers - 1
-    asked = ProbeSettings.read(
+    settings = ProbeSettings.read(
         sites=f"resid_post.{last}",
         targets=name,
         heads=None,
@@ -189,12 +189,12 @@ def probe(subject: Subject, end: RunEnd) -> dict[str, Array]:
         shuffles=1,
         untrained=False,
     )
-    table = probed(subject, asked)
+    table = probed(subject, settings)
     split = "hidden" if "hidden" in declared.splits else "all"
     metric = "r2" if declared.targets[name].kind == "regression" else "accuracy"
-    found = table[(table["split"] == split) & (table["metric"] == metric)]["value"].to_numpy(dtype=float)
-    where = f" ({split})" if split != "all" else ""
-    return {f"probe of {name}{where}, {metric}": np.asarray(found[:1])}
+    scores = table[(table["split"] == split) & (table["metric"] == metric)]["value"].to_numpy(dtype=float)
+    split_text = f" ({split})" if split != "all" else ""
+    return {f"probe of {name}{split_text}, {metric}": np.asarray(scores[:1])}
 
 
 QUANTITIES: dict[str, Callable[[Subject, RunEnd], dict[str, Array]]] = {

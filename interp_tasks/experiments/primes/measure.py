@@ -107,8 +107,8 @@ def primes(
         rows = list(embedding_rows(subject, inputs, draws))
         last = None
         for place in places(subject, inputs):
-            found, best = grid_rows(subject, inputs, place, draws)
-            rows += found
+            new_rows, best = grid_rows(subject, inputs, place, draws)
+            rows += new_rows
             if place.site == "mlp_post" and best:
                 last = place, best
         # Shares are of the complete grid.
@@ -137,7 +137,7 @@ def is_share(frame: Any) -> Any:
 
 
 def notes(draws: int, ablate: bool) -> list[str]:
-    said = [
+    texts = [
         "In brackets the control. Shares of the variance over all inputs: functions of the digits modulo q, and of the "
         f"answer; control: the mean over {draws} draws of shuffled digits. Other forms: as the answer, with another "
         "coefficient, mean. Beyond: what the answer adds to all others, by least squares.",
@@ -145,11 +145,11 @@ def notes(draws: int, ablate: bool) -> list[str]:
         "larger; several: those of more than one answer, control: if each answer had drawn its neurons.",
     ]
     if ablate:
-        said += [
+        texts += [
             "− taken away: digits, functions of each digit modulo q; answer, functions of the answer; directions of "
             "its means; neurons. itself, the others: the share of the accuracy above chance that is lost, of answers "
             "given more often than halfway between chance and always. Control: as much taken away at random.",
             "After the neurons all is linear: without the functions of one answer there, no other can lose much, by "
             "construction.",
         ]
-    return said
+    return texts

@@ -84,7 +84,7 @@ class Inputs:
         )
 
 
-def read_inputs(subject: Subject, what: str) -> Inputs:
+def read_inputs(subject: Subject, noun: str) -> Inputs:
     """The complete grid of the checkpoint's task.
 
     Raises:
@@ -92,19 +92,19 @@ def read_inputs(subject: Subject, what: str) -> Inputs:
     """
     task: Any = subject.task
     if task is None:
-        raise UserError(f"{what} needs a task: leave --tokens out, or give --task NAME instead")
+        raise UserError(f"{noun} needs a task: leave --tokens out, or give --task NAME instead")
     answers = task.modular_answers()
     if not answers:
-        raise UserError(f"task {task.name!r} declares no modular answers, which {what} is about")
+        raise UserError(f"task {task.name!r} declares no modular answers, which {noun} is about")
     axes = task.grid_axes()
     every = Inputs(task.input_grid().tokens, located(task.input_grid().tokens, axes), axes, answers)
     return on_grid(every)
 
 
-def sampled(subject: Subject, whole: Inputs) -> Inputs:
+def sampled(subject: Subject, inputs: Inputs) -> Inputs:
     """Returns the examples of the subject that are on the grid."""
     tokens = subject.tokens.cpu()
-    return on_grid(Inputs(tokens, located(tokens, whole.axes), whole.axes, whole.answers))
+    return on_grid(Inputs(tokens, located(tokens, inputs.axes), inputs.axes, inputs.answers))
 
 
 def on_grid(inputs: Inputs) -> Inputs:

@@ -76,8 +76,8 @@ class Damage:
 
     def lost(self, accuracy: Any) -> Any:
         """The share of what is above chance that is gone, ``[removed judged]``; NaN of an answer that is not solved."""
-        found = (self.accuracy - accuracy) / (self.accuracy - self.chance)
-        return np.where(self.solved, found, np.nan)
+        share = (self.accuracy - accuracy) / (self.accuracy - self.chance)
+        return np.where(self.solved, share, np.nan)
 
     def maps(self) -> tuple[pandas.DataFrame, pandas.DataFrame]:
         """Returns tables of the losses of accuracy: those without each answer, and those under the control."""
@@ -159,8 +159,8 @@ class Removals:
                 dtype=torch.float64,
             )
             # Combinations of inputs at random: directions that activations have, without an answer's order.
-            drawn = torch.linalg.qr((draw @ (values - mean)).T).Q
-            self.add(KINDS[2], name, [self.off(basis, mean), self.off(drawn, mean)], basis.shape[1])
+            random_basis = torch.linalg.qr((draw @ (values - mean)).T).Q
+            self.add(KINDS[2], name, [self.off(basis, mean), self.off(random_basis, mean)], basis.shape[1])
 
     def off(self, basis: Tensor, mean: Tensor) -> Any:
         """Activations less what of their distance from the mean lies in the directions ``[feature direction]``."""
@@ -187,8 +187,8 @@ class Removals:
                 continue
             order = torch.randperm(len(live), generator=generator(self.subject.seed, "neurons", name))
             edits = [
-                ablate.neurons(self.place.layer, some.tolist(), "mean", reference=self.inputs.tokens)
-                for some in (chosen.nonzero().flatten(), live[order[:count]])
+                ablate.neurons(self.place.layer, neurons.tolist(), "mean", reference=self.inputs.tokens)
+                for neurons in (chosen.nonzero().flatten(), live[order[:count]])
             ]
             self.add(KINDS[3], name, edits, count)
 
@@ -223,20 +223,20 @@ def removed(
     columns = [list(inputs.answers[name].classes) for name in names]
 
     def judge(output: Tensor, right: RightAnswers) -> dict[str, Tensor]:
-        found = {}
+        scores = {}
         logits = task.read(output)[:, 0]
         for at, name in enumerate(names):
-            own = logits[:, columns[at]].double()
+            answer_logits = logits[:, columns[at]].double()
             target = right.answers[:, at]
-            found[ACCURACY + name] = (own.argmax(-1) == target).double()
-            loss = -own.log_softmax(-1).gather(-1, target[:, None])[:, 0]
-            found[LOSS + name] = loss / np.log(inputs.answers[name].modulus)
-        return found
+            scores[ACCURACY + name] = (answer_logits.argmax(-1) == target).double()
+            loss = -answer_logits.log_softmax(-1).gather(-1, target[:, None])[:, 0]
+            scores[LOSS + name] = loss / np.log(inputs.answers[name].modulus)
+        return scores
 
     frames, damages, done = [], [], {}
     for kind, edits in builder.edits.items():
-        where = "embed" if kind == KINDS[0] else place.label
-        label = f"{kind} at {where}"
+        site = "embed" if kind == KINDS[0] else place.label
+        label = f"{kind} at {site}"
         # Of so many rows no p-values are made: the control says what chance does.
         result = sweep(
             subject.model,
@@ -250,17 +250,17 @@ def removed(
             flips=1,
         )
         frame = result.frame.assign(intervention=label, p_value=float("nan"), p_adjusted=float("nan"))
-        found = damage(frame, kind, where, names, inputs)
-        damages.append(found)
+        scores = damage(frame, kind, site, names, inputs)
+        damages.append(scores)
         frames += [
             frame,
-            pandas.DataFrame(summary(found, label, place, len(examples.tokens), builder.sizes[kind])),
+            pandas.DataFrame(summary(scores, label, place, len(examples.tokens), builder.sizes[kind])),
         ]
         done[label] = {"directions": builder.sizes[kind]}
     return pandas.concat(frames, ignore_index=True), damages, done
 
 
-def damage(frame: pandas.DataFrame, kind: str, where: str, names: tuple[str, ...], inputs: Inputs) -> Damage:
+def damage(frame: pandas.DataFrame, kind: str, site: str, names: tuple[str, ...], inputs: Inputs) -> Damage:
     """The matrices in a sweep's table."""
     accuracy = frame[frame["metric"].str.startswith(ACCURACY)]
     table = accuracy.pivot(index="variant", columns="metric", values="value")
@@ -272,11 +272,11 @@ def damage(frame: pandas.DataFrame, kind: str, where: str, names: tuple[str, ...
     ]
     chance = np.array([1 / inputs.answers[name].modulus for name in names])
     without, control = matrices
-    return Damage(kind, where, names, before.to_numpy(dtype=float), without, control, chance)
+    return Damage(kind, site, names, before.to_numpy(dtype=float), without, control, chance)
 
 
 def summary(
-    found: Damage, label: str, place: Place, examples: int, sizes: Mapping[str, int]
+    damaged: Damage, label: str, place: Place, examples: int, sizes: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
     """Rows of each answer's damage to itself and to the others, beside the control's."""
     about = {
@@ -286,19 +286,19 @@ def summary(
         "n": examples,
         "engine": "naive",
     }
-    if found.kind == KINDS[0]:
+    if damaged.kind == KINDS[0]:
         about |= {"site": "embed", "layer": None}
-    own, others = found.own_and_others(found.without)
-    control_own, control_others = found.own_and_others(found.control)
-    for at, name in enumerate(found.names):
+    own_losses, others = damaged.own_and_others(damaged.without)
+    control_own, control_others = damaged.own_and_others(damaged.control)
+    for at, name in enumerate(damaged.names):
         if name not in sizes:
             continue
         shared = {**about, "variant": name}
         yield {**shared, "metric": SIZE, "value": float(sizes[name])}
-        yield {**shared, "metric": OWN, **beside(own[at], control_own[at])}
+        yield {**shared, "metric": OWN, **beside(own_losses[at], control_own[at])}
         yield {**shared, "metric": OTHERS, **beside(others[at], control_others[at])}
     shared = {**about, "variant": TOGETHER}
-    means = [mean(each) for each in (own, control_own, others, control_others)]
+    means = [mean(each) for each in (own_losses, control_own, others, control_others)]
     yield {**shared, "metric": OWN, **beside(means[0], means[1])}
     yield {**shared, "metric": OTHERS, **beside(means[2], means[3])}
     yield {**shared, "metric": SELECTIVE, **beside(means[0] - means[2], means[1] - means[3])}

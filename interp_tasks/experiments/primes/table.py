@@ -53,10 +53,10 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         head, digits = SHOWN.get(key, SHOWN.get(("", row["metric"]), ("", "")))
         if not head:
             continue
-        where = tensor if divided else shortened(part)
-        found = rows.setdefault((row["ref"], where, row["variant"]), {**row, "where": where})
+        tensor_name = tensor if divided else shortened(part)
+        table_row = rows.setdefault((row["ref"], tensor_name, row["variant"]), {**row, "where": tensor_name})
         control = "" if math.isnan(row["baseline"]) else f" ({row['baseline']:{digits}})"
-        found[head] = "" if math.isnan(row["value"]) else f"{row['value']:{digits}}{control}"
+        table_row[head] = "" if math.isnan(row["value"]) else f"{row['value']:{digits}}{control}"
     return pandas.DataFrame(list(rows.values()))
 
 
@@ -69,8 +69,8 @@ def shortened(removal: str) -> str:
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
     """Returns the columns of ``view_rows``; only those that some row has."""
     heads = dict.fromkeys(head for head, _ in SHOWN.values())
-    found = [Column("tensor", "where"), Column("q", "variant")]
-    return found + [Column(head, head, text(head)) for head in heads if head in frame]
+    columns = [Column("tensor", "where"), Column("q", "variant")]
+    return columns + [Column(head, head, text(head)) for head in heads if head in frame]
 
 
 def text(head: str) -> Callable[[Mapping[str, Any]], str]:

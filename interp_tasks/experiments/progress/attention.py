@@ -48,11 +48,11 @@ def rows_of_attention(inputs: Inputs, patterns: Mapping[int, Tensor]) -> Iterato
             for metric, shares in fits.items():
                 best = torch.stack(shares).max(0)
                 for head in range(seen.shape[1]):
-                    place = {"layer": layer, "head": head, "site": "pattern"}
-                    yield measured(answer.name, metric, float(best.values[head]), **place)
+                    labels = {"layer": layer, "head": head, "site": "pattern"}
+                    yield measured(answer.name, metric, float(best.values[head]), **labels)
                     if metric == ATTENTION_FIT:
                         key = answer.sum.frequencies[int(best.indices[head])]
-                        yield measured(answer.name, FREQUENCY, float(key), **place)
+                        yield measured(answer.name, FREQUENCY, float(key), **labels)
 
 
 def rows_of_waves(
@@ -69,17 +69,17 @@ def rows_of_waves(
         return
     first, second = inputs.operands
     for answer in inputs.answers:
-        made = {}
+        edited = {}
         for layer, pattern in patterns.items():
             new = pattern.double().mean(0).expand(pattern.shape).clone()
             new[:, :, first] = fitted(answer, pattern[:, :, first].double())
             new[:, :, second] = 0.0
             new[:, :, second] = 1.0 - new.sum(2)
-            made[layer] = new
+            edited[layer] = new
         parts, start = [], 0
         for tokens in passes(model, inputs):
             rows = slice(start, start + len(tokens))
-            chosen = {layer: new[rows] for layer, new in made.items()}
+            chosen = {layer: new[rows] for layer, new in edited.items()}
             parts.append(output_with(model, inputs, tokens, chosen))
             start = rows.stop
         clean = inputs.scores(logits[:, answer.classes], answer)
@@ -137,11 +137,11 @@ def rows_of_skips(model: Any, inputs: Inputs, logits: Tensor) -> Iterator[Row]:
     if has_mlp:
         streams += [f"{site}.{layer}" for layer in layers for site in ("mlp_out", "resid_post")]
     means = mean_streams(model, inputs, streams)
-    found: dict[tuple[int, str], list[Tensor]] = {}
+    outputs: dict[tuple[int, str], list[Tensor]] = {}
     for tokens in passes(model, inputs):
         for key, output in outputs_without(model, inputs, tokens, streams, means):
-            found.setdefault(key, []).append(output)
-    for (layer, name), parts in found.items():
+            outputs.setdefault(key, []).append(output)
+    for (layer, name), parts in outputs.items():
         output = torch.cat(parts)
         for answer in inputs.answers:
             clean = inputs.scores(logits[:, answer.classes], answer)
@@ -168,12 +168,12 @@ def outputs_without(
 
     seen = cache(model, tokens, streams)
 
-    def less(way: Tensor, rest: Tensor | float = 0.0) -> Any:
-        return lambda after: (after - way + rest).to(after.dtype)
+    def less(direction: Tensor, rest: Tensor | float = 0.0) -> Any:
+        return lambda after: (after - direction + rest).to(after.dtype)
 
-    def around_mlp(held: Mapping[str, Tensor], layer: int) -> Tensor:
+    def around_mlp(kept_outputs: Mapping[str, Tensor], layer: int) -> Tensor:
         # In a post-norm model that is not resid_mid, but what the LayerNorm makes of it.
-        return held[f"resid_post.{layer}"] - held[f"mlp_out.{layer}"]
+        return kept_outputs[f"resid_post.{layer}"] - kept_outputs[f"mlp_out.{layer}"]
 
     def at_mean(site: str) -> Any:
         return lambda old: means[site].expand_as(old)
@@ -181,8 +181,8 @@ def outputs_without(
     for layer in range(model.cfg.n_layers):
         at = "" if model.cfg.n_layers == 1 else f" of layer {layer}"
         added, after = f"mlp_out.{layer}", f"resid_post.{layer}"
-        mine = heads([(layer, head) for head in range(model.cfg.n_heads)], model)
-        edits = {f"attention{at} zeroed": ablate.zero(mine)}
+        layer_heads = heads([(layer, head) for head in range(model.cfg.n_heads)], model)
+        edits = {f"attention{at} zeroed": ablate.zero(layer_heads)}
         if added in means:
             edits |= {
                 f"way around attention{at} zeroed": edit(

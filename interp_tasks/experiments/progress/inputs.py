@@ -120,8 +120,10 @@ def rows_of(grid: Tensor, tokens: Tensor) -> Tensor:
     """Returns the rows of the grid that examples are in, ``[example]``; those that are not on it are left out."""
     import torch
 
-    place = {tuple(row): index for index, row in enumerate(grid.tolist())}
-    return torch.tensor([place[row] for row in map(tuple, tokens.tolist()) if row in place], dtype=torch.long)
+    row_of_input = {tuple(row): index for index, row in enumerate(grid.tolist())}
+    return torch.tensor(
+        [row_of_input[row] for row in map(tuple, tokens.tolist()) if row in row_of_input], dtype=torch.long
+    )
 
 
 def passes(model: Any, inputs: Inputs) -> Iterator[Tensor]:

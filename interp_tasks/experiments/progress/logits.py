@@ -65,19 +65,19 @@ def share_of_answer(answer: Answer, logits: Tensor) -> float:
     counts = torch.bincount(answer.sum.remainders, minlength=answer.sum.period).clamp(min=1)
     sums = logits.new_zeros(answer.sum.period, logits.shape[1]).index_add_(0, answer.sum.remainders, logits)
     means = (sums / counts[:, None])[answer.sum.remainders]
-    whole = float((logits - logits.mean()).square().sum())
-    return float((means - logits.mean()).square().sum()) / whole if whole else 0.0
+    total = float((logits - logits.mean()).square().sum())
+    return float((means - logits.mean()).square().sum()) / total if total else 0.0
 
 
 def worst_exclusion(inputs: Inputs, answer: Answer, logits: Tensor) -> float:
     """The largest training loss without one single frequency, whichever: the excluded loss that needs no keys."""
     logits = logits.double()
     rows = inputs.splits[TRAIN]
-    mine, right = logits[rows], answer.sum.remainders[rows][:, None]
+    training_logits, right = logits[rows], answer.sum.remainders[rows][:, None]
     losses = []
     for key in answer.sum.frequencies:
         directions = answer.sum.directions([key])
-        left = mine - directions[rows] @ (directions.T @ logits)
+        left = training_logits - directions[rows] @ (directions.T @ logits)
         losses.append(float((left.logsumexp(1) - left.gather(1, right)[:, 0]).mean()))
     return max(losses)
 
@@ -88,14 +88,14 @@ def rows_of_weights(model: Any, digits: Sequence[int]) -> Iterator[Row]:
 
     norms = transform(model.W_E[list(digits)].detach()).norm(dim=1)
     yield {**measured("W_E", GINI, gini(norms)), "site": "embed"}
-    whole = 0.0
+    total = 0.0
     for name, weight in model.named_parameters():
-        found = float(weight.detach().double().square().sum())
-        whole += found
+        squares = float(weight.detach().double().square().sum())
+        total += squares
         # A bias that is frozen at 0 is none.
-        if found:
-            yield measured(name, SQUARES, found)
-    yield measured(ALL_WEIGHTS, SQUARES, whole)
+        if squares:
+            yield measured(name, SQUARES, squares)
+    yield measured(ALL_WEIGHTS, SQUARES, total)
 
 
 def scored(

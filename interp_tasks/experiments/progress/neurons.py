@@ -51,12 +51,12 @@ class Neurons:
     @classmethod
     def of(cls, model: Any, inputs: Inputs, logits: Tensor, values: Tensor) -> Neurons:
         site = f"mlp_post.{model.cfg.n_layers - 1}"
-        made = cls(model, inputs, site, values.double(), logits.double(), w_l(model), linear=False)
-        few = slice(0, CHECKED)
-        by_hand = made.logits[few] - made.values[few] @ made.to_logits
-        found = made.run(made.values * 0, few)
-        close = (by_hand - found).abs().max() < 1e-4 * made.logits[few].abs().max()
-        return cls(model, inputs, site, made.values, made.logits, made.to_logits, linear=bool(close))
+        neurons = cls(model, inputs, site, values.double(), logits.double(), w_l(model), linear=False)
+        checked = slice(0, CHECKED)
+        by_hand = neurons.logits[checked] - neurons.values[checked] @ neurons.to_logits
+        logits_without = neurons.run(neurons.values * 0, checked)
+        close = (by_hand - logits_without).abs().max() < 1e-4 * neurons.logits[checked].abs().max()
+        return cls(model, inputs, site, neurons.values, neurons.logits, neurons.to_logits, linear=bool(close))
 
     @property
     def engine(self) -> str:
@@ -151,10 +151,10 @@ def rows_of_map(
     if set(neurons.inputs.sizes) == {period}:
         # A neuron's column is what it writes to the classes.
         power = waves.square()
-        found = clusters(spectrum(neurons.values, neurons.inputs.sizes))
-        for label in found.sizes:
-            mine = power[:, found.neurons(label)]
-            of_cluster = float(mine[of_row == label].sum() / mine.sum())
+        groups = clusters(spectrum(neurons.values, neurons.inputs.sizes))
+        for label in groups.sizes:
+            cluster_power = power[:, groups.neurons(label)]
+            of_cluster = float(cluster_power[of_row == label].sum() / cluster_power.sum())
             yield measured(of_frequency(answer.name, int(label)), OF_CLUSTER, of_cluster, **common)  # type: ignore[arg-type]
     if embedding is not None:
         strong = [key for key, norm in embedding.items() if norm > max(embedding.values()) / 4]
@@ -220,7 +220,7 @@ def rows_of_removal(neurons: Neurons, answer: Answer, keys: Sequence[int]) -> It
         found = clusters(spectrum(neurons.values, inputs.sizes))
         values = neurons.values.clone()
         for label in found.sizes:
-            mine = found.neurons(label)
-            values[:, mine] = kept(total.block([int(label)]))(values[:, mine])  # type: ignore[arg-type]
+            members = found.neurons(label)
+            values[:, members] = kept(total.block([int(label)]))(values[:, members])  # type: ignore[arg-type]
         name = "neurons: own frequency of each alone"
         yield from rows(answer.name, name, neurons.logits_of(values, answer))

@@ -68,11 +68,11 @@ def changes(
     steps: Sequence[int], curve: Sequence[float], phases: Phases
 ) -> Mapping[str, tuple[float, float]]:
     """Phase -> the curve's value at its beginning, and at its end."""
-    found = {}
+    changed_steps = {}
     for name, ends in phases.parts.items():
         if any(map(math.isnan, ends)):
-            found[name] = (math.nan, math.nan)
+            changed_steps[name] = (math.nan, math.nan)
         else:
             first, last = np.interp(ends, steps, curve)
-            found[name] = (float(first), float(last))
-    return found
+            changed_steps[name] = (float(first), float(last))
+    return changed_steps

@@ -24,12 +24,12 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
     components, metrics = list(dict.fromkeys(frame["variant"])), list(dict.fromkeys(frame["metric"]))
     receivers = list(dict.fromkeys(frame["ref"]))
     height = max(ROW * len(receivers), 120)
-    whole = height * len(components) + GAP * (len(components) - 1)
+    total_height = height * len(components) + GAP * (len(components) - 1)
     figure = make_subplots(
         rows=len(components),
         cols=len(metrics),
         shared_yaxes=True,
-        vertical_spacing=GAP / whole if len(components) > 1 else 0,
+        vertical_spacing=GAP / total_height if len(components) > 1 else 0,
         horizontal_spacing=0.03,
         subplot_titles=[f"{component}: {metric}" for component in components for metric in metrics],
     )
@@ -45,7 +45,7 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
             figure.update_xaxes(title_text="weights of", row=row, col=column)
         figure.update_yaxes(title_text="run", col=1)
     figure.update_layout(
-        height=TOP + whole + BOTTOM, margin={"t": TOP, "b": BOTTOM}, template=template("light")
+        height=TOP + total_height + BOTTOM, margin={"t": TOP, "b": BOTTOM}, template=template("light")
     )
     figure.update_annotations(font_size=13)
     return figure
