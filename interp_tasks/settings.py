@@ -74,19 +74,19 @@ def import_file(path: Path) -> None:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         lines = [line for file, line in frames(error) if Path(file) == path or Path(file) == path.resolve()]
-        where = f", line {lines[-1]}" if lines else ""
-        raise UserError(f"--import {path}{where}: {type(error).__name__}: {error}") from error
+        line_text = f", line {lines[-1]}" if lines else ""
+        raise UserError(f"--import {path}{line_text}: {type(error).__name__}: {error}") from error
 
 
 def frames(error: BaseException) -> list[tuple[str, int]]:
-    found = []
+    locations = []
     trace = error.__traceback__
     while trace is not None:
-        found.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+        locations.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
         trace = trace.tb_next
     if isinstance(error, SyntaxError) and error.filename:
-        found.append((error.filename, error.lineno or 0))
-    return found
+        locations.append((error.filename, error.lineno or 0))
+    return locations
 
 
 DEVICE = re.compile(r"cpu|(cuda|mps)(:\d+)?", re.ASCII)

@@ -103,7 +103,7 @@ def make_command(path: str, command_class: type[Command], group: str = "") -> An
         group: of one task's experiments; checkpoints of another task are refused before they are loaded.
     """
     hints = get_type_hints(command_class, include_extras=True)
-    depth = {name: place for place, base in enumerate(command_class.__mro__) for name in own_fields(base)}
+    depth = {name: rank for rank, base in enumerate(command_class.__mro__) for name in own_fields(base)}
     parameters: list[inspect.Parameter] = []
     for item in sorted(fields(command_class), key=lambda item: (is_given(item), depth[item.name])):
         default: Any = inspect.Parameter.empty
@@ -144,9 +144,9 @@ def example(parameter: Any) -> str:
         "REF": "zoo:matrix-completion-4x4@post or RUN@last",
         "RUN": "zoo:matrix-completion-4x4 or runs/mine",
     }
-    such = given.get(parameter.metavar)
+    value = given.get(parameter.metavar)
     return f"{parameter.opts[0]} {parameter.metavar}" + (
-        f", such as {such}" if such else f": {parameter.help}"
+        f", such as {value}" if value else f": {parameter.help}"
     )
 
 

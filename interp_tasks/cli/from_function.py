@@ -112,5 +112,5 @@ def field_of(parameter: inspect.Parameter, type_: Any, option: OptionInfo) -> tu
 def help_of(function: Callable[..., Any]) -> str:
     """The first paragraph of a docstring, and the second where that is not of its arguments."""
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
-    kept = paragraphs[:1] + [each for each in paragraphs[1:2] if not each.startswith(("Args:", "Returns:"))]
-    return "\n\n".join(kept).replace("``", "")
+    shown = paragraphs[:1] + [each for each in paragraphs[1:2] if not each.startswith(("Args:", "Returns:"))]
+    return "\n\n".join(shown).replace("``", "")

@@ -71,8 +71,8 @@ def print_as(result: Result, format: str, metric: str | None = None) -> None:
             columns, constant = without_constants(rows, columns)
             if constant.get("variant") == "all" and result.experiment in OF_HEADS:
                 constant["variant"] = "all heads"
-            told = {part.partition(" ")[2] for part in done}
-            done += [text for key, text in constant.items() if key != "p_adjusted" and text not in told]
+            written = {part.partition(" ")[2] for part in done}
+            done += [text for key, text in constant.items() if key != "p_adjusted" and text not in written]
             if "p_adjusted" in constant:
                 notes.append(f"p adj. is {constant['p_adjusted']} in every row.")
             left = [
@@ -94,7 +94,7 @@ def without_constants(
         for column in columns
         if column.key in ("variant", "metric", "p_adjusted")
     }
-    constant = {key: found.pop() for key, found in texts.items() if len(found) == 1}
+    constant = {key: values.pop() for key, values in texts.items() if len(values) == 1}
     return [column for column in columns if column.key not in constant], constant
 
 
@@ -104,11 +104,11 @@ def emit(
     """Print a result, and write the files asked for; ``plot``: one of ``PLOT_FORMATS``, or no figure."""
 
     def write() -> list[Path]:
-        drawn = draw(result, plot, out) if plot in PICTURES else {}
+        files = draw(result, plot, out) if plot in PICTURES else {}
         folder = Path(out or "")
         # The files of a folder are of one result; where no pictures are asked for, only in a folder of results.
-        stale = left_over(folder, result.experiment, drawn) if drawn or out is not None else ()
-        pictures = write_together(drawn, list(stale))
+        stale = left_over(folder, result.experiment, files) if files or out is not None else ()
+        pictures = write_together(files, list(stale))
         if out is not None:
             return [*result.write(out, page=plot == "html"), *pictures]
         if plot == "html":
@@ -126,8 +126,8 @@ def draw(result: Result, kind: str, out: Path | None) -> dict[Path, str | bytes]
     files: dict[Path, str | bytes] = {}
     for number, one in enumerate(figures, start=1):
         name = result.experiment if number == 1 else f"{result.experiment}-{number}"
-        drawn = titled(one.figure, one.title, one.caption)
-        files[target(out or "", name, f".{kind}")] = marked(picture(drawn, kind), kind)
+        figure = titled(one.figure, one.title, one.caption)
+        files[target(out or "", name, f".{kind}")] = marked(picture(figure, kind), kind)
     return files
 
 

@@ -35,7 +35,7 @@ def simplify(error: UnicodeError) -> tuple[str, int]:
 
 def escaped(text: str) -> str:
     units = text.encode("utf-16-be", "surrogatepass")
-    codes = (int.from_bytes(units[place : place + 2], "big") for place in range(0, len(units), 2))
+    codes = (int.from_bytes(units[offset : offset + 2], "big") for offset in range(0, len(units), 2))
     return "".join(chr(code) if code < 128 else f"\\u{code:04x}" for code in codes)
 
 

@@ -86,17 +86,19 @@ def print_result(
     layouts = [(part, *laid_out(rows, part, narrow)) for part in parts]
     wide = console(at_least=max(room_for(widths, gap_of(narrow)) for _, _, widths in layouts))
     for ref in dict.fromkeys(frame["ref"]):
-        mine = [index for index, row in enumerate(rows) if row["ref"] == ref]
-        for parts_of_head in heads.get(ref) or [[*title([rows[index] for index in mine]), *done]]:
+        ref_rows = [index for index, row in enumerate(rows) if row["ref"] == ref]
+        for parts_of_head in heads.get(ref) or [[*title([rows[index] for index in ref_rows]), *done]]:
             if parts_of_head:
                 out.print(heading(parts_of_head, out.width), style="bold")
         for part, text, widths in layouts:
-            told = mine
+            printed = ref_rows
             if len(parts) > 1:
                 skipped = len(shared(parts))
-                told = [index for index in mine if any(cell.strip("–") for cell in text[index][skipped:])]
-            if told:
-                wide.print(block(part, text, widths, told, narrow))
+                printed = [
+                    index for index in ref_rows if any(cell.strip("–") for cell in text[index][skipped:])
+                ]
+            if printed:
+                wide.print(block(part, text, widths, printed, narrow))
                 out.print()
     for line in notes:
         out.print(line, style="dim", soft_wrap=False)
@@ -124,20 +126,20 @@ def block(
     """Some rows as a table."""
     from rich.table import Table
 
-    found = Table(
+    table = Table(
         box=None, padding=(0, gap_of(narrow), 0, 0), pad_edge=False, header_style="dim", show_edge=False
     )
     for column, width in zip(columns, widths, strict=True):
         numeric = column.key in ("baseline", "value", "effect", "p_adjusted")
-        found.add_column(
+        table.add_column(
             broken(printable(column.header, keep="\n"), narrow),
             min_width=width,
             justify="right" if numeric and column.text is None else "left",
         )
     for index in rows:
         repeated = index != rows[0] and text[index][0] == text[index - 1][0] and not narrow
-        found.add_row("" if repeated else text[index][0], *text[index][1:])
-    return found
+        table.add_row("" if repeated else text[index][0], *text[index][1:])
+    return table
 
 
 def arranged(
@@ -159,11 +161,11 @@ def arranged(
         1,
     )
     parts: list[list[int]] = [[]]
-    for place in range(about, len(columns)):
-        if parts[-1] and room_for([*widths[:about], *(widths[one] for one in [*parts[-1], place])]) > width:
+    for column in range(about, len(columns)):
+        if parts[-1] and room_for([*widths[:about], *(widths[one] for one in [*parts[-1], column])]) > width:
             parts.append([])
-        parts[-1].append(place)
-    return PARTED, [[*columns[:about], *(columns[place] for place in part)] for part in parts]
+        parts[-1].append(column)
+    return PARTED, [[*columns[:about], *(columns[column] for column in part)] for part in parts]
 
 
 def shared(parts: Sequence[Sequence[Column]]) -> list[Column]:

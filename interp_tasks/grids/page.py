@@ -67,11 +67,13 @@ def drops_of(grid: Grid) -> DropsResult | None:
     if not done:
         return None
     try:
-        found = drops(done)
+        result = drops(done)
     except UserError:
         return None  # runs whose log is too short to tell
-    curves = {(name.replace(f"{root}/", ""), metric): curve for (name, metric), curve in found.curves.items()}
-    return replace(found, frame=relative(found.frame, f"{root}/"), curves=curves)
+    curves = {
+        (name.replace(f"{root}/", ""), metric): curve for (name, metric), curve in result.curves.items()
+    }
+    return replace(result, frame=relative(result.frame, f"{root}/"), curves=curves)
 
 
 def sentences(grid: Grid) -> list[str]:
@@ -95,7 +97,7 @@ def failures(grid: Grid) -> list[tuple[str, str]]:
 
 
 def page(findings: Findings) -> Page:
-    grid, found, dropped = findings.grid, findings.rows, findings.drops
+    grid, all_rows, dropped = findings.grid, findings.rows, findings.drops
     sections: list[Section] = [Text("\n".join(f"- {line}" for line in sentences(grid)))]
     if grid.failed:
         import pandas
@@ -116,16 +118,16 @@ def page(findings: Findings) -> Page:
                 download=dropped.frame,
             ),
         ]
-    axes = [str(name) for name in found.columns[len(COLUMNS) :]]
-    for name in dict.fromkeys(found["experiment"]):
-        mine = found[found["experiment"] == name]
-        several = mine[mine["run"].astype(str).str.endswith("seed-*")]
-        rows = shown_rows(several if len(several) else mine)
+    axes = [str(name) for name in all_rows.columns[len(COLUMNS) :]]
+    for name in dict.fromkeys(all_rows["experiment"]):
+        experiment_rows = all_rows[all_rows["experiment"] == name]
+        several = experiment_rows[experiment_rows["run"].astype(str).str.endswith("seed-*")]
+        rows = shown_rows(several if len(several) else experiment_rows)
         shown = shown_columns(rows)
         # An experiment on several runs names them in a column of its own, and pools them itself.
         alone = not any(column.header == "run" for column in shown)
         named = [Column("run", "ref")] if alone else []
         about = "Means over seeds, with intervals over runs." if len(several) and alone else ""
         columns = [*named, *(Column(axis, axis) for axis in axes), *shown]
-        sections.append(Table(rows, str(name), about, columns, name=str(name), download=mine))
+        sections.append(Table(rows, str(name), about, columns, name=str(name), download=experiment_rows))
     return Page(f"Grid {grid.folder.name}", sections, grid.spec.model_dump(mode="json", by_alias=True))

@@ -96,25 +96,25 @@ def grid(
 
         import_all(files)
     check(spec)
-    whole = plan(spec)
+    planned = plan(spec)
     with locked(root):
-        records = {unit.key: read_record(root, unit) for unit in whole.units}
+        records = {unit.key: read_record(root, unit) for unit in planned.units}
         known = {
             key: record
             for key, record in records.items()
             if record is not None and not (retry and record.status == "failed")
         }
         if is_here(executor):
-            check_devices([unit for unit in whole.units if unit.key not in known], device)
+            check_devices([unit for unit in planned.units if unit.key not in known], device)
         for key in records.keys() - known.keys():
             # What it says does not hold, or is to be tried again.
             with writing(record_file(root, key)):
                 record_file(root, key).unlink(missing_ok=True)
         before = sum(record.status == "done" for record in known.values())
-        run = _Run(whole, root, device, files, dict(known), progress)
+        run = _Run(planned, root, device, files, dict(known), progress)
         with place_of_work(executor, jobs, spec.threads) as place:
             run.all(place)
-    return Grid(out, spec, whole, run.records, before)
+    return Grid(out, spec, planned, run.records, before)
 
 
 def check_devices(units: Sequence[Unit], device: str) -> None:
@@ -157,14 +157,14 @@ class _Run:
 
     def __init__(
         self,
-        whole: Plan,
+        planned: Plan,
         root: Path,
         device: str,
         imports: list[str],
         records: dict[str, Record],
         progress: Progress | None,
     ) -> None:
-        self.whole, self.root, self.device, self.imports = whole, root, device, imports
+        self.whole, self.root, self.device, self.imports = planned, root, device, imports
         self.records, self.progress = records, progress
         #: Units beside which a process died, or in which.
         self.suspects: set[str] = set()

@@ -59,9 +59,15 @@ def perform(unit: Unit, root: str, device: str, imports: Sequence[str] = ()) -> 
             measure_unit(unit, Path(root), device)
     except Exception as failure:
         error, trace = one_line(failure), traceback.format_exc()
-    made = "" if error else result_sha256(Path(root), unit.key)
+    result_digest = "" if error else result_sha256(Path(root), unit.key)
     record = Record(
-        unit.key, unit.what, "failed" if error else "done", time.perf_counter() - start, error, trace, made
+        unit.key,
+        unit.what,
+        "failed" if error else "done",
+        time.perf_counter() - start,
+        error,
+        trace,
+        result_digest,
     )
     write_record(Path(root), record)
     return record

@@ -80,19 +80,23 @@ def studies(task: str, run: Run) -> Iterator[tuple[Paper, Study, TrainingRun | N
         planned = [each for each in paper.run if each.task == task]
         roles = {each.role for each in planned}
         alike = {each.role: each for each in planned if is_alike(each, run.path)}
-        made: list[Any] = []
+        tables: list[Any] = []
         for study in paper.study:
-            asked = {key: value for key, value in study.settings.items() if key != "samples"}
-            edits = asked.keys() <= {"heads", "mode"} and asked.get("heads") in ("all", ["all"], None)
+            settings = {key: value for key, value in study.settings.items() if key != "samples"}
+            edits = settings.keys() <= {"heads", "mode"} and settings.get("heads") in ("all", ["all"], None)
             known = study.experiment == "curve" or (
-                study.experiment == "ablation" and edits and asked.get("mode", "uniform") in MODES
+                study.experiment == "ablation" and edits and settings.get("mode", "uniform") in MODES
             )
             # One measurement that the paper makes on several kinds of runs is one here.
-            measured = (study.experiment, study.at, asked)
-            if study.role in roles and known and measured not in made:
-                made.append(measured)
+            measured = (study.experiment, study.at, settings)
+            if study.role in roles and known and measured not in tables:
+                tables.append(measured)
                 yield paper, study, None
-            if study.role in alike and study.experiment == "generalisation" and not (asked or study.together):
+            if (
+                study.role in alike
+                and study.experiment == "generalisation"
+                and not (settings or study.together)
+            ):
                 yield paper, study, alike[study.role]
 
 
@@ -103,13 +107,13 @@ def study_frame(view: View, study: Study) -> pandas.DataFrame | None:
     from interp_tasks.experiments.curve.measure import fall, levels
     from interp_tasks.measurement.table import tidy
 
-    run, own = view.source.run, view.source.curve
+    run, curve = view.source.run, view.source.curve
     assert run is not None
     if study.experiment == "curve":
-        if own is None:
+        if curve is None:
             return None
         curves = {name: run.curve(name) for name in run.logged() if run.points(name)[1]}
-        return tidy(pandas.DataFrame([*levels(run, own, curves), *fall(run, own)]))
+        return tidy(pandas.DataFrame([*levels(run, curve, curves), *fall(run, curve)]))
     if study.experiment == "generalisation":
         return generalisation_rows(run)
     effects = view.effects()
@@ -152,8 +156,8 @@ def marks_of(claim: Claim, paper: Paper, frame: pandas.DataFrame, view: View) ->
     if "ref" in claim.where:
         yield Mark(row["metric"], float(view.source.marks[claim.where["ref"]]), value, says, False)
         return
-    own = view.source.curve
-    if own is not None and row["variant"] in ("plateau", "final"):
-        middle = own.drop.crossing / 3 if own.drop is not None else own.steps[-1] / 10
-        step = float(own.steps[-1]) if row["variant"] == "final" else middle
+    curve = view.source.curve
+    if curve is not None and row["variant"] in ("plateau", "final"):
+        middle = curve.drop.crossing / 3 if curve.drop is not None else curve.steps[-1] / 10
+        step = float(curve.steps[-1]) if row["variant"] == "final" else middle
         yield Mark(row["metric"], step, value, says, True)

@@ -51,8 +51,8 @@ class Report:
         from interp_tasks.report.page import sections
 
         names = " and ".join(dict.fromkeys(view.source.name for view in self.views))
-        found: list[Section] = sections(self.views, self.published, self.effects())
-        return Page(title or f"Report on {names}", found, self.config, self.versions)
+        page_sections: list[Section] = sections(self.views, self.published, self.effects())
+        return Page(title or f"Report on {names}", page_sections, self.config, self.versions)
 
 
 def check_report(run: str, compare: str | None, options: Options) -> list[Source]:
@@ -95,13 +95,13 @@ def report(run: str, compare: str | None = None, **options: Unpack[Options]) -> 
         before += len(source.checkpoints)
     steps = views[0].steps
     views = [replace(view, at=nearest(steps, view.steps), beside=len(views) > 1) for view in views]
-    found = {view.name: published_beside(view) for view in views}
+    published = {view.name: published_beside(view) for view in views}
     config = {"run": run, "compare": compare, **Examples.of(options).describe()}
     config |= {"device": options.get("device", "cpu"), "checkpoints": [source.refs for source in sources]}
     config["trained with"] = {
         source.name: dict(source.run.config) for source in sources if source.run is not None
     }
-    return Report(views, found, config)
+    return Report(views, published, config)
 
 
 def shifted(progress: Progress | None, before: int, total: int) -> Progress | None:

@@ -107,14 +107,14 @@ def snapshot(subject: Subject, view: View) -> Snapshot:
     if view.part:
         rows = [{**row, "metric": str(row["metric"]).removesuffix(f" ({view.part})")} for row in rows]
     effects = effects_of(subject, view, [str(row["metric"]) for row in rows])
-    held = Tables.of(subject.model)
-    positions = None if held.positions is None else held.positions[: subject.tokens.shape[1]]
+    tables = Tables.of(subject.model)
+    positions = None if tables.positions is None else tables.positions[: subject.tokens.shape[1]]
     return Snapshot(
         subject.checkpoint.step,
         pandas.DataFrame(rows or unedited_distances(effects)),
         effects,
         patterns.attention(subject.model, subject.tokens).mean.numpy(),
-        [Table("W_E", held.tokens, None)] if subject.task is None else tables_of(subject.task, held),
+        [Table("W_E", tables.tokens, None)] if subject.task is None else tables_of(subject.task, tables),
         positions,
     )
 
@@ -139,8 +139,8 @@ def effects_of(subject: Subject, view: View, measured: Sequence[str]) -> pandas.
         )
 
         def metric(output: Any, batch: Any) -> Mapping[str, Any]:
-            found = task.metrics(output, batch)
-            return {name: found[name] for name in view.metrics}
+            metrics = task.metrics(output, batch)
+            return {name: metrics[name] for name in view.metrics}
 
     frame = swept(
         subject, variants, {name: mode for name, (mode, _) in called.items()}, metric, subject.batch
@@ -162,8 +162,8 @@ def named_metrics(task: Task, subject: Subject) -> set[str]:
 def shown_metrics(names: Iterable[str], first: str) -> tuple[str, ...]:
     """At most ``MAX_METRICS``: ``first`` before the others, without those of a part of another (``loss_7``)."""
     every = list(dict.fromkeys(map(str, names)))
-    whole = [name for name in every if not any(is_part(name, of) for of in every)]
-    return tuple(sorted(whole, key=lambda name: name != first)[:MAX_METRICS])
+    wholes = [name for name in every if not any(is_part(name, of) for of in every)]
+    return tuple(sorted(wholes, key=lambda name: name != first)[:MAX_METRICS])
 
 
 def is_part(name: str, of: str) -> bool:

@@ -104,11 +104,11 @@ def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> Interval |
         return None
     t = t_quantile(1 - ALPHA / 2, fewest - 1)
     ratio = mean(above) / mean(below)
-    mine, other = (standard_error(values) ** 2 for values in (above, below))
-    g = t * t * other / mean(below) ** 2
+    above_variance, below_variance = (standard_error(values) ** 2 for values in (above, below))
+    g = t * t * below_variance / mean(below) ** 2
     if g >= 1:
         return None
-    half = t / abs(mean(below)) * math.sqrt(mine * (1 - g) + ratio * ratio * other)
+    half = t / abs(mean(below)) * math.sqrt(above_variance * (1 - g) + ratio * ratio * below_variance)
     return (ratio - half) / (1 - g), (ratio + half) / (1 - g)
 
 
@@ -124,8 +124,8 @@ def over_bounded_runs(bounds: Sequence[Interval]) -> Interval | None:
         return None
     if len(bounds) < 2 or sum(len(pair) > 1 for pair in ends) > MAX_CORNERS:
         return None
-    found = [interval for corner in product(*ends) if (interval := over_runs(corner)) is not None]
-    return min(low for low, _ in found), max(high for _, high in found)
+    corner_intervals = [interval for corner in product(*ends) if (interval := over_runs(corner)) is not None]
+    return min(low for low, _ in corner_intervals), max(high for _, high in corner_intervals)
 
 
 def median_over_runs(bounds: Sequence[Interval]) -> Interval | None:
@@ -173,8 +173,8 @@ def p_of_bound(value: float, error: float, df: int | None, bound: float) -> floa
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's corrected p-values: each as small as if it stood alone only where the smaller ones are small enough."""
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    found, so_far = [0.0] * len(p_values), 0.0
-    for place, index in enumerate(order):
-        so_far = max(so_far, min(1.0, (len(p_values) - place) * p_values[index]))
-        found[index] = so_far
-    return found
+    adjusted, so_far = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(order):
+        so_far = max(so_far, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = so_far
+    return adjusted

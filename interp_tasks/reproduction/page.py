@@ -141,11 +141,11 @@ def introduction(
 ) -> str:
     """Returns the head of the page: what was repeated at which scale, and how our models differ."""
     used = (each for study in done if study.result is not None for each in study.job.on)
-    there = {base for each in used for base in each.bases.values()}
+    bases = {base for each in used for base in each.bases.values()}
     departures = "\n".join(f"- {line}" for line in paper.departures)
     return (
         f"{paper.citation}, repeated at the scale {preset}. {summary}\n\n"
-        f"Measured on {len(there)} training runs; {len(missing)} more are described but "
+        f"Measured on {len(bases)} training runs; {len(missing)} more are described but "
         "not trained. Our models differ from theirs:\n\n"
         f"{departures}"
     )
@@ -215,29 +215,29 @@ def of_row(
 
 
 def claims_markdown(
-    paper: Paper, outcomes: Sequence[Mapping[str, Any]], told: Sequence[Row], level: int = 2
+    paper: Paper, outcomes: Sequence[Mapping[str, Any]], rows: Sequence[Row], level: int = 2
 ) -> str:
     """Returns a section for each experiment of a paper, in Markdown: its claims with their rules, a table below each.
 
     Args:
         outcomes: rows of ``Reproduction.frame()``, or of what was stored of it.
-        told: the experiments to write about; those without a claim are written about if they say why there is none.
+        rows: the experiments to write about; those without a claim are written about if they say why there is none.
         level: of the sections' headings.
     """
     lines = []
-    for row in told:
-        mine = {claim.id: claim for claim in paper.claim if claim.row == row.number}
-        by_claim = {key: [each for each in outcomes if each["claim"] == key] for key in mine}
+    for row in rows:
+        claims = {claim.id: claim for claim in paper.claim if claim.row == row.number}
+        by_claim = {key: [each for each in outcomes if each["claim"] == key] for key in claims}
         if not any(by_claim.values()) and not row.note:
             continue
         where = f" ({row.where})" if row.where else ""
         lines += [f"{'#' * level} {row.number}. {row.title}{where}", ""]
         if not any(by_claim.values()):
             lines += [row.note, ""]
-        for key, some in by_claim.items():
-            if not some:
+        for key, claim_outcomes in by_claim.items():
+            if not claim_outcomes:
                 continue
-            claim = mine[key]
+            claim = claims[key]
             lines += [
                 f"**{claim.says}** ({claim.source}) Rule: {claim.rule}.{beside(claim)}",
                 "",
@@ -246,7 +246,7 @@ def claims_markdown(
                 *(
                     f"| {each['run']} | {cell(claim.published)} | {ours(each)} | {each['n_runs']} | {own(each)} "
                     f"| {controls(each)} | {verdict(each)} |"
-                    for each in some
+                    for each in claim_outcomes
                 ),
                 "",
             ]
@@ -255,12 +255,12 @@ def claims_markdown(
 
 def verdict(row: Mapping[str, Any]) -> str:
     """The verdict with its reason, or what would have to be trained."""
-    said = f"**{row['verdict']}**" if row["verdict"] in ("held", "failed") else row["verdict"]
+    text = f"**{row['verdict']}**" if row["verdict"] in ("held", "failed") else row["verdict"]
     if row["p_holm"] == row["p_holm"]:
-        said += f" (p {number(row['p_holm'])} after Holm)"
+        text += f" (p {number(row['p_holm'])} after Holm)"
     if row["hours"] == row["hours"]:
-        return f"{said}, {row['hours']:g} h" + (f": `{cell(row['command'])}`" if row["command"] else "")
-    return f"{said}: {cell(row['reason'])}" if row["reason"] else said
+        return f"{text}, {row['hours']:g} h" + (f": `{cell(row['command'])}`" if row["command"] else "")
+    return f"{text}: {cell(row['reason'])}" if row["reason"] else text
 
 
 def cell(text: str) -> str:

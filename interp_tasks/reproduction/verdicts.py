@@ -142,9 +142,9 @@ def or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def too_few_runs(n_runs: int, where: str) -> str:
+def too_few_runs(n_runs: int, remark: str) -> str:
     runs = "one training run" if n_runs == 1 else f"{n_runs} training runs"
-    return f"{runs}, of three at least{where}"
+    return f"{runs}, of three at least{remark}"
 
 
 def where_numbers_lie(bounds: Bounds, claimed: ClaimNumbers) -> str:

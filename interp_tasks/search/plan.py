@@ -83,10 +83,10 @@ class Plan:
         Raises:
             UserError: naming the setting, the value and what is wrong.
         """
-        for place, dimension in enumerate(self.space.dimensions):
+        for index, dimension in enumerate(self.space.dimensions):
             for value in dimension.samples():
                 complaint: ValueError | None = None
-                for params in islice(self._with(place, value), MAX_COMBINATIONS):
+                for params in islice(self._with(index, value), MAX_COMBINATIONS):
                     try:
                         valid(self.resolved(params))
                         break
@@ -95,10 +95,10 @@ class Plan:
                 else:
                     raise UserError(f"{dimension.key} = {as_text(value)}: {complaint}") from None
 
-    def _with(self, place: int, value: Scalar) -> Iterator[dict[str, Scalar]]:
+    def _with(self, index: int, value: Scalar) -> Iterator[dict[str, Scalar]]:
         """Combinations in which one dimension has a value, the first values of the others first."""
         values = [dimension.samples() for dimension in self.space.dimensions]
-        values[place] = (value,)
+        values[index] = (value,)
         return (dict(zip(self.space.keys, combination, strict=True)) for combination in product(*values))
 
 
@@ -148,10 +148,10 @@ def read_objective(text: str | None) -> Objective:
     """``accuracy``, ``mse_masked:min``; ``None`` leaves it to the task."""
     if text is None:
         return Objective()
-    key, colon, way = text.partition(":")
+    key, colon, direction = text.partition(":")
     directions: dict[str, Direction] = {"min": "minimize", "max": "maximize"}
-    if not key or (colon and way not in directions):
+    if not key or (colon and direction not in directions):
         raise UserError(
             f"--objective {text!r}: write a validation metric, as in loss, accuracy or mse_masked:min"
         )
-    return Objective(key, directions.get(way))
+    return Objective(key, directions.get(direction))

@@ -81,14 +81,14 @@ class SearchResult:
         return frame.astype({"value": "float64", "same_as": "Int64"})
 
     def to_json(self) -> str:
-        whole = {
+        content = {
             "search": dict(self.identity),
             "best": self.best,
             "importances": dict(self.importances),
             "trials": list(self.trials),
             "versions": dict(self.versions),
         }
-        return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
     def to_csv(self) -> str:
         text: str = self.frame().to_csv(index=False)
@@ -127,5 +127,5 @@ def importances(study: Study, seed: int) -> dict[str, float]:
     if len(complete) < MIN_TRIALS or len({trial.value for trial in complete}) < 2:
         return {}
     # A setting that all of them share was never varied, and has no part in it.
-    found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=seed % 2**32))
-    return {key: float(share) for key, share in found.items()}
+    shares = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=seed % 2**32))
+    return {key: float(share) for key, share in shares.items()}

@@ -89,8 +89,12 @@ class Range:
             raise UserError(f"{shown}: {self.key} takes whole numbers, so write the range in whole numbers")
 
     def describe(self) -> dict[str, Any]:
-        said: dict[str, Any] = {"low": self.low, "high": self.high, "whole": self.whole}
-        return said | ({"log": True} if self.log else {}) | ({} if self.step is None else {"step": self.step})
+        description: dict[str, Any] = {"low": self.low, "high": self.high, "whole": self.whole}
+        return (
+            description
+            | ({"log": True} if self.log else {})
+            | ({} if self.step is None else {"step": self.step})
+        )
 
     def samples(self) -> tuple[Scalar, ...]:
         return (self.low, self.high)
@@ -126,9 +130,9 @@ class Space:
     def varying(self, others: Iterable[Dimension]) -> Space:
         """With dimensions added, or put in the place of those of the same key."""
         new = {dimension.key: dimension for dimension in others}
-        kept = {dimension.key: dimension for dimension in self.dimensions} | new
+        dimensions = {dimension.key: dimension for dimension in self.dimensions} | new
         fixed = {key: value for key, value in self.fixed.items() if key not in new}
-        return replace(self, dimensions=tuple(kept.values()), fixed=fixed)
+        return replace(self, dimensions=tuple(dimensions.values()), fixed=fixed)
 
     def holding(self, settings: Mapping[str, str]) -> Space:
         """With these settings held, whether the space varied or fixed them."""
@@ -140,25 +144,25 @@ class Space:
         return {dimension.key: dimension.describe() for dimension in self.dimensions}
 
 
-def read_space(task_name: str, asked: str | None) -> Space:
+def read_space(task_name: str, text: str | None) -> Space:
     """A shipped space by name, one of a TOML file, or (``None``) the first one that is shipped for the task.
 
     Raises:
         UserError: in one line.
     """
-    if asked is not None and (asked.endswith(".toml") or "/" in asked):
-        return parse_space(read_toml(Path(asked), "a space, see docs/search.md", "--space"), asked)
+    if text is not None and (text.endswith(".toml") or "/" in text):
+        return parse_space(read_toml(Path(text), "a space, see docs/search.md", "--space"), text)
     shipped = shipped_spaces().get(task_name, {})
-    if asked is None:
+    if text is None:
         if not shipped:
             raise UserError(
                 f"no space is shipped for {task_name}: give --vary train.weight_decay=0.1,1, or --space FILE.toml"
             )
-        asked = next(iter(shipped))
-    if asked not in shipped:
+        text = next(iter(shipped))
+    if text not in shipped:
         known = f"shipped ones of {task_name} are {', '.join(shipped)}" if shipped else "none is shipped"
-        raise UserError(f"--space {asked!r}: {known}; or name a file that ends in .toml")
-    return parse_space(shipped[asked], asked)
+        raise UserError(f"--space {text!r}: {known}; or name a file that ends in .toml")
+    return parse_space(shipped[text], text)
 
 
 def shipped_spaces() -> dict[str, dict[str, Any]]:
@@ -212,17 +216,17 @@ def read_vary(given: Sequence[str]) -> tuple[Dimension, ...]:
     Raises:
         UserError: in one line.
     """
-    found: dict[str, Dimension] = {}
+    dimensions: dict[str, Dimension] = {}
     for text in given:
         key, equals, values = (part.strip() for part in text.partition("="))
         if not equals or not key or not values:
             raise UserError(
                 f"--vary {text!r}: write train.weight_decay=0.1,1 or train.learning_rate=1e-4:1e-2:log"
             )
-        if key in found:
+        if key in dimensions:
             raise UserError(f"--vary {key} is given twice")
-        found[key] = range_of(key, values) or Choices(key, tuple(map(storable, listed(values))))
-    return tuple(found.values())
+        dimensions[key] = range_of(key, values) or Choices(key, tuple(map(storable, listed(values))))
+    return tuple(dimensions.values())
 
 
 def range_of(key: str, text: str) -> Range | None:

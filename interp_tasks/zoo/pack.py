@@ -31,12 +31,12 @@ SAMPLES = 10_000
 @torch.no_grad()
 def stored_metrics(task: Task, model: Any, samples: int = SAMPLES, seed: int = 0) -> dict[str, float | None]:
     """Return pooled metrics over test examples; of a mixture over as many of each kind."""
-    found = {}
+    metrics = {}
     for name, part in (task.parts() or {"": task}).items():
         batch = part.sample(samples, seed=seed, split="test")
         outputs = [model(tokens) for tokens in batch.tokens.split(500)]
-        found[name] = part.metrics(torch.cat(outputs), batch)
-    return pool_parts(found)
+        metrics[name] = part.metrics(torch.cat(outputs), batch)
+    return pool_parts(metrics)
 
 
 def shortened(log: str) -> str:
@@ -65,18 +65,18 @@ def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool =
     steps = sorted({step for each in at for step in steps_at(run, described, each)})
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".packed-") as scratch:
-        made = Path(scratch) / destination.name
-        made.mkdir()
-        (made / RUN_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        packed = Path(scratch) / destination.name
+        packed.mkdir()
+        (packed / RUN_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
         if (run / METRICS_FILE).is_file():
             log = (run / METRICS_FILE).read_text(encoding="utf-8")
-            (made / METRICS_FILE).write_text(shortened(log), encoding="utf-8")
+            (packed / METRICS_FILE).write_text(shortened(log), encoding="utf-8")
         if (run / CLOCK_FILE).is_file():
-            shutil.copy(run / CLOCK_FILE, made)
+            shutil.copy(run / CLOCK_FILE, packed)
         for step in steps:
             dtype = None if exact and step == steps[-1] else "float16"
-            pack_checkpoint(run, task, step, checkpoint_folder(made, step), dtype)
-        made.rename(destination)
+            pack_checkpoint(run, task, step, checkpoint_folder(packed, step), dtype)
+        packed.rename(destination)
 
 
 def steps_at(run: Path, described: dict[str, Any], at: str | int) -> list[int]:

@@ -55,7 +55,7 @@ class CostCommand(RecipeCommand):
         from tasks import get
 
         check_place(self.device)
-        found = cost(
+        estimate = cost(
             get(resolved.task_name, **resolved.task),
             settings=resolved.model,
             config=resolved.train,
@@ -63,10 +63,10 @@ class CostCommand(RecipeCommand):
             device=self.device,
         )
         if self.format == "table":
-            rows = [{"quantity": what, "amount": text} for what, text in sentences(found)]
+            rows = [{"quantity": quantity, "amount": text} for quantity, text in sentences(estimate)]
             print_rows(rows, "table", ["quantity", "amount"])
         else:
-            print_rows([found.to_dict()], self.format, [])
+            print_rows([estimate.to_dict()], self.format, [])
 
 
 def sentences(cost: Cost) -> list[tuple[str, str]]:
@@ -84,7 +84,7 @@ def sentences(cost: Cost) -> list[tuple[str, str]]:
         ("parameters", f"{cost.parameters:,}" + (f" ({frozen:,} of them frozen)" if frozen else "")),
         ("a step", f"{flop(cost.step_flop)}, {cost.examples:,} examples, {cost.forward} forward"),
         ("the run", f"{flop(cost.run_flop)}, {cost.steps:,} steps with the metrics logged between them"),
-        ("memory", f"{size(cost.memory_bytes)}: " + ", ".join(f"{what} {size(n)}" for what, n in parts if n)),
+        ("memory", f"{size(cost.memory_bytes)}: " + ", ".join(f"{noun} {size(n)}" for noun, n in parts if n)),
         ("disk", f"{size(cost.disk_bytes)}, {cost.checkpoints} checkpoints"),
         ("time", f"{duration(cost.seconds)} at {rate}"),
     ]
