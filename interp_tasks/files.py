@@ -30,7 +30,7 @@ class NotRegular(OSError):
 
 
 def open_regular(file: Path) -> BinaryIO:
-    """A regular file, open for reading.
+    """Returns a regular file, open for reading.
 
     Raises:
         NotRegular: for anything else.
@@ -53,7 +53,7 @@ def open_regular(file: Path) -> BinaryIO:
 
 
 def read_file(file: Path, noun: str, most: int | None = None, option: str = "") -> bytes:
-    """The content of a regular file: a pipe or a device in its place may never end.
+    """Returns the content of a regular file: a pipe or a device in its place may never end.
 
     Args:
         noun: that it should hold.
@@ -99,7 +99,7 @@ def check_file(file: Path, option: str) -> None:
 
 
 def read_toml(file: Path, noun: str, option: str = "") -> dict[str, Any]:
-    """The content of a TOML file.
+    """Returns the content of a TOML file.
 
     Raises:
         UserError: in one line.

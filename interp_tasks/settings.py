@@ -103,7 +103,7 @@ def check_device(device: str) -> None:
 
 
 def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:
-    """A task's own settings as ``--set`` gives them."""
+    """Returns a task's own settings as ``--set`` gives them."""
     if not settings:
         return {}
     from interp_tasks.training.config import list_keys, typed

@@ -21,7 +21,7 @@ _TEMPORARY = re.compile(r"^\..*\.tmp-[0-9a-f]{32}$")
 
 
 def folder_of(out: Any) -> Path:
-    """The folder that a caller gives to write to.
+    """Returns the folder that a caller gives to write to.
 
     Raises:
         UserError: for what is no path, or none that the operating system could take.
@@ -44,7 +44,7 @@ def is_temporary(path: Path) -> bool:
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name that nothing else has, in the same folder (a rename across file systems is not atomic)."""
+    """Returns a name that nothing else has, in the same folder (a rename across file systems is not atomic)."""
     return path.parent / f".{path.name}.tmp-{uuid.uuid4().hex}"
 
 

@@ -91,7 +91,7 @@ def detect_drop(
     direction: Literal["down", "up"],
     theory: float | None = None,
 ) -> Drop | None:
-    """The drop in a logged metric; ``None`` if there is none.
+    """Returns the drop in a logged metric; ``None`` if there is none.
 
     Args:
         steps: ascending, any spacing.
@@ -171,7 +171,7 @@ def _leaves(theory: float, plateau: float, final: float, direction: Literal["dow
 
 
 def _first_crossing(curve: Array, level: float, window: int) -> int | None:
-    """The first index at which the curve comes below a level lastingly, having been above it lastingly."""
+    """Returns the first index at which the curve comes below a level lastingly, having been above it lastingly."""
     below = (curve < level) & (_medians(curve, 0, window - 1) < level)
     below[1:] &= _medians(curve, -window, -1)[1:] > level
     below[0] = False
@@ -179,7 +179,7 @@ def _first_crossing(curve: Array, level: float, window: int) -> int | None:
 
 
 def first_lasting(values: Sequence[float], level: float) -> int | None:
-    """The first index at which finite values are below a level lastingly, as a drop's steps are."""
+    """Returns the first index at which finite values are below a level lastingly, as a drop's steps are."""
     import numpy as np
 
     curve = np.asarray(values, dtype=np.float64)
@@ -188,7 +188,7 @@ def first_lasting(values: Sequence[float], level: float) -> int | None:
 
 
 def _last_before(curve: Array, crossing: int, level: float, window: int) -> int:
-    """The last index before the crossing at which the smoothed curve is above a level."""
+    """Returns the last index before the crossing at which the smoothed curve is above a level."""
     import numpy as np
 
     above = np.flatnonzero(_medians(curve, -(window // 2), window // 2)[:crossing] > level)
@@ -196,7 +196,7 @@ def _last_before(curve: Array, crossing: int, level: float, window: int) -> int:
 
 
 def _first_after(curve: Array, crossing: int, level: float, window: int) -> int:
-    """The first index from the crossing on at which the curve is below a level lastingly, or the last."""
+    """Returns the first index from the crossing on at which the curve is below a level lastingly, or the last."""
     import numpy as np
 
     below = np.flatnonzero(((curve < level) & (_medians(curve, 0, window - 1) < level))[crossing:])
@@ -204,7 +204,7 @@ def _first_after(curve: Array, crossing: int, level: float, window: int) -> int:
 
 
 def plateau_steps(steps: Sequence[int], drop: Drop) -> list[int]:
-    """The logged steps that a drop's plateau is taken over."""
+    """Returns the logged steps that a drop's plateau is taken over."""
     import numpy as np
 
     at = np.asarray(steps, dtype=np.float64)
@@ -231,7 +231,7 @@ def _speed(at: Array, curve: Array, indices: NDArray[np.int64]) -> float:
 
 
 def _level_before_best_split(at: Array, curve: Array) -> float:
-    """The higher level in the best description of the curve as one level and then a lower one."""
+    """Returns the higher level in the best description of the curve as one level and then a lower one."""
     import numpy as np
 
     edges = np.concatenate([at[:1], (at[1:] + at[:-1]) / 2, at[-1:]])

@@ -27,7 +27,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_named(name: Any) -> torch.dtype | None:
-    """The floating dtype of that name, or ``None``."""
+    """Returns the floating dtype of that name, or ``None``."""
     return _DTYPES.get(name) if isinstance(name, str) else None
 
 
@@ -36,7 +36,7 @@ def dtype_names() -> list[str]:
 
 
 def tensors_metadata(content: bytes) -> dict[str, str]:
-    """The free-text part of a safetensors header (whose validity the caller has checked)."""
+    """Returns the free-text part of a safetensors header (whose validity the caller has checked)."""
     length = int.from_bytes(content[:8], "little")
     metadata: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__", {})
     return metadata

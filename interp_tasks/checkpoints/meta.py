@@ -47,7 +47,7 @@ _FORM: dict[str, Callable[[Any], bool]] = {
 
 
 def signed(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The meta data with a sha256 over all of it: a changed byte is noticed here as in the weights."""
+    """Returns the meta data with a sha256 over all of it: a changed byte is noticed here as in the weights."""
     return {**meta, "sha256": meta_sha256(meta)}
 
 
@@ -57,7 +57,7 @@ def meta_sha256(meta: Mapping[str, Any]) -> str:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """A checkpoint's ``meta.json``, checked.
+    """Returns a checkpoint's ``meta.json``, checked.
 
     Raises:
         UserError: for a foreign folder, a mangled file, or a format of another version.
@@ -90,7 +90,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def reached(run: Path) -> int | None:
-    """The step that a run would go on from: of its last checkpoint, or of a stop after it."""
+    """Returns the step that a run would go on from: of its last checkpoint, or of a stop after it."""
     last_steps = stored_steps(run)[-1:]
     with contextlib.suppress(UserError):
         last_steps.append(read_meta(run / STOPPED_FOLDER)["step"])

@@ -69,7 +69,7 @@ class MetricsLog:
         return self._file
 
     def _step(self, line: bytes) -> int | None:
-        """The step of a line, ``None`` if it is mangled."""
+        """Returns the step of a line, ``None`` if it is mangled."""
         try:
             step: int = parse_metrics_line(line, self.path, 0)["step"]
         except UserError:

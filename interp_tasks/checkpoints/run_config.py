@@ -30,7 +30,7 @@ class Schedule:
     rates: Callable[[Mapping[str, Any]], Callable[[int], float]]
 
     def change(self, old: Mapping[str, Any], new: Mapping[str, Any], taken: int) -> str:
-        """The first of ``taken`` steps whose rate would be another, in words; nothing if there is none."""
+        """Returns the first of ``taken`` steps whose rate would be another, in words; nothing if there is none."""
         before, after = self.rates(old), self.rates(new)
         for update in range(taken):
             if before(update) != after(update):
@@ -48,7 +48,7 @@ def run_json(
     defaults: Mapping[str, Mapping[str, Any]] | None = None,
     schedule: Schedule | None = None,
 ) -> dict[str, Any]:
-    """The content ``run.json`` should have now: fresh, or the existing one with this opening recorded.
+    """Returns the content ``run.json`` should have now: fresh, or the existing one with this opening recorded.
 
     Args:
         defaults: section -> setting -> what it is where nothing is said.
@@ -105,7 +105,7 @@ def differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]
 def _completed(
     old: Mapping[str, Any], new: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The old config with the settings that are newer than the run: they had their defaults when it began."""
+    """Returns the old config with the settings that are newer than the run: they had their defaults when it began."""
     completed = dict(old)
     for section, known in defaults.items():
         if isinstance(old.get(section), dict) and isinstance(new.get(section), dict):

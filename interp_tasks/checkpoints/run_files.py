@@ -72,7 +72,7 @@ def check_free(folder: Path, kind: str) -> None:
 
 
 def stored_steps(run: str | Path) -> list[int]:
-    """The steps that a run has checkpoints of, ascending; empty for what is no run folder."""
+    """Returns the steps that a run has checkpoints of, ascending; empty for what is no run folder."""
     folder = Path(run) / CHECKPOINTS_FOLDER
     if not folder.is_dir():
         return []
@@ -117,7 +117,7 @@ def is_step(value: Any) -> bool:
 
 
 def read_json(path: Path, description: str) -> dict[str, Any]:
-    """A JSON object from a file.
+    """Returns a JSON object from a file.
 
     Raises:
         UserError: in one line, if the file is missing, unreadable, not JSON, or not an object.
@@ -137,7 +137,7 @@ def read_json(path: Path, description: str) -> dict[str, Any]:
 
 
 def read_run(path: str | Path) -> dict[str, Any]:
-    """A run's ``run.json``.
+    """Returns a run's ``run.json``.
 
     Raises:
         UserError: if the folder has none, or it is mangled.
@@ -175,7 +175,7 @@ _RUN_FORM: dict[str, Callable[[Any], bool]] = {
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The logged lines of a run, in order; a last line that a killed writer left unfinished is dropped.
+    """Returns the logged lines of a run, in order; a last line that a killed writer left unfinished is dropped.
 
     Raises:
         UserError: if there is no log, or an earlier line is not a JSON object with a step.
@@ -191,7 +191,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def read_clock(path: str | Path) -> dict[int, float]:
-    """Step -> seconds of training until then; empty for a run without a clock.
+    """Returns step -> seconds of training until then; empty for a run without a clock.
 
     A clock is no part of what a run is: what cannot be read of it is left out.
     """

@@ -263,7 +263,7 @@ class RunFolder:
 
 
 def resumable(run: Path) -> list[int]:
-    """The steps that training can go on from, ascending; 0 alone of a run that has stored nothing yet."""
+    """Returns the steps that training can go on from, ascending; 0 alone of a run that has stored nothing yet."""
     folders = [checkpoint_folder(run, step) for step in stored_steps(run)]
     stopped = run / STOPPED_FOLDER
     if not folders and not stopped.exists():

@@ -78,12 +78,12 @@ def program() -> CommandGroup:
 
 
 def already(group: CommandGroup, name: str) -> CommandGroup:
-    """A group, which needs no loading."""
+    """Returns a group, which needs no loading."""
     return group
 
 
 def load_command(group: str, name: str) -> object:
-    """The command in ``interp_tasks/cli/commands/NAME.py``."""
+    """Returns the command in ``interp_tasks/cli/commands/NAME.py``."""
     return make_command(path_of(group, name), of_module(import_module(f"interp_tasks.cli.commands.{name}")))
 
 
@@ -95,13 +95,13 @@ def load_experiment(experiment: Experiment, name: str) -> object:
 
 
 def own_command(experiment: Experiment) -> ModuleType | None:
-    """The module that writes an experiment's command out, where there is one."""
+    """Returns the module that writes an experiment's command out, where there is one."""
     module = f"interp_tasks.cli.commands.{experiment.function.__name__}"
     return import_module(module) if find_spec(module) is not None else None
 
 
 def of_module(module: ModuleType) -> type[Command]:
-    """The one command that a module defines."""
+    """Returns the one command that a module defines."""
     (command_class,) = (
         each
         for each in vars(module).values()

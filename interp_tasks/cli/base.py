@@ -151,11 +151,11 @@ def example(parameter: Any) -> str:
 
 
 def own_fields(base: type) -> list[str]:
-    """The options a class declares itself."""
+    """Returns the options a class declares itself."""
     return list(inspect.get_annotations(base))
 
 
 def help_text(command_class: type) -> str:
-    """The docstring with its paragraphs unwrapped, for the terminal to wrap."""
+    """Returns the docstring with its paragraphs unwrapped, for the terminal to wrap."""
     paragraphs = (inspect.getdoc(command_class) or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)

@@ -69,7 +69,7 @@ class ExamplesCommand(PrintingCommand):
         return examples
 
     def common(self, progress: Progress | None) -> Options:
-        """The shared options as an experiment's function takes them."""
+        """Returns the shared options as an experiment's function takes them."""
         return {
             "progress": progress,
             "samples": self.samples,

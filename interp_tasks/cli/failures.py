@@ -126,7 +126,7 @@ def guarded(command: Callable[[], Any], debug: bool, written: Sequence[str]) -> 
 
 
 def closed_pipe() -> int:
-    """The reader (``head``, say) has seen enough."""
+    """Returns the reader (``head``, say) has seen enough."""
     silence(sys.stdout)
     return CLOSED_PIPE
 
@@ -176,12 +176,12 @@ def refuse(message: str, debug: bool, written: Sequence[str] = (), *, of_one: bo
 
 
 def parts_of(arguments: Sequence[str]) -> list[str]:
-    """The arguments, and of ``--option=value`` and ``key=value`` what stands on the right."""
+    """Returns the arguments, and of ``--option=value`` and ``key=value`` what stands on the right."""
     return [part for text in arguments for part in (text, *text.split("=", 2)[1:])]
 
 
 def usage_message(error: Any) -> str:
-    """A complaint about the arguments themselves, with what would be valid and where to read on."""
+    """Returns a complaint about the arguments themselves, with what would be valid and where to read on."""
     message = " ".join(str(error.format_message()).split()).rstrip(".")
     message = message[:1].lower() + message[1:]
     context = getattr(error, "ctx", None)

@@ -106,7 +106,7 @@ def moved_to(before: str, now: str) -> str:
 
 
 def stub(entry: Entry) -> TyperCommand:
-    """A command's line on a help page."""
+    """Returns a command's line on a help page."""
     return TyperCommand(name=entry.name, help=entry.help, rich_help_panel=entry.panel or None)
 
 
@@ -119,7 +119,7 @@ def group_of(
     moved: Mapping[str, str] | None = None,
     default: str | None = None,
 ) -> CommandGroup:
-    """A group of commands, with the options of ``callback``."""
+    """Returns a group of commands, with the options of ``callback``."""
     app = typer.Typer(
         name=name,
         help=help,
@@ -142,7 +142,7 @@ def group_of(
 
 
 def first_paragraph(documented: Any) -> str:
-    """The first paragraph of a docstring, in one line."""
+    """Returns the first paragraph of a docstring, in one line."""
     return " ".join((inspect.getdoc(documented) or "").partition("\n\n")[0].split())
 
 

@@ -27,7 +27,7 @@ def escape(error: UnicodeError) -> tuple[str, int]:
 
 
 def simplify(error: UnicodeError) -> tuple[str, int]:
-    """A plainer character for each of ours, else its escape."""
+    """Returns a plainer character for each of ours, else its escape."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return escaped(error.object[error.start : error.end].translate(PLAINER)), error.end

@@ -169,7 +169,7 @@ def arranged(
 
 
 def shared(parts: Sequence[Sequence[Column]]) -> list[Column]:
-    """The columns that every part begins with."""
+    """Returns the columns that every part begins with."""
     return [first for first, *others in zip(*parts, strict=False) if all(other is first for other in others)]
 
 
@@ -193,7 +193,7 @@ def print_sentences(sentences: Sequence[str]) -> None:
 def laid_out(
     rows: Sequence[Any], columns: Sequence[Column], narrow: int
 ) -> tuple[list[list[str]], list[int]]:
-    """The text of every cell, and the width that each column needs."""
+    """Returns the text of every cell, and the width that each column needs."""
     text = [[broken(printable(column.shown(row)), narrow) for column in columns] for row in rows]
     headers = [broken(printable(column.header, keep="\n"), narrow) for column in columns]
     widths = [
@@ -208,7 +208,7 @@ def room_for(widths: Sequence[int], gap: int = GAP) -> int:
 
 
 def broken(text: str, narrow: int) -> str:
-    """A cell or header in as little width as ``narrow`` asks for; nothing of it is left out.
+    """Returns a cell or header in as little width as ``narrow`` asks for; nothing of it is left out.
 
     1: intervals below their numbers; 2: names of several words in lines too; 3: an interval takes two lines; 4:
     shorter lines of names; 5: long names, such as those of runs, are broken at their marks.
@@ -229,7 +229,7 @@ def broken(text: str, narrow: int) -> str:
 
 
 def at_marks(name: str) -> list[str]:
-    """A name in lines that end at a mark of it, none longer than ``LONG`` that need not be."""
+    """Returns a name in lines that end at a mark of it, none longer than ``LONG`` that need not be."""
     lines = [""]
     for part in re.findall(r"[^-,/_]*[-,/_]|[^-,/_]+", name):
         if lines[-1] and len(lines[-1]) + len(part) > LONG:

@@ -102,7 +102,7 @@ def rows_of(subject: Subject) -> Iterator[dict[str, Any]]:
 def scores(
     n: NDArray[Any], predictions: NDArray[Any], moduli: NDArray[Any], seed: int
 ) -> Iterator[dict[str, Any]]:
-    """Rows about numbers ``[number]`` and the remainders that a model gives them, ``[number modulus]``."""
+    """Yields rows about numbers ``[number]`` and the remainders that a model gives them, ``[number modulus]``."""
     import numpy as np
 
     from circuits.statistics import interval, ratio

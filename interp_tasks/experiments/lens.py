@@ -57,7 +57,7 @@ def lens(
 
 
 def looked(subject: Subject) -> Measured:
-    """The rows of one checkpoint."""
+    """Returns the rows of one checkpoint."""
     from circuits import compare
     from circuits import lens as through
 

@@ -147,7 +147,7 @@ class Both:
 
 
 def judged_by_both(task: Task) -> Callable[[Any, Both], dict[str, Metric]]:
-    """The task's metrics by the targets of the run, and of the same output by those of the source."""
+    """Returns the task's metrics by the targets of the run, and of the same output by those of the source."""
 
     def metrics(output: Any, both: Both) -> dict[str, Metric]:
         by_source = task.metrics(output, both.source)
@@ -177,7 +177,7 @@ def check_sites(site: str | Sequence[str], heads_given: bool) -> list[str]:
 
 
 def check_source(source: str, refs: str | Sequence[str], examples: Examples) -> Donor | None:
-    """The checkpoint that lends activations; ``None`` where the source is another input of the same model.
+    """Returns the checkpoint that lends activations; ``None`` where the source is another input of the same model.
 
     Raises:
         UserError: in one line. Whether the task knows a name shows only when there is a task.
@@ -194,7 +194,7 @@ def check_source(source: str, refs: str | Sequence[str], examples: Examples) -> 
 
 
 def source_examples(subject: Subject, source: str) -> Any:
-    """The input that lends its activations, row by row: a batch of the task, or bare tokens ``[batch pos]``.
+    """Returns the input that lends its activations, row by row: a batch of the task, or bare tokens ``[batch pos]``.
 
     Raises:
         UserError: for a name that the task does not declare.

@@ -81,7 +81,7 @@ def import_all(files: Sequence[str]) -> None:
 
 
 def one_line(failure: Exception) -> str:
-    """A user's mistake in its own words, anything else with its kind."""
+    """Returns a user's mistake in its own words, anything else with its kind."""
     from circuits import CircuitsError
     from tasks.errors import TaskError
 
@@ -207,7 +207,7 @@ def result_sha256(root: Path, key: str) -> str:
 
 
 def read_result(root: Path, key: str) -> pandas.DataFrame | None:
-    """A unit's rows; ``None`` where they cannot be read."""
+    """Returns a unit's rows; ``None`` where they cannot be read."""
     import io
 
     import pandas

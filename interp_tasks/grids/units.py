@@ -192,7 +192,7 @@ def option_parameters() -> list[inspect.Parameter]:
 
 
 def plan(spec: Spec) -> Plan:
-    """Every unit of a grid; the same one asked for twice is there once.
+    """Returns every unit of a grid; the same one asked for twice is there once.
 
     Raises:
         UserError: for settings that cannot be.
@@ -225,7 +225,7 @@ def content_of(run: str, experiment_spec: ExperimentSpec) -> dict[str, Any]:
 def groups(
     experiment_spec: ExperimentSpec, trained: Sequence[TrainUnit], given: Sequence[str]
 ) -> list[tuple[str, ...]]:
-    """The runs of each call."""
+    """Returns the runs of each call."""
     if experiment_spec.over == "all":
         return [(*(unit.folder for unit in trained), *given)]
     families: dict[str, list[str]] = {}
@@ -248,7 +248,7 @@ def resolved_of(block: Training, values: Mapping[str, Any]) -> Resolved:
 
 
 def units_of(block: Training, threads: int, names: dict[str, Any]) -> list[TrainUnit]:
-    """A block's runs. Knows torch: a task fills in its defaults.
+    """Returns a block's runs. Knows torch: a task fills in its defaults.
 
     Args:
         names: of folders -> the steps and schedule of the runs in them; filled in, block after block.

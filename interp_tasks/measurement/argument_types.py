@@ -30,7 +30,7 @@ UNTOUCHED = frozenset({"task", "tokens", "progress"})
 
 
 def checked(experiment: Callable[P, R]) -> Callable[P, R]:
-    """An experiment that looks at the types of its arguments first.
+    """Returns an experiment that looks at the types of its arguments first.
 
     Paths are taken for the texts, and arrays, sets, iterators for the lists that they stand for.
     """
@@ -142,7 +142,7 @@ def is_device(value: Any) -> bool:
 
 
 def as_json(value: Any) -> Any:
-    """A value as JSON would have it: paths as text, arrays and numbers of arrays as Python's."""
+    """Returns a value as JSON would have it: paths as text, arrays and numbers of arrays as Python's."""
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, (list, tuple, range)):

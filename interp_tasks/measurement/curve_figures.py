@@ -18,7 +18,7 @@ PANEL, LEGEND_LINE, AROUND = 300, 22, 130
 
 
 def curves_figure(curves: Mapping[tuple[str, str], Curve]) -> plotly.graph_objects.Figure:
-    """Every curve in one panel; what lies between onset and end is bold."""
+    """Returns every curve in one panel; what lies between onset and end is bold."""
     import plotly.graph_objects as go
 
     figure = go.Figure()

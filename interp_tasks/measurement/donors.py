@@ -50,7 +50,7 @@ class Donor:
 
 
 def check_donor(source: str, refs: str | Sequence[str], examples: Examples) -> Donor:
-    """The one checkpoint that ``--source`` names, without loading it.
+    """Returns the one checkpoint that ``--source`` names, without loading it.
 
     Raises:
         UserError: where it names none or several, or one whose architecture is not that of every REF.
@@ -65,7 +65,7 @@ def check_donor(source: str, refs: str | Sequence[str], examples: Examples) -> D
 
 
 def check_donors(source: str | Sequence[str], refs: str | Sequence[str], examples: Examples) -> list[Donor]:
-    """All checkpoints that ``--source`` names, each once, labelled as those of ``--ckpt`` are.
+    """Returns all checkpoints that ``--source`` names, each once, labelled as those of ``--ckpt`` are.
 
     Raises:
         UserError: where it names none, or one whose architecture is not that of every REF.

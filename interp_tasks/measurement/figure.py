@@ -44,7 +44,7 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
 
 
 def in_map(frame: pandas.DataFrame) -> pandas.Series:
-    """Rows of the experiment ``heads`` that are about one head alone, and no group that happens to be one."""
+    """Returns rows of the experiment ``heads`` that are about one head alone, and no group that happens to be one."""
     return (frame["experiment"] == "heads") & (
         frame["variant"] == frame["layer"].astype("string") + "." + frame["head"].astype("string")
     ).fillna(False)

@@ -49,7 +49,7 @@ def check_choice(option: str, value: str, choices: Sequence[str]) -> str:
 
 
 def check_heads(spec: str, option: str = "--heads", words: Sequence[str] = ("all", EACH, EACH_LAYER)) -> str:
-    """A head spec, or one of ``words``, normalised: no blanks, ``+`` between its parts.
+    """Returns a head spec, or one of ``words``, normalised: no blanks, ``+`` between its parts.
 
     Raises:
         UserError: for text that cannot name heads of any model.
@@ -67,7 +67,7 @@ def check_heads(spec: str, option: str = "--heads", words: Sequence[str] = ("all
 
 
 def heads_of(spec: str) -> list[tuple[int, int]]:
-    """The (layer, head) pairs of a spec that :func:`check_heads` has passed, each once.
+    """Returns the (layer, head) pairs of a spec that :func:`check_heads` has passed, each once.
 
     Raises:
         UserError: for a range that ends before it begins, or is longer than any layer.
@@ -87,7 +87,7 @@ def heads_of(spec: str) -> list[tuple[int, int]]:
 
 
 def united(spec: str) -> list[str]:
-    """The parts that commas and ``+`` unite into one row."""
+    """Returns the parts that commas and ``+`` unite into one row."""
     return re.split(r"[,+]", re.sub(r"\s+", "", spec))
 
 
@@ -144,7 +144,7 @@ def check_layers(
 
 
 def check_site(spec: str) -> str:
-    """A named site, with its layer or without: ``z``, ``resid_pre.1``."""
+    """Returns a named site, with its layer or without: ``z``, ``resid_pre.1``."""
     match = SITE.fullmatch(spec.strip())
     if match is None or match[1] not in SITES:
         raise UserError(f"--site {spec!r}: write one of {', '.join(SITES)}, in one layer as in z.1")

@@ -57,7 +57,7 @@ def resamples(seed: int, examples: int, stream: int = 1) -> numpy.ndarray:
 
 
 def beside(pooled: numpy.ndarray, resampled: numpy.ndarray) -> dict[str, Any]:
-    """The columns that compare series 0 with series 1; ``resampled`` [draws series] are resamples."""
+    """Returns the columns that compare series 0 with series 1; ``resampled`` [draws series] are resamples."""
     from circuits.statistics import interval, ratio
 
     low, high = interval(resampled[:, :1] - resampled[:, 1:], LEVEL)

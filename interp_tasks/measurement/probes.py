@@ -50,7 +50,7 @@ class ProbeSettings:
 
     @classmethod
     def read(cls, *, sites: str | Sequence[str], targets: str | Sequence[str], **given: Any) -> ProbeSettings:
-        """The settings as users write them.
+        """Returns the settings as users write them.
 
         Raises:
             UserError: in one line.
@@ -111,7 +111,7 @@ def read_penalties(text: str) -> tuple[float, ...]:
 
 
 def probed(subject: Subject, settings: ProbeSettings) -> pandas.DataFrame:
-    """The table of ``circuits.probe`` of one checkpoint."""
+    """Returns the table of ``circuits.probe`` of one checkpoint."""
     from circuits import probe as probes
 
     declared = declared_by(subject)
@@ -151,7 +151,7 @@ def declared_by(subject: Subject) -> ProbeTargets:
 
 
 def choose(subject: Subject, declared: ProbeTargets, names: Sequence[str]) -> dict[str, ProbeTarget]:
-    """The targets that are asked for, in that order; of none, all."""
+    """Returns the targets that are asked for, in that order; of none, all."""
     for name in names:
         if name not in declared.targets:
             assert subject.task is not None

@@ -60,14 +60,14 @@ class Result:
         return cls(**{**vars(result), **more})
 
     def records(self) -> list[dict[str, Any]]:
-        """The rows as JSON values: what was not measured is ``None``, never NaN."""
+        """Returns the rows as JSON values: what was not measured is ``None``, never NaN."""
         return [
             {str(name): json_value(value) for name, value in row.items()}
             for row in self.frame.to_dict("records")
         ]
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """A list of records; also written to ``path`` if given."""
+        """Returns a list of records; also written to ``path`` if given."""
         rows = (json.dumps(record, allow_nan=False, ensure_ascii=False) for record in self.records())
         text = "[\n" + ",\n".join(rows) + "\n]\n"
         if path is not None:
@@ -137,7 +137,7 @@ class Result:
         return self.titled(figure(self.frame), self.heading())
 
     def titled(self, figure: plotly.graph_objects.Figure, title: str) -> plotly.graph_objects.Figure:
-        """A figure that says what it shows, and how to read it; a page says that beside it instead."""
+        """Returns a figure that says what it shows, and how to read it; a page says that beside it instead."""
         from circuits.plots import titled
 
         return titled(figure, title, self.caption())
@@ -199,7 +199,7 @@ def join(results: Sequence[Result]) -> Result:
 
 
 def json_value(value: Any) -> Any:
-    """A value JSON can hold: numpy scalars become Python's, NaN, infinities and gaps become ``None``."""
+    """Returns a value JSON can hold: numpy scalars become Python's, NaN, infinities and gaps become ``None``."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, (list, tuple)):

@@ -56,11 +56,11 @@ class Run:
     plateau: float | None = None
 
     def logged(self, split: str = "validation") -> tuple[str, ...]:
-        """The metrics that it logs of a split."""
+        """Returns the metrics that it logs of a split."""
         return tuple(dict.fromkeys(name for line in self.lines for name in line.get(split) or {}))
 
     def points(self, metric: str, split: str = "validation") -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Steps and finite values of a metric."""
+        """Returns steps and finite values of a metric."""
         logged = [(line["step"], (line.get(split) or {}).get(metric)) for line in self.lines]
         finite = [
             (step, float(value))
@@ -70,12 +70,12 @@ class Run:
         return tuple(step for step, _ in finite), tuple(value for _, value in finite)
 
     def left_out(self, metric: str, split: str = "validation") -> tuple[int, ...]:
-        """The steps at which what was logged of a metric is no finite number."""
+        """Returns the steps at which what was logged of a metric is no finite number."""
         logged = {line["step"] for line in self.lines if metric in (line.get(split) or {})}
         return tuple(sorted(logged - set(self.points(metric, split)[0])))
 
     def curve(self, metric: str) -> Curve:
-        """A metric with its drop; accuracies go up, all else moves as the task's own metric does.
+        """Returns a metric with its drop; accuracies go up, all else moves as the task's own metric does.
 
         Raises:
             UserError: if the run does not log it, or has logged nothing of it.
@@ -91,7 +91,7 @@ class Run:
         return Curve(metric, steps, values, detect_drop(steps, values, "down" if falls else "up", theory))
 
     def own_metrics(self) -> tuple[str, ...]:
-        """The task's drop metric and, of a mixture, that of each part."""
+        """Returns the task's drop metric and, of a mixture, that of each part."""
         return tuple(
             name
             for name in self.logged()
@@ -152,7 +152,7 @@ def with_logs(name: str) -> Iterator[tuple[str, Path]]:
 
 
 def read_runs(given: str | Sequence[str]) -> list[Run]:
-    """The runs named, with their logs.
+    """Returns the runs named, with their logs.
 
     Raises:
         UserError: see :func:`find_runs`; for a run that declares no drop metric.
@@ -193,19 +193,19 @@ def read_one(name: str, path: Path) -> Run:
 
 
 def examples(described: Mapping[str, Any]) -> int | None:
-    """Examples of the validation sample, of a mixture of one of its kinds."""
+    """Returns examples of the validation sample, of a mixture of one of its kinds."""
     count = described.get("validation_examples")
     numbers = list(count.values()) if isinstance(count, dict) else []
     return max(numbers) if numbers and all(type(number) is int for number in numbers) else None
 
 
 def whole(value: Any) -> int | None:
-    """A number that a column of whole numbers can hold, ``None`` for all else."""
+    """Returns a number that a column of whole numbers can hold, ``None`` for all else."""
     return value if type(value) is int and abs(value) < 2**63 else None
 
 
 def setting(config: Mapping[str, Any], key: str) -> Any:
-    """A setting of a config by its dotted key, ``model.d_model``; ``None`` where there is none."""
+    """Returns a setting of a config by its dotted key, ``model.d_model``; ``None`` where there is none."""
     value: Any = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -219,7 +219,7 @@ def family(name: str) -> str | None:
 
 
 def named(run: Run, kind: str, split: str = "validation") -> list[str]:
-    """The logged metrics ``accuracy`` (or ``loss``), ``accuracy_q``, ..., of several answers the mean first."""
+    """Returns the logged metrics ``accuracy`` (or ``loss``), ``accuracy_q``, ..., of several answers the mean first."""
     return [name for name in run.logged(split) if name == kind or name.startswith(f"{kind}_")]
 
 
@@ -230,7 +230,7 @@ def modulus(name: str) -> int | None:
 
 
 def shared_folder(names: Sequence[str]) -> str:
-    """The folder that all names lie in; of paths and ``zoo:`` names alike."""
+    """Returns the folder that all names lie in; of paths and ``zoo:`` names alike."""
     shared: list[str] = []
     for level in zip(*(name.split("/")[:-1] for name in names), strict=False):
         if len(set(level)) > 1:
@@ -240,7 +240,7 @@ def shared_folder(names: Sequence[str]) -> str:
 
 
 def measures(curve: Curve) -> dict[str, float]:
-    """The quantities of one curve; what it lacks is NaN."""
+    """Returns the quantities of one curve; what it lacks is NaN."""
     drop = curve.drop
     values = dict.fromkeys(QUANTITIES, math.nan) | {
         "drop": float(drop is not None),

@@ -87,7 +87,7 @@ def swept(
     batch: Any = None,
     ratios: bool = False,
 ) -> Measured:
-    """A sweep over variants of one checkpoint, judged by its task's metrics.
+    """Returns a sweep over variants of one checkpoint, judged by its task's metrics.
 
     Args:
         names: what the table calls the interventions, or each variant's.

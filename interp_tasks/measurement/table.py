@@ -60,14 +60,14 @@ def value_text(row: Mapping[str, Any]) -> str:
 
 
 def effect_text(row: Mapping[str, Any]) -> str:
-    """The effect with its interval; an edit that fired and changed nothing says so."""
+    """Returns the effect with its interval; an edit that fired and changed nothing says so."""
     if row["null_effect"] is True:
         return "0, no example changed"
     return with_interval(signed(row["effect"]), row["effect_ci_low"], row["effect_ci_high"])
 
 
 def read_p(row: Mapping[str, Any]) -> float | None:
-    """The p-value to read in a table of many rows: the adjusted one, where there is one."""
+    """Returns the p-value to read in a table of many rows: the adjusted one, where there is one."""
     adjusted = row["p_adjusted"]
     if adjusted is None or math.isnan(adjusted):
         return row["p_value"]
@@ -97,7 +97,7 @@ def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def own_metrics(config: Mapping[str, Any]) -> list[str]:
-    """The metrics that the tasks of a result call their own, each once."""
+    """Returns the metrics that the tasks of a result call their own, each once."""
     parts = config.get("parts", [config])
     return list(dict.fromkeys(name for part in parts for name in part.get("metrics of the tasks", ())))
 

@@ -74,7 +74,7 @@ def untrained(subject: Subject, draw: int = 0) -> HookedTransformer:
 
 
 def initialisation(subject: Subject, task: Task) -> dict[str, Any]:
-    """The settings that a model's weights do not show, from the run the checkpoint is in."""
+    """Returns the settings that a model's weights do not show, from the run the checkpoint is in."""
     from interp_tasks.checkpoints.run_files import RUN_FILE, read_run
 
     run = subject.checkpoint.path.parent.parent
@@ -94,7 +94,7 @@ def refusal(subject: Subject, task: Task, reason: str) -> UserError:
 def both(
     key: Key, value: float, baseline: Sequence[float], more: Mapping[str, Any], own_row: bool = True
 ) -> list[dict[str, Any]]:
-    """A row, and below it one of the untrained models (but not where ``own_row`` is false)."""
+    """Returns a row, and below it one of the untrained models (but not where ``own_row`` is false)."""
     import numpy as np
 
     variant, about, metric = key

@@ -16,7 +16,7 @@ LEVELS = (65534, 4094, 254)
 
 
 def deflated(content: str | bytes) -> str:
-    """Text for a script element, which the page inflates."""
+    """Returns text for a script element, which the page inflates."""
     raw = content.encode() if isinstance(content, str) else content
     return base64.b64encode(zlib.compress(raw, 6)).decode()
 

@@ -19,7 +19,7 @@ _HEADER = len(_SIGNATURE) + 25
 
 
 def marked(picture: bytes, kind: str) -> bytes:
-    """A picture with a note of who made it: in a PNG its field Software, in an SVG a comment at the end."""
+    """Returns a picture with a note of who made it: in a PNG its field Software, in an SVG a comment at the end."""
     if kind == "svg":
         return picture + b"<!-- " + MARK + b" -->\n"
     chunk = b"tEXtSoftware\x00" + MARK

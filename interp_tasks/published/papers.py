@@ -78,7 +78,7 @@ class TrainingRun(Entry):
 
 
 def as_typed(value: Any) -> str:
-    """A setting as one types it."""
+    """Returns a setting as one types it."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(as_typed, value))
     if isinstance(value, bool) or value is None:
@@ -115,7 +115,7 @@ class Study(Entry):
     shuffled: str | None = None
 
     def controlled(self) -> tuple[Control, ...]:
-        """The controls of its claims, but where a claim says otherwise."""
+        """Returns the controls of its claims, but where a claim says otherwise."""
         if self.controls is not None:
             return self.controls
         single = bool(self.at) and "all" not in self.at
@@ -268,7 +268,7 @@ class Claim(Entry):
 
 
 def said(where: Filter) -> str:
-    """A filter in words."""
+    """Returns a filter in words."""
     parts = []
     for key, value in where.items():
         text = " or ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
@@ -317,7 +317,7 @@ class Paper(Entry):
         return self
 
     def runs(self, role: str, preset: str) -> list[TrainingRun]:
-        """The runs that play a role at a scale."""
+        """Returns the runs that play a role at a scale."""
         return [run for run in self.run if run.role == role and run.preset == preset]
 
 
@@ -330,7 +330,7 @@ def unique(noun: str, names: Iterable[Any]) -> None:
 
 
 def papers() -> list[str]:
-    """The papers there are, by name."""
+    """Returns the papers there are, by name."""
     folder = resources.files("interp_tasks.published")
     return sorted(
         entry.name.removesuffix(".toml").replace("_", "-")
@@ -340,7 +340,7 @@ def papers() -> list[str]:
 
 
 def read_paper(name: str) -> Paper:
-    """A paper by name.
+    """Returns a paper by name.
 
     Raises:
         UserError: if there is none of that name.
@@ -398,7 +398,7 @@ def with_recipe(entry: Mapping[str, Any], shipped: Mapping[str, Ordered]) -> dic
 
 
 def parse_paper(content: Mapping[str, Any], source: str) -> Paper:
-    """A paper from the content of its file.
+    """Returns a paper from the content of its file.
 
     Raises:
         UserError: one line naming what is wrong in it.

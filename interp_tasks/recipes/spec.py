@@ -100,7 +100,7 @@ class Training(Entry):
         return [given] if isinstance(given, Mapping) else given
 
     def combinations(self, lists: frozenset[str]) -> Iterator[dict[str, Any]]:
-        """Each combination of settings; ``lists``: keys whose value is a list itself."""
+        """Yields each combination of settings; ``lists``: keys whose value is a list itself."""
         options = {key: axis(value, key in lists) for key, value in self.settings.items()}
         for values in product(*options.values()):
             yield dict(zip(options, values, strict=True))
@@ -118,7 +118,7 @@ class Training(Entry):
         return math.prod(counts.values())
 
     def axes(self, lists: frozenset[str]) -> tuple[str, ...]:
-        """The settings that differ between combinations."""
+        """Returns the settings that differ between combinations."""
         return tuple(key for key, value in self.settings.items() if len(axis(value, key in lists)) > 1)
 
 
@@ -145,7 +145,7 @@ def checked_settings(given: Any) -> Any:
 
 
 def axis(value: Any, is_list: bool) -> list[Any]:
-    """The values that a setting runs through."""
+    """Returns the values that a setting runs through."""
     if not isinstance(value, list):
         return [value]
     if is_list:
@@ -207,7 +207,7 @@ KEYS = {
 
 
 def read_spec(path: str | Path) -> Spec:
-    """A grid from a TOML file.
+    """Returns a grid from a TOML file.
 
     Raises:
         UserError: in one line, naming what is wrong.
@@ -250,7 +250,7 @@ def with_base(block: Any, path: Path) -> Any:
 
 
 def spec_of(values: Mapping[str, Any], name: str = "grid") -> Spec:
-    """A grid from a dict of the same shape.
+    """Returns a grid from a dict of the same shape.
 
     Raises:
         UserError: in one line, naming what is wrong.

@@ -49,7 +49,7 @@ def attention_section(views: Sequence[View]) -> Section:
 
 
 def mosaic(view: View, largest: float, width: int, budget: int) -> tuple[Section, float]:
-    """The maps side by side with gaps between them, and the spacing of the levels that they are stored at."""
+    """Returns the maps side by side with gaps between them, and the spacing of the levels that they are stored at."""
     import plotly.graph_objects as go
 
     layers, heads, length, _ = view.snapshots[0].maps.shape

@@ -20,7 +20,7 @@ HEIGHT, LABELLED, MAX_TOKENS = 430, 30, 2000
 
 
 def embeddings_section(views: Sequence[View]) -> Section:
-    """A plane for tokens and one for positions, of every view."""
+    """Returns a plane for tokens and one for positions, of every view."""
     parts: list[Section] = [tokens_plane(view) for view in views]
     parts += [positions_plane(view) for view in views if view.snapshots[-1].positions is not None]
     if len(parts) == len(views):

@@ -33,7 +33,7 @@ STRONGEST = 0.96
 
 
 def effects_section(views: Sequence[View]) -> Section:
-    """The effect of each edit of each head on each metric, layer by head."""
+    """Returns the effect of each edit of each head on each metric, layer by head."""
     # Equal colours mean equal effects, at every step and in every view.
     metrics = dict.fromkeys(metric for view in views for metric in view.metrics)
     scales = {metric: largest_effect(views, metric) for metric in metrics}
@@ -131,7 +131,7 @@ def grid(effects: pandas.DataFrame, metric: str, mode: str, layers: int, heads: 
 
 
 def ablation_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]]) -> Section:
-    """All heads edited at once, at every checkpoint, beside the unedited model and published numbers."""
+    """Returns all heads edited at once, at every checkpoint, beside the unedited model and published numbers."""
     parts = []
     for metric in dict.fromkeys(metric for view in views for metric in view.metrics):
         figures = {

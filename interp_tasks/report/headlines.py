@@ -19,7 +19,7 @@ MULTIPLIED = "×"
 
 
 def sentences(view: View) -> list[str]:
-    """A run in a few sentences."""
+    """Returns a run in a few sentences."""
     lines = [f"{view.name}: {architecture(view)}, on {task_text(view)}."]
     curve, last = view.source.curve, view.snapshots[-1]
     if curve is not None and curve.drop is not None:
@@ -61,7 +61,7 @@ def architecture(view: View) -> str:
 
 
 def task_text(view: View) -> str:
-    """The task with the settings in which it differs from its defaults."""
+    """Returns the task with the settings in which it differs from its defaults."""
     task = view.task
     if task is None:
         return "tokens of your own"

@@ -55,7 +55,7 @@ def sections(
 
 
 def slider(views: Sequence[View]) -> Section:
-    """A step for each checkpoint of the first view, with what stands beside it."""
+    """Returns a step for each checkpoint of the first view, with what stands beside it."""
     leading = views[0]
     marks: dict[str, int] = {
         mark: leading.steps.index(step)
@@ -74,7 +74,7 @@ def slider(views: Sequence[View]) -> Section:
 
 
 def effects_table(frame: pandas.DataFrame, views: Sequence[View]) -> Section:
-    """The effects at the slider's step, of all views."""
+    """Returns the effects at the slider's step, of all views."""
     import pandas
 
     parts: list[pandas.DataFrame] = []

@@ -101,7 +101,7 @@ def studies(task: str, run: Run) -> Iterator[tuple[Paper, Study, TrainingRun | N
 
 
 def study_frame(view: View, study: Study) -> pandas.DataFrame | None:
-    """The rows of this report that stand for a study's table; ``None`` where there are none."""
+    """Returns the rows of this report that stand for a study's table; ``None`` where there are none."""
     import pandas
 
     from interp_tasks.experiments.curve.measure import fall, levels

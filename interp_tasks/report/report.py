@@ -41,7 +41,7 @@ class Report:
         return headline_rows(self.views)
 
     def effects(self) -> pandas.DataFrame:
-        """Every effect of heads: a row per view, checkpoint, edit, heads and metric."""
+        """Returns every effect of heads: a row per view, checkpoint, edit, heads and metric."""
         import pandas
 
         return pandas.concat([view.effects().assign(run=view.name) for view in self.views], ignore_index=True)

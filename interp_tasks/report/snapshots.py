@@ -73,7 +73,7 @@ class View:
         return [snapshot.step for snapshot in self.snapshots]
 
     def effects(self) -> pandas.DataFrame:
-        """The rows of all checkpoints."""
+        """Returns the rows of all checkpoints."""
         import pandas
 
         return pandas.concat([snapshot.effects for snapshot in self.snapshots], ignore_index=True)
@@ -120,7 +120,7 @@ def snapshot(subject: Subject, view: View) -> Snapshot:
 
 
 def effects_of(subject: Subject, view: View, measured: Sequence[str]) -> pandas.DataFrame:
-    """Every edit of every choice of heads, in one sweep."""
+    """Returns every edit of every choice of heads, in one sweep."""
     from circuits import heads
 
     every = heads("all", subject.model)
@@ -151,7 +151,7 @@ def effects_of(subject: Subject, view: View, measured: Sequence[str]) -> pandas.
 
 
 def named_metrics(task: Task, subject: Subject) -> set[str]:
-    """The metrics that a task has of an output, without its exact accuracies."""
+    """Returns the metrics that a task has of an output, without its exact accuracies."""
     import torch
 
     assert subject.batch is not None

@@ -38,7 +38,7 @@ class Source:
 
 
 def read_source(ref: str) -> Source:
-    """The checkpoints that a run or a REF names: of a run without ``@`` all.
+    """Returns the checkpoints that a run or a REF names: of a run without ``@`` all.
 
     Raises:
         UserError: if it names none, or checkpoints of several runs; for a mangled log.

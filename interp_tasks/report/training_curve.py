@@ -110,7 +110,7 @@ def training_curve(logged: Sequence[View], marks: Mapping[str, Sequence[Mark]], 
 def add_metric(
     figure: Any, run: Run, metric: str, name: str, row: int, index: int, which: int, train: bool
 ) -> list[Any]:
-    """A metric's curve, of the training batch too where ``train``; returns the ends of what is drawn."""
+    """Returns a metric's curve, of the training batch too where ``train``; returns the ends of what is drawn."""
     colour = COLOURS["light"][index % len(COLOURS["light"])]
     steps, values = run.points(metric)
     ends = [min(values), max(values)]
@@ -162,7 +162,7 @@ def add_levels(figure: Any, run: Run, panel_metrics: Sequence[str], metrics: Seq
 
 
 def drop_shapes(view: View, index: int) -> list[dict[str, Any]]:
-    """The span of a run's drop."""
+    """Returns the span of a run's drop."""
     curve = view.source.curve
     if curve is None or curve.drop is None:
         return []

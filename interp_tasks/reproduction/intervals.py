@@ -19,13 +19,13 @@ Interval = tuple[float, float]
 
 
 def t_share(t: float, df: int) -> float:
-    """The share of Student's t distribution below ``t``."""
+    """Returns the share of Student's t distribution below ``t``."""
     beyond = beta_share(df / (df + t * t), df / 2, 0.5) / 2
     return 1 - beyond if t > 0 else beyond
 
 
 def beta_share(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function, by its continued fraction (Lentz)."""
+    """Returns the regularised incomplete beta function, by its continued fraction (Lentz)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):
@@ -51,7 +51,7 @@ def beta_share(x: float, a: float, b: float) -> float:
 
 @cache
 def t_quantile(share: float, df: int) -> float:
-    """The number below which a share of Student's t distribution lies."""
+    """Returns the number below which a share of Student's t distribution lies."""
     if share < 0.5:
         return -t_quantile(1 - share, df)
     low, high = 0.0, 2.0
@@ -146,13 +146,13 @@ def median_over_runs(bounds: Sequence[Interval]) -> Interval | None:
 
 
 def widened(interval: Interval, value: float, looks: int) -> Interval:
-    """An interval for one of several looks that are to hold together (Bonferroni, normal)."""
+    """Returns an interval for one of several looks that are to hold together (Bonferroni, normal)."""
     factor = z_quantile(1 - ALPHA / 2 / looks) / z_quantile(1 - ALPHA / 2)
     return value - factor * (value - interval[0]), value + factor * (interval[1] - value)
 
 
 def quotient(above: Interval, below: Interval) -> Interval | None:
-    """All that one number between bounds can be of another; ``None`` where that may be 0."""
+    """Returns all that one number between bounds can be of another; ``None`` where that may be 0."""
     if below[0] <= 0 <= below[1]:
         return None
     ends = [over / under for over in above for under in below]
@@ -160,7 +160,7 @@ def quotient(above: Interval, below: Interval) -> Interval | None:
 
 
 def p_of_bound(value: float, error: float, df: int | None, bound: float) -> float:
-    """The share of the t distribution (normal: ``df`` is ``None``) beyond a bound, on its side of the number.
+    """Returns the share of the t distribution (normal: ``df`` is ``None``) beyond a bound, on its side of the number.
 
     One-sided: small where the number is well below the bound.
     """

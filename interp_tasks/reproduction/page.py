@@ -50,13 +50,13 @@ def summary_of(outcomes: Sequence[Mapping[Any, Any]]) -> str:
 
 
 def own(row: Mapping[str, Any]) -> str:
-    """Each run's own number."""
+    """Returns each run's own number."""
     shown = (each["value"] for each in row["runs"])
     return ", ".join("–" if value is None else number(value) for value in shown)
 
 
 def controls(row: Mapping[str, Any]) -> str:
-    """The number of models that should not pass."""
+    """Returns the number of models that should not pass."""
     known = [(name, row[name]) for name in ("untrained", "shuffled") if row[name] == row[name]]
     return ", ".join(f"{number(value)} {name}" for name, value in known if value is not None) or "–"
 
@@ -254,7 +254,7 @@ def claims_markdown(
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """The verdict with its reason, or what would have to be trained."""
+    """Returns the verdict with its reason, or what would have to be trained."""
     text = f"**{row['verdict']}**" if row["verdict"] in ("held", "failed") else row["verdict"]
     if row["p_holm"] == row["p_holm"]:
         text += f" (p {number(row['p_holm'])} after Holm)"
@@ -264,7 +264,7 @@ def verdict(row: Mapping[str, Any]) -> str:
 
 
 def cell(text: str) -> str:
-    """Text that does not end a cell of a table."""
+    """Returns text that does not end a cell of a table."""
     return text.replace("|", "\\|")
 
 

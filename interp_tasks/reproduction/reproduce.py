@@ -134,7 +134,7 @@ class Reproduction:
         return text
 
     def markdown(self) -> str:
-        """The claims with their rules and verdicts, experiment by experiment."""
+        """Returns the claims with their rules and verdicts, experiment by experiment."""
         outcomes: list[Any] = self.frame().to_dict("records")
         rows = [row for row in self.paper.row if not self.rows or row.number in self.rows]
         return f"{summary_of(outcomes)}\n\n{claims_markdown(self.paper, outcomes, rows)}"
@@ -266,7 +266,7 @@ def about(claim: Claim, lacking: Sequence[Located]) -> bool:
 def decide(
     claim: Claim, paper: Paper, done: Sequence[Done], preset: str, folder: str, seeds: Seeds
 ) -> list[Outcome]:
-    """A claim on every condition that its study was to be done on."""
+    """Returns a claim on every condition that its study was to be done on."""
     study = next(each for each in paper.study if each.id == claim.study)
     study_runs = [one for one in done if one.job.study.id == claim.study and one.job.control is None]
     control_runs = [one for one in done if one.job.study.id == claim.study and one.job.control is not None]
@@ -313,7 +313,7 @@ def decide_on(
     seeds: Seeds,
     controls: Mapping[str, pandas.DataFrame | str],
 ) -> Outcome:
-    """A claim on the runs of one condition."""
+    """Returns a claim on the runs of one condition."""
     import pandas
 
     succeeded = [one for one in done if one.result is not None]
@@ -355,7 +355,7 @@ def decide_on(
 def controls_of(
     claim: Claim, names: Sequence[str], condition: str, done: Sequence[Done], control_runs: Sequence[Done]
 ) -> dict[str, pandas.DataFrame | str]:
-    """The table of each control beside the runs of a condition, or the line that says why there is none."""
+    """Returns the table of each control beside the runs of a condition, or the line that says why there is none."""
     import pandas
 
     tables: dict[str, pandas.DataFrame | str] = {}

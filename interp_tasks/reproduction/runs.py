@@ -62,7 +62,7 @@ class Located:
 
 
 def locate(run: TrainingRun, folder: Path) -> Located:
-    """A run of the user's own comes before a shipped one of the same name.
+    """Returns a run of the user's own comes before a shipped one of the same name.
 
     Raises:
         UserError: if the run of that name was trained with other settings than the paper's file says.
@@ -100,7 +100,7 @@ def is_finished(path: Path) -> bool:
 
 
 def config_there(path: Path) -> dict[str, dict[str, Any]]:
-    """The sections of the config that made a run.
+    """Returns the sections of the config that made a run.
 
     Raises:
         UserError: if ``run.json`` has none, or they are no objects.
@@ -167,7 +167,7 @@ def as_text(value: Any) -> str:
 
 
 def locate_all(paper: Paper, preset: str, folder: Path) -> list[Located]:
-    """Every run of a scale, in the paper's order."""
+    """Returns every run of a scale, in the paper's order."""
     return [locate(run, folder) for run in paper.run if run.preset == preset]
 
 

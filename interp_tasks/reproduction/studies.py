@@ -57,7 +57,7 @@ class Job:
         return [f"{base}@{mark}" for base in bases for mark in self.study.at] or bases
 
     def settings(self) -> dict[str, Any]:
-        """The keyword arguments, ``{run}`` filled in."""
+        """Returns the keyword arguments, ``{run}`` filled in."""
         return {key: filled(value, self.on[0].base or "") for key, value in self.study.settings.items()}
 
 
@@ -80,7 +80,7 @@ class Done:
 
 
 def jobs_of(paper: Paper, located: Sequence[Located], rows: Sequence[int] = ()) -> list[Job]:
-    """Every study, on every run of its role; ``rows`` limits them to studies of these rows."""
+    """Returns every study, on every run of its role; ``rows`` limits them to studies of these rows."""
     jobs = []
     for study in studies_of(paper, rows):
         playing = [each for each in located if each.run.role == study.role]
@@ -101,7 +101,7 @@ def studies_of(paper: Paper, rows: Sequence[int]) -> list[Study]:
 
 
 def each_alone(several: Sequence[Located]) -> list[Located]:
-    """Every seed by itself."""
+    """Returns every seed by itself."""
     return [
         one
         for each in several
@@ -110,7 +110,7 @@ def each_alone(several: Sequence[Located]) -> list[Located]:
 
 
 def control_jobs(paper: Paper, located: Sequence[Located], rows: Sequence[int] = ()) -> list[Job]:
-    """Every study that a claim asks a control of, on that control.
+    """Returns every study that a claim asks a control of, on that control.
 
     Of each condition the first three runs have their untrained model: what they share is what is asked for.
     """
@@ -160,7 +160,7 @@ def perform(job: Job) -> Done:
 
 
 def perform_all(jobs: Sequence[Job], processes: int) -> Iterator[Done]:
-    """Each job's result as it comes.
+    """Yields each job's result as it comes.
 
     With one process here; otherwise in fresh ones, of one thread each: small tensors gain nothing from a second.
     """
@@ -178,7 +178,7 @@ def perform_all(jobs: Sequence[Job], processes: int) -> Iterator[Done]:
 
 
 def together(jobs: Sequence[Job], processes: int, cut_off: list[Job]) -> Iterator[Done]:
-    """Each job's result as it comes; jobs whose process died are added to ``cut_off``."""
+    """Yields each job's result as it comes; jobs whose process died are added to ``cut_off``."""
     from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
     from multiprocessing import get_context
 
@@ -211,7 +211,7 @@ def one_thread() -> None:
 
 
 def on_control(job: Job, call: Callable[..., Result], scratch: Path) -> Result:
-    """A study's table on models that should not pass, named as the runs and marks that they stand for."""
+    """Returns a study's table on models that should not pass, named as the runs and marks that they stand for."""
     import pandas
 
     # An untrained model has its first step alone, one trained on shuffled labels no drop to be named after.
@@ -250,7 +250,7 @@ def renamed(ref: str, stand_in: Mapping[str, str], mark: str | None) -> str:
 
 
 def untrained(run: TrainingRun, seed: int, scratch: Path) -> str:
-    """A folder with the model of a run before its first step: the same settings, no steps."""
+    """Returns a folder with the model of a run before its first step: the same settings, no steps."""
     from interp_tasks.training.config import resolve_config
     from interp_tasks.training.trainer import train_resolved
 

@@ -101,7 +101,7 @@ def shown(value: Any) -> str:
 
 
 def importance_figure(shares: Mapping[str, float]) -> plotly.graph_objects.Figure:
-    """A bar per setting, the largest on top."""
+    """Returns a bar per setting, the largest on top."""
     import plotly.graph_objects as go
 
     keys = list(shares)[::-1]

@@ -52,7 +52,7 @@ class Plan:
         return {**self.space.fixed, **{key: as_text(value) for key, value in params.items()}}
 
     def resolved(self, params: Mapping[str, Scalar]) -> Resolved:
-        """The configuration of a trial.
+        """Returns the configuration of a trial.
 
         Raises:
             UserError: if there is none with these values.
@@ -113,7 +113,7 @@ def make_plan(
     seed: int = 42,
     prune: bool = False,
 ) -> Plan:
-    """A plan, checked as far as that needs no torch.
+    """Returns a plan, checked as far as that needs no torch.
 
     Args:
         space: name of a shipped space or a TOML file; ``None``: the shipped one, or with ``vary`` none.

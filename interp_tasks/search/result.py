@@ -71,7 +71,7 @@ class SearchResult:
         return next(iter(self.ranked), None)
 
     def frame(self) -> pandas.DataFrame:
-        """A row per trial, the best first, then those without a value; a column per setting."""
+        """Returns a row per trial, the best first, then those without a value; a column per setting."""
         import pandas
 
         rest = [trial for trial in self.trials if trial["value"] is None]

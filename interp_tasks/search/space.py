@@ -145,7 +145,7 @@ class Space:
 
 
 def read_space(task_name: str, text: str | None) -> Space:
-    """A shipped space by name, one of a TOML file, or (``None``) the first one that is shipped for the task.
+    """Returns a shipped space by name, one of a TOML file, or (``None``) the first one that is shipped for the task.
 
     Raises:
         UserError: in one line.
@@ -172,7 +172,7 @@ def shipped_spaces() -> dict[str, dict[str, Any]]:
 
 
 def parse_space(content: Mapping[str, Any], name: str) -> Space:
-    """A space as TOML holds it: ``[vary.train]``, ``[fixed.model]`` and so on."""
+    """Returns a space as TOML holds it: ``[vary.train]``, ``[fixed.model]`` and so on."""
     for part, sections in content.items():
         if part not in ("vary", "fixed") or not isinstance(sections, dict):
             raise UserError(
@@ -264,7 +264,7 @@ def is_whole(key: str, numbers: Sequence[Any]) -> bool:
 
 
 def storable(value: Any) -> Scalar:
-    """A value that Optuna can store."""
+    """Returns a value that Optuna can store."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     return as_text(value)

@@ -132,7 +132,7 @@ def opened(url: str, out: Path, identity: Mapping[str, Any]) -> Iterator[Study]:
 
 
 def folder_name(out: Path, identity: Mapping[str, Any]) -> tuple[str, bool]:
-    """The name in a folder's ``search.json``, or a new one and ``True``.
+    """Returns the name in a folder's ``search.json``, or a new one and ``True``.
 
     Raises:
         UserError: if the folder holds another search, naming what differs.

@@ -114,7 +114,7 @@ def next_trial(study: Study, plan: Plan, out: Path, trials: int) -> tuple[Trial,
 
 
 def sampler(plan: Plan, number: int) -> optuna.samplers.BaseSampler:
-    """A sampler for each trial: one for all would begin again with its first draws after an interruption."""
+    """Returns a sampler for each trial: one for all would begin again with its first draws after an interruption."""
     return optuna.samplers.TPESampler(seed=derive_seed(plan.seed, "trial", number) % 2**32)
 
 

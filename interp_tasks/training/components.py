@@ -35,7 +35,7 @@ _PATTERNS: Mapping[str, str] = {
 
 
 def part_of(name: str) -> str:
-    """The part that a parameter belongs to.
+    """Returns the part that a parameter belongs to.
 
     Raises:
         UserError: if it belongs to none, as in architectures that the task did not build.
@@ -71,7 +71,7 @@ class Source:
 
 
 def read_source(config: TrainConfig) -> Source | None:
-    """The weights that ``train.start_from`` names, of ``train.start_parts`` alone; ``None`` without one.
+    """Returns the weights that ``train.start_from`` names, of ``train.start_parts`` alone; ``None`` without one.
 
     Raises:
         UserError: for a REF that does not name exactly one checkpoint, or files that are not whole.

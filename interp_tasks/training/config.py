@@ -151,7 +151,7 @@ class TrainConfig(BaseModel):
         return self
 
     def learning_rate_at(self, step: int) -> float:
-        """The learning rate of update number ``step``, counted from 0: warm-up, then the schedule.
+        """Returns the learning rate of update number ``step``, counted from 0: warm-up, then the schedule.
 
         The update at ``schedule_start`` is the last at the full rate, that at ``schedule_end`` the first at the floor.
         """
@@ -171,7 +171,7 @@ class TrainConfig(BaseModel):
         return self.warmup_steps if self.schedule_start is None else self.schedule_start
 
     def parts_started(self) -> tuple[Part, ...]:
-        """The parts that come from ``start_from``."""
+        """Returns the parts that come from ``start_from``."""
         return self.start_parts or tuple(
             part for part in PARTS if not self.train_parts or part not in self.train_parts
         )
@@ -200,7 +200,7 @@ class Resolved:
 
 
 def train_config(values: Mapping[str, Any]) -> TrainConfig:
-    """A validated :class:`TrainConfig`.
+    """Returns a validated :class:`TrainConfig`.
 
     Raises:
         UserError: one line naming every key that is wrong.
@@ -212,7 +212,7 @@ def train_config(values: Mapping[str, Any]) -> TrainConfig:
 
 
 def presets_of(task_name: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-    """The presets of a task; torch-free for a built-in one.
+    """Returns the presets of a task; torch-free for a built-in one.
 
     Raises:
         UserError: for an unknown task.
@@ -253,7 +253,7 @@ def resolve_config(
 
 
 def list_keys(task_name: str) -> frozenset[str]:
-    """The keys, such as ``train.betas``, whose value is a list; torch-free for a built-in task."""
+    """Returns the keys, such as ``train.betas``, whose value is a list; torch-free for a built-in task."""
     lists = {f"train.{name}" for name in list_fields(TrainConfig)}
     if task_name in catalog.BUILT_IN:
         return frozenset({*lists, *catalog.LIST_KEYS.get(task_name, ())})
@@ -265,7 +265,7 @@ def list_keys(task_name: str) -> frozenset[str]:
 
 
 def typed(text: str, *, is_list: bool = False) -> Any:
-    """A value as typed on a command line: JSON where it reads as JSON, a plain string otherwise.
+    """Returns a value as typed on a command line: JSON where it reads as JSON, a plain string otherwise.
 
     Args:
         is_list: the key holds a list: ``2, 3`` is one, ``2`` has one element, and nothing is the empty one.

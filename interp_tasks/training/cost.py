@@ -164,7 +164,7 @@ def cost(
 
 
 def forward_of(model: HookedTransformer, task: Task) -> Forward:
-    """The forward that the trainer will take, unless its check at the start finds the fused one wrong."""
+    """Returns the forward that the trainer will take, unless its check at the start finds the fused one wrong."""
     if why_not_fused(model):
         return HookedForward(model, task.read_positions)
     return FusedForward(model, task.read_positions)
@@ -214,7 +214,7 @@ def _examples(task: Task, n: int | None, split: Any) -> int:
 
 
 def _without_values(task: Task, config: TrainConfig, split: Any, n: int) -> Batch:
-    """A batch of ``n`` on the device ``meta``."""
+    """Returns a batch of ``n`` on the device ``meta``."""
     sample = task.sample(min(n, 2), seed=config.seed, split=split)
 
     def empty(tensor: Tensor) -> Tensor:

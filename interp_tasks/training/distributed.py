@@ -84,7 +84,7 @@ class Processes:
         return result
 
     def number(self, value: int) -> int:
-        """The first process's value, on all."""
+        """Returns the first process's value, on all."""
         if not self.several:
             return value
         message = torch.tensor(value)
@@ -115,19 +115,19 @@ class Processes:
         return unpacked(message.numpy().tobytes())
 
     def folder(self, opening: Callable[[], RunFolder]) -> RunFolder | Follower:
-        """The run folder, opened by the first process."""
+        """Returns the run folder, opened by the first process."""
         return self.lead(opening) or Follower()
 
     def losses(self) -> contextlib.AbstractContextManager[None]:
-        """Names the loss of another process, where gradients are summed."""
+        """Returns names the loss of another process, where gradients are summed."""
         return losses_named() if self.several else contextlib.nullcontext()
 
     def forward(self, forward: Forward, model: HookedTransformer) -> Forward:
-        """A forward pass that this process has its share of."""
+        """Returns a forward pass that this process has its share of."""
         return SharedForward(forward, model, self) if self.several else forward
 
     def share(self, examples: int) -> tuple[int, int]:
-        """The examples of this process, first and one past the last; shares differ by one at most."""
+        """Returns the examples of this process, first and one past the last; shares differ by one at most."""
         rank, count = self.launch.rank, self.launch.count
         return rank * examples // count, (rank + 1) * examples // count
 
@@ -184,7 +184,7 @@ class Share(nn.Module):
 
 
 def summed(bucket: dist.GradBucket) -> Any:
-    """The sum of the gradients, not the mean: every process took the loss of the whole batch."""
+    """Returns the sum of the gradients, not the mean: every process took the loss of the whole batch."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
 

@@ -126,7 +126,7 @@ class FusedForward:
         return self._after("ln_embed", F.embedding(tokens, self.parameters["embed.W_E"]) + positions)
 
     def _before(self, name: str, x: Tensor) -> Tensor:
-        """The input of a sublayer, from the residual stream: normalised where the model is pre-norm."""
+        """Returns the input of a sublayer, from the residual stream: normalised where the model is pre-norm."""
         return x if self.post_norm else self._norm(name, x)
 
     def _after(self, name: str, x: Tensor) -> Tensor:
@@ -254,7 +254,7 @@ def why_not_fused(model: HookedTransformer) -> str | None:
 def fastest_forward(
     model: HookedTransformer, read_positions: Sequence[int], tokens: Int[Tensor, "batch pos"]
 ) -> tuple[Forward, str | None]:
-    """The fused forward if it reproduces the model's own on ``tokens``, else the model's own and the reason."""
+    """Returns the fused forward if it reproduces the model's own on ``tokens``, else the model's own and the reason."""
     hooked = HookedForward(model, read_positions)
     try:
         fused = FusedForward(model, read_positions)

@@ -26,7 +26,7 @@ class Launch:
     local_rank: int = 0
 
     def device(self, device: str) -> str:
-        """The device of this process, where all are told the same.
+        """Returns the device of this process, where all are told the same.
 
         Raises:
             UserError: for one GPU that several processes would have.

@@ -97,7 +97,7 @@ class Loop:
         return point.step
 
     def batch(self, step: int) -> Batch:
-        """The examples of update number ``step``, counted from 0."""
+        """Returns the examples of update number ``step``, counted from 0."""
         if self.whole_split is not None:
             return self.whole_split
         return self._sample(self.config.batch_size, "train", derive_seed(self.config.seed, "batch", step))

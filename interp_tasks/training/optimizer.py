@@ -17,7 +17,7 @@ GradientWatcher = Callable[[str, Mapping[str, Tensor]], None]
 
 
 def optimizer_of(parameters: Sequence[Tensor], config: TrainConfig) -> torch.optim.Optimizer:
-    """The optimiser that a config asks for."""
+    """Returns the optimiser that a config asks for."""
     shared: dict[str, Any] = {
         "lr": config.learning_rate,
         "weight_decay": config.weight_decay,
@@ -30,7 +30,7 @@ def optimizer_of(parameters: Sequence[Tensor], config: TrainConfig) -> torch.opt
 
 
 def filter_of(config: TrainConfig) -> GradientFilter | None:
-    """The Grokfast filter that a config asks for."""
+    """Returns the Grokfast filter that a config asks for."""
     if config.grokfast == "ma":
         return GrokfastMA(config.grokfast_window, config.grokfast_lambda)
     if config.grokfast == "ema":

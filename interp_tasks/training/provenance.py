@@ -54,7 +54,7 @@ def declared_drop(task: Task) -> dict[str, Any]:
 
 
 def command() -> str:
-    """The command line, without the password of a URL in it."""
+    """Returns the command line, without the password of a URL in it."""
     return re.sub(r"(://[^:@/\s]*):[^@/\s]*@", r"\1:***@", shlex.join(["interp-run", *sys.argv[1:]]))
 
 

@@ -138,7 +138,7 @@ def checked_seeds(given: Any) -> list[int]:
 
 
 def common_step(runs: Sequence[Path]) -> int:
-    """The last step that all runs can go on from.
+    """Returns the last step that all runs can go on from.
 
     Raises:
         UserError: if there is none.
@@ -331,7 +331,7 @@ class Stack:
         )
 
     def _losses(self, outputs: Tensor, tensors: Tensors) -> Tensor:
-        """The task's loss of every run, ``[seed]``."""
+        """Returns the task's loss of every run, ``[seed]``."""
         if outputs.dtype == torch.bfloat16:
             outputs = outputs.float()
         axis = 0 if tensors[0].ndim == 3 else None

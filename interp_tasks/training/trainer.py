@@ -119,7 +119,7 @@ def prepared(
     device: str,
     model: HookedTransformer | None = None,
 ) -> tuple[HookedTransformer, dict[str, Any]]:
-    """The model as it is before the first update, on its device, and what ``run.json`` compares."""
+    """Returns the model as it is before the first update, on its device, and what ``run.json`` compares."""
     own_model = model is not None
     if model is None:
         model = task.build_model(config.seed, settings)
@@ -143,7 +143,7 @@ def prepared(
 
 
 def opening(out: Path, described: Mapping[str, Any], loop: Loop, preset: str | None) -> RunFolder:
-    """The run folder, locked."""
+    """Returns the run folder, locked."""
     info = run_info(loop.task, loop.config, preset, loop.device) | loop.described()
     return RunFolder.open(
         out,

@@ -70,7 +70,7 @@ class CostCommand(RecipeCommand):
 
 
 def sentences(cost: Cost) -> list[tuple[str, str]]:
-    """The lines of the table: what, and how much of it."""
+    """Returns the lines of the table: what, and how much of it."""
     frozen = cost.parameters - cost.trained
     rate = f"{float(f'{cost.gflop_per_second:.3g}'):,g} GFLOP/s, {'measured here' if cost.measured else 'as given'}"
     parts: list[Any] = [

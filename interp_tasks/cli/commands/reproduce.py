@@ -240,7 +240,7 @@ def line(cells: Sequence[str], width: int) -> str:
 
 
 def cut(text: str, width: int, middle: bool = False) -> str:
-    """A text that fits; of a name both ends stay, since names begin alike."""
+    """Returns a text that fits; of a name both ends stay, since names begin alike."""
     if len(text) <= width:
         return text
     end = width // 2 if middle else 0

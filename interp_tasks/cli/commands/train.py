@@ -127,7 +127,7 @@ class Train(RecipeCommand):
 
 
 def shown(progress: Progress, out: Path) -> Any:
-    """The trainer's callback as a progress line."""
+    """Returns the trainer's callback as a progress line."""
 
     def show(step: int, steps: int, line: Mapping[str, Any]) -> None:
         run = out / f"seed-{line['seed']}" if "seed" in line else out

@@ -17,7 +17,7 @@ ROW, GAP, TOP, BOTTOM = 24, 90, 90, 70
 
 
 def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
-    """A row of maps for each checkpoint and kind of entries, a column for each metric."""
+    """Returns a row of maps for each checkpoint and kind of entries, a column for each metric."""
     from plotly.subplots import make_subplots
 
     metrics = [DISTANCE, PREDICTIONS, ERRORS]

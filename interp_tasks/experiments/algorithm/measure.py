@@ -137,14 +137,14 @@ def readouts(subject: Subject) -> list[tuple[dict[str, Any], Tensor]]:
 
 
 def place(name: str) -> dict[str, Any]:
-    """A read-out's name in ``circuits.lens`` as columns: "embed", "layer 0", ..."""
+    """Returns a read-out's name in ``circuits.lens`` as columns: "embed", "layer 0", ..."""
     if name == "embed":
         return {"site": "resid_pre", "layer": 0}
     return {"site": "resid_post", "layer": int(name.removeprefix("layer "))}
 
 
 def agreement(output: Tensor, other: Tensor, truth: Tensor, mask: Tensor, seed: int) -> list[dict[str, Any]]:
-    """The rows of one read-out, method and kind of entries; all tensors are [batch pos]."""
+    """Returns the rows of one read-out, method and kind of entries; all tensors are [batch pos]."""
 
     def squares(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
         return (one - two).square().masked_fill(~mask, 0).sum(1), mask.sum(1)

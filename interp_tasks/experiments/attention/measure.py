@@ -49,7 +49,7 @@ class AttentionResult(Result):
     classes: Mapping[str, Classes] = field(default_factory=dict)
 
     def plot(self, ref: str | None = None) -> plotly.graph_objects.Figure:
-        """The mean maps of one checkpoint (default: the last), with each head's class."""
+        """Returns the mean maps of one checkpoint (default: the last), with each head's class."""
         ref = list(self.maps)[-1] if ref is None else ref
         classes = self.classes[ref]
         titles = {

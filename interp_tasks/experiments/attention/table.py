@@ -58,7 +58,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def counted(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """A row per checkpoint and a column per class that any of them has; all under one head."""
+    """Returns a row per checkpoint and a column per class that any of them has; all under one head."""
     of_all = frame[(frame["variant"] == ALL_HEADS) & frame["metric"].str.startswith((COUNTED, FOLLOWING))]
     rows = of_all.drop_duplicates("ref").reset_index(drop=True)
     for metric in dict.fromkeys(of_all["metric"]):
@@ -100,7 +100,7 @@ def _interval(value: str, low: str, high: str) -> Callable[[Mapping[str, Any]], 
 
 
 def _words(key: str) -> Callable[[Mapping[str, Any]], str]:
-    """A name that can be broken into lines where room is short."""
+    """Returns a name that can be broken into lines where room is short."""
     return lambda row: str(row[key]).replace("_", " ")
 
 

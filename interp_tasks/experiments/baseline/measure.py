@@ -89,7 +89,7 @@ def baseline(
 
 
 def methods_alone(methods: Sequence[str], options: Options) -> ComparisonResult:
-    """The methods on examples of a task, without a model."""
+    """Returns the methods on examples of a task, without a model."""
     import pandas
 
     examples = Examples.of(options)

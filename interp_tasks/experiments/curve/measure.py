@@ -33,7 +33,7 @@ class CurveResult(Result):
     own: Mapping[str, str] = field(default_factory=dict)
 
     def plot(self, run: str | None = None) -> plotly.graph_objects.Figure:
-        """The curves of a run (default: the first), its drop bold, and exact accuracies at its stored steps."""
+        """Returns the curves of a run (default: the first), its drop bold, and exact accuracies at its stored steps."""
         from interp_tasks.measurement.curve_figures import run_figure
 
         run = next(iter(self.curves)) if run is None else run
@@ -152,7 +152,7 @@ def levels(run: Run, drop_curve: Curve, curves: Mapping[str, Curve]) -> Iterator
 
 
 def level(steps: Sequence[int], values: Sequence[float], drop_curve: Curve, variant: str) -> float:
-    """The median over the plateau (NaN without a drop), or over the end."""
+    """Returns the median over the plateau (NaN without a drop), or over the end."""
     import numpy as np
 
     if variant == "final":
@@ -173,7 +173,7 @@ def within(step: int, steps: Sequence[int], drop_curve: Curve, variant: str) -> 
 
 
 def losses(run: Run, split: str) -> dict[int, float]:
-    """The loss by step: the weighted metrics that make it up, or the metric of that name."""
+    """Returns the loss by step: the weighted metrics that make it up, or the metric of that name."""
     weights = loss_shares(run) or {"loss": 1.0}
     parts = {name: dict(zip(*run.points(name, split), strict=True)) for name in weights}
     steps = set.intersection(*(set(part) for part in parts.values()))
@@ -194,7 +194,7 @@ def loss_shares(run: Run) -> Mapping[str, float]:
 
 
 def fall(run: Run, drop_curve: Curve) -> Iterator[dict[str, Any]]:
-    """The drop, and what share of the fall of the loss each metric that it is made of has."""
+    """Yields the drop, and what share of the fall of the loss each metric that it is made of has."""
     shared = {**run.labels(), "variant": "drop"}
     for quantity, value in measures(drop_curve).items():
         if quantity not in ("plateau", "final"):
@@ -263,7 +263,7 @@ def stored_sharpness(
 
 
 def between_points(points: Sequence[tuple[int, float]], onset: int) -> float:
-    """The sharpness of a curve through a few points, straight between them; NaN if none is before the onset."""
+    """Returns the sharpness of a curve through a few points, straight between them; NaN if none is before the onset."""
     before = [index for index, (step, _) in enumerate(points) if step <= onset]
     if not before or before[-1] == len(points) - 1:
         return math.nan

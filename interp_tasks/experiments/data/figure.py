@@ -112,7 +112,7 @@ def polar(cells: int, multiples: Sequence[int]) -> plotly.graph_objects.Figure:
 
 
 def panels(maps: Mapping[str, NDArray[np.int64]], axes: list[str]) -> plotly.graph_objects.Figure:
-    """A p × p image of each, in whole numbers from 0."""
+    """Returns a p × p image of each, in whole numbers from 0."""
     import numpy as np
     from plotly.subplots import make_subplots
 
@@ -183,7 +183,7 @@ def dft(size: int) -> plotly.graph_objects.Figure:
 
 
 def colours(largest: float, title: str) -> dict[str, Any]:
-    """The diverging colours of the template, about 0."""
+    """Returns the diverging colours of the template, about 0."""
     bar = {"title": {"text": title}, "thickness": 12}
     return {"autocolorscale": True, "cmin": -largest, "cmax": largest, "colorbar": bar}
 

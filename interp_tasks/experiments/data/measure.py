@@ -67,7 +67,7 @@ class DataResult(Result):
     matrices: Matrices | None = None
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """The first of :meth:`views`."""
+        """Returns the first of :meth:`views`."""
         from circuits.plots import titled
         from interp_tasks.experiments.data.figure import CAPTIONS
 
@@ -75,7 +75,7 @@ class DataResult(Result):
         return titled(view, name, CAPTIONS.get(name, ""))
 
     def views(self) -> dict[str, plotly.graph_objects.Figure]:
-        """Every figure, by title: of inputs the polar plot, X, Y and the DFT matrix; else some examples."""
+        """Returns every figure, by title: of inputs the polar plot, X, Y and the DFT matrix; else some examples."""
         from interp_tasks.experiments.data.figure import of_inputs, of_matrices
 
         if self.inputs is not None:
@@ -197,7 +197,7 @@ def read(task: str | Task, config: Mapping[str, Any]) -> Task:
 
 
 def answers_of(task: Task, batch: Batch) -> dict[str, Tensor]:
-    """The classes ``[batch]`` of each answer: those that are linear forms of the inputs, else all there are."""
+    """Returns the classes ``[batch]`` of each answer: those that are linear forms of the inputs, else all there are."""
     targets = task.probe_targets(batch).targets
     classes = {
         name: target.values.flatten()
@@ -211,7 +211,7 @@ def answers_of(task: Task, batch: Batch) -> dict[str, Tensor]:
 
 
 def sum_of(task: Task, batch: Batch) -> dict[str, Tensor]:
-    """The sum of the digits modulo p, which figure 3 shows beside the answers; of tasks that declare one."""
+    """Returns the sum of the digits modulo p, which figure 3 shows beside the answers; of tasks that declare one."""
     target = task.probe_targets(batch).targets.get(SUM)
     return {} if target is None else {SUM: target.values.flatten()}
 
@@ -289,7 +289,7 @@ def exchanged_rows(inputs: Inputs) -> Iterator[dict[str, Any]]:
 
 
 def number_rows(batch: Batch) -> Iterator[dict[str, Any]]:
-    """Mean and spread of targets that are numbers, and how many of them are hidden."""
+    """Yields mean and spread of targets that are numbers, and how many of them are hidden."""
     if not batch.targets.is_floating_point():
         return
     values = batch.targets.double()
@@ -306,7 +306,7 @@ def number_rows(batch: Batch) -> Iterator[dict[str, Any]]:
 
 
 def examples(task: Task, batch: Batch) -> Matrices | None:
-    """The first examples as matrices, where the positions of the task unfold into two coordinates."""
+    """Returns the first examples as matrices, where the positions of the task unfold into two coordinates."""
     axes = task.grid_axes()
     if len(axes) != 2 or any(axis.position is not None for axis in axes):
         return None

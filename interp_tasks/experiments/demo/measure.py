@@ -132,7 +132,7 @@ def demo_page(outcomes: list[Outcome]) -> Page:
 
 
 def conclude_matrix_completion(frame: pandas.DataFrame, config: dict[str, Any]) -> list[str]:
-    """The claims of Gopalani, Lubana, Hu 2024, sections 3.1.2 and 3.2.1, on this model, each by its rule."""
+    """Returns the claims of Gopalani, Lubana, Hu 2024, sections 3.1.2 and 3.2.1, on this model, each by its rule."""
     from interp_tasks.published import read_paper
 
     # Entries are sums of r products of two uniforms on [-scale, scale], whose variance is scale² / 3 each.
@@ -201,7 +201,7 @@ def verdict(holds: bool | None) -> str:
 
 
 def row_of(frame: pandas.DataFrame, mark: str, metric: str, intervention: str = "uniform") -> dict[str, Any]:
-    """The one row of a checkpoint (``pre`` or ``post``), metric and edit."""
+    """Returns the one row of a checkpoint (``pre`` or ``post``), metric and edit."""
     chosen = frame[
         frame["ref"].str.endswith(f"@{mark}")
         & (frame["metric"] == metric)

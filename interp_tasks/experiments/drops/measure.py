@@ -30,7 +30,7 @@ class DropsResult(Result):
     curves: Mapping[tuple[str, str], Curve] = field(default_factory=dict)
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """Every curve; its drop, from onset to end, is drawn bold."""
+        """Returns every curve; its drop, from onset to end, is drawn bold."""
         from interp_tasks.measurement.curve_figures import curves_figure
 
         return self.titled(curves_figure(self.curves), self.heading())
@@ -153,7 +153,7 @@ def plateau_until(steps: Sequence[int], values: Sequence[float], level: float) -
 
 
 def families(logged_runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Names of the runs that are seeds of one, by ``RUN/seed-*``; two at least."""
+    """Returns names of the runs that are seeds of one, by ``RUN/seed-*``; two at least."""
     groups: dict[str, list[str]] = {}
     for run in logged_runs:
         name = family(run.name)
@@ -260,7 +260,7 @@ def correlations(
 
 
 def without(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A config without one setting, the seed, and how it was logged, stored and computed."""
+    """Returns a config without one setting, the seed, and how it was logged, stored and computed."""
     ignored = {
         key,
         *("train.seed", "train.threads", "train.log_every", "train.eval_samples"),

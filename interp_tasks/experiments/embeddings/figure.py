@@ -18,7 +18,7 @@ PANEL, GAP = 320, 115
 def arrangement(
     ref: str, tokens: pandas.DataFrame | None, positions: pandas.DataFrame | None
 ) -> plotly.graph_objects.Figure:
-    """A row of panels for values, a row for positions."""
+    """Returns a row of panels for values, a row for positions."""
     from plotly.subplots import make_subplots
 
     titles: list[str] = []
@@ -102,7 +102,7 @@ def add_positions(figure: Any, row: int, table: pandas.DataFrame) -> None:
 
 
 def over_training(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
-    """A panel per metric: values over steps, a line per run, baselines open."""
+    """Returns a panel per metric: values over steps, a line per run, baselines open."""
     from plotly.subplots import make_subplots
 
     shown = frame[~frame["metric"].str.endswith(": p")]

@@ -231,7 +231,7 @@ def half_way(run: Path, aligned: Mapping[int, Array]) -> list[dict[str, Any]]:
 
 
 def onset_of(run: Path) -> int | None:
-    """The onset of the drop that a run logged; ``None`` where there is none."""
+    """Returns the onset of the drop that a run logged; ``None`` where there is none."""
     from interp_tasks.checkpoints.marks import find_drop
     from interp_tasks.checkpoints.run_files import RUN_FILE, read_run
 
@@ -246,7 +246,7 @@ def onset_of(run: Path) -> int | None:
 def token_rows(
     targets: EmbeddingTargets, tables: Tables, untrained_tables: Tables | None, end: Tables | None, seed: int
 ) -> tuple[list[dict[str, Any]], pandas.DataFrame]:
-    """Rows of the tidy table, and the table of the figures."""
+    """Returns rows of the tidy table, and the table of the figures."""
     import numpy as np
     import pandas
 
@@ -286,7 +286,7 @@ def token_rows(
 def position_rows(
     targets: EmbeddingTargets, tables: Tables, untrained_tables: Tables | None, seed: int
 ) -> tuple[list[dict[str, Any]], pandas.DataFrame, str]:
-    """Rows of the tidy table, the table of the figures, and what was used."""
+    """Returns rows of the tidy table, the table of the figures, and what was used."""
     import numpy as np
     import pandas
 

@@ -90,7 +90,7 @@ class FourierResult(Result):
     spectra: Mapping[tuple[str, str], Whole] = field(default_factory=dict)
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """The share of each frequency, key frequencies marked; over two coordinates each combination too."""
+        """Returns the share of each frequency, key frequencies marked; over two coordinates each combination too."""
         from interp_tasks.experiments.fourier.figure import figure
 
         maps = {key: one.pairs() for key, one in self.spectra.items()}
@@ -209,7 +209,7 @@ def notes(threshold: float, every: bool, on_inputs: list[str], frame: Any) -> It
 
 
 def read_axes(subject: Subject) -> tuple[GridAxis, ...]:
-    """The grid of a checkpoint's task.
+    """Returns the grid of a checkpoint's task.
 
     Raises:
         UserError: for no task, for a task without a grid or with half of one.
@@ -247,7 +247,7 @@ def cells(axes: Sequence[GridAxis]) -> int:
 
 
 def analysed(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
-    """The tensors of one checkpoint, in the order in which the model computes them."""
+    """Yields the tensors of one checkpoint, in the order in which the model computes them."""
     if axes[0].position is None:
         yield from over_positions(subject, axes)
     else:

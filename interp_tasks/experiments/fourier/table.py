@@ -17,7 +17,7 @@ SPECTRUM, KEY, OTHER, REST = "spectrum of ", "key frequency of ", "frequency of 
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """The metrics of a frequency become columns; ``key`` says which are key, and of all together how many."""
+    """Returns the metrics of a frequency become columns; ``key`` says which are key, and of all together how many."""
     import pandas
 
     rows: dict[tuple[str, str, str], dict[Any, Any]] = {}

@@ -220,7 +220,7 @@ def unread(logged_runs: Sequence[Run]) -> Iterator[str]:
 
 
 def reaches_of(run: Run, level: float) -> list[Reach]:
-    """Every accuracy on both splits.
+    """Returns every accuracy on both splits.
 
     Raises:
         UserError: for a run that logs no accuracy.
@@ -288,7 +288,7 @@ def rows_of(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dict[s
 
 
 def value_at(run: Run, name: str, step: float) -> float:
-    """A validation metric at a step, linear between logged ones; NaN at no step."""
+    """Returns a validation metric at a step, linear between logged ones; NaN at no step."""
     import numpy as np
 
     return float(np.interp(step, *run.points(name))) if math.isfinite(step) else math.nan
@@ -418,7 +418,7 @@ def pooled(
 def opponents(
     logged_runs: Sequence[Run], reaches: Sequence[Reach], against: Sequence[str], level: float
 ) -> tuple[list[str], list[Reach]]:
-    """The runs to compare with: their names, and what they reach."""
+    """Returns the runs to compare with: their names, and what they reach."""
     if not against:
         return [], []
     names = {run.name: (family(run.name) or run.name).removesuffix("/seed-*") for run in logged_runs}
@@ -440,7 +440,7 @@ def ratio_rows(
     others: Sequence[Reach],
     seed: int,
 ) -> Iterator[dict[str, Any]]:
-    """Every group of runs against the others, answer by answer, seed by seed.
+    """Yields every group of runs against the others, answer by answer, seed by seed.
 
     Raises:
         UserError: if no answer and seed is on both sides.

@@ -81,7 +81,7 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
 def step_text(
     row: Mapping[Any, Any] | None, cells: Mapping[Any, Mapping[Any, Any]], split: str, level: str
 ) -> str:
-    """The step; of several seeds the range behind it, and how many get there."""
+    """Returns the step; of several seeds the range behind it, and how many get there."""
     if row is None:
         return ""
     value = row["value"]

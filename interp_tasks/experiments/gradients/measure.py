@@ -47,7 +47,7 @@ class GradientsResult(Result):
     logged: Mapping[str, Mapping[str, Norms]] = field(default_factory=dict)
 
     def plot(self, run: str | None = None) -> plotly.graph_objects.Figure:
-        """A run (default: the first): each tensor's norm by step, over its largest and as it is."""
+        """Returns a run (default: the first): each tensor's norm by step, over its largest and as it is."""
         import pandas
 
         from interp_tasks.experiments.gradients.figure import figure
@@ -160,13 +160,13 @@ def read_norms(run: Run, start: int) -> dict[str, Norms]:
 
 
 def number(value: Any) -> float:
-    """A logged norm; what is no finite number (a diverged step) is infinite: it is not small."""
+    """Returns a logged norm; what is no finite number (a diverged step) is infinite: it is not small."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else math.inf
 
 
 def rows_of(run: Run, stage: str, norms: Norms) -> Iterator[dict[str, Any]]:
-    """A frozen tensor, whose gradient is 0 throughout, has only its norm."""
+    """Yields a frozen tensor, whose gradient is 0 throughout, has only its norm."""
     # A gradient is of the batch of its step; without a size that is the whole split.
     batch = run.config.get("train", {}).get("batch_size")
     shared = {**run.labels(), "experiment": "gradients", "intervention": stage, "split": "train", "n": batch}
@@ -201,7 +201,7 @@ def rows_of(run: Run, stage: str, norms: Norms) -> Iterator[dict[str, Any]]:
 
 
 def step_below_half(steps: Sequence[int], values: Sequence[float]) -> float:
-    """The first logged step from which all are below half of the largest; infinite if the last is not."""
+    """Returns the first logged step from which all are below half of the largest; infinite if the last is not."""
     above = [index for index, value in enumerate(values) if not value < max(values) / 2]
     return float(steps[above[-1] + 1]) if above[-1] + 1 < len(steps) else math.inf
 

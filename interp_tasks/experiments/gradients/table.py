@@ -29,7 +29,7 @@ ATTENTION, OTHERS = "attention", "other tensors"
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """A row per run and tensor, its numbers side by side by stage; the medians stand last."""
+    """Returns a row per run and tensor, its numbers side by side by stage; the medians stand last."""
     import pandas
 
     rows: dict[tuple[str, str], dict[Any, Any]] = {}
@@ -63,7 +63,7 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
 
 
 def text(key: str, digits: str) -> Callable[[Mapping[str, Any]], str]:
-    """A number, with that of the other tensors in brackets where there is one."""
+    """Returns a number, with that of the other tensors in brackets where there is one."""
 
     def shown(row: Mapping[str, Any]) -> str:
         value, other = (said(row.get(at, math.nan), digits) for at in (key, f"{key}, others"))

@@ -43,7 +43,7 @@ class InfluenceResult(Result):
     maps: Mapping[tuple[str, str], Any] = field(default_factory=dict)
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """A map per checkpoint, and one of each reference."""
+        """Returns a map per checkpoint, and one of each reference."""
         from interp_tasks.experiments.influence.figure import figure
 
         return self.titled(figure(self.maps), self.heading()) if self.maps else super().plot()

@@ -61,7 +61,7 @@ class History:
 
 
 def of_run(run: str, entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
-    """The published counts at every checkpoint; where they and the counts against relabelled digits peak."""
+    """Yields the published counts at every checkpoint; where they and the counts against relabelled digits peak."""
     import numpy as np
 
     over_time = np.stack([entry.amplitudes for entry in entries])
@@ -87,7 +87,7 @@ def of_run(run: str, entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
 
 
 def end_of(run: str) -> int | None:
-    """The end of the drop that a run logged; ``None`` where there is none."""
+    """Returns the end of the drop that a run logged; ``None`` where there is none."""
     from pathlib import Path
 
     from interp_tasks.checkpoints.marks import find_drop

@@ -62,7 +62,7 @@ class MeasuredFeatures:
 
 
 def input_axes(subject: Subject) -> tuple[GridAxis, GridAxis]:
-    """The two digits of a checkpoint's task.
+    """Returns the two digits of a checkpoint's task.
 
     Raises:
         UserError: for no task, or one whose inputs make no grid of two coordinates.
@@ -88,7 +88,7 @@ def input_axes(subject: Subject) -> tuple[GridAxis, GridAxis]:
 def features_at(
     subject: Subject, axes: tuple[GridAxis, GridAxis], kind: str, layer: int | None
 ) -> Iterator[Features]:
-    """The features of each layer and read position over the complete grid, a few examples at a time.
+    """Yields the features of each layer and read position over the complete grid, a few examples at a time.
 
     Raises:
         UserError: for a layer there is not.
@@ -131,7 +131,7 @@ def features_at(
 
 
 def wanted_of(features: Features, chosen: Sequence[int]) -> list[int]:
-    """The features that have images and rows of their own.
+    """Returns the features that have images and rows of their own.
 
     Raises:
         UserError: for a neuron there is not.

@@ -204,7 +204,7 @@ def notes(kind: str, threshold: float, draws: int, over_time: bool) -> Iterator[
 
 
 def read_site(site: str) -> tuple[str, int | None]:
-    """A site and its layer.
+    """Returns a site and its layer.
 
     Raises:
         UserError: for a site that has no neurons.

@@ -29,7 +29,7 @@ from interp_tasks.experiments.neurons.table import (
 
 
 def rows_of(measures: MeasuredFeatures, wanted: Sequence[int]) -> list[dict[str, Any]]:
-    """Rows of the chosen features, of clusters and of all."""
+    """Returns rows of the chosen features, of clusters and of all."""
     features, common = measures.features, common_of(measures.features)
     rows: list[dict[str, Any]] = []
     for at in wanted:
@@ -43,7 +43,7 @@ def rows_of(measures: MeasuredFeatures, wanted: Sequence[int]) -> list[dict[str,
 
 
 def common_of(features: Features) -> dict[str, Any]:
-    """The columns that all rows of one tensor share."""
+    """Returns the columns that all rows of one tensor share."""
     return {
         "intervention": features.label,
         "site": features.site,
@@ -78,7 +78,7 @@ def one_feature(measures: MeasuredFeatures, at: int) -> Iterator[dict[str, Any]]
 
 
 def together(measures: MeasuredFeatures) -> dict[str, list[dict[str, Any]]]:
-    """Rows of the neurons of each cluster, of all clusters, of all neurons, by variant."""
+    """Returns rows of the neurons of each cluster, of all clusters, of all neurons, by variant."""
     import torch
 
     clusters, varying = measures.clusters, measures.clusters.best >= 0

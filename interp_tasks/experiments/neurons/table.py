@@ -28,7 +28,7 @@ BEFORE, AFTER = ALONE.split("{}")
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """A row per checkpoint, tensor and variant, with a column for each metric; or per checkpoint and tensor."""
+    """Returns a row per checkpoint, tensor and variant, with a column for each metric; or per checkpoint and tensor."""
     import pandas
 
     rows: dict[tuple[str, str, str], dict[Any, Any]] = {}

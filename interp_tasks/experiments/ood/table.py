@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """The rows against the method."""
+    """Returns the rows against the method."""
     return frame[(frame["metric"] != UNTRAINED) & (frame["intervention"] != TRUTH)]
 
 

@@ -15,7 +15,7 @@ PANEL, GAP = 420, 90
 
 
 def figure(curves: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figure:
-    """A panel per run; what overshoots far is cut, so that 0 to 1 can be read."""
+    """Returns a panel per run; what overshoots far is cut, so that 0 to 1 can be read."""
     from plotly.subplots import make_subplots
 
     total_height = PANEL * len(curves) + GAP * (len(curves) - 1)

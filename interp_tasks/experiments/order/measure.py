@@ -42,7 +42,7 @@ class OrderResult(Result):
     curves: Mapping[str, pandas.DataFrame] = field(default_factory=dict)
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """A panel per run, a line per quantity: 0 at the plateau, 1 at the end."""
+        """Returns a panel per run, a line per quantity: 0 at the plateau, 1 at the end."""
         from interp_tasks.experiments.order.figure import figure
 
         return self.titled(figure(self.curves), self.heading())
@@ -162,7 +162,7 @@ def refs_of(runs: Mapping[str, Sequence[Named]]) -> list[str]:
 
 
 def plateau_step(run: str, named: Sequence[Named]) -> int:
-    """The step asked for that is nearest to the run's ``@pre``."""
+    """Returns the step asked for that is nearest to the run's ``@pre``."""
     from interp_tasks.checkpoints.marks import find_marks
 
     pre = find_marks(run, named[0].resolved.run_name)["pre"]
@@ -206,14 +206,14 @@ class RunQuantities:
         return rows
 
     def stacked(self, name: str) -> tuple[list[int], Array]:
-        """The steps and the curve ``[1 + draws, step]`` of a quantity."""
+        """Returns the steps and the curve ``[1 + draws, step]`` of a quantity."""
         import numpy as np
 
         steps = sorted(self.curves[name])
         return steps, np.stack([self.curves[name][step] for step in steps], 1)
 
     def steps(self, subject: Subject, plateau: int | None) -> list[dict[str, Any]]:
-        """Rows of when each quantity has made its way."""
+        """Returns rows of when each quantity has made its way."""
         from interp_tasks.measurement.crossings import crossing
         from interp_tasks.measurement.embeddings.tables import interval
 
@@ -239,7 +239,7 @@ class RunQuantities:
         return rows
 
     def made(self, plateau: int | None) -> pandas.DataFrame:
-        """The share of its way that each quantity has made at each step."""
+        """Returns the share of its way that each quantity has made at each step."""
         import pandas
 
         columns: dict[str, Any] = {}

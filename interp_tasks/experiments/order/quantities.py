@@ -66,7 +66,7 @@ def pooled(sums: Any, counts: Any, seed: int) -> Array:
 
 
 def judged(subject: Subject, *edits: Any) -> dict[str, tuple[Array, Array]]:
-    """The task's metrics per example, under edits."""
+    """Returns the task's metrics per example, under edits."""
     from circuits import run
 
     assert subject.task is not None
@@ -123,7 +123,7 @@ def positions(subject: Subject, end: RunEnd) -> dict[str, Array]:
 
 
 def attention(subject: Subject, end: RunEnd) -> dict[str, Array]:
-    """The mean share of attention on its template, of the heads that end in each class."""
+    """Returns the mean share of attention on its template, of the heads that end in each class."""
     import numpy as np
     import torch
 
@@ -164,7 +164,7 @@ def attention(subject: Subject, end: RunEnd) -> dict[str, Array]:
 
 
 def probe(subject: Subject, end: RunEnd) -> dict[str, Array]:
-    """The first target that the task declares, read after the last layer."""
+    """Returns the first target that the task declares, read after the last layer."""
     import numpy as np
 
     from interp_tasks.measurement.probes import ProbeSettings, probed

@@ -51,7 +51,7 @@ class PrimeOrderResult(Result):
     points: Sequence[Point] = field(default_factory=tuple)
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """The step of every prime, a line per value of p."""
+        """Returns the step of every prime, a line per value of p."""
         import pandas
 
         from interp_tasks.experiments.prime_order.figure import figure
@@ -136,7 +136,7 @@ def check_level(level: float) -> None:
 
 
 def points_of(run: Run, level: float) -> list[Point]:
-    """The primes of one run.
+    """Returns the primes of one run.
 
     Raises:
         UserError: for a run without a base p or accuracies of primes.

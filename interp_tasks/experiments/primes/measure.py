@@ -32,7 +32,7 @@ class PrimesResult(Result):
     damages: Mapping[str, Sequence[Damage]] = field(default_factory=dict)
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """The share of each answer in every tensor, and what every removal does to every answer."""
+        """Returns the share of each answer in every tensor, and what every removal does to every answer."""
         from interp_tasks.experiments.primes.figure import figure
 
         maps = {
@@ -132,7 +132,7 @@ def primes(
 
 
 def is_share(frame: Any) -> Any:
-    """Rows of shares and neurons, not of removals."""
+    """Returns rows of shares and neurons, not of removals."""
     return frame["intervention"].str.contains(": ", regex=False)
 
 

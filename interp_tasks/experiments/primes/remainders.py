@@ -35,7 +35,7 @@ class Inputs:
         return tuple(len(axis.values) for axis in self.axes)
 
     def remainders(self, name: str) -> Tensor:
-        """The right remainder of an answer, ``[input]``."""
+        """Returns the right remainder of an answer, ``[input]``."""
         answer = self.answers[name]
         return self.form(answer.coefficients, answer.modulus)
 
@@ -55,7 +55,7 @@ class Inputs:
         return (at * torch.tensor(coefficients)).sum(1) % modulus
 
     def digits(self, modulus: int, shuffles: tuple[Tensor, ...] | None = None) -> list[Tensor]:
-        """Every coordinate modulo something, ``[input]`` each."""
+        """Returns every coordinate modulo something, ``[input]`` each."""
         each = [tuple(int(at == place) for at in range(len(self.axes))) for place in range(len(self.axes))]
         return [self.form(one, modulus, shuffles) for one in each]
 
@@ -73,7 +73,7 @@ class Inputs:
         return every[::step][:most]
 
     def shuffles(self, seed: int) -> tuple[Tensor, ...]:
-        """A random order of the values of each coordinate."""
+        """Returns a random order of the values of each coordinate."""
         import torch
 
         from tasks import generator
@@ -85,7 +85,7 @@ class Inputs:
 
 
 def read_inputs(subject: Subject, noun: str) -> Inputs:
-    """The complete grid of the checkpoint's task.
+    """Returns the complete grid of the checkpoint's task.
 
     Raises:
         UserError: for no task, for a task without modular answers.

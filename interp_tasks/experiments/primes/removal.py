@@ -194,7 +194,7 @@ class Removals:
 
 
 def principal(centred: Tensor, classes: Tensor) -> Tensor:
-    """The fewest directions ``[feature direction]`` that carry most of the variance between classes."""
+    """Returns the fewest directions ``[feature direction]`` that carry most of the variance between classes."""
     import torch
 
     counts = torch.bincount(classes)
@@ -208,7 +208,7 @@ def principal(centred: Tensor, classes: Tensor) -> Tensor:
 def removed(
     subject: Subject, inputs: Inputs, place: Place, best: Mapping[str, Tensor]
 ) -> tuple[pandas.DataFrame, list[Damage], dict[str, Any]]:
-    """The table of every answer with every other one taken away, the matrices behind it, and what was done."""
+    """Returns the table of every answer with every other one taken away, the matrices behind it, and what was done."""
     import pandas
     import torch
 
@@ -261,7 +261,7 @@ def removed(
 
 
 def damage(frame: pandas.DataFrame, kind: str, site: str, names: tuple[str, ...], inputs: Inputs) -> Damage:
-    """The matrices in a sweep's table."""
+    """Returns the matrices in a sweep's table."""
     accuracy = frame[frame["metric"].str.startswith(ACCURACY)]
     table = accuracy.pivot(index="variant", columns="metric", values="value")
     judged = [ACCURACY + name for name in names]
@@ -278,7 +278,7 @@ def damage(frame: pandas.DataFrame, kind: str, site: str, names: tuple[str, ...]
 def summary(
     damaged: Damage, label: str, place: Place, examples: int, sizes: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
-    """Rows of each answer's damage to itself and to the others, beside the control's."""
+    """Yields rows of each answer's damage to itself and to the others, beside the control's."""
     about = {
         "intervention": label,
         "site": place.site,

@@ -246,7 +246,7 @@ class Marginal:
 
 
 def most(shares: Mapping[str, Tensor], serving: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The features that serve each answer, and no other one more."""
+    """Returns the features that serve each answer, and no other one more."""
     import torch
 
     best = torch.stack(list(shares.values())).argmax(0)
@@ -295,7 +295,7 @@ def spread_of(strength: Array, served: Array) -> float:
 def row(
     place: Place, variant: str, what: str, metric: str, value: float, control: Array | None = None
 ) -> dict[str, Any]:
-    """A row of the table; beside a control its mean, and the difference with the range of 95% of its draws."""
+    """Returns a row of the table; beside a control its mean, and the difference with the range of 95% of its draws."""
     columns: dict[str, Any] = {
         "variant": variant,
         "intervention": f"{what}: {place.label}",

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def figure(tables: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figure:
-    """A row of panels per target, one panel per metric; checkpoints beside each other in each."""
+    """Returns a row of panels per target, one panel per metric; checkpoints beside each other in each."""
     import pandas
 
     from circuits.figures.probes import figure as drawn

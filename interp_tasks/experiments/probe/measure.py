@@ -30,7 +30,7 @@ class ProbeResult(Result):
     tables: Mapping[str, pandas.DataFrame] = field(default_factory=dict)
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """A row of panels per target, a panel per metric: values over layers, with both controls."""
+        """Returns a row of panels per target, a panel per metric: values over layers, with both controls."""
         from interp_tasks.experiments.probe.figure import figure
 
         return self.titled(figure(self.tables), self.heading())

@@ -19,7 +19,7 @@ NOT_SHOWN = ("mse", "cosine")
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Rows against shuffled targets, the other row's control in a column ``untrained``."""
+    """Returns rows against shuffled targets, the other row's control in a column ``untrained``."""
     frame = frame[~frame["metric"].str.split(" ").str[0].isin(NOT_SHOWN)]
     other = frame["intervention"].str.endswith(AGAINST_UNTRAINED)
     keys = ["ref", "variant", "metric"]
@@ -41,7 +41,7 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
 
 
 def tidy_rows(table: pandas.DataFrame, settings: ProbeSettings) -> pandas.DataFrame:
-    """Rows of the tidy table: one per control, beside each other."""
+    """Returns rows of the tidy table: one per control, beside each other."""
     import pandas
 
     # Target by target, however many places there are.

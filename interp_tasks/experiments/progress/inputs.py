@@ -73,7 +73,7 @@ class Inputs:
 
 
 def read_inputs(task: Task | None, chosen: Sequence[str] = ()) -> Inputs:
-    """The grid of a task, with all its modular answers or the chosen ones.
+    """Returns the grid of a task, with all its modular answers or the chosen ones.
 
     Raises:
         UserError: for no task, for one without modular answers, for an answer it does not have.
@@ -127,5 +127,5 @@ def rows_of(grid: Tensor, tokens: Tensor) -> Tensor:
 
 
 def passes(model: Any, inputs: Inputs) -> Iterator[Tensor]:
-    """The tokens, a pass at a time, where the model is."""
+    """Yields the tokens, a pass at a time, where the model is."""
     yield from inputs.tokens.to(next(model.parameters()).device).split(INPUTS_PER_PASS)

@@ -83,7 +83,7 @@ def worst_exclusion(inputs: Inputs, answer: Answer, logits: Tensor) -> float:
 
 
 def rows_of_weights(model: Any, digits: Sequence[int]) -> Iterator[Row]:
-    """The Gini coefficient of W_E's Fourier components over the digits, and sums of squared weights."""
+    """Yields the Gini coefficient of W_E's Fourier components over the digits, and sums of squared weights."""
     from circuits.fourier import gini, transform
 
     norms = transform(model.W_E[list(digits)].detach()).norm(dim=1)
@@ -105,7 +105,7 @@ def scored(
     clean: dict[tuple[str, str], float] | None = None,
     engine: str | None = None,
 ) -> Iterator[Row]:
-    """A row per metric and split, beside the unedited model's where something was edited."""
+    """Yields a row per metric and split, beside the unedited model's where something was edited."""
     for (metric, split), value in scores.items():
         row: Row = {"variant": variant, "intervention": intervention, "metric": metric, "split": split}
         row |= {"value": value, "engine": engine}
@@ -115,5 +115,5 @@ def scored(
 
 
 def measured(variant: str, metric: str, value: float, **more: Any) -> Row:
-    """A row of the model as it is, over the complete grid."""
+    """Returns a row of the model as it is, over the complete grid."""
     return {"variant": variant, "intervention": NONE, "metric": metric, "value": value, **more}

@@ -200,7 +200,7 @@ def check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_key_rule(rule: str, keys: Sequence[int] | None = None) -> tuple[str, float]:
-    """A rule's name and number.
+    """Returns a rule's name and number.
 
     Raises:
         UserError: for a rule there is not, for no number; for a rule beside keys, which it would not decide.
@@ -244,7 +244,7 @@ def read_inputs_of(subject: Subject, answers: Sequence[str], keys: tuple[int, ..
 def final_keys(
     ref: str, device: str, inputs: Inputs, name: str, number: float, chosen: tuple[int, ...] | None
 ) -> dict[str, tuple[int, ...]]:
-    """The key frequencies of each answer, of W_L or of the neurons in one checkpoint."""
+    """Returns the key frequencies of each answer, of W_L or of the neurons in one checkpoint."""
     from circuits.fourier import key_frequencies, spectrum
     from circuits.fourier._key_frequencies import RULES as MADE
     from interp_tasks.checkpoints import load_checkpoint
@@ -280,7 +280,7 @@ class RunMeasures:
         return one.ref if one.run_name is None else f"{one.run_name}@last"
 
     def measure(self, subject: Subject, inputs: Inputs, kinds: Sequence[str]) -> list[Row]:
-        """The rows of one checkpoint; of the last one those of the whole run too."""
+        """Returns the rows of one checkpoint; of the last one those of the whole run too."""
         from interp_tasks.experiments.progress.inputs import ALL
         from interp_tasks.experiments.progress.logits import rows_of_losses, rows_of_weights
         from interp_tasks.experiments.progress.neurons import rows_of_concentration
@@ -428,13 +428,13 @@ def activations(model: Any, inputs: Inputs, sites: Sequence[str]) -> tuple[Tenso
 
 
 def digits(subject: Subject) -> tuple[int, ...]:
-    """The token ids of the first coordinate."""
+    """Returns the token ids of the first coordinate."""
     assert subject.task is not None
     return subject.task.grid_axes()[0].values
 
 
 def embedding_norms(subject: Subject, answer: Answer) -> dict[int, float] | None:
-    """The norm of each frequency in W_E; ``None`` where the answer's period is not that of the digits."""
+    """Returns the norm of each frequency in W_E; ``None`` where the answer's period is not that of the digits."""
     from circuits.fourier import spectrum
 
     ids = list(digits(subject))

@@ -63,7 +63,7 @@ class Neurons:
         return "linear" if self.linear else "naive"
 
     def run(self, values: Tensor, rows: slice = slice(None)) -> Tensor:
-        """The logits of the whole model with these neurons ``[input neuron]``, ``[input output]``."""
+        """Returns the logits of the whole model with these neurons ``[input neuron]``, ``[input output]``."""
         from circuits import edit, run
 
         tokens, position = self.inputs.tokens[rows], self.inputs.position
@@ -86,7 +86,7 @@ class Neurons:
         return self.logits[:, answer.classes] - brought + change(brought)
 
     def logits_of(self, values: Tensor, answer: Answer) -> Tensor:
-        """The answer's logits with these neurons."""
+        """Returns the answer's logits with these neurons."""
         if not self.linear:
             return self.run(values)[:, answer.classes]
         change = (values - self.values) @ self.to_logits[:, answer.classes]
@@ -163,7 +163,7 @@ def rows_of_map(
 
 
 def rows_of_concentration(model: Any, answer: Answer, keys: Sequence[int]) -> Iterator[Row]:
-    """The Gini coefficient of W_L's Fourier components over the classes, and the number of key frequencies."""
+    """Yields the Gini coefficient of W_L's Fourier components over the classes, and the number of key frequencies."""
     from circuits.fourier import gini, transform
 
     norms = transform(w_l(model)[:, answer.classes], 1).norm(dim=0)

@@ -53,7 +53,7 @@ def find_phases(steps: Sequence[int], train: Sequence[float], test: Sequence[flo
 
 
 def made(steps: Sequence[int], curve: Sequence[float], share: float, start: str = "first") -> float:
-    """The step at which a curve has made a share of its way to its last value; ``start``: first, max or min."""
+    """Returns the step at which a curve has made a share of its way to its last value; ``start``: first, max or min."""
     begin = {"first": 0, "max": int(np.argmax(curve)), "min": int(np.argmin(curve))}[start]
     values = np.asarray(curve, dtype=float)[begin:]
     return float(crossing(steps[begin:], values[None], share, values[:1], values[-1:])[0])

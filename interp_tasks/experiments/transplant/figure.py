@@ -18,7 +18,7 @@ WITH_NUMBERS = 5
 
 
 def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
-    """A row of maps for each component, one map per metric."""
+    """Returns a row of maps for each component, one map per metric."""
     from plotly.subplots import make_subplots
 
     components, metrics = list(dict.fromkeys(frame["variant"])), list(dict.fromkeys(frame["metric"]))
@@ -105,6 +105,6 @@ def source_of(intervention: str) -> str:
 
 
 def short(source: str, sources: list[str]) -> str:
-    """A REF without its run, where all are of one run."""
+    """Returns a REF without its run, where all are of one run."""
     runs = {each.rpartition("@")[0] for each in sources}
     return source.rpartition("@")[2] if len(runs) == 1 else source

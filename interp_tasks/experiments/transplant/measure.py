@@ -156,7 +156,7 @@ def lent(donor: Donor, given: Sequence[str], layers: Any, device: str) -> dict[s
 
 
 def all_of(model: Any, layers: Any) -> list[str]:
-    """Every component that a model has, in these layers where they are given."""
+    """Returns every component that a model has, in these layers where they are given."""
     from circuits.model.surface import Surface
     from circuits.transplant import COMPONENTS, selected
 
@@ -175,7 +175,7 @@ def labelled(row: str, donor: Donor, donors: Sequence[Donor]) -> str:
 
 
 def parameters(intervention: Any) -> list[str]:
-    """The state_dict names of what moves, those that differ by their layer alone as one."""
+    """Returns the state_dict names of what moves, those that differ by their layer alone as one."""
     names: Mapping[str, None] = dict.fromkeys(
         re.sub(r"\.\d+\.", ".N.", name) for name, _ in intervention.values
     )

@@ -212,7 +212,7 @@ def check_control(refs: Sequence[str], controls: Sequence[str], examples: Exampl
 
 
 def raw(model: Any) -> dict[str, NDArray[np.float32]]:
-    """Every weight that is not 0 throughout, as a matrix: heads side by side, a vector as one row."""
+    """Returns every weight that is not 0 throughout, as a matrix: heads side by side, a vector as one row."""
     arrays = {}
     for name, weight in model.named_parameters():
         values = weight.detach().float().cpu()

@@ -19,7 +19,7 @@ PEARSON, COSINE = "Pearson correlation", "cosine similarity"
 
 
 def pairs_of(task: Task, positions: int) -> list[tuple[int, int]]:
-    """The positions compared: those of the grid's coordinates, else the first two."""
+    """Returns the positions compared: those of the grid's coordinates, else the first two."""
     places = sorted({axis.position for axis in task.grid_axes() if axis.position is not None}) or [0, 1]
     return [pair for pair in itertools.combinations(places, 2) if pair[1] < positions]
 

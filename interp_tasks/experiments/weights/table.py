@@ -30,7 +30,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def what(row: Mapping[Any, Any]) -> str:
-    """The metric, with the part of the tensor where that is not told by it."""
+    """Returns the metric, with the part of the tensor where that is not told by it."""
     metric, part = row["metric"], row["intervention"]
     if metric in (PEARSON, COSINE):
         return f"{metric}, {part}"

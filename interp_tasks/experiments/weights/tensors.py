@@ -58,7 +58,7 @@ class MeasuredTable:
 
 
 def measured(table: Table, orders: int, seed: int) -> MeasuredTable:
-    """Every number of one table."""
+    """Returns every number of one table."""
     from interp_tasks.experiments.weights.shuffled_rows import relabelled
     from interp_tasks.experiments.weights.singular_vectors import Singular, periodicity
 
@@ -111,7 +111,7 @@ def spectral_numbers(rows: Array) -> tuple[dict[str, float], float, frozenset[in
 def of_tables(
     tables: Sequence[Table], others: Sequence[Sequence[Table]], seed: int, every: bool
 ) -> tuple[list[dict[str, Any]], list[TableView]]:
-    """Rows of token tables, each beside the same table of other models, and what figures show of them."""
+    """Returns rows of token tables, each beside the same table of other models, and what figures show of them."""
     import numpy as np
 
     rows: list[dict[str, Any]] = []
@@ -145,7 +145,7 @@ def vector_rows(
     control_measures: Sequence[MeasuredTable],
     common: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
-    """A row for each of the first leading singular vectors."""
+    """Yields a row for each of the first leading singular vectors."""
     for name, (frequency, share) in table_measures.vectors.items():
         others = [each.vectors[name][1] for each in control_measures if name in each.vectors]
         yield from both((name, f"{table.label}, frequency {frequency}", BEST), share, others, common, False)
@@ -158,7 +158,7 @@ def frequency_rows(
     common: Mapping[str, Any],
     every: bool,
 ) -> Iterator[dict[str, Any]]:
-    """A row for each frequency, unless ``every`` only for those above either bound."""
+    """Yields a row for each frequency, unless ``every`` only for those above either bound."""
     frequencies = table_measures.frequencies
     assert frequencies is not None
     for index, norm in enumerate(frequencies.norms):

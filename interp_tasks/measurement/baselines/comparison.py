@@ -56,7 +56,7 @@ class Comparison:
         return self.batches[task]
 
     def measured(self, task: Task, output: Tensor) -> dict[str, Any]:
-        """The task's metrics of an output, and its properties where the task names some."""
+        """Returns the task's metrics of an output, and its properties where the task names some."""
         describe = getattr(task, "properties", None)
         metrics = dict(task.metrics(output, self.batch(task)))
         return metrics if describe is None else metrics | describe(output)
@@ -72,7 +72,7 @@ class Comparison:
         return self.outputs[task, name]
 
     def rows(self, task: Task, output: Tensor, methods: Sequence[str], seed: int) -> list[dict[str, Any]]:
-        """The model beside each method, and beside the truth as far as that has properties."""
+        """Returns the model beside each method, and beside the truth as far as that has properties."""
         model_metrics = self.measured(task, output)
         rows = [
             {**row, "intervention": name}
@@ -102,7 +102,7 @@ def declared(task: Task, noun: str) -> Mapping[str, Any]:
 
 
 def chosen(known: Mapping[str, Any], names: Sequence[str], option: str, task: Task) -> list[str]:
-    """The names asked for, each known to the task."""
+    """Returns the names asked for, each known to the task."""
     for name in names:
         if name not in known:
             raise UserError(f"{option} {name!r}: task {task.name!r} declares {', '.join(known)}")
@@ -110,7 +110,7 @@ def chosen(known: Mapping[str, Any], names: Sequence[str], option: str, task: Ta
 
 
 def forward(model: Any, tokens: Tensor) -> Tensor:
-    """The model's output at all positions, on the CPU."""
+    """Returns the model's output at all positions, on the CPU."""
     import torch
 
     from circuits import run

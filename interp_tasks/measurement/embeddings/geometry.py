@@ -30,7 +30,7 @@ class Components:
 
 
 def principal(points: Array, n: int = 2) -> Components:
-    """The first ``n`` principal components of points ``[point d]``, centred; their signs are arbitrary."""
+    """Returns the first ``n`` principal components of points ``[point d]``, centred; their signs are arbitrary."""
     centred = points - points.mean(0)
     left, sizes, right = np.linalg.svd(centred, full_matrices=False)
     power = sizes**2
@@ -80,7 +80,7 @@ def distances(points: Array) -> Array:
 
 
 def silhouette(apart: Array, labels: NDArray[np.int64]) -> float:
-    """Mean silhouette (Rousseeuw 1987) of clusters ``labels`` 0, 1, ... of points with these distances.
+    """Returns mean silhouette (Rousseeuw 1987) of clusters ``labels`` 0, 1, ... of points with these distances.
 
     (b − a) / max(a, b) of each point: a its mean distance to the others of its cluster, b to the nearest other
     cluster's points. A point alone in its cluster has 0.

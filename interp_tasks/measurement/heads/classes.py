@@ -52,7 +52,7 @@ class HeadClasses:
         return np.array([best_scores[head.layer, head.head] for head in self.scores.heads])
 
     def least(self, number: int) -> tuple[Any, ...]:
-        """The heads that come least close to any template."""
+        """Returns the heads that come least close to any template."""
         order = sorted(zip(self.best().tolist(), self.scores.heads, strict=True))
         return tuple(sorted(head for _, head in order[:number]))
 
@@ -118,7 +118,7 @@ def declared_rules(subject: Subject) -> dict[str, Any]:
 
 
 def named(subject: Subject, names: Sequence[str]) -> dict[str, Tensor | Callable[[Any], Tensor]]:
-    """The templates asked for, by name."""
+    """Returns the templates asked for, by name."""
     from circuits import patterns
 
     length = subject.tokens.shape[1]
@@ -139,14 +139,14 @@ def named(subject: Subject, names: Sequence[str]) -> dict[str, Tensor | Callable
 
 
 def selected(subject: Subject, queries: str | tuple[int, ...] | None) -> Any:
-    """The queries to score, as ``circuits`` takes them."""
+    """Returns the queries to score, as ``circuits`` takes them."""
     if queries != READ:
         return positions(subject, queries)
     return None if subject.task is None else list(subject.task.read_positions)
 
 
 def moved(subject: Subject) -> dict[str, Any]:
-    """Examples paired with those of the run, by what is different in them."""
+    """Returns examples paired with those of the run, by what is different in them."""
     declare = getattr(subject.task, "attention_moves", None)
     if declare is None or len(subject.tokens) < 2:
         return {}

@@ -83,7 +83,7 @@ class HeadEdit:
         )
 
     def on(self, subject: Subject, chosen: dict[str, tuple[Head, ...]]) -> dict[str, Intervention]:
-        """The edit of each choice of heads, by its label."""
+        """Returns the edit of each choice of heads, by its label."""
         from circuits import ablate
 
         query_positions = positions(subject, self.queries)
