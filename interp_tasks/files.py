@@ -30,7 +30,7 @@ class NotRegular(OSError):
 
 
 def open_regular(file: Path) -> BinaryIO:
-    """Returns a regular file, open for reading.
+    """Opens a regular file for reading.
 
     Raises:
         NotRegular: for anything else.
@@ -53,7 +53,7 @@ def open_regular(file: Path) -> BinaryIO:
 
 
 def read_file(file: Path, noun: str, most: int | None = None, option: str = "") -> bytes:
-    """Returns the content of a regular file: a pipe or a device in its place may never end.
+    """Returns the content of a regular file; refuses a pipe or a device, which may never end.
 
     Args:
         noun: that it should hold.

@@ -21,7 +21,7 @@ MAX_SEEDS = 10_000
 
 
 def read_settings(given: Sequence[str]) -> dict[str, str]:
-    """``["train.steps=100"]`` -> ``{"train.steps": "100"}``; the last of two wins."""
+    """Parses ``["train.steps=100"]`` to ``{"train.steps": "100"}``; the last of two wins."""
     settings = {}
     for text in given:
         key, equals, value = text.partition("=")
@@ -32,7 +32,7 @@ def read_settings(given: Sequence[str]) -> dict[str, str]:
 
 
 def read_seeds(text: str | None) -> list[int] | None:
-    """``0:8`` -> 0 to 7 (end excluded), ``3`` -> 3, ``0,2,5`` -> those."""
+    """Parses seeds: ``0:8`` is 0 to 7 (end excluded), ``3`` is 3, ``0,2,5`` are those."""
     if text is None:
         return None
     try:

@@ -15,7 +15,7 @@ LAYOUT = "\n\t"
 
 
 def printable(text: str, *, keep: str = "", json: bool = False) -> str:
-    """Returns the text with every character that a terminal would obey spelled out: ``\\x1b``.
+    """Returns the text with control characters spelled out, such as ``\x1b``.
 
     Args:
         keep: characters left as they are, such as ``LAYOUT``.
@@ -55,5 +55,5 @@ def one_line(message: str, written: Iterable[str] = ()) -> str:
 
 
 def flat(text: str) -> str:
-    """In one line; a blank for every run of white space."""
+    """Returns a text in one line, with a blank for every run of white space."""
     return " ".join(text.split())

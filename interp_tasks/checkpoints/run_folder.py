@@ -141,7 +141,7 @@ class RunFolder:
             self._lock.release()
 
     def resume(self, at: int | None = None) -> ResumePoint | None:
-        """The newest state that training can go on from, of a checkpoint or a stop; ``None`` for a run without one.
+        """Returns the newest state that training can go on from; ``None`` for a run that has none.
 
         What is later is removed: checkpoints, and lines of the metrics log. Call it before the first ``log``.
 

@@ -78,7 +78,7 @@ def program() -> CommandGroup:
 
 
 def already(group: CommandGroup, name: str) -> CommandGroup:
-    """Returns a group, which needs no loading."""
+    """Returns the group itself, which needs no loading."""
     return group
 
 
@@ -88,7 +88,7 @@ def load_command(group: str, name: str) -> object:
 
 
 def load_experiment(experiment: Experiment, name: str) -> object:
-    """The command of an experiment: made from its signature, or in ``cli/commands`` where that does not say all."""
+    """Returns an experiment's command, made from its signature or defined in ``cli/commands``."""
     command_class = own_command(experiment)
     command = command_of(experiment) if command_class is None else of_module(command_class)
     return make_command(path_of(experiment.place, name), command, experiment.place)
@@ -142,7 +142,7 @@ def interp_run(
         ),
     ] = False,
 ) -> None:
-    """The options of ``interp-run`` itself; the help is ``HELP``."""
+    """Holds the options of ``interp-run`` itself; the help is ``HELP``."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -97,7 +97,7 @@ class Command(ABC):
 
 
 def make_command(path: str, command_class: type[Command], group: str = "") -> Any:
-    """A :class:`Command` as what ``interp-run PATH`` calls; required options come first, those shared by most last.
+    """Makes the function behind ``interp-run PATH`` of a :class:`Command`: required options first, shared ones last.
 
     Args:
         group: of one task's experiments; checkpoints of another task are refused before they are loaded.

@@ -126,7 +126,7 @@ def guarded(command: Callable[[], Any], debug: bool, written: Sequence[str]) -> 
 
 
 def closed_pipe() -> int:
-    """Returns the reader (``head``, say) has seen enough."""
+    """Returns the exit status for a reader (``head``, say) that has closed the pipe, and silences stdout."""
     silence(sys.stdout)
     return CLOSED_PIPE
 

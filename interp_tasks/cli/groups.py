@@ -130,7 +130,7 @@ def group_of(
     )
 
     def nothing() -> None:
-        """A group has no options of its own."""
+        """Does nothing: a group has no options of its own."""
 
     app.callback(help=help)(callback or nothing)
     group = typer.main.get_group(app)

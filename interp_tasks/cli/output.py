@@ -119,7 +119,7 @@ def emit(
 
 
 def draw(result: Result, kind: str, out: Path | None) -> dict[Path, str | bytes]:
-    """Every figure of a result's page as ``NAME.png``, ``NAME-2.png``, ..., with its title and caption in it."""
+    """Draws every figure of a result's page, with title and caption, as ``NAME.png``, ``NAME-2.png``, ..."""
     from circuits.plots import picture, titled
 
     figures = [section for section in result.page().sections if isinstance(section, Figure)]

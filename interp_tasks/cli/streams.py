@@ -51,7 +51,7 @@ def write_data(text: str) -> None:
 
 
 def write_line(text: str) -> None:
-    """A line for people to stdout."""
+    """Writes a line for people to stdout."""
     sys.stdout.write(printable(text) + "\n")
 
 
@@ -133,7 +133,7 @@ def silence(stream: Any) -> None:
 
 
 def to_stderr(text: str) -> None:
-    """A line, or a traceback, for whoever listens; nothing fails because nobody does."""
+    """Writes a line or a traceback to stderr; a closed stderr is no failure."""
     text = printable(text, keep=LAYOUT)
     try:
         print(text, file=sys.stderr, flush=True)

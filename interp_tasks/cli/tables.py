@@ -178,7 +178,7 @@ def gap_of(narrow: int) -> int:
 
 
 def print_sentences(sentences: Sequence[str]) -> None:
-    """A list of findings, wrapped, with a blank line around it."""
+    """Prints a list of findings, wrapped, with a blank line around it."""
     from rich.table import Table
 
     out = console()

@@ -92,7 +92,7 @@ def outputs(seen: Lens) -> list[tuple[dict[str, Any], Any]]:
 
 
 def component(name: str) -> tuple[str, dict[str, Any]]:
-    """A contribution's name in ``circuits`` (``L0H1``, ``mlp_out.0``, ``b_O.0``, ``embed``) as label and columns."""
+    """Returns the label and columns of a component that ``circuits`` calls ``L0H1``, ``mlp_out.0`` or ``embed``."""
     if name.startswith("L"):
         layer, head = map(int, name[1:].split("H"))
         return f"{layer}.{head}", {"site": "z", "layer": layer, "head": head}

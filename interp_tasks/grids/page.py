@@ -1,4 +1,4 @@
-"""A grid's page: what was done, when each configuration drops, what its experiments found."""
+"""Makes a grid's page: what was done, when each configuration drops, and the results of its experiments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INDEX = "index.html"
 
 @dataclass(frozen=True)
 class Findings:
-    """The results of a grid: its table and what became of its units.
+    """The results of a grid: its table, the drops of its runs, and its page.
 
     Attributes:
         rows: the table of all its experiments, see :func:`interp_tasks.grids.table.table`.
@@ -40,7 +40,7 @@ class Findings:
         return cls(grid, table(grid), drops_of(grid))
 
     def write(self) -> list[Path]:
-        """``grid.parquet``, ``.csv``, ``.json``, its stamp, those of ``drops``, and a page, in the grid's folder.
+        """Writes the table (parquet, CSV, JSON), its stamp, the files of ``drops`` and a page into the grid's folder.
 
         Raises:
             UserError: if the file system refuses.
@@ -53,7 +53,7 @@ class Findings:
 
 
 def drops_of(grid: Grid) -> DropsResult | None:
-    """When the runs of the grid that are trained drop; ``None`` where there are none."""
+    """Finds when the trained runs of the grid drop; ``None`` where there are none."""
     from dataclasses import replace
 
     from interp_tasks.experiments import drops

@@ -239,7 +239,7 @@ class _Run:
         return all(key in self.records and self.records[key].status == "done" for key in unit.needs)
 
     def lost(self, unit: Unit, waiting: list[Unit]) -> None:
-        """The process of a unit, or of one beside it, died: once more by itself, and then it has failed."""
+        """Puts a unit back whose process, or a sibling's, died; one that dies a second time has failed."""
         record = read_record(self.root, unit)
         if record is not None:
             self.finish(record)
@@ -264,7 +264,7 @@ class _Run:
                 self.finish(self.checked(unit, record))
 
     def checked(self, unit: Unit, record: Record) -> Record:
-        """The record, unless what was measured has gone meanwhile: ``@last`` would have been another checkpoint."""
+        """Returns the record, or a failed one where a run it measured has disappeared meanwhile."""
         needs = unit.needs if isinstance(unit, MeasureUnit) else ()
         gone = [
             each.folder for each in self.whole.train if each.key in needs and not is_trained(self.root, each)

@@ -26,7 +26,7 @@ POOLED = (("value", "ci_low", "ci_high"), ("effect", "effect_ci_low", "effect_ci
 
 
 def table(grid: Grid, seed: int = 0) -> pandas.DataFrame:
-    """Every row of every unit that is done, with a column for each setting that varies; then rows of several seeds.
+    """Returns every row of every finished unit, with a column for each setting that varies; then pooled seeds.
 
     A row of several seeds is the mean over them, its ``run`` is ``RUN/seed-*``, its ``n_runs`` their number, its
     interval a bootstrap over runs. What an experiment pooled itself (``n_runs`` above 1) is left as it is.

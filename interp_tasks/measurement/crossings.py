@@ -1,4 +1,4 @@
-"""Steps at which curves have made a share of their way, or reach a level; and what many runs have in common.
+"""Finds the steps at which curves cross a level, and statistics of such steps over runs, some of them censored.
 
 A run that ended before is censored: its step is infinite here, and NaN in a table. That it lies beyond every step
 reached is all that is known of it, which is enough for a median, a rank, or a bound on a ratio. Numpy only.
@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 
 def crossing(steps: Sequence[int], values: Array, share: float, start: Array, end: Array) -> Array:
-    """The step at which curves ``[curve step]`` have made ``share`` of the way from ``start`` to ``end`` for good.
+    """Returns the step after which each curve has lastingly made ``share`` of the way from ``start`` to ``end``.
 
     After it a curve never falls back below that level (seen from ``start``). Linear between the stored steps;
     NaN for a curve that does not move, the first step for one that is past the level all along.
@@ -45,7 +45,7 @@ def crossing(steps: Sequence[int], values: Array, share: float, start: Array, en
 
 
 def reached(steps: Sequence[int], values: Sequence[float], level: float) -> tuple[float, float]:
-    """The first step at a level, and the one after which a curve is never below it again; infinite where there is none.
+    """Returns the first step at a level and the first step of staying there; infinite where there is none.
 
     Linear between logged steps.
     """
@@ -61,7 +61,7 @@ def reached(steps: Sequence[int], values: Sequence[float], level: float) -> tupl
 
 
 def median(values: Array) -> Array:
-    """Medians ``[...]`` of ``[... run]`` with infinite ones; infinite (NaN between two signs) where it is not known."""
+    """Returns medians ``[...]`` of ``[... run]`` with infinite values; infinite, or NaN, where unknown."""
     ordered = np.sort(values, axis=-1)
     n = values.shape[-1]
     with np.errstate(invalid="ignore"):
@@ -69,7 +69,7 @@ def median(values: Array) -> Array:
 
 
 def over_seeds(values: Array, statistic: Callable[[Array], Array], seed: int) -> tuple[float, float]:
-    """95% percentile interval of a statistic ``[resample run] -> [resample]``, by bootstrap over runs.
+    """Returns the 95% percentile interval of a statistic ``[resample run] -> [resample]``, by bootstrap over runs.
 
     An end that no number is known of is NaN, and so is the interval of fewer than three runs.
     """
@@ -85,14 +85,14 @@ def over_seeds(values: Array, statistic: Callable[[Array], Array], seed: int) ->
 
 
 def finite(value: float) -> float:
-    """NaN for what is not known."""
+    """Returns the value, or NaN where it is infinite: unknown."""
     return float(value) if math.isfinite(value) else math.nan
 
 
 def ratio_of_steps(
     one: float, one_until: float, other: float, other_until: float
 ) -> tuple[float, float, float]:
-    """Returns the ratio of the steps that one run needs to those of another, and its least and greatest possible value.
+    """Returns the ratio of the steps that two runs need, and its least and greatest possible value.
 
     Where both get there all three are the same number. Where one is censored the ratio is infinite, or zero, and the
     last steps (``until``) bound it from one side; where both are it is NaN, and nothing bounds it.
@@ -108,7 +108,7 @@ def ratio_of_steps(
 
 
 def in_order(steps: Array) -> float:
-    """The share of pairs whose second comes later than its first, a tie counting half; both censored: no pair."""
+    """Returns the share of pairs in which the second step is later; ties count half, two censored steps not at all."""
     counted = [
         0.5 if steps[i] == steps[j] else float(steps[i] < steps[j])
         for i in range(len(steps))

@@ -168,7 +168,7 @@ def extremes(part: pandas.DataFrame) -> tuple[float, float]:
 
 
 def map_panel(part: pandas.DataFrame, ref: str, metric: str, largest: float) -> Panel:
-    """The effect of each head on one metric, layer by head, in one checkpoint; no effect has the ground's colour."""
+    """Returns a panel with a heatmap of each head's effect on one metric in one checkpoint; zero is blank."""
     effects = part.pivot(index="layer", columns="head", values="effect")
 
     def draw(figure: Any, row: int) -> None:
@@ -199,7 +199,7 @@ def map_panel(part: pandas.DataFrame, ref: str, metric: str, largest: float) -> 
 
 
 def numbers_of(effects: pandas.DataFrame, largest: float) -> dict[str, Any]:
-    """The numbers of a map, each in what can be read on the colour of its cell; in the dark other colours hold."""
+    """Returns a plotly trace of a map's numbers, each in a colour that can be read on its cell."""
     cells = [
         (str(layer), str(head), float(value))
         for layer, row in effects.iterrows()

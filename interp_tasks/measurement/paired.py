@@ -16,7 +16,7 @@ DRAWS, LEVEL = 1000, 0.95
 def paired(
     metrics: Mapping[str, Any], baselines: Mapping[str, Any] | None, seed: int
 ) -> list[dict[str, Any]]:
-    """A row per metric; ``metrics`` and ``baselines`` hold per-example values or (sum, count) pairs, as a task gives.
+    """Returns a row per metric, of per-example values or (sum, count) pairs as a task gives them.
 
     The value is pooled over examples, Σsum / Σcount; ``effect`` is value − baseline, ``ratio`` value / baseline.
     Intervals: 95%, bootstrap over examples, the same resamples for both.

@@ -131,7 +131,7 @@ class Result:
         return spread(self.frame)
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """Every value beside its baseline, a panel per metric; of the experiment ``heads`` a map of effects as well."""
+        """Draws every value beside its baseline, a panel per metric; for ``heads``, also a map of effects."""
         from interp_tasks.measurement.figure import figure
 
         return self.titled(figure(self.frame), self.heading())

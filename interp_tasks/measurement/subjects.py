@@ -159,7 +159,7 @@ class References(list[str]):
 
 
 def check_refs(refs: str | Sequence[str], examples: Examples) -> list[Named]:
-    """Every checkpoint the REFs name, without loading one, once the examples can be; see :func:`resolve_refs`."""
+    """Returns every checkpoint that the REFs name, unloaded, once the examples are valid; see :func:`resolve_refs`."""
     return list(resolve_refs(refs, examples).named)
 
 

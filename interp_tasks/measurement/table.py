@@ -103,7 +103,7 @@ def own_metrics(config: Mapping[str, Any]) -> list[str]:
 
 
 def of_metric(frame: pandas.DataFrame, metric: str | None, config: Mapping[str, Any]) -> pandas.DataFrame:
-    """The rows of one metric, whatever its targets are (``"mse_masked (source)"``) and as a ratio; ``"all"``: all rows.
+    """Returns the rows of one metric, for all its targets and as a ratio; ``"all"`` returns all rows.
 
     Args:
         metric: ``None``: the one that the task calls its own, and all rows of a table that has none of it.
@@ -166,7 +166,7 @@ def filled(key: str, text: str | Callable[[Any], str]) -> Callable[[Mapping[str,
 
 
 def view_of(frame: pandas.DataFrame) -> ModuleType | None:
-    """The ``table.py`` of an experiment whose rows people see in another form: ``view_rows``, ``view_columns``."""
+    """Returns an experiment's module ``table`` with ``view_rows`` and ``view_columns``, where it has one."""
     experiments = set(frame["experiment"])
     known = EXPERIMENTS.get(experiments.pop()) if len(experiments) == 1 else None
     return None if known is None else known.part("table")

@@ -29,7 +29,7 @@ HELD_AS = {
 
 
 def untrained(subject: Subject, draw: int = 0) -> HookedTransformer:
-    """A model of the subject's architecture, initialised as its run was where that is known, else as its task does.
+    """Returns a model of the subject's architecture, initialised as its run was where known, else by its task.
 
     The seed is the subject's, but no run's: no checkpoint began as this model.
 

@@ -13,7 +13,7 @@ def number(value: float | None) -> str:
 
 
 def digits(value: float, significant: int) -> str:
-    """A number to so many significant digits, without an exponent from 1,000 up to a million, and 0 without a sign."""
+    """Formats a number with ``count`` significant digits; no exponent from 1,000 to a million, no sign on 0."""
     value += 0.0
     return f"{value:.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.{significant}g}"
 

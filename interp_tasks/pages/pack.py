@@ -41,7 +41,7 @@ class Packed:
 
 
 def pack(values: NDArray[np.floating[Any]], budget: int | None = None) -> Packed:
-    """Numbers ``[frame row column]``, NaN among them or not, in at most ``budget`` characters where that can be.
+    """Packs numbers ``[frame row column]``, NaN included, into at most ``budget`` characters where possible.
 
     Raises:
         ValueError: for another number of axes, or infinite values.

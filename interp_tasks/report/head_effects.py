@@ -208,7 +208,7 @@ def value_axis(metric: str, values: Sequence[int | float]) -> dict[str, Any]:
 
 
 def add_line(figure: Any, name: str, metric: str, rows: pandas.DataFrame, colour: str, symbol: str) -> None:
-    """A line through the checkpoints with its interval as a band, which also stands in the hover text."""
+    """Draws a line through the checkpoints, with its interval as a band and in the hover text."""
     steps, values = rows["step"].tolist(), rows["value"].tolist()
     known = "ci_low" in rows and bool(rows["ci_low"].notna().all())
     lows = rows["ci_low"].tolist() if known else values

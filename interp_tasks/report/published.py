@@ -41,7 +41,7 @@ class Published:
 
 
 def published_beside(view: View) -> Published:
-    """The claims that the numbers of a report decide: on the training curve, and on all heads edited at once."""
+    """Judges the claims that a report's numbers decide: on the training curve, and on all heads edited at once."""
     from interp_tasks.reproduction.verdicts import Outcome, judge
 
     run = view.source.run

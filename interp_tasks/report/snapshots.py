@@ -85,7 +85,7 @@ class View:
 
 
 def look(source: Source, options: Options, progress: Progress | None = None) -> list[View]:
-    """Every checkpoint of a source on the same examples: a view for the task, or one for each part of a mixture."""
+    """Measures every checkpoint of a source on the same examples; one view, or one for each part of a mixture."""
     views: dict[str, View] = {}
     examples = Examples.of(options)
     for subject in subjects(source.refs, examples, options.get("device", "cpu"), progress):

@@ -183,7 +183,7 @@ def drop_shapes(view: View, index: int) -> list[dict[str, Any]]:
 
 
 def rug(figure: Any, view: View, row: int) -> None:
-    """A triangle at every stored step, on the axis."""
+    """Draws a triangle on the axis at every stored step."""
     axis = f"y{row + 1}"
     figure.add_scatter(
         x=view.steps,

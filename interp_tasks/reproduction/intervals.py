@@ -129,7 +129,7 @@ def over_bounded_runs(bounds: Sequence[Interval]) -> Interval | None:
 
 
 def median_over_runs(bounds: Sequence[Interval]) -> Interval | None:
-    """The interval of a median from order statistics, which asks nothing of the numbers; ``None`` below six runs.
+    """Returns an interval of the median from order statistics, distribution-free; ``None`` below six runs.
 
     Of numbers that are known between bounds alone the lower ones give the lower end, the upper ones the upper.
     """

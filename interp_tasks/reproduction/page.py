@@ -1,4 +1,4 @@
-"""A reproduction for people: one page, and the lines that the terminal prints."""
+"""Makes the page of a reproduction, and the lines that the terminal prints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def ours(row: Mapping[str, Any]) -> str:
-    """Our number with its interval and what it is; never a number where nothing was run."""
+    """Returns our number with its interval and a note on it; never a number where nothing was run."""
     if row["value"] is None or row["value"] != row["value"]:
         if row["ci_low"] is None or row["ci_low"] != row["ci_low"]:
             return "–"
@@ -26,14 +26,14 @@ def ours(row: Mapping[str, Any]) -> str:
 
 
 def short(row: Mapping[str, Any]) -> str:
-    """Our number with what it is, for one line."""
+    """Returns our number for one line of the terminal, with what it is over."""
     if row["value"] is None or row["value"] != row["value"]:
         return "–"
     return f"{number(row['value'])} {row['what']}".rstrip()
 
 
 def summary_of(outcomes: Sequence[Mapping[Any, Any]]) -> str:
-    """Says how many claims there are, without a score: a count of verdicts would weigh a headline like a footnote.
+    """Says how many claims there are and which p-values are corrected; there is no score.
 
     Args:
         outcomes: rows of ``Reproduction.frame()``.
@@ -56,7 +56,7 @@ def own(row: Mapping[str, Any]) -> str:
 
 
 def controls(row: Mapping[str, Any]) -> str:
-    """Returns the number of models that should not pass."""
+    """Returns the numbers of the models that should not pass."""
     known = [(name, row[name]) for name in ("untrained", "shuffled") if row[name] == row[name]]
     return ", ".join(f"{number(value)} {name}" for name, value in known if value is not None) or "–"
 
@@ -254,7 +254,7 @@ def claims_markdown(
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """Returns the verdict with its reason, or what would have to be trained."""
+    """Returns the verdict with its reason, or the training that it still needs."""
     text = f"**{row['verdict']}**" if row["verdict"] in ("held", "failed") else row["verdict"]
     if row["p_holm"] == row["p_holm"]:
         text += f" (p {number(row['p_holm'])} after Holm)"
@@ -264,7 +264,7 @@ def verdict(row: Mapping[str, Any]) -> str:
 
 
 def cell(text: str) -> str:
-    """Returns text that does not end a cell of a table."""
+    """Returns text that does not end a cell of a Markdown table."""
     return text.replace("|", "\\|")
 
 

@@ -62,7 +62,7 @@ class Located:
 
 
 def locate(run: TrainingRun, folder: Path) -> Located:
-    """Returns a run of the user's own comes before a shipped one of the same name.
+    """Finds where a run of a paper is stored: the user's own comes before a shipped one of the same name.
 
     Raises:
         UserError: if the run of that name was trained with other settings than the paper's file says.

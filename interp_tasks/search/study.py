@@ -89,7 +89,7 @@ def search(
 
 
 def next_trial(study: Study, plan: Plan, out: Path, trials: int) -> tuple[Trial, Claim] | None:
-    """A trial that nobody is at any more, or a new one while there are too few; ``None`` when there is neither."""
+    """Returns an abandoned trial or, while there are too few, a new one; ``None`` when there is neither."""
     with claim(out, TURN):
         earlier = study.get_trials(deepcopy=False)
         for left in earlier:

@@ -26,7 +26,7 @@ class Clock:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def go(self) -> None:
-        """An update begins."""
+        """Starts the clock: an update begins."""
         if self._since is None:
             self._since = time.perf_counter()
 

@@ -177,7 +177,7 @@ class TrainConfig(BaseModel):
         )
 
     def checkpoint_steps(self, published: tuple[int, ...] = ()) -> list[int]:
-        """The steps whose weights are stored: log-spaced, then linear, always the published ones and the end."""
+        """Returns the steps whose weights are stored: log-spaced, linear, published ones, and the last."""
         doubling = {0}
         step = 1
         while step < self.checkpoint_every:

@@ -119,7 +119,7 @@ class Processes:
         return self.lead(opening) or Follower()
 
     def losses(self) -> contextlib.AbstractContextManager[None]:
-        """Returns names the loss of another process, where gradients are summed."""
+        """Returns a context in which errors name the loss of another process, where gradients are summed."""
         return losses_named() if self.several else contextlib.nullcontext()
 
     def forward(self, forward: Forward, model: HookedTransformer) -> Forward:

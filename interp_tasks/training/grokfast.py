@@ -27,7 +27,7 @@ class GradientFilter(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """All that is remembered, by keys that begin with the parameter's name."""
+        """Returns all that is remembered, by keys that begin with the parameter's name."""
 
     @abstractmethod
     def load_state(self, name: str, state: Mapping[str, Tensor]) -> None:

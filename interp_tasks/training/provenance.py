@@ -44,7 +44,7 @@ def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -
 
 
 def declared_drop(task: Task) -> dict[str, Any]:
-    """The drop metric that a task declares, with its plateau by theory (``None``: there is none), as plain JSON."""
+    """Returns a task's drop metric and theoretical plateau (``None``: it has none) as plain JSON."""
     metric = task.drop_metric
     return {
         "name": metric.name,

@@ -1,4 +1,4 @@
-"""The forward pass of several models of one architecture at once: every tensor carries a leading seed axis."""
+"""Runs the forward pass of several models of one architecture at once, with a leading seed axis on every tensor."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class StackedForward:
 
 @dataclass(frozen=True)
 class Drawn(Dropout):
-    """Masks drawn beforehand: within a mapped function nothing can be drawn seed by seed."""
+    """Dropout masks drawn in advance, because a mapped function cannot draw for each seed."""
 
     drawn: Masks = field(default_factory=dict)
 
@@ -113,7 +113,7 @@ class FoldedAttention(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: the mapped form is differentiated as it is."""
+        """Saves nothing: the mapped form is differentiated as it is."""
 
     @staticmethod
     def vmap(

@@ -89,5 +89,5 @@ def is_shared(name: str, tensor: Tensor) -> bool:
 
 
 def seed_axis(name: str) -> int:
-    """Returns the queue of the moving average has its gradients first."""
+    """Returns the axis of seeds: 1 in the queue of the moving average, whose axis 0 is gradients, else 0."""
     return 1 if name.endswith(f"/{QUEUE}") else 0

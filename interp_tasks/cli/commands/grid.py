@@ -135,7 +135,7 @@ class GridCommand(Command):
         print_sentences(sentences(findings.grid))
 
     def show_plan(self) -> None:
-        """Every unit, what became of it, and what it would take."""
+        """Prints every unit, its state, and what it would take."""
         from interp_tasks.cli.tables import console
         from interp_tasks.grids.unit import read_record
         from interp_tasks.grids.units import plan

@@ -141,7 +141,7 @@ INDENT = VERDICT + 1
 
 
 def print_claims(reproduction: Reproduction, verbose: bool) -> None:
-    """A line for each claim and condition, by experiment of the paper; then what is missing."""
+    """Prints a line for each claim and condition, by experiment of the paper; then what is missing."""
     from rich.text import Text
 
     from interp_tasks.reproduction.reproduce import summary
@@ -177,7 +177,7 @@ def print_claims(reproduction: Reproduction, verbose: bool) -> None:
 
 
 def print_claim(out: Any, rows: list[Any], verbose: bool) -> None:
-    """A claim's line; of several conditions one each, below its name."""
+    """Prints a claim's line; for several conditions, a line for each below its name."""
     from rich.text import Text
 
     from interp_tasks.reproduction.page import short

@@ -137,7 +137,7 @@ class Search(RecipeCommand):
 
 
 def print_found(result: SearchResult) -> None:
-    """The best trials, then importances."""
+    """Prints the best trials, then importances."""
     objective = result.identity["objective"]
     out = console()
     out.print(f"{result.summary()}; {objective['direction']} {objective['metric']}", style="bold")

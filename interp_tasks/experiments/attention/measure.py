@@ -217,7 +217,7 @@ def check_threshold(threshold: float) -> None:
 
 
 def table(head_classes: HeadClasses) -> pandas.DataFrame:
-    """The rows of one checkpoint: head by head its templates, movements and what it follows; then counts of heads."""
+    """Returns a checkpoint's rows: each head's templates, movements and relocations, then counts of heads."""
     import pandas
 
     shared = ["layer", "head", "effect", "effect_ci_low", "effect_ci_high", "ci_low", "ci_high", "n"]

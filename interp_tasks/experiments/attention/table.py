@@ -28,7 +28,7 @@ MANY = 3
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """One row per checkpoint and head, with a column (value, low, high) for each movement; or per checkpoint."""
+    """Returns a row per head, with a (value, low, high) column for each movement; a row each of many checkpoints."""
     if frame["ref"].nunique() >= MANY:
         return counted(frame)
     possible = [
@@ -58,7 +58,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def counted(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns a row per checkpoint and a column per class that any of them has; all under one head."""
+    """Returns a row per checkpoint, with the number of heads in each class that occurs."""
     of_all = frame[(frame["variant"] == ALL_HEADS) & frame["metric"].str.startswith((COUNTED, FOLLOWING))]
     rows = of_all.drop_duplicates("ref").reset_index(drop=True)
     for metric in dict.fromkeys(of_all["metric"]):

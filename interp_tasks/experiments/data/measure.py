@@ -1,4 +1,4 @@
-"""A task's data, to be looked at: the grid of inputs with its answers, or some examples; and what guessing gets."""
+"""Shows a task's data: the grid of inputs with its answers, or some examples, and the accuracy of guessing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Matrices:
-    """Examples whose positions unfold into a grid: ``values [example row column]``; which of them are hidden."""
+    """Examples whose positions form a grid, ``values [example row column]``, and which entries are hidden."""
 
     values: NDArray[np.float64]
     hidden: NDArray[np.bool_] | None
@@ -75,7 +75,7 @@ class DataResult(Result):
         return titled(view, name, CAPTIONS.get(name, ""))
 
     def views(self) -> dict[str, plotly.graph_objects.Figure]:
-        """Returns every figure, by title: of inputs the polar plot, X, Y and the DFT matrix; else some examples."""
+        """Returns every figure by title: for grids the polar plot, X, Y and the DFT matrix; else some examples."""
         from interp_tasks.experiments.data.figure import of_inputs, of_matrices
 
         if self.inputs is not None:
@@ -197,7 +197,7 @@ def read(task: str | Task, config: Mapping[str, Any]) -> Task:
 
 
 def answers_of(task: Task, batch: Batch) -> dict[str, Tensor]:
-    """Returns the classes ``[batch]`` of each answer: those that are linear forms of the inputs, else all there are."""
+    """Returns each answer's classes ``[batch]``: the linear forms of the inputs where there are any, else all."""
     targets = task.probe_targets(batch).targets
     classes = {
         name: target.values.flatten()
@@ -211,7 +211,7 @@ def answers_of(task: Task, batch: Batch) -> dict[str, Tensor]:
 
 
 def sum_of(task: Task, batch: Batch) -> dict[str, Tensor]:
-    """Returns the sum of the digits modulo p, which figure 3 shows beside the answers; of tasks that declare one."""
+    """Returns the sum of the digits modulo p, which figure 3 shows, for tasks that declare it."""
     target = task.probe_targets(batch).targets.get(SUM)
     return {} if target is None else {SUM: target.values.flatten()}
 
@@ -219,7 +219,7 @@ def sum_of(task: Task, batch: Batch) -> dict[str, Tensor]:
 def over_grid(
     batch: Batch, axes: Sequence[GridAxis], answers: Mapping[str, Tensor], multiples: tuple[int, ...]
 ) -> Inputs:
-    """Tokens and answers by coordinate, whatever the order of the inputs."""
+    """Arranges tokens and answers by coordinate, whatever the order of the inputs."""
     from circuits.fourier import Grid
 
     grid = Grid.of_inputs(
@@ -289,7 +289,7 @@ def exchanged_rows(inputs: Inputs) -> Iterator[dict[str, Any]]:
 
 
 def number_rows(batch: Batch) -> Iterator[dict[str, Any]]:
-    """Yields mean and spread of targets that are numbers, and how many of them are hidden."""
+    """Yields the mean and spread of numerical targets, and the share of them that is hidden."""
     if not batch.targets.is_floating_point():
         return
     values = batch.targets.double()
@@ -306,7 +306,7 @@ def number_rows(batch: Batch) -> Iterator[dict[str, Any]]:
 
 
 def examples(task: Task, batch: Batch) -> Matrices | None:
-    """Returns the first examples as matrices, where the positions of the task unfold into two coordinates."""
+    """Returns the first examples as matrices; ``None`` unless the positions form a grid of two coordinates."""
     axes = task.grid_axes()
     if len(axes) != 2 or any(axis.position is not None for axis in axes):
         return None

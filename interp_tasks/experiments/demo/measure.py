@@ -146,7 +146,7 @@ def conclude_matrix_completion(frame: pandas.DataFrame, config: dict[str, Any]) 
 
 
 def said_of(claim: Claim, what: str, frame: pandas.DataFrame, name: str, guess: float) -> str:
-    """A sentence on one claim: our numbers, the published ones, and whether the whole interval obeys the rule."""
+    """Returns a sentence on one claim: our numbers, the published ones, and whether the interval keeps the rule."""
     mark, metric = claim.where["ref"], claim.where["metric"]
     row = row_of(frame, mark, metric, name)
     ends = ("effect_ci_low", "effect_ci_high") if claim.column == "effect" else ("ci_low", "ci_high")

@@ -144,7 +144,7 @@ def rows_of(run: Run, curves: Mapping[tuple[str, str], Curve]) -> Iterator[dict[
 
 
 def plateau_until(steps: Sequence[int], values: Sequence[float], level: float) -> int:
-    """The first step from which a metric is lastingly below nine tenths of a level; the last one if it never is.
+    """Returns the first step after which a metric stays below 0.9 of a level; the last step if it never does.
 
     Unlike an onset it is there without a drop: early where there is no plateau, and late where it lasts.
     """

@@ -1,4 +1,4 @@
-"""Figures of embeddings: where values and positions lie, and how that came to be."""
+"""Draws embeddings of values and positions, and how they form during training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PANEL, GAP = 320, 115
 def arrangement(
     ref: str, tokens: pandas.DataFrame | None, positions: pandas.DataFrame | None
 ) -> plotly.graph_objects.Figure:
-    """Returns a row of panels for values, a row for positions."""
+    """Draws the embeddings of one checkpoint: a row of panels for values, a row for positions."""
     from plotly.subplots import make_subplots
 
     titles: list[str] = []
@@ -102,7 +102,7 @@ def add_positions(figure: Any, row: int, table: pandas.DataFrame) -> None:
 
 
 def over_training(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
-    """Returns a panel per metric: values over steps, a line per run, baselines open."""
+    """Draws a panel per metric over steps, a line per run, with open markers for the untrained baseline."""
     from plotly.subplots import make_subplots
 
     shown = frame[~frame["metric"].str.endswith(": p")]

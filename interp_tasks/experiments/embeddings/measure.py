@@ -202,7 +202,7 @@ class Ends:
 
 
 def half_way(run: Path, aligned: Mapping[int, Array]) -> list[dict[str, Any]]:
-    """A row of when the alignment has made half its way, beside the onset of the run's drop; from 3 checkpoints on."""
+    """Returns a row of the step at which the alignment is half-way, with the drop's onset; needs 3 checkpoints."""
     import numpy as np
 
     from interp_tasks.measurement.crossings import crossing

@@ -17,7 +17,7 @@ SPECTRUM, KEY, OTHER, REST = "spectrum of ", "key frequency of ", "frequency of 
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns the metrics of a frequency become columns; ``key`` says which are key, and of all together how many."""
+    """Makes columns of a frequency's metrics; ``key`` marks key frequencies and counts them in the row of all."""
     import pandas
 
     rows: dict[tuple[str, str, str], dict[Any, Any]] = {}

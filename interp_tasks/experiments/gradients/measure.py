@@ -166,7 +166,7 @@ def number(value: Any) -> float:
 
 
 def rows_of(run: Run, stage: str, norms: Norms) -> Iterator[dict[str, Any]]:
-    """Yields a frozen tensor, whose gradient is 0 throughout, has only its norm."""
+    """Yields the rows of each tensor; one that is frozen, with a gradient of 0 throughout, has only its norm."""
     # A gradient is of the batch of its step; without a size that is the whole split.
     batch = run.config.get("train", {}).get("batch_size")
     shared = {**run.labels(), "experiment": "gradients", "intervention": stage, "split": "train", "n": batch}

@@ -239,7 +239,7 @@ def rows_of(variant: str, moved: Tensor, declared: Influences, seed: int) -> lis
 def agreement(
     variant: str, moved: Tensor, reference: Tensor, declared: Influences, seed: int
 ) -> dict[str, Any]:
-    """The rank correlation of the model's changes with a reference's, over all pairs; resampled over examples."""
+    """Returns a row with the rank correlation of the model's changes with a reference's, over all pairs."""
     import numpy as np
 
     from interp_tasks.measurement.embeddings.geometry import correlation, ranks
@@ -262,7 +262,7 @@ def agreement(
 
 
 def by_offset(subject: Subject, influences: Influences, moved: Tensor) -> Any:
-    """Mean |change| by where the source lies from the target ``[2n − 1, 2m − 1]``; ``None`` without such a grid."""
+    """Returns mean |change| by the source's offset from the target ``[2n − 1, 2m − 1]``; ``None`` without a grid."""
     import numpy as np
 
     task = subject.task

@@ -57,7 +57,7 @@ class NeuronsResult(Result):
     images: Mapping[str, Mapping[str, Image]] = field(default_factory=dict)
 
     def plot(self, ref: str | None = None) -> plotly.graph_objects.Figure:
-        """Each chosen neuron of one checkpoint (default: the last) over the grid, its 2-D spectrum beside it."""
+        """Returns each chosen neuron of one checkpoint (default: the last) over the grid, with its 2-D spectrum."""
         from interp_tasks.experiments.neurons.figure import images_figure
 
         ref = list(self.images)[-1] if ref is None else ref

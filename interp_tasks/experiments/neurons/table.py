@@ -44,7 +44,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def over_steps(rows: Mapping[tuple[str, str, str], Mapping[Any, Any]]) -> pandas.DataFrame:
-    """A row per checkpoint and tensor, all under one head; of single neurons the first one's published counts."""
+    """Returns a row per checkpoint and tensor, with the published counts of the first single neuron."""
     import pandas
 
     lines: dict[tuple[str, str], dict[Any, Any]] = {}

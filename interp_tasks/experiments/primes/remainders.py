@@ -1,4 +1,4 @@
-"""Computes remainders of inputs: a task's modular answers, its digits and other linear forms as classes of inputs."""
+"""Computes classes of inputs: remainders of a task's modular answers, of its digits and of other linear forms."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Inputs:
     def form(
         self, coefficients: tuple[int, ...], modulus: int, shuffles: tuple[Tensor, ...] | None = None
     ) -> Tensor:
-        """Σ coefficient · coordinate modulo something, ``[input]``.
+        """Returns a linear form of the coordinates modulo ``modulus``, ``[input]``.
 
         Args:
             shuffles: of each coordinate the number that stands for each of its values instead.
@@ -55,12 +55,12 @@ class Inputs:
         return (at * torch.tensor(coefficients)).sum(1) % modulus
 
     def digits(self, modulus: int, shuffles: tuple[Tensor, ...] | None = None) -> list[Tensor]:
-        """Returns every coordinate modulo something, ``[input]`` each."""
+        """Returns each coordinate modulo ``modulus``, ``[input]`` each."""
         each = [tuple(int(at == place) for at in range(len(self.axes))) for place in range(len(self.axes))]
         return [self.form(one, modulus, shuffles) for one in each]
 
     def other_forms(self, name: str, most: int) -> list[tuple[int, ...]]:
-        """Coefficients of forms with the answer's modulus that tell other inputs apart, none of them 0; spread evenly.
+        """Returns at most ``most`` coefficient tuples, evenly spread, whose forms have other classes than the answer.
 
         Forms that are multiples of each other have the same classes.
         """
@@ -73,7 +73,7 @@ class Inputs:
         return every[::step][:most]
 
     def shuffles(self, seed: int) -> tuple[Tensor, ...]:
-        """Returns a random order of the values of each coordinate."""
+        """Returns a random permutation of the values of each coordinate."""
         import torch
 
         from tasks import generator
@@ -113,7 +113,7 @@ def on_grid(inputs: Inputs) -> Inputs:
 
 
 def located(tokens: Tensor, axes: tuple[GridAxis, ...]) -> Tensor:
-    """Returns for every input the index of each coordinate's value, -1 for a value that is not in the axis."""
+    """Returns the index of each coordinate's value in its axis ``[input coordinate]``, -1 where it is not in it."""
     import torch
 
     columns = []

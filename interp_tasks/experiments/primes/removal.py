@@ -1,4 +1,4 @@
-"""Take from a model what it knows of one modular answer, and judge every other answer."""
+"""Removes what a model represents of one modular answer, and measures the accuracy of every answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KINDS = ("waves of the digits", "waves of the answer", "directions", "neurons")
 
 @dataclass(frozen=True)
 class RightAnswers:
-    """The right remainder of every answer ``[example answer]``, for ``circuits.sweep``."""
+    """The right remainder of every answer ``[example answer]``, as a batch that ``circuits.sweep`` can slice."""
 
     answers: Tensor
 
@@ -75,7 +75,7 @@ class Damage:
         return self.accuracy > (1 + self.chance) / 2
 
     def lost(self, accuracy: Any) -> Any:
-        """The share of what is above chance that is gone, ``[removed judged]``; NaN of an answer that is not solved."""
+        """Returns the lost share of the accuracy above chance ``[removed judged]``; NaN for unsolved answers."""
         share = (self.accuracy - accuracy) / (self.accuracy - self.chance)
         return np.where(self.solved, share, np.nan)
 
@@ -104,7 +104,7 @@ class Damage:
 
 @dataclass
 class Removals:
-    """Builds, of each kind, the edits for every answer and for controls of the same size."""
+    """Builds edits of several kinds that remove each answer, and controls of the same size."""
 
     subject: Subject
     inputs: Inputs
@@ -114,7 +114,7 @@ class Removals:
     sizes: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def add(self, kind: str, name: str, edits: Sequence[Any], size: int) -> None:
-        """The edit, and its control."""
+        """Adds the edit that removes an answer, and its control."""
         self.edits.setdefault(kind, {}).update(zip((WITHOUT + name, CONTROL + name), edits, strict=True))
         self.sizes.setdefault(kind, {})[name] = size
 
@@ -124,7 +124,7 @@ class Removals:
         self.neurons()
 
     def waves(self) -> None:
-        """All functions of the digits modulo q in the embedding; all functions of the answer at the neurons."""
+        """Adds edits that remove all functions of the digits modulo q (embedding) or of the answer (neurons)."""
         import torch
 
         from circuits import ablate
@@ -143,7 +143,7 @@ class Removals:
             self.add(KINDS[1], name, edits, q - 1)
 
     def directions(self) -> None:
-        """The directions in which the means of the answer's classes lie, of the neurons' space."""
+        """Adds edits that remove the directions, in neuron space, in which the means of the answer's classes lie."""
         import torch
 
         from tasks import generator
@@ -163,7 +163,7 @@ class Removals:
             self.add(KINDS[2], name, [self.off(basis, mean), self.off(random_basis, mean)], basis.shape[1])
 
     def off(self, basis: Tensor, mean: Tensor) -> Any:
-        """Activations less what of their distance from the mean lies in the directions ``[feature direction]``."""
+        """Returns an edit that projects activations, from their mean, off directions ``[feature direction]``."""
         from circuits import edit
 
         def project(x: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class Removals:
         return edit(f"{self.place.site}.{self.place.layer}", project, positions=read)
 
     def neurons(self) -> None:
-        """The neurons that serve the answer most, at their mean over the inputs; as many others at random."""
+        """Adds edits that set the neurons that serve the answer most, or as many random ones, to their mean."""
         import torch
 
         from circuits import ablate
@@ -208,7 +208,7 @@ def principal(centred: Tensor, classes: Tensor) -> Tensor:
 def removed(
     subject: Subject, inputs: Inputs, place: Place, best: Mapping[str, Tensor]
 ) -> tuple[pandas.DataFrame, list[Damage], dict[str, Any]]:
-    """Returns the table of every answer with every other one taken away, the matrices behind it, and what was done."""
+    """Returns the table of every answer with each answer removed, its matrices of damage, and the edits."""
     import pandas
     import torch
 
@@ -261,7 +261,7 @@ def removed(
 
 
 def damage(frame: pandas.DataFrame, kind: str, site: str, names: tuple[str, ...], inputs: Inputs) -> Damage:
-    """Returns the matrices in a sweep's table."""
+    """Returns the accuracies of a sweep's table as matrices."""
     accuracy = frame[frame["metric"].str.startswith(ACCURACY)]
     table = accuracy.pivot(index="variant", columns="metric", values="value")
     judged = [ACCURACY + name for name in names]
@@ -278,7 +278,7 @@ def damage(frame: pandas.DataFrame, kind: str, site: str, names: tuple[str, ...]
 def summary(
     damaged: Damage, label: str, place: Place, examples: int, sizes: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
-    """Yields rows of each answer's damage to itself and to the others, beside the control's."""
+    """Yields each answer's damage to itself and to the others, with the same under the control."""
     about = {
         "intervention": label,
         "site": place.site,

@@ -44,7 +44,7 @@ ASSIGNMENTS = 200
 
 @dataclass(frozen=True)
 class Place:
-    """One tensor: ``values [example feature]`` and what it is called."""
+    """A tensor of activations or weights, ``values [example feature]``, and its name and place in the model."""
 
     label: str
     site: str
@@ -129,7 +129,7 @@ def shuffled(size: int, seed: int, draw: int) -> Tensor:
 def beyond(
     place: Place, real: Mapping[str, Tensor], permuted: Sequence[Mapping[str, Tensor]], what: str
 ) -> Iterator[dict[str, Any]]:
-    """Yields the share that each answer adds to all others, and of all together; nothing where they fill the space."""
+    """Yields each answer's unique share, and that of all together; nothing where they span the whole space."""
     from circuits import variance
 
     degrees = sum(int(one.max()) for one in real.values())
@@ -148,7 +148,7 @@ def beyond(
 
 
 def squares(values: Tensor) -> Tensor:
-    """Σ over examples of each feature's squared distance from its mean."""
+    """Returns the sum over examples of each feature's squared distance from its mean."""
     values = values.double()
     total: Tensor = (values - values.mean(0)).square().sum(0)
     return total
@@ -161,7 +161,7 @@ def pooled(shares: Tensor, weights: Tensor) -> float:
 def grid_rows(
     subject: Subject, inputs: Inputs, place: Place, draws: int
 ) -> tuple[list[dict[str, Any]], Mapping[str, Tensor]]:
-    """Returns one tensor's rows over all inputs, and which features serve each answer most (booleans ``[feature]``)."""
+    """Returns one tensor's rows over all inputs, and the features that serve each answer most, bool ``[feature]``."""
     import torch
 
     from circuits import variance
@@ -229,7 +229,7 @@ class Marginal:
         return cls(means, float(squares(means).sum() * (len(values) / size) / squares(values).sum()))
 
     def shares(self, q: int, orders: Sequence[Tensor]) -> Array:
-        """Returns the share of variance that is a function of the coordinate modulo q; then of the coordinate shuffled.
+        """Returns the share of variance by the coordinate modulo q, then by each shuffled coordinate.
 
         On a complete grid the functions of different coordinates are orthogonal, and their shares add up.
         """
@@ -246,7 +246,7 @@ class Marginal:
 
 
 def most(shares: Mapping[str, Tensor], serving: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the features that serve each answer, and no other one more."""
+    """Returns the features that serve each answer and serve no other answer more, bool ``[feature]``."""
     import torch
 
     best = torch.stack(list(shares.values())).argmax(0)
@@ -256,7 +256,7 @@ def most(shares: Mapping[str, Tensor], serving: Mapping[str, Tensor]) -> dict[st
 def neuron_rows(
     subject: Subject, place: Place, shares: Mapping[str, Tensor], serving: Mapping[str, Tensor]
 ) -> Iterator[dict[str, Any]]:
-    """Counts the neurons that serve each answer, and several, beside chance, if the same were drawn for each."""
+    """Counts the neurons that serve each answer, and several; chance assigns as many at random to each."""
     import torch
 
     served = torch.stack(list(serving.values())).numpy()
@@ -295,7 +295,7 @@ def spread_of(strength: Array, served: Array) -> float:
 def row(
     place: Place, variant: str, what: str, metric: str, value: float, control: Array | None = None
 ) -> dict[str, Any]:
-    """Returns a row of the table; beside a control its mean, and the difference with the range of 95% of its draws."""
+    """Returns a row of the table; with a control, its mean, the difference, and the 95% range of its draws."""
     columns: dict[str, Any] = {
         "variant": variant,
         "intervention": f"{what}: {place.label}",

@@ -43,7 +43,7 @@ SHOWN: Mapping[tuple[str, str], tuple[str, str]] = {
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """The measures of an answer in one tensor become columns; the matrices of accuracies are left to the files."""
+    """Makes columns of an answer's measures in one tensor; matrices of accuracies are in the files alone."""
     import pandas
 
     rows: dict[tuple[str, str, str], dict[Any, Any]] = {}

@@ -1,4 +1,4 @@
-"""Attention to the digits as waves of them, and losses without attention, MLP and the ways around them."""
+"""Fits attention to the digits by waves of them, and measures losses without attention, MLPs or skip paths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def rows_of_attention(inputs: Inputs, patterns: Mapping[int, Tensor]) -> Iterator[Row]:
-    """Per head, how attention to the first operand follows waves of the two.
+    """Yields, for each head, how much of its attention to the first operand waves of the two operands explain.
 
     A = constant + α(cos w m₁x₁ − cos w m₂x₂) + β(sin w m₁x₁ − sin w m₂x₂), w = 2πk/q, least squares (Nanda et al.
     2023, section 4.1, where the m are 1); k is the frequency that explains most. Beside it the best fit with four
@@ -58,7 +58,7 @@ def rows_of_attention(inputs: Inputs, patterns: Mapping[int, Tensor]) -> Iterato
 def rows_of_waves(
     model: Any, inputs: Inputs, patterns: Mapping[int, Tensor], logits: Tensor
 ) -> Iterator[Row]:
-    """Losses with the fit in the place of every head's attention where the output is read.
+    """Yields losses with each head's attention, where the output is read, replaced by its fit.
 
     Nanda et al. 2023's linearised softmax: the first operand gets the fit of ``rows_of_attention`` with its best
     frequency, positions beside the operands their mean over the inputs, and the second operand what is left.
@@ -88,7 +88,7 @@ def rows_of_waves(
 
 
 def fitted(answer: Answer, seen: Tensor) -> Tensor:
-    """Attention to the first operand ``[input head]`` as a constant and the waves of each head's best frequency."""
+    """Fits attention to the first operand ``[input head]`` by a constant and waves of each head's best frequency."""
     import torch
 
     from circuits.fourier import regression, variance_explained
@@ -103,7 +103,7 @@ def fitted(answer: Answer, seen: Tensor) -> Tensor:
 
 
 def operand_waves(answer: Answer, key: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of w m₁x₁, and of w m₂x₂, ``[input wave]``."""
+    """Returns cos and sin of w m₁x₁, and of w m₂x₂, each ``[input wave]``."""
     from circuits.harmonics import cos_sin
 
     one, other = (cos_sin(terms, key, answer.sum.period) for terms in answer.sum.terms.T)
@@ -111,7 +111,7 @@ def operand_waves(answer: Answer, key: int) -> tuple[Tensor, Tensor]:
 
 
 def output_with(model: Any, inputs: Inputs, tokens: Tensor, patterns: Mapping[int, Tensor]) -> Tensor:
-    """The output ``[input class]`` with attention from where it is read set to ``[input head key]``, by layer."""
+    """Returns the output ``[input class]`` with attention, where it is read, set to ``patterns[layer]``."""
     from circuits import edit, run
 
     def put(new: Tensor) -> Any:
@@ -126,7 +126,7 @@ def output_with(model: Any, inputs: Inputs, tokens: Tensor, patterns: Mapping[in
 
 
 def rows_of_skips(model: Any, inputs: Inputs, logits: Tensor) -> Iterator[Row]:
-    """Losses where a layer's attention or MLP, or the way around it, is set to zero or to its mean over the grid.
+    """Yields losses where a layer's attention, its MLP or the skip path is set to zero or to its mean.
 
     The way around a layer is what the residual stream brings along: without it, the stream is what the layer adds.
     """
@@ -150,7 +150,7 @@ def rows_of_skips(model: Any, inputs: Inputs, logits: Tensor) -> Iterator[Row]:
 
 
 def mean_streams(model: Any, inputs: Inputs, sites: list[str]) -> dict[str, Tensor]:
-    """Site -> mean over the grid ``[pos d_model]``."""
+    """Returns the mean of each site over the grid ``[pos d_model]``."""
     from circuits import cache
 
     sums: dict[str, Tensor] = {}
@@ -163,7 +163,7 @@ def mean_streams(model: Any, inputs: Inputs, sites: list[str]) -> dict[str, Tens
 def outputs_without(
     model: Any, inputs: Inputs, tokens: Tensor, streams: list[str], means: Mapping[str, Tensor]
 ) -> Iterator[tuple[tuple[int, str], Tensor]]:
-    """((layer, what is taken away), output ``[input class]``) of some inputs."""
+    """Yields ((layer, name of the removed part), output ``[input class]``) for some inputs."""
     from circuits import ablate, cache, edit, heads, run
 
     seen = cache(model, tokens, streams)

@@ -70,7 +70,7 @@ def share_of_answer(answer: Answer, logits: Tensor) -> float:
 
 
 def worst_exclusion(inputs: Inputs, answer: Answer, logits: Tensor) -> float:
-    """The largest training loss without one single frequency, whichever: the excluded loss that needs no keys."""
+    """Returns the largest training loss without a single frequency: an excluded loss that needs no key frequencies."""
     logits = logits.double()
     rows = inputs.splits[TRAIN]
     training_logits, right = logits[rows], answer.sum.remainders[rows][:, None]

@@ -129,7 +129,7 @@ def add_values(figure: Any, row: int, table: TableView) -> None:
 
 
 def add_vectors(figure: Any, row: int, table: TableView) -> None:
-    """The first ones, one above the other: a line of its own each says more than lines that cross."""
+    """Draws the first singular vectors, one above the other so that lines do not cross."""
     import numpy as np
 
     from interp_tasks.experiments.weights.singular_vectors import periodicity

@@ -27,7 +27,7 @@ def pairs_of(task: Task, positions: int) -> list[tuple[int, int]]:
 def of_positions(
     task: Task, tables: Tables, others: Sequence[Tables], seed: int
 ) -> tuple[list[dict[str, Any]], dict[str, tuple[Array, Array]]]:
-    """Rows of the similarity of positions, and the compared rows of W_pos; nothing of a model without a table."""
+    """Returns rows of the similarity of positions, and the compared rows of W_pos; empty without that table."""
     import numpy as np
 
     if tables.positions is None:

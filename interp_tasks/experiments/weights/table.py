@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """The rows of untrained models become columns, ``beside low`` and ``beside high``, of the rows they belong to."""
+    """Makes columns, ``beside low`` and ``beside high``, of the rows of untrained models."""
     of_others = frame["intervention"].str.startswith(BESIDE)
     ranges = frame[of_others].assign(
         intervention=frame.loc[of_others, "intervention"].str.removeprefix(BESIDE)

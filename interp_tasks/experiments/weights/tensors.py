@@ -87,7 +87,7 @@ def measured(table: Table, orders: int, seed: int) -> MeasuredTable:
 
 
 def spectral_numbers(rows: Array) -> tuple[dict[str, float], float, frozenset[int]]:
-    """Numbers of a table's spectrum by metric, the published bound of its norms, and the frequencies above it."""
+    """Returns metrics of a table's spectrum, the published bound of its norms, and the frequencies above it."""
     import numpy as np
 
     from circuits.fourier import AboveMean, gini, key_frequencies, spectrum, transform

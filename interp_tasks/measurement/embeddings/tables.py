@@ -158,7 +158,7 @@ class Table:
 
 
 def tables_of(task: Task, tables: Tables) -> list[Table]:
-    """The rows of W_E for each coordinate of the grid of inputs; without one, for the values that tokens stand for."""
+    """Returns the rows of W_E by coordinate of the input grid, or, without one, by the values of tokens."""
     by_values = {axis.values: axis.name for axis in task.grid_axes() if axis.position is not None}
     if by_values:
         one = len(by_values) == 1

@@ -1,4 +1,4 @@
-"""Finds the class of every attention head of a checkpoint, by what it attends to."""
+"""Classifies the attention heads of a checkpoint by what they attend to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NO_CLASSES = "--by-class finds classes on other examples, and --tokens are all t
 
 @dataclass(frozen=True)
 class HeadClasses:
-    """The scores and classes of the heads of one checkpoint, and what moves and what they follow.
+    """The scores, classes, movements and relocations of the heads of one checkpoint.
 
     Attributes:
         possible: the templates that may be classes.
@@ -43,7 +43,7 @@ class HeadClasses:
     queries: Any
 
     def best(self) -> Float[numpy.ndarray, " head"]:
-        """The score, corrected for chance, of the template that each head comes closest to; no threshold is in it."""
+        """Returns each head's score, corrected for chance, for its best template; no threshold is used."""
         import numpy as np
 
         frame = self.scores.frame
@@ -52,12 +52,12 @@ class HeadClasses:
         return np.array([best_scores[head.layer, head.head] for head in self.scores.heads])
 
     def least(self, number: int) -> tuple[Any, ...]:
-        """Returns the heads that come least close to any template."""
+        """Returns the ``number`` heads whose best template fits worst."""
         order = sorted(zip(self.best().tolist(), self.scores.heads, strict=True))
         return tuple(sorted(head for _, head in order[:number]))
 
     def groups(self) -> dict[str, tuple[Any, ...]]:
-        """Class -> its heads; those that have none are in ``uninterpretable``."""
+        """Returns the heads of each class; heads without a class are in ``uninterpretable``."""
         from circuits.patterns._classes import OTHER, UNCLEAR
 
         groups = {name: heads for name, heads in self.classes.groups.items() if name not in (OTHER, UNCLEAR)}
@@ -71,7 +71,7 @@ def classify_heads(
     queries: str | tuple[int, ...] | None = READ,
     threshold: float = THRESHOLD,
 ) -> HeadClasses:
-    """Scores, classes, movements, and what the heads follow, on the examples of a subject.
+    """Scores and classifies the heads on a subject's examples, and measures how their attention moves.
 
     A template that the task makes a class under a rule (``attention_rules()``) keeps it only among the templates asked
     for.
@@ -146,7 +146,7 @@ def selected(subject: Subject, queries: str | tuple[int, ...] | None) -> Any:
 
 
 def moved(subject: Subject) -> dict[str, Any]:
-    """Returns examples paired with those of the run, by what is different in them."""
+    """Returns the named changes that the task declares: examples paired with the subject's, one thing changed."""
     declare = getattr(subject.task, "attention_moves", None)
     if declare is None or len(subject.tokens) < 2:
         return {}
@@ -154,7 +154,7 @@ def moved(subject: Subject) -> dict[str, Any]:
 
 
 def followed(subject: Subject, queries: str | tuple[int, ...] | None) -> dict[str, Following]:
-    """Measures whether heads follow what the task says changes place; a mask of queries is that before the change."""
+    """Measures whether attention follows the things that the task moves; a mask of queries is that before the move."""
     from circuits import patterns
 
     declare = getattr(subject.task, "attention_relocations", None)
