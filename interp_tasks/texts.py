@@ -15,7 +15,7 @@ LAYOUT = "\n\t"
 
 
 def printable(text: str, *, keep: str = "", json: bool = False) -> str:
-    """Returns the text with control characters spelled out, such as ``\x1b``.
+    """Returns the text with control characters spelled out, such as ``\\x1b``.
 
     Args:
         keep: characters left as they are, such as ``LAYOUT``.

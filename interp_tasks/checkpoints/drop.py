@@ -212,7 +212,7 @@ def plateau_steps(steps: Sequence[int], drop: Drop) -> list[int]:
 
 
 def _plateau_indices(at: Array, crossing: int) -> NDArray[np.int64]:
-    """Values logged between a tenth and a half of the crossing; if the log is too coarse, all before it."""
+    """Returns the indices between a tenth and a half of the crossing, or all before it in a coarse log."""
     import numpy as np
 
     step = at[crossing]
@@ -221,7 +221,7 @@ def _plateau_indices(at: Array, crossing: int) -> NDArray[np.int64]:
 
 
 def _speed(at: Array, curve: Array, indices: NDArray[np.int64]) -> float:
-    """Fall per step, from the median of the earlier half to that of the later half."""
+    """Returns the fall per step, from the median of the earlier half to that of the later half."""
     import numpy as np
 
     half = len(indices) // 2
@@ -258,7 +258,7 @@ def _weighted_median(values: Array, weights: Array) -> float:
 
 
 def _medians(curve: Array, first: int, last: int) -> Array:
-    """At each index i, the median of curve[i + first] ... curve[i + last], as far as they exist (or NaN)."""
+    """Returns at each index i the median of curve[i + first] ... curve[i + last], NaN where none of them exists."""
     import numpy as np
 
     padded = np.full((len(curve), last - first + 1), np.nan)

@@ -17,7 +17,7 @@ _DTYPES = {
 
 
 def as_dense_tensor(tensor: Tensor) -> Tensor:
-    """Detached, on the CPU, contiguous, and owner of its storage (safetensors refuses a shared one)."""
+    """Returns a detached, contiguous tensor on the CPU that owns its storage (safetensors refuses a shared one)."""
     # Cloned even where it may own its storage: two names for one storage are refused too.
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 

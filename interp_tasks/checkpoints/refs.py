@@ -127,7 +127,7 @@ def _is_either(path: Path) -> bool:
 
 
 def natural_key(text: str) -> list[tuple[int, str]]:
-    """Sort key under which the numbers within names count as numbers."""
+    """Returns a sort key under which the numbers within names count as numbers."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 

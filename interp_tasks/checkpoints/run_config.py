@@ -92,7 +92,7 @@ def _listed(pairs: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
-    """Dotted keys at which two nested mappings differ, with both values."""
+    """Returns the dotted keys at which two nested mappings differ, with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
         differing: dict[str, tuple[Any, Any]] = {}
         for name in [*old, *(name for name in new if name not in old)]:

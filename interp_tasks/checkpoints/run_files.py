@@ -41,7 +41,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def is_run(path: Path) -> bool:
-    """True for a trainer's run, and for any folder whose ``checkpoints/`` holds numbered checkpoints."""
+    """Tells whether a folder is a trainer's run, or its ``checkpoints/`` holds numbered checkpoints."""
     return (path / RUN_FILE).is_file() or bool(stored_steps(path))
 
 
@@ -83,7 +83,7 @@ def stored_steps(run: str | Path) -> list[int]:
 
 
 def parse_json(content: bytes) -> Any:
-    """JSON as people and this program write it.
+    """Parses JSON as people and this program write it.
 
     Raises:
         ValueError: for anything else, nesting without end and numbers that no float can hold included.

@@ -300,7 +300,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what a killed writer left half-written."""
+    """Removes files that a killed writer left half-written."""
     for parent in (folder, folder / CHECKPOINTS_FOLDER):
         for entry in parent.iterdir() if parent.is_dir() else ():
             if is_temporary(entry):

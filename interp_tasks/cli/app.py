@@ -49,7 +49,7 @@ GROUPS = {
 
 @cache
 def program() -> CommandGroup:
-    """``interp-run`` with all its commands, none of them loaded."""
+    """Returns ``interp-run`` with all its commands, none of them loaded."""
     placed: dict[str, list[Entry]] = {}
     for group, listed in COMMANDS.items():
         placed[group] = [Entry(name, help, partial(load_command, group)) for name, help in listed.items()]

@@ -61,7 +61,7 @@ def asks_for_help(parameters: Sequence[Any]) -> bool:
 
 
 def spelled(parameter: Any) -> str:
-    """``--queries`` with what else it is called, or the name of an argument."""
+    """Returns an option with its other names, or the name of an argument."""
     if parameter.param_type_name != "option":
         return f"the argument {parameter.metavar or parameter.name}"
     first, *others = parameter.opts

@@ -100,7 +100,7 @@ class CommandGroup(BareFlags, TyperGroup):
 
 
 def moved_to(before: str, now: str) -> str:
-    """What to say to whoever asks for a command where it is not."""
+    """Returns the message for a command that is now called by another name."""
     message = f"{before} is now {now}"
     return message if now.rpartition(" ")[2].startswith("-") else f"{message}; see {now} --help"
 

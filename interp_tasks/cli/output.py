@@ -87,7 +87,7 @@ def print_as(result: Result, format: str, metric: str | None = None) -> None:
 def without_constants(
     rows: pandas.DataFrame, columns: Sequence[Column]
 ) -> tuple[list[Column], dict[str, str]]:
-    """Take out the variant, metric and p that are the same in every row; their texts by the key of the column."""
+    """Removes the variant, metric and p that are the same in every row; returns their texts by column."""
     records: list[Any] = rows.to_dict("records")
     texts = {
         column.key: {column.shown(row) for row in records}
@@ -132,7 +132,7 @@ def draw(result: Result, kind: str, out: Path | None) -> dict[Path, str | bytes]
 
 
 def write_and_show(write: Callable[[], list[Path]], show: Callable[[], None], quiet: bool) -> None:
-    """Files first, so that a closed pipe cannot lose them; then stdout, even where a file cannot be written."""
+    """Writes the files first, so that a closed pipe cannot lose them, then stdout, even where a file fails."""
     try:
         written = write()
     except Exception:

@@ -12,7 +12,7 @@ from interp_tasks.texts import printable
 
 @contextlib.contextmanager
 def progress_line(quiet: bool) -> Iterator[Callable[[int, int, str], None] | None]:
-    """A callback (done, total, text) that draws a bar, or ``None`` where nothing should be drawn."""
+    """Yields a callback (done, total, text) that draws a bar, or ``None`` where nothing should be drawn."""
     if quiet or not sys.stderr.isatty():
         yield None
         return

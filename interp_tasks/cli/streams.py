@@ -20,7 +20,7 @@ FOR_PEOPLE, FOR_PROGRAMS = "interp-run-text", "interp-run-data"
 
 
 def escape(error: UnicodeError) -> tuple[str, int]:
-    """``\\uXXXX`` for what an encoding lacks, as within a JSON string."""
+    r"""Replaces characters that an encoding lacks by ``\uXXXX``, as within a JSON string."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return escaped(error.object[error.start : error.end]), error.end
@@ -44,7 +44,7 @@ codecs.register_error(FOR_PEOPLE, simplify)
 
 
 def write_data(text: str) -> None:
-    """JSON or CSV to stdout; what its encoding lacks, or a terminal obeys, is escaped, never replaced."""
+    """Writes JSON or CSV to stdout; characters that it cannot show are escaped, never replaced."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     text = printable(text, keep=LAYOUT, json=True)
     sys.stdout.write(text.encode(encoding, FOR_PROGRAMS).decode(encoding))
@@ -83,7 +83,7 @@ class NamedStream:
 
 @contextlib.contextmanager
 def usable_streams() -> Iterator[None]:
-    """Streams that can be written to, or that say why not; as they were afterwards.
+    """Puts usable streams in place of closed ones, and restores stdout and stderr afterwards.
 
     Python sets a stream that was closed by the caller (``>&-``) to ``None``, and the next file opened would take
     its place: what is printed would end up in a checkpoint.
@@ -122,12 +122,12 @@ def fill_closed() -> None:
 
 
 def stream_to_nowhere(mode: int) -> TextIO:
-    """In place of a stream that Python found closed; opened with ``O_RDONLY``, writing to it fails."""
+    """Returns a stand-in for a closed stream; opened with ``O_RDONLY``, every write to it fails."""
     return open(os.open(os.devnull, mode), "w", encoding="utf-8")
 
 
 def silence(stream: Any) -> None:
-    """Let a stream that failed write to nowhere, or the interpreter's last flush would complain."""
+    """Points a stream that failed at nowhere, so that the interpreter's last flush does not complain."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

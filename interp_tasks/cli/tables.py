@@ -61,7 +61,7 @@ def print_result(
     *,
     together: bool = False,
 ) -> None:
-    """Blocks headed by the checkpoint they are about and by what was ``done``; columns line up across blocks.
+    """Prints blocks headed by their checkpoint and by what was ``done``; columns line up across blocks.
 
     With ``together`` several checkpoints of few rows are one block, under short names, which its head explains.
 
@@ -105,7 +105,7 @@ def print_result(
 
 
 def short_names(refs: Sequence[str]) -> dict[str, str]:
-    """Shortens REFs to what tells them apart: ``@pre``, ``@post`` of one run; ``seed-0``, ``seed-1``; else letters."""
+    """Shortens REFs to their differences: ``@pre``, ``@post`` of one run; ``seed-0``, ``seed-1``; else letters."""
     pieces = [re.findall(r"[@/:]?[^@/:]+", ref) for ref in refs]
     least = min(map(len, pieces))
     begin = next((at for at in range(least) if len({each[at] for each in pieces}) > 1), least - 1)
@@ -123,7 +123,7 @@ def block(
     rows: Sequence[int],
     narrow: int,
 ) -> Table:
-    """Some rows as a table."""
+    """Returns some rows as a table."""
     from rich.table import Table
 
     table = Table(
@@ -243,7 +243,7 @@ def longest(text: str) -> int:
 
 
 def heading(parts: Sequence[str], width: int) -> str:
-    """Parts divided by dots, in as many lines as they need; a part that fits into a line is not broken."""
+    """Returns parts divided by dots, in as many lines as needed; only a part longer than a line is broken."""
     lines: list[str] = []
     for part in parts:
         longer = f"{lines[-1]} · {part}" if lines else part
@@ -255,7 +255,7 @@ def heading(parts: Sequence[str], width: int) -> str:
 
 
 def title(rows: Sequence[Any]) -> list[str]:
-    """``runs/x@4000``, ``step 4000``, ``256 test examples, seed 0``; no step where no checkpoint was read.
+    """Returns the parts of a heading: ``runs/x@4000``, ``step 4000``, ``256 test examples, seed 0``.
 
     Of rows that differ the first; of its split as many examples as any row has (an embedding has fewer than a grid).
     """

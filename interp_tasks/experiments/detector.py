@@ -143,7 +143,7 @@ def scores(
 
 
 def resampled_ratios(sums: NDArray[Any], counts: NDArray[Any], seed: int) -> NDArray[Any]:
-    """Bootstrap over numbers of Σsum / Σcount, both ``[series number]`` of zeros and ones: ``[resample series]``.
+    """Bootstraps Σsum / Σcount over numbers; both ``[series number]`` of zeros and ones; ``[resample series]``.
 
     Numbers of which all series say the same are drawn together: there are a few kinds of them only.
     """

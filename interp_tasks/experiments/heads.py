@@ -156,7 +156,7 @@ def check_size(subject: Subject, least: int, heads: int) -> None:
 
 
 def drawn(every: Sequence[Head], size: int, seed: int) -> tuple[Head, ...]:
-    """Heads drawn at random, without repeats."""
+    """Draws heads at random, without repeats."""
     import numpy as np
 
     chosen = np.random.default_rng(seed).choice(len(every), size, replace=False)
@@ -164,7 +164,7 @@ def drawn(every: Sequence[Head], size: int, seed: int) -> tuple[Head, ...]:
 
 
 def listed(groups: Mapping[str, tuple[Head, ...]]) -> str:
-    """``row 0.0+0.3, mask_ignore 1.2``."""
+    """Lists groups as ``row 0.0+0.3, mask_ignore 1.2``."""
     return ", ".join(
         f"{name} {'+'.join(f'{head.layer}.{head.head}' for head in heads)}" for name, heads in groups.items()
     )

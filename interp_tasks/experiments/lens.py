@@ -77,7 +77,7 @@ def looked(subject: Subject) -> Measured:
 
 
 def outputs(seen: Lens) -> list[tuple[dict[str, Any], Any]]:
-    """(columns that say what it is, output) of every row."""
+    """Returns (labels, output) of every row."""
     read_outs: list[tuple[dict[str, Any], Any]] = []
     for name, output in seen.readouts.items():
         layer = None if name == "embed" else int(name.removeprefix("layer "))

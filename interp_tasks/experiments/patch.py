@@ -159,7 +159,7 @@ def judged_by_both(task: Task) -> Callable[[Any, Both], dict[str, Metric]]:
 
 
 def check_sites(site: str | Sequence[str], heads_given: bool) -> list[str]:
-    """Sites as users write them, and whether heads can be chosen there.
+    """Parses sites as users write them, and tells whether heads can be chosen there.
 
     Raises:
         UserError: in one line.
@@ -217,7 +217,7 @@ def source_examples(subject: Subject, source: str) -> Any:
 
 
 def selected(site: str, specs: Sequence[Any], model: Any) -> dict[str, Any]:
-    """Row label -> heads; one row without a label where the site has no heads."""
+    """Returns the heads of each row; one row without a label where the site has no heads."""
     if not has_heads(site):
         return {"": None}
     layer = site.partition(".")[2]

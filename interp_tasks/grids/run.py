@@ -133,7 +133,7 @@ def check_devices(units: Sequence[Unit], device: str) -> None:
 
 @contextlib.contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """One grid at a time in a folder."""
+    """Holds the lock of a folder, so that only one grid runs in it."""
     with writing(root):
         root.mkdir(parents=True, exist_ok=True)
         lock = RunLock(root)
@@ -250,7 +250,7 @@ class _Run:
             waiting.append(unit)
 
     def take_back(self, units: Sequence[Unit], waiting: list[Unit]) -> None:
-        """Units of which no more will be heard, though none of them is at fault; whoever is at them may finish."""
+        """Puts units whose executor is lost back on the list, unless they turn out to be finished."""
         end = time.monotonic() + PATIENCE
         for unit in units:
             while isinstance(unit, TrainUnit) and is_written(self.root / unit.folder):

@@ -55,7 +55,7 @@ def shown(values: Mapping[str, Any], key: str) -> Any:
 
 
 def pooled(frame: pandas.DataFrame, seed: int) -> pandas.DataFrame:
-    """Means over the seeds of a configuration, of each row that two of them share."""
+    """Returns means over the seeds of a configuration, for each row that two of them share."""
     import pandas
 
     if frame.empty:

@@ -43,7 +43,7 @@ class Record:
 
 
 def perform(unit: Unit, root: str, device: str, imports: Sequence[str] = ()) -> Record:
-    """Do one unit, and write down what came of it; what goes wrong in it is its outcome.
+    """Does one unit and records what came of it; an error in it is recorded as its outcome.
 
     Args:
         root: the grid's folder, absolute, and the same for all who work on it.

@@ -176,7 +176,7 @@ def rehearse(experiment_spec: ExperimentSpec, experiment: Callable[..., Any]) ->
 
 @contextlib.contextmanager
 def said_of(experiment_spec: ExperimentSpec) -> Iterator[None]:
-    """A mistake in the arguments of an experiment, which is named once."""
+    """Names the experiment, once, in an error about its arguments."""
     try:
         yield
     except (UserError, TypeError) as error:
@@ -289,12 +289,12 @@ def units_of(block: Training, threads: int, names: dict[str, Any]) -> list[Train
 
 
 def label(task: str, varied: Mapping[str, Any]) -> str:
-    """``miiii,d_model-64``: a name for a folder, without what a file system or a REF minds."""
+    """Returns a name for a folder such as ``miiii,d_model-64``, safe for file systems and REFs."""
     parts = [task, *(f"{key.partition('.')[2]}-{value}" for key, value in varied.items())]
     return re.sub(r"[^A-Za-z0-9_,+-]+", "_", ",".join(parts)).strip("_")[:80]
 
 
 def key_of(content: Any) -> str:
-    """Hexadecimal, of JSON."""
+    """Returns a hexadecimal digest of JSON."""
     text = json.dumps(content, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]

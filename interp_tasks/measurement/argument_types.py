@@ -72,7 +72,7 @@ def check_types(experiment: Callable[..., Any], given: Mapping[str, Any]) -> Non
 
 
 def option_types() -> Mapping[str, str]:
-    """Annotations of what experiments share as ``**options``."""
+    """Returns the annotations of the options that experiments share as ``**options``."""
     from interp_tasks.measurement.subjects import Options
 
     return {name: hint.__forward_arg__ for name, hint in Options.__annotations__.items()}
@@ -95,7 +95,7 @@ def check_type(experiment: str, name: str, annotation: str, value: Any) -> None:
 
 @functools.cache
 def bare(annotation: str) -> str:
-    """``TYPE`` of ``Annotated[TYPE, typer.Option(...)]``, which is how an option of the command line is annotated."""
+    """Returns ``TYPE`` of ``Annotated[TYPE, typer.Option(...)]``, the form in which options are annotated."""
     if not annotation.startswith("Annotated["):
         return annotation
     read = ast.parse(annotation, mode="eval").body

@@ -36,7 +36,7 @@ class Experiment:
     samples: int | None = None
 
     def part(self, kind: str) -> ModuleType | None:
-        """Import ``table`` or ``figure`` of the experiment's folder; ``None`` where there is none."""
+        """Imports ``table`` or ``figure`` of the experiment's folder; ``None`` where there is none."""
         folder, _, file = self.function.__module__.rpartition(".")
         if file != "measure" or find_spec(f"{folder}.{kind}") is None:
             return None
@@ -46,7 +46,7 @@ class Experiment:
 def experiment(
     group: str = "Look", says: Mapping[str, Any] | None = None, samples: int | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Function decorator: check the types of arguments, and make the function known as an experiment."""
+    """Decorates a function: checks the types of its arguments, and registers it as an experiment."""
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
         call = checked(function)

@@ -28,7 +28,7 @@ class Panel:
 
 
 def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
-    """Per metric each variant's value beside its baseline; where heads were edited one by one, maps of them too."""
+    """Draws each variant's value beside its baseline, per metric, and maps of heads edited one by one."""
     maps, points = frame[in_map(frame)], frame[~in_map(frame)]
     panels: list[Panel] = []
     for metric in dict.fromkeys(frame["metric"]):
@@ -51,7 +51,7 @@ def in_map(frame: pandas.DataFrame) -> pandas.Series:
 
 
 def stacked_panels(panels: list[Panel], *, ragged: bool) -> plotly.graph_objects.Figure:
-    """Panels below each other, of their own heights; ``ragged``: each with a title and an x axis of its own."""
+    """Stacks panels, each with its height; with ``ragged`` each has a title and an x axis of its own."""
     from plotly.subplots import make_subplots
 
     gap = GAP_TITLED if ragged else GAP
@@ -84,7 +84,7 @@ def stacked_panels(panels: list[Panel], *, ragged: bool) -> plotly.graph_objects
 
 
 def points_panel(part: pandas.DataFrame, metric: str, refs: list[Any]) -> Panel:
-    """Values with their intervals (filled), single draws (faint) and baselines (open) of one metric."""
+    """Draws values with their intervals (filled), single draws (faint) and baselines (open) of one metric."""
 
     def draw(figure: Any, row: int) -> None:
         for index, ref in enumerate(refs):
@@ -151,7 +151,7 @@ def series(part: pandas.DataFrame, ref: str, index: int, kind: str) -> dict[str,
 
 
 def scale(part: pandas.DataFrame) -> str:
-    """Logarithmic where values span two powers of ten and nothing, interval included, reaches zero."""
+    """Returns "log" where values span two powers of ten and no value or interval reaches zero."""
     smallest, largest = extremes(part)
     return "log" if smallest > 0 and largest > 100 * smallest else "linear"
 

@@ -12,7 +12,7 @@ OPTIONS = {"sites": "site", "templates": "template"}
 
 
 def said(experiment: str, config: Mapping[str, Any]) -> list[str]:
-    """``["mode uniform", "queries hidden"]``; of several results joined, what they have in common.
+    """Returns settings for a header, ``["mode uniform", "queries hidden"]``; of joined results those they share.
 
     Args:
         config: of a :class:`Result`.

@@ -92,7 +92,7 @@ def united(spec: str) -> list[str]:
 
 
 def check_groups(groups: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
-    """``NAME=SPEC`` texts, or a mapping: names of the user's own for some heads; the heads normalised."""
+    """Parses ``NAME=SPEC`` texts, or a mapping, into named groups of heads, with normalised specs."""
     pairs = groups.items() if isinstance(groups, Mapping) else (spec.partition("=")[::2] for spec in groups)
     by_name: dict[str, str] = {}
     for name, heads in ((name.strip(), heads) for name, heads in pairs):
@@ -110,7 +110,7 @@ def check_groups(groups: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
 
 
 def check_components(spec: str) -> str:
-    """Components of a model, normalised: no blanks, ``+`` between them; or ``each``."""
+    """Normalises components of a model: no blanks, ``+`` between them; or ``each``."""
     if spec.strip().lower() == EACH:
         return EACH
     parts = united(spec)
@@ -125,7 +125,7 @@ def check_components(spec: str) -> str:
 def check_layers(
     layers: str | Iterable[int] | None, components: Sequence[str] = ()
 ) -> tuple[int, ...] | None:
-    """Layers such as ``0,1``; ``None`` for all.
+    """Parses layers such as ``0,1``; ``None`` for all.
 
     Raises:
         UserError: in one line; also where none of the parts of a row in ``components`` belongs to a layer.
@@ -165,7 +165,7 @@ def check_draws(draws: int, option: str = "--draws") -> None:
 
 
 def check_positions(option: str, spec: str) -> tuple[int, ...]:
-    """Positions such as ``0,3`` or ``-1`` (the last), each once."""
+    """Parses positions such as ``0,3`` or ``-1`` (the last), each once."""
     parts = [part.strip() for part in spec.split(",")]
     if not all(POSITION.fullmatch(part) for part in parts):
         raise UserError(f"{option} {spec!r}: write positions counted from 0, such as 0,1, or -1 for the last")
@@ -173,7 +173,7 @@ def check_positions(option: str, spec: str) -> tuple[int, ...]:
 
 
 def check_queries(spec: str | Iterable[int]) -> str | tuple[int, ...] | None:
-    """``None`` for all, positions, or the name of a mask that the task's examples carry (``hidden``)."""
+    """Returns ``None`` for all, positions, or the name of a mask of the task's examples (``hidden``)."""
     if not isinstance(spec, str):
         return tuple(spec)
     if spec.strip().lower() == "all":
@@ -184,7 +184,7 @@ def check_queries(spec: str | Iterable[int]) -> str | tuple[int, ...] | None:
 
 
 def check_keys(spec: Any, mode: str) -> tuple[int, ...] | None:
-    """Key positions; only uniform attention is uniform *over* something."""
+    """Parses key positions; only uniform attention is uniform *over* something."""
     if spec is None:
         return None
     if mode != "uniform":

@@ -57,7 +57,7 @@ def resamples(seed: int, examples: int, stream: int = 1) -> numpy.ndarray:
 
 
 def beside(pooled: numpy.ndarray, resampled: numpy.ndarray) -> dict[str, Any]:
-    """Returns the columns that compare series 0 with series 1; ``resampled`` [draws series] are resamples."""
+    """Returns the columns that compare series 0 with series 1; ``resampled`` is [draws series]."""
     from circuits.statistics import interval, ratio
 
     low, high = interval(resampled[:, :1] - resampled[:, 1:], LEVEL)
@@ -73,7 +73,7 @@ def beside(pooled: numpy.ndarray, resampled: numpy.ndarray) -> dict[str, Any]:
 
 
 def read(metric: Any) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """(sums, counts) of the examples, in double precision."""
+    """Returns (sums, counts) of the examples, in double precision."""
     import torch
 
     total, count = metric if isinstance(metric, tuple) else (metric, torch.ones_like(metric))
@@ -81,5 +81,5 @@ def read(metric: Any) -> tuple[numpy.ndarray, numpy.ndarray]:
 
 
 def without_intervals(row: dict[str, Any]) -> dict[str, Any]:
-    """One example says nothing of how examples differ."""
+    """Removes the intervals: one example says nothing about how examples differ."""
     return {name: float("nan") if "ci_" in name else value for name, value in row.items()}

@@ -94,7 +94,7 @@ class ProbeSettings:
 
 
 def read_penalties(text: str) -> tuple[float, ...]:
-    """Penalties such as ``0.1,1,10``.
+    """Parses penalties such as ``0.1,1,10``.
 
     Raises:
         UserError: for what are no numbers from 0.

@@ -75,14 +75,14 @@ class Result:
         return text
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """Comma-separated values with a header; also written to ``path`` if given."""
+        """Returns comma-separated values with a header; also writes them to ``path`` if given."""
         text: str = self.frame.to_csv(index=False, lineterminator="\n")
         if path is not None:
             write_atomically(Path(path), text)
         return text
 
     def to_parquet(self, path: str | Path) -> Path:
-        """Parquet; the stamp is in the file's metadata under the key ``interp-tasks``."""
+        """Writes parquet; the stamp is in the file's metadata under the key ``interp-tasks``."""
         return write_atomically(Path(path), self.parquet())
 
     def parquet(self) -> bytes:
@@ -106,7 +106,7 @@ class Result:
         }
 
     def write(self, folder: str | Path, *, page: bool = False) -> list[Path]:
-        """``NAME.parquet``, ``.csv``, ``.json``, ``NAME.config.json`` (the stamp) in a folder; ``NAME.html`` if asked.
+        """Writes ``NAME.parquet``, ``.csv``, ``.json``, ``NAME.config.json`` (the stamp), and ``NAME.html`` if asked.
 
         They replace those of an earlier call together, or none of them. A page that an earlier call wrote there
         and this one does not is removed: the files of a folder are of one result.
@@ -182,7 +182,7 @@ class Result:
 
 
 def join(results: Sequence[Result]) -> Result:
-    """Several results of one experiment as one, rows grouped by checkpoint."""
+    """Joins several results of one experiment, with rows grouped by checkpoint."""
     import pandas
 
     frame = pandas.concat([result.frame for result in results], ignore_index=True)

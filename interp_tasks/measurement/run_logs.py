@@ -113,7 +113,7 @@ class Run:
 
 
 def find_runs(given: str | Sequence[str]) -> dict[str, Path]:
-    """Folders, globs and ``zoo:`` names as runs: name -> folder, in order, each once.
+    """Finds the runs of folders, globs and ``zoo:`` names: name -> folder, in order, each once.
 
     Raises:
         UserError: for none, for a checkpoint, for what does not exist, for a folder without ``run.json``.
@@ -213,7 +213,7 @@ def setting(config: Mapping[str, Any], key: str) -> Any:
 
 
 def family(name: str) -> str | None:
-    """``RUN/seed-*`` for ``RUN/seed-3``; ``None`` for other names."""
+    """Returns ``RUN/seed-*`` for ``RUN/seed-3``; ``None`` for other names."""
     match = re.fullmatch(r"(.*[/:])seed-\d+", name)
     return f"{match[1]}seed-*" if match else None
 
@@ -224,7 +224,7 @@ def named(run: Run, kind: str, split: str = "validation") -> list[str]:
 
 
 def modulus(name: str) -> int | None:
-    """11 for ``accuracy_11``."""
+    """Returns 11 for ``accuracy_11``."""
     number = name.rpartition("_")[2]
     return int(number) if number.isdecimal() else None
 

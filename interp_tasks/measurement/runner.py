@@ -114,7 +114,7 @@ def swept(
 
 
 def with_ratios(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """After each row one whose value is that row's in multiples of its baseline, which is 1; not tested again."""
+    """Adds below each row its value in multiples of the baseline, which is then 1; it is not tested again."""
     import pandas
 
     low, high = frame["ratio_ci_low"], frame["ratio_ci_high"]

@@ -79,7 +79,7 @@ class Examples:
         return cls(**{field.name: given[field.name] for field in fields(cls) if field.name in given})
 
     def check(self) -> None:
-        """Everything that can be refused without importing torch.
+        """Refuses whatever can be refused without importing torch.
 
         Raises:
             UserError: in one line.
@@ -164,7 +164,7 @@ def check_refs(refs: str | Sequence[str], examples: Examples) -> list[Named]:
 
 
 def resolve_refs(refs: str | Sequence[str], examples: Examples) -> References:
-    """REFs with every checkpoint that they name, none of them loaded; what is resolved already stays as it is.
+    """Resolves REFs to every checkpoint that they name, unloaded; a resolved one is kept as it is.
 
     Rows are labelled with the REF as it was written where that names one checkpoint (``RUN@pre`` says more
     than the step it stands for, which has a column of its own), else with the REF of exactly this checkpoint.
@@ -249,7 +249,7 @@ def read_task(examples: Examples) -> Task | None:
 
 
 def read_tokens(tokens: Any, samples: int | None) -> Tensor | None:
-    """Tokens ``[batch pos]`` from an array, a tensor or an ``.npy`` file; the first ``samples`` rows."""
+    """Returns the first ``samples`` rows of tokens ``[batch pos]`` from an array, a tensor or an ``.npy`` file."""
     if tokens is None:
         return None
     import numpy

@@ -50,7 +50,7 @@ WHOLE = ("step", "seed", "draw", "layer", "head", "position", "n", "n_runs")
 
 
 def tidy(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Exactly ``COLUMNS``, in order, each with one type; a column nobody filled is empty."""
+    """Returns exactly ``COLUMNS``, in order, each with one type; a column that nobody filled is empty."""
     frame = frame.reindex(columns=list(COLUMNS))
     return frame.astype(dict.fromkeys(WHOLE, "Int64"))
 

@@ -6,7 +6,7 @@ import math
 
 
 def number(value: float | None) -> str:
-    """Four significant digits, of steps and counts all of them; a dash for what was not measured."""
+    """Formats a number with four significant digits, integers with all; a dash stands for a missing one."""
     if value is None or math.isnan(value):
         return "–"
     return digits(value, 4)
@@ -19,14 +19,14 @@ def digits(value: float, significant: int) -> str:
 
 
 def signed(value: float | None) -> str:
-    """Three significant digits with the sign always shown, for differences."""
+    """Formats a difference with three significant digits, and always its sign."""
     if value is None or math.isnan(value):
         return "–"
     return "0" if value == 0 else f"{value:+.3g}"
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """``[low, high]``, or nothing where there is none."""
+    """Formats ``[low, high]``; nothing where there is none."""
     if low is None or high is None or math.isnan(low) or math.isnan(high):
         return ""
     return f"[{digits(low, 3)}, {digits(high, 3)}]"

@@ -40,7 +40,7 @@ def is_marked(path: Path) -> bool:
 
 
 def left_over(folder: Path, name: str, written: Collection[Path]) -> Iterator[Path]:
-    """Pictures of ``name`` (``NAME.png``, ``NAME-2.png``, ...) that an earlier call left in a folder."""
+    """Returns pictures ``NAME.png``, ``NAME-2.png``, ... that an earlier call left in a folder."""
     of_name = re.compile(rf"{re.escape(name)}(-[0-9]+)?\.({'|'.join(PICTURES)})")
     for path in sorted(folder.glob(f"{name}*")):
         if of_name.fullmatch(path.name) and path not in written and is_marked(path):

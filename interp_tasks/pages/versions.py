@@ -9,7 +9,7 @@ PACKAGES = ("interp-tasks", "torch", "transformer-lens", "numpy", "pandas", "plo
 
 
 def versions() -> dict[str, str]:
-    """Package -> installed version, ``python`` first."""
+    """Returns the installed version of each package, ``python`` first."""
     by_package = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

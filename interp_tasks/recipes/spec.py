@@ -28,7 +28,7 @@ class Entry(BaseModel):
 
 
 def seed_numbers(given: Any) -> tuple[int, ...]:
-    """Different seeds from ``"0:4"``, ``"0,2"`` or a list."""
+    """Parses different seeds from ``"0:4"``, ``"0,2"`` or a list."""
     if isinstance(given, str):
         from interp_tasks.settings import read_seeds
 
@@ -123,7 +123,7 @@ class Training(Entry):
 
 
 def flattened(settings: Any) -> Any:
-    """``task.p = 11`` without quotes is a table in TOML, and means ``"task.p" = 11`` all the same."""
+    """Flattens sections: ``task.p = 11`` without quotes is a table in TOML, and means ``"task.p" = 11``."""
     if not isinstance(settings, Mapping):
         return settings
     flat: dict[str, Any] = {}

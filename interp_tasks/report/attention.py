@@ -93,7 +93,7 @@ def mosaic(view: View, largest: float, width: int, budget: int) -> tuple[Section
 
 
 def tiled(view: View, gap: int) -> Array:
-    """``[checkpoint row column]``: all maps with ``gap`` empty rows and columns between them."""
+    """Returns ``[checkpoint row column]``: all maps with ``gap`` empty rows and columns between them."""
     import numpy as np
 
     maps = np.stack([snapshot.maps for snapshot in view.snapshots])

@@ -116,7 +116,7 @@ def effect_maps(view: View, scales: Mapping[str, float], width: int) -> Section:
 
 
 def grid(effects: pandas.DataFrame, metric: str, mode: str, layers: int, heads: int) -> Any:
-    """``[layer head+1 (effect, value, baseline, low, high, p)]``; the last column is the layer's heads together."""
+    """Returns ``[layer head+1 (effect, value, baseline, low, high, p)]``; last, the layer's heads together."""
     import numpy as np
 
     columns = ["effect", "value", "baseline", "effect_ci_low", "effect_ci_high", "p_adjusted"]
@@ -150,7 +150,7 @@ def ablation_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]])
 
 
 def common_axis(metric: str, views: Sequence[View], marks: Sequence[Mark]) -> dict[str, Any]:
-    """One axis for all views, with room for every interval and mark."""
+    """Returns one axis for all views, with room for every interval and mark."""
     import math
 
     import pandas
@@ -197,7 +197,7 @@ def ablation_curve(view: View, metric: str, marks: Sequence[Mark], axis: Mapping
 
 
 def value_axis(metric: str, values: Sequence[int | float]) -> dict[str, Any]:
-    """Logarithmic where values span a power of ten, unless they are shares."""
+    """Returns an axis, logarithmic where values span a power of ten and are no shares."""
     from circuits.figures.style import POWERS
 
     known = [value for value in values if value == value]

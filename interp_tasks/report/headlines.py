@@ -76,7 +76,7 @@ def task_text(view: View) -> str:
 
 
 def headline_rows(views: Sequence[View]) -> list[dict[str, str]]:
-    """One row per quantity, one column per view."""
+    """Returns one row per quantity, with one column per view."""
     columns = [dict(quantities(view)) for view in views]
     names = dict.fromkeys(name for column in columns for name in column)
     return [
@@ -145,7 +145,7 @@ def headline_section(views: Sequence[View]) -> list[Section]:
 
 
 def published_section(published_by_view: Mapping[str, Published]) -> list[Section]:
-    """Claims beside ours; nothing where nothing is published."""
+    """Returns tables of published claims beside ours; nothing where nothing is published."""
     import pandas
 
     rows = [
@@ -190,7 +190,7 @@ def published_section(published_by_view: Mapping[str, Published]) -> list[Sectio
 
 
 def metrics_frame(views: Sequence[View]) -> pandas.DataFrame:
-    """Metrics of every checkpoint of every view."""
+    """Returns the metrics of every checkpoint of every view."""
     import pandas
 
     return pandas.concat([view.unedited().assign(run=view.name) for view in views], ignore_index=True)

@@ -130,7 +130,7 @@ def study_frame(view: View, study: Study) -> pandas.DataFrame | None:
 
 
 def generalisation_rows(run: Run) -> pandas.DataFrame | None:
-    """When each accuracy of a run reaches the level that the experiment reads by default."""
+    """Returns the steps at which each accuracy of a run reaches the default level."""
     import pandas
 
     from interp_tasks.experiments.generalisation.measure import LEVEL, order_rows, reaches_of, rows_of

@@ -35,7 +35,7 @@ class Report:
     versions: Mapping[str, str] = field(default_factory=versions)
 
     def headlines(self) -> list[dict[str, str]]:
-        """``quantity`` and a column for each view."""
+        """Returns rows with ``quantity`` and a column for each view."""
         from interp_tasks.report.headlines import headline_rows
 
         return headline_rows(self.views)
@@ -47,7 +47,7 @@ class Report:
         return pandas.concat([view.effects().assign(run=view.name) for view in self.views], ignore_index=True)
 
     def page(self, title: str | None = None) -> Page:
-        """One self-contained page, whose slider is at the end of the training."""
+        """Returns one self-contained page, whose slider starts at the end of the training."""
         from interp_tasks.report.page import sections
 
         names = " and ".join(dict.fromkeys(view.source.name for view in self.views))
@@ -105,7 +105,7 @@ def report(run: str, compare: str | None = None, **options: Unpack[Options]) -> 
 
 
 def shifted(progress: Progress | None, before: int, total: int) -> Progress | None:
-    """Progress over the checkpoints of all runs."""
+    """Returns a callback for the progress over the checkpoints of all runs."""
     return None if progress is None else partial(_told, progress, before, total)
 
 

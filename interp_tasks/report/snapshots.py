@@ -160,7 +160,7 @@ def named_metrics(task: Task, subject: Subject) -> set[str]:
 
 
 def shown_metrics(names: Iterable[str], first: str) -> tuple[str, ...]:
-    """At most ``MAX_METRICS``: ``first`` before the others, without those of a part of another (``loss_7``)."""
+    """Returns at most ``MAX_METRICS`` metrics, ``first`` first, without those of parts of others (``loss_7``)."""
     every = list(dict.fromkeys(map(str, names)))
     wholes = [name for name in every if not any(is_part(name, of) for of in every)]
     return tuple(sorted(wholes, key=lambda name: name != first)[:MAX_METRICS])
@@ -171,7 +171,7 @@ def is_part(name: str, of: str) -> bool:
 
 
 def unedited_distances(effects: pandas.DataFrame) -> list[dict[str, Any]]:
-    """Without a task, the unedited output's distance from itself, for the rows that lines begin at."""
+    """Returns the unedited output's distance from itself, at which lines begin where there is no task."""
     return [
         {"step": effects["step"].iloc[0], "metric": metric, "value": float(part["baseline"].iloc[0])}
         for metric, part in effects.groupby("metric", sort=False)

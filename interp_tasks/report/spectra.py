@@ -85,7 +85,7 @@ def frequencies(view: View, index: int) -> Section:
 
 
 def fourier_norms(rows: Array) -> tuple[Array, float]:
-    """Norms of frequencies 1, 2, ..., and mean plus standard deviation of those from 0 on (Nanda et al. 2023)."""
+    """Returns norms of frequencies 1, 2, ..., and mean + s.d. of those from 0 on (Nanda et al. 2023)."""
     import numpy as np
 
     from circuits.fourier import spectrum

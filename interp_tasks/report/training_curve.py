@@ -24,7 +24,7 @@ PANEL, GAP, TOP, BOTTOM = 250, 30, 40, 50
 
 
 def training_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]]) -> Section:
-    """Curves of all views in one figure; those without a log are named."""
+    """Returns curves of all views in one figure; views without a log are named."""
     logged = [view for view in views if view.source.run is not None and view.source.curve is not None]
     several = len(views) > 1
     missing = [

@@ -86,7 +86,7 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def over_runs(values: Sequence[float]) -> Interval | None:
-    """Student's t interval of a mean over runs; ``None`` for fewer than two."""
+    """Returns Student's t interval of a mean over runs; ``None`` for fewer than two."""
     if len(values) < 2:
         return None
     half = t_quantile(1 - ALPHA / 2, len(values) - 1) * standard_error(values)
@@ -94,7 +94,7 @@ def over_runs(values: Sequence[float]) -> Interval | None:
 
 
 def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> Interval | None:
-    """Fieller's interval of the ratio of two means over independent runs.
+    """Returns Fieller's interval of the ratio of two means over independent runs.
 
     The degrees of freedom are of the smaller group, which is the careful choice. ``None`` where the divisor cannot be
     told from 0 (the set is unbounded then), or a group has fewer than two runs.
@@ -171,7 +171,7 @@ def p_of_bound(value: float, error: float, df: int | None, bound: float) -> floa
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's corrected p-values: each as small as if it stood alone only where the smaller ones are small enough."""
+    """Returns Holm's adjusted p-values, in the given order."""
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     adjusted, so_far = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):

@@ -72,7 +72,7 @@ class Reproduction:
         return (*studies, *claims)
 
     def frame(self) -> pandas.DataFrame:
-        """One row per outcome."""
+        """Returns one row per outcome."""
         import pandas
 
         titles = {row.number: row.title for row in self.paper.row}
@@ -154,7 +154,7 @@ class Reproduction:
         )
 
     def write(self, folder: str | Path) -> list[Path]:
-        """``claims.csv``, ``.json`` and ``.md``, every study's tables under ``studies``, and a page, ``index.html``.
+        """Writes ``claims.csv``, ``.json`` and ``.md``, every study's tables under ``studies``, and ``index.html``.
 
         Raises:
             UserError: if the file system refuses.
@@ -381,7 +381,7 @@ def controls_of(
 
 
 def corrected(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Holm's correction over the headline claims that have a p-value: what does not stand it is undecided."""
+    """Adjusts the headline p-values by Holm; a verdict that is not significant then becomes undecided."""
     tested = [index for index, each in enumerate(outcomes) if each.claim.headline and each.p is not None]
     adjusted = list(outcomes)
     for index, p in zip(tested, holm([outcomes[each].p or 0.0 for each in tested]), strict=True):

@@ -56,7 +56,7 @@ class Located:
         )
 
     def alone(self, seed: int) -> Located:
-        """One of its seeds."""
+        """Returns one of its seeds."""
         base = self.bases[seed]
         return Located(self.run, base, {seed: base})
 
@@ -172,6 +172,6 @@ def locate_all(paper: Paper, preset: str, folder: Path) -> list[Located]:
 
 
 def config_of(run_label: str) -> tuple[str, dict[str, Any]]:
-    """Name and settings of the task of a run, as a table's column ``run`` names it."""
+    """Returns the name and settings of the task of a run, given as in a table's column ``run``."""
     described = dict(read_run(find_run(run_label))["config"]["task"])
     return described.pop("name"), described

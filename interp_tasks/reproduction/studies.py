@@ -92,7 +92,7 @@ def jobs_of(paper: Paper, located: Sequence[Located], rows: Sequence[int] = ()) 
 
 
 def untestable(job: Job) -> str:
-    """Why no claim is decided on a run by itself."""
+    """Returns the reason why no claim is decided on a run by itself; empty where there is none."""
     return "" if job.study.together else job.on[0].run.untestable
 
 
@@ -236,7 +236,7 @@ def on_control(job: Job, call: Callable[..., Result], scratch: Path) -> Result:
 
 
 def marked(value: Any, mark: str) -> Any:
-    """Settings that name a checkpoint of the run itself name that of the control."""
+    """Replaces, in settings, a checkpoint of the run itself by that of the control."""
     if isinstance(value, str):
         return re.sub(r"\{run\}@[^@\s]+", f"{{run}}@{mark}", value)
     if isinstance(value, list):

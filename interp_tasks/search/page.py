@@ -308,7 +308,7 @@ def setting_scale(key: str, values_of: Any) -> Scale:
 
 
 def numbers_scale(label: str, low: float, high: float, logarithmic: bool) -> Scale:
-    """Five ticks between two numbers, at equal heights."""
+    """Returns five ticks between two numbers, at equal heights."""
 
     def position(value: float) -> float:
         return math.log10(value) if logarithmic else value
@@ -332,7 +332,7 @@ def described(trial: Mapping[str, Any]) -> str:
 
 
 def value_axis(values: Sequence[float]) -> dict[str, Any]:
-    """Logarithmic where values are positive and span two powers of ten."""
+    """Returns an axis, logarithmic where values are positive and span two powers of ten."""
     if values and min(values) > 0 and max(values) > 100 * min(values):
         return {"type": "log", "exponentformat": "power", "dtick": 1}
     return {}

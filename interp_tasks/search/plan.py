@@ -96,7 +96,7 @@ class Plan:
                     raise UserError(f"{dimension.key} = {as_text(value)}: {complaint}") from None
 
     def _with(self, index: int, value: Scalar) -> Iterator[dict[str, Scalar]]:
-        """Combinations in which one dimension has a value, the first values of the others first."""
+        """Returns the combinations in which one dimension has this value, the others' first values first."""
         values = [dimension.samples() for dimension in self.space.dimensions]
         values[index] = (value,)
         return (dict(zip(self.space.keys, combination, strict=True)) for combination in product(*values))
@@ -145,7 +145,7 @@ def make_plan(
 
 
 def read_objective(text: str | None) -> Objective:
-    """``accuracy``, ``mse_masked:min``; ``None`` leaves it to the task."""
+    """Parses ``accuracy`` or ``mse_masked:min``; ``None`` leaves it to the task."""
     if text is None:
         return Objective()
     key, colon, direction = text.partition(":")

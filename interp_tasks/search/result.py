@@ -95,7 +95,7 @@ class SearchResult:
         return text
 
     def summary(self) -> str:
-        """``12 trials: 10 complete, 2 pruned``."""
+        """Returns a text such as ``12 trials: 10 complete, 2 pruned``."""
         counts: dict[str, int] = {}
         for trial in self.trials:
             counts[trial["state"]] = counts.get(trial["state"], 0) + 1
@@ -103,13 +103,13 @@ class SearchResult:
         return f"{len(self.trials)} trial{'s' * (len(self.trials) != 1)}: {of_states}"
 
     def page(self) -> Page:
-        """Importances, the course of the search, and the objective against every setting."""
+        """Returns a page of importances, the course of the search, and the objective against every setting."""
         from interp_tasks.search.page import page
 
         return page(self.identity, self.ranked, self.frame(), self.importances, self.summary(), self.versions)
 
     def write(self, folder: Path) -> list[Path]:
-        """``trials.csv``, ``trials.json`` and ``search.html``, together or not at all."""
+        """Writes ``trials.csv``, ``trials.json`` and ``search.html``, together or not at all."""
         return write_together(
             {
                 folder / "trials.csv": self.to_csv(),
@@ -120,7 +120,7 @@ class SearchResult:
 
 
 def importances(study: Study, seed: int) -> dict[str, float]:
-    """fANOVA over the complete trials; nothing where they are too few, or all equal."""
+    """Returns fANOVA importances over complete trials; empty where these are too few, or all equal."""
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))

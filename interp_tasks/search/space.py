@@ -47,7 +47,7 @@ class Choices:
         return list(self.values)
 
     def samples(self) -> tuple[Scalar, ...]:
-        """Values that stand for all: here all of them."""
+        """Returns values that stand for all: here all of them."""
         return self.values
 
     def suggest(self, trial: Trial) -> Scalar:

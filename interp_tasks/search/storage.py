@@ -81,7 +81,7 @@ def check_reachable(url: str) -> None:
 
 @contextlib.contextmanager
 def opened(url: str, out: Path, identity: Mapping[str, Any]) -> Iterator[Study]:
-    """The study of a search: a new one, or the one that this folder belongs to.
+    """Opens the study of a search: a new one, or the one that this folder belongs to.
 
     Raises:
         UserError: in one line, for a storage that cannot be opened, and for a folder or a storage that holds
@@ -165,7 +165,7 @@ def refuse_other(place: str, stored: Mapping[str, Any], wanted: Mapping[str, Any
 
 
 def reason(error: Exception) -> str:
-    """Why a database refused: what it said itself, without what surrounds it."""
+    """Returns a database's own reason for a refusal."""
     cause = getattr(error, "orig", None) or error.__cause__ or error
     cause = getattr(cause, "orig", None) or cause
     return without_password(" ".join(str(cause).split()))[:200] or type(cause).__name__

@@ -31,7 +31,7 @@ class Clock:
             self._since = time.perf_counter()
 
     def stop(self) -> None:
-        """Something else than updates begins."""
+        """Stops the clock: work other than updates begins."""
         if self._since is None:
             return
         if self.device.type == "cuda":
@@ -42,7 +42,7 @@ class Clock:
         self._since = None
 
     def memory(self) -> dict[str, int]:
-        """Peaks in bytes: of the whole process (weights, data, libraries), and of tensors on a CUDA device."""
+        """Returns peaks in bytes: of the whole process (weights, data, libraries), and of tensors on a CUDA device."""
         # Linux counts in KiB, macOS in bytes.
         unit = 1 if sys.platform == "darwin" else 1024
         peaks = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
@@ -52,7 +52,7 @@ class Clock:
 
 
 def free_memory(device: str) -> int | None:
-    """Bytes that tensors can still have on a device; ``None`` where nobody tells."""
+    """Returns the bytes that tensors can still have on a device; ``None`` where that is unknown."""
     torch_device = torch.device(device)
     if torch_device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(torch_device)

@@ -93,7 +93,7 @@ def read_source(config: TrainConfig) -> Source | None:
 
 
 def put_in(model: HookedTransformer, source: Source, config: TrainConfig) -> None:
-    """Copy the weights to start from into a model.
+    """Copies the weights to start from into a model.
 
     Raises:
         UserError: before any change, naming the first parameter whose shape is another, or which one of the two lacks;
@@ -124,7 +124,7 @@ def shape(tensor: Tensor | None) -> str:
 
 
 def freeze_others(model: HookedTransformer, config: TrainConfig) -> None:
-    """Take the parameters of every part that is not in ``train.train_parts`` out of training.
+    """Freezes the parameters of every part that is not in ``train.train_parts``.
 
     Raises:
         UserError: if nothing is left to train.

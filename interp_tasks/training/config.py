@@ -229,7 +229,7 @@ def presets_of(task_name: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
 def resolve_config(
     task_name: str, preset: str = "cpu", overrides: Mapping[str, str] | None = None
 ) -> Resolved:
-    """Preset, then overrides such as ``{"train.steps": "100"}``.
+    """Merges a preset and overrides such as ``{"train.steps": "100"}``.
 
     Values are as typed: JSON, or else a string; of keys that hold a list also ``0.9, 0.95``.
 

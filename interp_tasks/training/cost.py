@@ -171,7 +171,7 @@ def forward_of(model: HookedTransformer, task: Task) -> Forward:
 
 
 def counted(model: HookedTransformer, task: Task, batch: Batch) -> Counted:
-    """FLOP and kept bytes of a forward and backward pass over a batch on the device ``meta``."""
+    """Counts FLOP and saved bytes of a forward and backward pass over a batch on the device ``meta``."""
     parameters = {
         name: nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
         for name, parameter in model.named_parameters()
@@ -234,14 +234,14 @@ def _evaluation_flop(model: HookedTransformer, task: Task, config: TrainConfig) 
 
 
 def weight_bytes(model: HookedTransformer) -> tuple[int, int]:
-    """Bytes of the parameters, and of the gradients of those that train."""
+    """Returns the bytes of the parameters, and of the gradients of those that train."""
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return sum(parameter.nbytes for parameter in parameters), sum(parameter.nbytes for parameter in trained)
 
 
 def state_bytes(model: HookedTransformer, config: TrainConfig) -> tuple[int, int]:
-    """Bytes of the optimiser's moments and of the Grokfast filter's memory, once both are full."""
+    """Returns the bytes of the optimiser's moments and of the Grokfast filter's memory, once both are full."""
     _, trained = weight_bytes(model)
     moments = (1 if config.momentum else 0) if config.optimizer == "sgd" else 2
     # The moving average keeps their sum too, in float64.
@@ -252,7 +252,7 @@ def state_bytes(model: HookedTransformer, config: TrainConfig) -> tuple[int, int
 def measured_rate(
     model: HookedTransformer, task: Task, config: TrainConfig, step_flop: int, device: str
 ) -> float:
-    """GFLOP per second of a few real updates of the model, in place; their median."""
+    """Measures GFLOP per second of a few real updates of the model, in place; returns their median."""
     if device != "cpu":
         model.to(device, print_details=False)
     forward, updater = forward_of(model, task), Updater(model, config)

@@ -226,7 +226,7 @@ class Follower:
 
 
 def join(launch: Launch, device: str) -> Processes:
-    """Meet the other processes that torchrun started, once; without torchrun there is this one alone.
+    """Joins the processes that torchrun started, once; without torchrun this is the only one.
 
     Raises:
         ProcessLost: if they do not meet.
@@ -248,7 +248,7 @@ def join(launch: Launch, device: str) -> Processes:
 
 @contextlib.contextmanager
 def default_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the process at once, without Python."""
+    """Lets Ctrl-C and SIGTERM end the process at once, without Python."""
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}
     python_handlers = {
@@ -270,7 +270,7 @@ def leave() -> None:
 
 @contextlib.contextmanager
 def losses_named() -> Iterator[None]:
-    """The loss of another process as one line.
+    """Turns the loss of another process into an error of one line.
 
     Raises:
         ProcessLost: in place of what gloo or NCCL say.

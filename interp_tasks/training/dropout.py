@@ -44,7 +44,7 @@ class Dropout:
         place: Place,
         positions: Sequence[int] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """``resid`` (at ``positions``, if only some are computed) with this step's mask applied."""
+        """Applies this step's mask to ``resid`` (at ``positions``, if only some are computed)."""
         kept = self.kept(len(resid), resid.shape[-1], layer, place)
         if positions is not None:
             kept = kept[:, list(positions)]

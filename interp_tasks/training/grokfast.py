@@ -23,7 +23,7 @@ class GradientFilter(ABC):
 
     @abstractmethod
     def add_slow_part(self, name: str, gradient: Tensor) -> None:
-        """Remember the gradient of one parameter, and amplify it in place."""
+        """Remembers the gradient of one parameter, and amplifies it in place."""
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:

@@ -55,7 +55,7 @@ class Updater:
         self.filter = filter_of(config)
 
     def update(self, step: int, watch: GradientWatcher | None = None) -> None:
-        """Update number ``step`` from the gradients in ``.grad``; they are cleared afterwards."""
+        """Makes update number ``step`` from the gradients in ``.grad``, and clears them."""
         if watch:
             watch("raw", self._gradients())
         if self.filter is not None:
@@ -70,7 +70,7 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Optimiser moments, the filter's memory and torch's random state as flat tensors.
+        """Returns optimiser moments, the filter's memory and torch's random state as flat tensors.
 
         The learning rate is a function of the step and every random draw one of (seed, label), so there is no
         scheduler state; torch's own generator is kept for tasks that use it.

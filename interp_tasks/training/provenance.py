@@ -19,7 +19,7 @@ from tasks.base import Task
 
 
 def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -> dict[str, Any]:
-    """Seeds, versions, hardware, git state, start time and command, as plain JSON."""
+    """Returns seeds, versions, hardware, git state, start time and command, as plain JSON."""
     from_scratch = config.start_from is None and not config.train_parts
     published = task.published_marks if from_scratch and is_published(task, preset) else {}
     return {
@@ -64,7 +64,7 @@ def is_published(task: Task, preset: str | None) -> bool:
 
 
 def git_state() -> dict[str, Any] | None:
-    """Commit of the working directory, and whether tracked files differ from it; ``None`` outside a repository."""
+    """Returns the working directory's commit and whether tracked files differ; ``None`` outside a repository."""
     try:
         commit = _git("rev-parse", "HEAD")
         return {"commit": commit, "modified": bool(_git("status", "--porcelain", "--untracked-files=no"))}

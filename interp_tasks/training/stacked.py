@@ -117,7 +117,7 @@ def train_stacked(
 
 
 def checked_seeds(given: Any) -> list[int]:
-    """Seeds as Python's numbers, each once.
+    """Returns seeds as Python's numbers, each once.
 
     Raises:
         UserError: in one line.
@@ -197,7 +197,7 @@ class Seed(Loop):
 
     @contextlib.contextmanager
     def randomness(self) -> Iterator[None]:
-        """Torch's generator as the run would have it if it were alone."""
+        """Sets torch's generator as the run would have it if it were alone."""
         torch.set_rng_state(self.random)
         yield
         self.random = torch.get_rng_state()
@@ -209,7 +209,7 @@ class Seed(Loop):
         return TrainingState(self.stack.updater.state_of(self.index))
 
     def load_training_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Kept until the states of all runs are there."""
+        """Keeps the state until those of all runs are there."""
         self.stored = tensors
         torch.set_rng_state(tensors[RANDOM])
 
@@ -265,7 +265,7 @@ class Stack:
                 folder.finish(run.clock.memory())
 
     def _begin(self, folders: Sequence[RunFolder]) -> int:
-        """Go on from the last step that all runs have stored."""
+        """Goes on from the last step that all runs have stored."""
         start = common_step([folder.path for folder in folders])
         for run, folder in zip(self.runs, folders, strict=True):
             with run.randomness():

@@ -46,7 +46,7 @@ class StackedForward:
     def __call__(
         self, tokens: Int[Tensor, "*seed batch pos"], dropouts: Sequence[Dropout] = ()
     ) -> Float[Tensor, "seed batch read d_out"]:
-        """Outputs at the read positions.
+        """Returns outputs at the read positions.
 
         Args:
             tokens: without the seed axis where every seed has the same.

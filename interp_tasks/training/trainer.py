@@ -177,7 +177,7 @@ def resolved(
 
 
 def model_settings(task: Task, values: Mapping[str, Any]) -> ModelSettings:
-    """Validated architecture settings of a task.
+    """Returns validated architecture settings of a task.
 
     Raises:
         UserError: one line naming every key that is wrong.
@@ -202,7 +202,7 @@ def with_threads(config: TrainConfig, out: Path) -> TrainConfig:
 
 
 def threads_of_the_first(config: TrainConfig, out: Path, processes: Processes) -> TrainConfig:
-    """Threads as the first process has them, which alone needs to see the run folder."""
+    """Returns the config with the threads of the first process, which alone needs to see the run folder."""
     shared = processes.lead(lambda: with_threads(config, out)) or config
     return shared.model_copy(update={"threads": processes.number(shared.threads or 0)})
 
@@ -233,7 +233,7 @@ def _placed(model: HookedTransformer, device: str) -> HookedTransformer:
 
 @contextlib.contextmanager
 def reproducible(config: TrainConfig) -> Iterator[None]:
-    """Threads, deterministic kernels, denormals and torch's generator set for the run, and put back after it."""
+    """Sets threads, deterministic kernels, denormals and torch's generator for the run, and restores them."""
     threads, random_state = torch.get_num_threads(), torch.get_rng_state()
     deterministic = torch.are_deterministic_algorithms_enabled()
     flushed = flushes_denormals()

@@ -48,7 +48,7 @@ def shortened(log: str) -> str:
 
 
 def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool = False) -> None:
-    """Copy run.json, the log (to nine digits) and the checkpoints named; the folder appears whole or not at all.
+    """Copies run.json, the log (to nine digits) and the checkpoints named; the folder appears whole or not at all.
 
     Args:
         at: marks or steps; none: the log alone.
@@ -98,7 +98,7 @@ def pack_checkpoint(run: Path, task: Task, step: int, folder: Path, dtype: str |
 def pack_recipe(
     recipe: str | Path, grid: Path, into: Path, say: Callable[[str], None] = print
 ) -> list[ShippedRun]:
-    """Ship the runs of a recipe that are trained to their end; what is there already is left alone.
+    """Ships the runs of a recipe that are trained to their end; shipped ones are left alone.
 
     Args:
         recipe: a grid file, or the name of one that ships.

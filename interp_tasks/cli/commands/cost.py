@@ -91,12 +91,12 @@ def sentences(cost: Cost) -> list[tuple[str, str]]:
 
 
 def flop(count: int) -> str:
-    """``3.82 GFLOP``."""
+    """Formats FLOP as ``3.82 GFLOP``."""
     return scaled(count, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
 
 
 def size(count: int) -> str:
-    """``3.82 MiB``."""
+    """Formats bytes as ``3.82 MiB``."""
     return scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
 
@@ -109,7 +109,7 @@ def scaled(count: int, base: int, units: tuple[str, ...]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``45 s``, ``12 min``, ``3.4 h``, ``12 days``: two digits are all that a forecast is worth."""
+    """Formats seconds as ``45 s``, ``12 min``, ``3.4 h`` or ``12 days``: a forecast is worth two digits."""
     for unit, length, most in (("s", 1, 90), ("min", 60, 90), ("h", 3600, 48)):
         if seconds < most * length:
             return f"{seconds / length:.2g} {unit}"

@@ -126,7 +126,7 @@ class Reproduce(Command):
 
 
 def trainer_progress(progress: Progress) -> Any:
-    """For each run, the trainer's callback as a progress line."""
+    """Returns a function that makes, for the name of a run, a trainer's callback that draws the progress line."""
 
     def of_run(name: str) -> Any:
         return lambda step, steps, line: progress(step, steps, f"{plain(line.get('validation', {}))}  {name}")
@@ -229,7 +229,7 @@ def particulars(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def line(cells: Sequence[str], width: int) -> str:
-    """One line of the terminal's width; what is too long for its column ends in three dots."""
+    """Returns one line of the terminal's width; a text too long for its column ends in three dots."""
     rest = width - (VERDICT + PUBLISHED + OURS + SEEDS) - 4
     widths = (VERDICT, max(rest, 12), PUBLISHED, OURS, SEEDS)
     shown = [

@@ -123,7 +123,7 @@ def algorithm(
 
 
 def readouts(subject: Subject) -> list[tuple[dict[str, Any], Tensor]]:
-    """(columns that say which, outputs [batch pos]) of the read-out after the embedding and after each layer."""
+    """Returns (labels, output [batch pos]) of the read-out after the embedding and after each layer."""
     import torch
 
     from circuits import lens
@@ -159,7 +159,7 @@ def agreement(output: Tensor, other: Tensor, truth: Tensor, mask: Tensor, seed: 
 def correlation(
     one: Tensor, two: Tensor, mask: Tensor, seed: int, control: Tensor | None = None
 ) -> dict[str, Any]:
-    """Pearson's r over the entries chosen, pooled over examples; ``baseline``: of ``one`` and ``control``.
+    """Returns Pearson's r over the chosen entries, pooled; ``baseline`` is that of ``one`` and ``control``.
 
     Intervals: 95%, bootstrap over examples. Where one of the two is constant there is no correlation: NaN.
     """
@@ -183,7 +183,7 @@ def correlation(
 
 
 def moments_of(one: Tensor, two: Tensor, mask: Tensor) -> Any:
-    """[batch 6]: number of entries, and sums of x, y, x², y², xy over them."""
+    """Returns [batch 6]: number of entries, and sums of x, y, x², y², xy over them."""
     import numpy as np
 
     x, y, w = (part.double().numpy() for part in (one, two, mask))
@@ -191,7 +191,7 @@ def moments_of(one: Tensor, two: Tensor, mask: Tensor) -> Any:
 
 
 def pearson(moments: Any) -> Any:
-    """r of sums [... 6] as :func:`moments_of` gives them."""
+    """Computes r from the sums [... 6] that :func:`moments_of` gives."""
     import numpy as np
 
     count, x, y, xx, yy, xy = (moments[..., part] for part in range(6))

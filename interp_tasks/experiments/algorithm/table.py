@@ -19,7 +19,7 @@ HEADERS = {DISTANCE: "distance [95% CI]", PREDICTIONS: "r", ERRORS: "r of errors
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """One row per checkpoint, kind of entries and method, of the output; a column (value, low, high) per metric."""
+    """Returns a row per checkpoint, kind of entries and method, with a column (value, low, high) per metric."""
     last = frame["layer"] == frame.groupby("ref")["layer"].transform("max")
     output = frame[last & (frame["site"] == "resid_post")]
     keys = ["ref", "intervention", "variant"]

@@ -288,7 +288,7 @@ def distribution(head_classes: HeadClasses) -> pandas.DataFrame:
     examples = scores.mass.shape[-1]
 
     def of(score: Any, expected: Any) -> dict[str, Any]:
-        """Metric -> values [draw]."""
+        """Returns values [draw] by metric."""
         corrected = ratio(score - expected, 1 - expected)[
             ..., [scores.templates.index(n) for n in head_classes.possible]
         ]

@@ -90,7 +90,7 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
 
 
 def _in_lines(name: str) -> str:
-    """``moved by`` above ``mask``: four columns of numbers have to fit beside each other."""
+    """Breaks a header into lines, ``moved by`` above ``mask``, so that four columns of numbers fit."""
     first = MOVED if name.startswith(MOVED) else FOLLOWS
     return "\n".join([first.strip(), *name.removeprefix(first).split("_")])
 

@@ -122,7 +122,7 @@ def curve(runs: str | Sequence[str], **options: Unpack[Options]) -> CurveResult:
 
 
 def levels(run: Run, drop_curve: Curve, curves: Mapping[str, Curve]) -> Iterator[dict[str, Any]]:
-    """Plateau and final level of every metric, and how much better the batch trained on does."""
+    """Yields the plateau and final level of every metric, with the theoretical level as baseline where known."""
     theory = plateau_levels(run)
     for variant in ("plateau", "final"):
         for name, each in curves.items():
@@ -216,7 +216,7 @@ def fall(run: Run, drop_curve: Curve) -> Iterator[dict[str, Any]]:
 
 
 def at_checkpoint(run: str, subject: Subject) -> Iterator[dict[str, Any]]:
-    """Metrics and exact accuracies of one stored step, pooled, with intervals over examples."""
+    """Returns metrics and exact accuracies of one stored step, pooled, with intervals over examples."""
     import numpy as np
     import torch
 

@@ -104,7 +104,7 @@ def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) ->
 
 
 def demo_page(outcomes: list[Outcome]) -> Page:
-    """One page: for each task what it shows, the figure, the table."""
+    """Returns a page with a conclusion, a figure and a table for each task."""
     sections: list[Section] = [
         Text(
             "Two small transformers stay on a plateau before they learn: one to fill in the hidden entries of a "
@@ -160,7 +160,7 @@ def said_of(claim: Claim, what: str, frame: pandas.DataFrame, name: str, guess: 
 
 
 def conclude_modular_addition(frame: pandas.DataFrame, config: dict[str, Any]) -> list[str]:
-    """Nothing is published on these edits: what each leaves of the accuracy, and what that is evidence of."""
+    """Returns sentences on the accuracy that each edit leaves; nothing is published on these edits."""
     chance = 1 / config["p"]
     plain = {mark: row_of(frame, mark, "accuracy", "uniform") for mark in ("pre", "post")}
     sentences = [

@@ -192,7 +192,7 @@ def pooled(
 
 
 def over_runs(values: Any, statistic: Any, seed: int, least: int = 2) -> tuple[float, float]:
-    """95% percentile interval of a statistic of runs ``[resample run ...]``, by bootstrap over the runs."""
+    """Returns the 95% percentile interval of a statistic of runs ``[resample run ...]``, by bootstrap over runs."""
     import numpy as np
 
     if len(values) < least:
@@ -207,7 +207,7 @@ def over_runs(values: Any, statistic: Any, seed: int, least: int = 2) -> tuple[f
 def correlations(
     logged_runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], key: str, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """Spearman's rank correlation of every quantity with a setting, a row per set of runs that differ in it alone.
+    """Yields the rank correlation of every quantity with a setting, per set of runs that differ in it alone.
 
     Raises:
         UserError: if no three runs do, or the setting is no number.

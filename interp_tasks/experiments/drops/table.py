@@ -18,7 +18,7 @@ AGAINST = "against "
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """One row per run and metric; what concerns several runs stands below them."""
+    """Returns a row per run and metric, and below them the rows about several runs."""
     import pandas
 
     rows: list[dict[str, Any]] = []

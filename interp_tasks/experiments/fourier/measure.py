@@ -255,7 +255,7 @@ def analysed(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
 
 
 def over_inputs(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
-    """Embeddings over each coordinate, neurons over the complete grid of inputs."""
+    """Yields spectra of embeddings over each coordinate and of neurons over the complete grid of inputs."""
     from circuits.fourier import Grid, spectrum
 
     task: Any = subject.task
@@ -279,7 +279,7 @@ def over_inputs(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analysed
 
 
 def over_positions(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
-    """Position embeddings and each neuron's mean over the examples, over the positions."""
+    """Yields spectra, over positions, of their embeddings and of each neuron's mean over the examples."""
     from circuits.fourier import Grid, spectrum
 
     grid = Grid({axis.name: len(axis.values) for axis in axes})
@@ -295,7 +295,7 @@ def over_positions(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analy
 
 
 def passes(model: Any, tokens: Tensor, positions: Sequence[int]) -> Iterator[list[Tensor]]:
-    """Neurons of every layer [batch pos neuron] at some positions, a few examples at a time."""
+    """Yields neurons of every layer [batch pos neuron] at some positions, a few examples at a time."""
     from circuits import cache
 
     hooks = [f"blocks.{layer}.mlp.hook_post" for layer in range(model.cfg.n_layers)]
@@ -307,14 +307,14 @@ def passes(model: Any, tokens: Tensor, positions: Sequence[int]) -> Iterator[lis
 
 
 def neurons_at(model: Any, tokens: Tensor, positions: Sequence[int]) -> list[Tensor]:
-    """By layer, neurons [example pos neuron]."""
+    """Returns neurons [example pos neuron] by layer."""
     import torch
 
     return [torch.cat(parts) for parts in zip(*passes(model, tokens, positions), strict=True)]
 
 
 def mean_neurons(model: Any, tokens: Tensor, positions: Sequence[int]) -> list[Tensor]:
-    """By layer, the mean over examples [pos neuron], float64."""
+    """Returns each layer's mean over examples [pos neuron], float64."""
     sums = [[part.double().sum(0) for part in parts] for parts in passes(model, tokens, positions)]
     return [sum(parts[1:], start=parts[0]) / len(tokens) for parts in zip(*sums, strict=True)]
 
@@ -330,7 +330,7 @@ class Rows:
 
 
 def rows_of(one: Analysed, examples: int, name: str, number: float, threshold: float, every: bool) -> Rows:
-    """Shares, keys and neurons by frequency, then of all other frequencies together."""
+    """Returns shares, keys and neurons by frequency, then those of all other frequencies together."""
     from circuits.fourier import clusters, key_frequencies
     from circuits.fourier._key_frequencies import RULES as MADE
 

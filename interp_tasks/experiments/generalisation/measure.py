@@ -57,7 +57,7 @@ class GeneralisationResult(Result):
     level: float = 0.95
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """Accuracy of every answer over the steps: a line each, or a map with a row per answer where there are many."""
+        """Draws the accuracy of every answer over steps: a line each, or a map where there are many."""
         from interp_tasks.experiments.generalisation.figure import figure
 
         return self.titled(figure(curves_of(self.runs, ACCURACY), ACCURACY, self.level), self.heading())
@@ -295,7 +295,7 @@ def value_at(run: Run, name: str, step: float) -> float:
 
 
 def seconds_at(run: Run, step: float) -> float:
-    """Seconds of training until a step, linear between logged ones; NaN where the clock does not go so far."""
+    """Returns the seconds of training until a step, linear between logged ones; NaN beyond the clock."""
     import numpy as np
 
     steps = sorted(run.clock)
@@ -305,7 +305,7 @@ def seconds_at(run: Run, step: float) -> float:
 
 
 def mirrored(run: Run, name: str) -> float:
-    """Spearman's correlation of an accuracy with the loss of the same answer; NaN without one.
+    """Returns Spearman's correlation of an accuracy with the loss of the same answer; NaN without one.
 
     Over logged steps up to that at which the accuracy first is at its largest: after it accuracies tie, and the loss
     goes on falling, so that the longer a run goes on, the lower would the correlation be.
@@ -326,7 +326,7 @@ def mirrored(run: Run, name: str) -> float:
 
 
 def order_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dict[str, Any]]:
-    """In which order the answers of a run generalise."""
+    """Yields rows on the order in which the answers of a run generalise."""
     import numpy as np
 
     from circuits.statistics import spearman

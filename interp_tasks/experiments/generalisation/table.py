@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """One row per run and variant; what is not reached says by which step."""
+    """Returns a row per run and variant; where a level is not reached, the last step is shown."""
     import pandas
 
     level = next(metric for metric in frame["metric"] if metric.startswith("step at")).split()[2]

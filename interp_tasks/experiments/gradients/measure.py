@@ -129,7 +129,7 @@ def notes(logged: Mapping[str, Mapping[str, Norms]]) -> tuple[str, ...]:
 
 
 def read_norms(run: Run, start: int) -> dict[str, Norms]:
-    """By stage, the norms that a run logged.
+    """Returns the norms that a run logged, by stage.
 
     Raises:
         UserError: if it logged none from this step on, or they are mangled.
@@ -217,7 +217,7 @@ def ranks(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def median(values: Sequence[float]) -> float:
-    """NaN where half of them or more are infinite."""
+    """Returns the median; NaN where half of the values or more are infinite."""
     import statistics
 
     middle = statistics.median(values)

@@ -153,7 +153,7 @@ def influences_of(subject: Subject, shift: float | None) -> Influences:
 
 
 def changes(subject: Subject, declared: Influences) -> Tensor:
-    """By how much outputs move ``[batch changed read]``, float64; 0 where nothing was changed."""
+    """Returns the changes of outputs ``[batch changed read]``, float64; 0 where no input was changed."""
     import torch
 
     model, tokens = subject.model, subject.tokens
@@ -176,7 +176,7 @@ def changes(subject: Subject, declared: Influences) -> Tensor:
 
 
 def rows_of(variant: str, moved: Tensor, declared: Influences, seed: int) -> list[dict[str, Any]]:
-    """Two rows per kind of pair."""
+    """Returns two rows per kind of pair."""
     import torch
 
     from circuits.statistics import bootstrap, interval, ratio

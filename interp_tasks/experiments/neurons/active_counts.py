@@ -43,7 +43,7 @@ def active_counts(over_time: NDArray[np.float64], deviations: int) -> NDArray[np
 
 
 def of_equal_size(over_time: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Amplitudes [time frequency feature] over their sum at each time, 0 left out: the spectrum without the size.
+    """Divides amplitudes [time frequency feature] by their sum over frequencies at each time, 0 left out.
 
     A feature that only grows and shrinks has all its frequencies above the mean at once, and none otherwise; the count
     of these tells that from a change of its frequencies.

@@ -145,7 +145,7 @@ def wanted_of(features: Features, chosen: Sequence[int]) -> list[int]:
 
 
 def measured(features: Features, threshold: float, draws: int, seed: int) -> MeasuredFeatures:
-    """Everything that is said of the features of one site."""
+    """Measures the features of one site: clusters, active frequencies and explained variance."""
     import torch
 
     from circuits.fourier import active, clusters, spectrum

@@ -87,7 +87,7 @@ def images_figure(
 
 
 def steps_figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
-    """Two panels: numbers of active frequencies, and shares; a line per run, tensor and quantity."""
+    """Draws numbers of active frequencies and shares in two panels, a line per run, tensor and quantity."""
     from plotly.subplots import make_subplots
 
     single = next((str(name) for name in frame["variant"] if str(name).startswith("neuron ")), ALL)

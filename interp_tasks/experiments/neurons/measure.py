@@ -67,7 +67,7 @@ class NeuronsResult(Result):
         return self.titled(figure, f"Over the inputs, {ref}")
 
     def over_steps(self) -> plotly.graph_objects.Figure:
-        """Active frequencies, clusters and variance explained at the steps of each run."""
+        """Draws active frequencies, clusters and explained variance at the steps of each run."""
         from interp_tasks.experiments.neurons.figure import steps_figure
 
         return steps_figure(self.frame)
@@ -218,7 +218,7 @@ def read_site(site: str) -> tuple[str, int | None]:
 
 
 def read_neurons(given: str | Sequence[int]) -> tuple[int, ...]:
-    """Neurons such as ``0,1,2``.
+    """Parses neurons such as ``0,1,2``.
 
     Raises:
         UserError: for something else.

@@ -110,7 +110,7 @@ def ood(
 
 
 def misfit(task: Task, model: Any) -> str:
-    """Why a model cannot take a task's inputs; empty where it can."""
+    """Returns the reason why a model cannot take a task's inputs; empty where it can."""
     from tasks.errors import TaskError
 
     try:

@@ -157,7 +157,7 @@ def checked_runs(named: Sequence[Named]) -> dict[str, list[Named]]:
 
 
 def refs_of(runs: Mapping[str, Sequence[Named]]) -> list[str]:
-    """By run and ascending step, so that the last of a run is measured last."""
+    """Returns REFs by run and ascending step, so that the last of a run is measured last."""
     return [one.resolved.ref for several in runs.values() for one in several]
 
 

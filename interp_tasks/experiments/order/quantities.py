@@ -54,7 +54,7 @@ class RunEnd:
 
 
 def pooled(sums: Any, counts: Any, seed: int) -> Array:
-    """Σsum / Σcount of per-example pairs, and its resamples over examples; None resampled counts nothing."""
+    """Returns Σsum / Σcount of per-example pairs, then of its resamples over examples."""
     import numpy as np
 
     from circuits.statistics import bootstrap, ratio
@@ -79,7 +79,7 @@ def metrics(subject: Subject, end: RunEnd) -> dict[str, Array]:
 
 
 def ablation(subject: Subject, end: RunEnd) -> dict[str, Array]:
-    """Uniform attention in all heads: by how much it changes the drop metric."""
+    """Returns the change of the drop metric under uniform attention in all heads."""
     from circuits import ablate, heads
 
     assert subject.task is not None

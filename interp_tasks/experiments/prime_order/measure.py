@@ -158,7 +158,7 @@ def points_of(run: Run, level: float) -> list[Point]:
 
 
 def stratified(x: Array, y: Array, strata: Any, seed: int) -> tuple[float, float]:
-    """Rank correlation within strata, and its two-sided p-value; NaN where nothing varies."""
+    """Returns the rank correlation within strata and its two-sided p-value; NaN where nothing varies."""
     import numpy as np
 
     one, other = ranked(x, strata), ranked(y, strata)

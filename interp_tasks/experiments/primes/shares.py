@@ -284,7 +284,7 @@ def neuron_rows(
 
 
 def spread_of(strength: Array, served: Array) -> float:
-    """(Σ s)² / Σ s² over the answers, averaged over neurons that serve one: 1 for one answer alone."""
+    """Returns (Σ s)² / Σ s² over answers, averaged over neurons that serve one: 1 for a single answer."""
     is_alive = served.any(0) & (strength.sum(0) > 0)
     if not is_alive.any():
         return float("nan")

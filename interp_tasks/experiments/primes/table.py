@@ -61,7 +61,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def shortened(removal: str) -> str:
-    """``mlp_post.0 − neurons`` for ``neurons at mlp_post.0``."""
+    """Shortens ``neurons at mlp_post.0`` to ``mlp_post.0 − neurons``."""
     what, _, where = removal.partition(" at ")
     return f"{where} − {what.replace('waves of the ', '')}"
 

@@ -54,12 +54,12 @@ class Inputs:
     answers: tuple[Answer, ...]
 
     def losses(self, logits: Tensor, answer: Answer) -> Tensor:
-        """Cross-entropy ``[input]``, in nats and float64, of logits ``[input remainder]``."""
+        """Returns cross-entropy ``[input]``, in nats and float64, of logits ``[input remainder]``."""
         right = logits.gather(1, answer.sum.remainders[:, None])[:, 0]
         return (logits.double().logsumexp(1) - right).clamp(min=0)
 
     def scores(self, logits: Tensor, answer: Answer) -> dict[tuple[str, str], float]:
-        """(metric, split) -> mean ``loss`` and ``accuracy``."""
+        """Returns mean ``loss`` and ``accuracy`` by (metric, split)."""
         values = {
             LOSS: self.losses(logits, answer),
             ACCURACY: (logits.argmax(1) == answer.sum.remainders).double(),

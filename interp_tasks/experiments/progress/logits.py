@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 
 def rows_of_losses(inputs: Inputs, answer: Answer, logits: Tensor, keys: Sequence[int]) -> Iterator[Row]:
-    """Losses of the logits ``[input remainder]`` as they are, restricted, without keys, and as fitted by cosines."""
+    """Yields losses of the logits ``[input remainder]``: unedited, restricted, without keys, and fitted."""
     clean = inputs.scores(logits, answer)
     yield from scored(answer.name, NONE, clean)
     if keys:

@@ -51,7 +51,7 @@ class ProgressResult(Result):
     runs_of: Mapping[str, str] = field(default_factory=dict)
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """Curves over training where there are several checkpoints of a run, then the last one's frequencies."""
+        """Draws curves over training where a run has several checkpoints, then the last one's frequencies."""
         from interp_tasks.experiments.progress.figure import figure
 
         return figure(self.frame, self.curves, self.coefficients, self.keys, self.runs_of)
@@ -216,7 +216,7 @@ def read_key_rule(rule: str, keys: Sequence[int] | None = None) -> tuple[str, fl
 
 
 def read_keys(text: str | None) -> tuple[int, ...] | None:
-    """Frequencies from ``3,24``.
+    """Parses frequencies from ``3,24``.
 
     Raises:
         UserError: for what is none.
@@ -275,7 +275,7 @@ class RunMeasures:
     coefficients: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def final(self) -> str:
-        """REF of the last checkpoint that the run has stored."""
+        """Returns the REF of the last checkpoint that the run has stored."""
         one = self.named[-1].resolved
         return one.ref if one.run_name is None else f"{one.run_name}@last"
 
@@ -344,7 +344,7 @@ class RunMeasures:
         return rows
 
     def follow(self, rows: Sequence[Row], step: int) -> None:
-        """Keep what the phases and the figure are made of."""
+        """Stores the values that the phases and the figure are made of."""
         from interp_tasks.experiments.progress import table
         from interp_tasks.experiments.progress.inputs import ALL, TEST, TRAIN
 
@@ -368,7 +368,7 @@ class RunMeasures:
             self.curves.setdefault(answer, {}).setdefault(quantity, {})[step] = row["value"]
 
     def phases(self) -> list[Row]:
-        """Boundaries of each answer's phases, what changes during each, and when each curve is half-way."""
+        """Yields boundaries of each answer's phases, changes in each, and the half-way step of each curve."""
         from interp_tasks.experiments.progress import table
         from interp_tasks.experiments.progress.phases import MIN_STEPS, begins, changes, find_phases, made
 
@@ -406,7 +406,7 @@ SITES = {"map": "mlp_post", "neurons": "mlp_post", "attention": "pattern"}
 
 
 def activations(model: Any, inputs: Inputs, sites: Sequence[str]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logits ``[input output]`` in float64, and where the output is read: neurons of the last layer, every pattern."""
+    """Returns float64 logits ``[input output]``, and at the read position the last layer's neurons and all patterns."""
     import torch
 
     from circuits import run

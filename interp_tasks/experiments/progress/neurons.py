@@ -105,7 +105,7 @@ class Neurons:
 
 
 def w_l(model: Any) -> Tensor:
-    """W_out·W_U of the last layer, ``[neuron output]``, float64: W_L of Nanda et al. 2023, transposed."""
+    """Returns W_out·W_U of the last layer, ``[neuron output]``, float64: W_L of Nanda et al. 2023, transposed."""
     if not hasattr(model, "W_out") or model.cfg.attn_only:
         from interp_tasks.errors import UserError
 
@@ -172,7 +172,7 @@ def rows_of_concentration(model: Any, answer: Answer, keys: Sequence[int]) -> It
 
 
 def rows_of_removal(neurons: Neurons, answer: Answer, keys: Sequence[int]) -> Iterator[Row]:
-    """Losses with frequencies of the neurons, or of the logits, removed or kept: both are functions of the input."""
+    """Yields losses with frequencies of the neurons, or of the logits, removed or kept."""
     import torch
 
     from circuits.fourier import basis, clusters, frequencies, share, spectrum

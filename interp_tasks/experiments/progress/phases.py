@@ -48,7 +48,7 @@ class Phases:
 
 
 def find_phases(steps: Sequence[int], train: Sequence[float], test: Sequence[float]) -> Phases:
-    """From the losses at ascending steps."""
+    """Finds the phases from the losses at ascending steps."""
     return Phases(made(steps, train, 0.9), made(steps, test, 0.1, "max"), made(steps, test, 0.9, "max"))
 
 
@@ -67,7 +67,7 @@ def begins(name: str) -> str:
 def changes(
     steps: Sequence[int], curve: Sequence[float], phases: Phases
 ) -> Mapping[str, tuple[float, float]]:
-    """Phase -> the curve's value at its beginning, and at its end."""
+    """Returns the curve's value at the beginning and the end of each phase."""
     changed_steps = {}
     for name, ends in phases.parts.items():
         if any(map(math.isnan, ends)):

@@ -68,7 +68,7 @@ class Colours:
 
 
 def heatmap(part: pandas.DataFrame, metric: str, colours: Colours) -> dict[str, Any]:
-    """One component's values: receivers down, sources across, both by step where that tells them apart."""
+    """Draws one component's values, receivers down, sources across, both by step where steps differ."""
     sources = part["intervention"].map(source_of)
     cells = part.assign(source=sources).pivot_table(
         index="ref", columns="source", values="value", sort=False, dropna=False

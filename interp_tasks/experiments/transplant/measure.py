@@ -145,7 +145,7 @@ def transplant(
 
 
 def lent(donor: Donor, given: Sequence[str], layers: Any, device: str) -> dict[str, Any]:
-    """Component -> the intervention that gives it, with the donor's weights."""
+    """Returns the intervention that lends each component, with the donor's weights."""
     from circuits import transplant as transplants
 
     model = donor.load(device).model

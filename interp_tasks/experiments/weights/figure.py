@@ -79,7 +79,7 @@ def overview(
 
 
 def named(figure: Any, name: str) -> dict[str, Any]:
-    """One entry of the legend for all traces of a name."""
+    """Returns the name and group of a trace, so that all traces of a name share one entry in the legend."""
     return {
         "name": name,
         "legendgroup": name,

@@ -58,7 +58,7 @@ def of_positions(
 
 
 def similarities(table: Array, pair: tuple[int, int], dimensions: int, weights: Array) -> dict[str, Array]:
-    """Pearson and cosine of two rows over their first dimensions, weighted ``[draws dimension]``; by metric."""
+    """Returns Pearson and cosine of two rows over their first dimensions, weighted ``[draws dimension]``."""
     import numpy as np
 
     from interp_tasks.measurement.embeddings.geometry import correlation

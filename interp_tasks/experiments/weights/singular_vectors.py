@@ -46,7 +46,7 @@ class Singular:
 
 
 def spread_over(values: Array) -> float:
-    """Over how many equal parts non-negative values would be spread as evenly: exp of the entropy of their shares."""
+    """Returns the effective number of equal parts of non-negative values: exp of the entropy of their shares."""
     total = values.sum()
     if not total:
         return 0.0

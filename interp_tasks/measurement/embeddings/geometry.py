@@ -46,7 +46,7 @@ def ranks(values: Array) -> Array:
 
 
 def correlation(one: Array, other: Array, weights: Array) -> Array:
-    """Pearson's, weighted; of points ``[point k]`` with both sets centred, all k together. 0 where nothing varies."""
+    """Returns Pearson's weighted correlation, of points ``[point k]`` over all k together; 0 where nothing varies."""
     one, other = one.reshape(len(one), -1), other.reshape(len(other), -1)
     total = weights.sum(1)
     means = [(weights @ x) / total[:, None] for x in (one, other)]
@@ -75,7 +75,7 @@ def separability(scores: Array, positive: NDArray[np.bool_], weights: Array) -> 
 
 
 def distances(points: Array) -> Array:
-    """Euclidean, between all points."""
+    """Returns the Euclidean distances between all points."""
     return np.asarray(np.sqrt(((points[:, None] - points) ** 2).sum(-1)))
 
 
@@ -119,7 +119,7 @@ def clustered(points: Array, labels: NDArray[np.int64], seed: int, permutations:
 
 
 def tsne(points: Array, seed: int, perplexity: float = 30.0) -> tuple[Array, float]:
-    """Points in the plane by scikit-learn's t-SNE, and the perplexity used: at most a third of the other points."""
+    """Returns scikit-learn's t-SNE in two dimensions, and the perplexity used: at most a third of the other points."""
     from sklearn.manifold import TSNE
 
     used = min(perplexity, (len(points) - 1) / 3)

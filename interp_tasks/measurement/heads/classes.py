@@ -99,7 +99,7 @@ def classify_heads(
 
 
 def head_classes_held_out(subject: Subject, threshold: float = THRESHOLD) -> HeadClasses:
-    """Classifies heads on other examples of the task, so that no group is chosen by what is measured of it.
+    """Classifies heads on other examples of the task, so that selection and measurement are independent.
 
     Raises:
         UserError: for bare tokens, of which there are no others.

@@ -59,7 +59,7 @@ class HeadEdit:
 
     @classmethod
     def read(cls, mode: str, keys: Any, queries: Any) -> HeadEdit:
-        """From what users write.
+        """Reads an edit from the options that users give.
 
         Raises:
             UserError: in one line.
@@ -135,7 +135,7 @@ class HeadChoice:
 
 
 def read_specs(heads: str | Sequence[Any]) -> list[HeadChoice]:
-    """Head specs, a row each, read once.
+    """Parses head specs, one row each.
 
     Raises:
         UserError: in one line.
@@ -147,7 +147,7 @@ def read_specs(heads: str | Sequence[Any]) -> list[HeadChoice]:
 
 
 def pairs(spec: Any) -> list[tuple[int, int]]:
-    """One choice of heads, ``[(0, 1), (0, 2)]``; a file has lists where Python has tuples.
+    """Returns one choice of heads, ``[(0, 1), (0, 2)]``; lists, as in files, become tuples.
 
     Raises:
         UserError: in one line.
@@ -195,7 +195,7 @@ def choices(specs: Sequence[HeadChoice], model: Any, layer: int | None = None) -
 
 
 def by_layer(every: Sequence[Head]) -> dict[str, tuple[Head, ...]]:
-    """``layer 0`` -> its heads, and so on."""
+    """Returns the heads of each layer as ``layer 0`` and so on."""
     layers = dict.fromkeys(head.layer for head in every)
     return {f"layer {layer}": tuple(head for head in every if head.layer == layer) for layer in layers}
 
