@@ -1,4 +1,4 @@
-"""Figures of what was measured, as plotly figures with titles, axes and units; and files of them.
+"""Draws results as plotly figures with titles, axes and units, and writes figures to files.
 
     from circuits import plots
 

@@ -86,7 +86,7 @@ class Snapshot:
 
 
 def as_dense_tensor(given: Any, label: str) -> Any:
-    """Returns an array or tensor as a dense tensor that has values, and anything else as it is.
+    """Returns an array or tensor as a dense tensor that has values; returns anything else unchanged.
 
     It is copied only where torch cannot read an array in place: backwards, write-protected or in foreign byte order.
     """

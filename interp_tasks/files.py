@@ -81,7 +81,7 @@ def read_file(file: Path, noun: str, most: int | None = None, option: str = "") 
 
 
 def check_file(file: Path, option: str) -> None:
-    """Refuse what is no regular file.
+    """Refuses a path that is no regular file.
 
     Raises:
         UserError: headed by the option that names it.
@@ -135,7 +135,7 @@ def check_numbers(value: Any) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """Reads what a user typed as JSON.
+    """Reads a user's text as JSON.
 
     Raises:
         json.JSONDecodeError: for what is no JSON.

@@ -93,7 +93,7 @@ DEVICE = re.compile(r"cpu|(cuda|mps)(:\d+)?", re.ASCII)
 
 
 def check_device(device: str) -> None:
-    """Refuse what cannot be the name of a device; whether it is there, torch says.
+    """Refuses a text that cannot name a device; torch knows later whether the device exists.
 
     Raises:
         UserError: in one line.

@@ -289,7 +289,7 @@ class Task(BaseModel, ABC):
         return build_hooked_transformer(sizes, settings or self.Model(), seed)
 
     def constrain(self, model: HookedTransformer, settings: ModelSettings) -> None:
-        """Restores what the settings hold fixed, after weights were copied in."""
+        """Restores the parameters that the settings hold fixed, after weights were copied in."""
 
     def check_model(self, model: HookedTransformer) -> None:
         """Refuses, in one line, a model that cannot take this task's inputs."""

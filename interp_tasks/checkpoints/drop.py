@@ -159,7 +159,7 @@ def detect_drop(
 
 
 def _leaves(theory: float, plateau: float, final: float, direction: Literal["down", "up"]) -> bool:
-    """Returns whether a fall begins on the plateau by theory and makes half of the way from there to a perfect score.
+    """Tells whether a fall begins on the theoretical plateau and goes at least half-way to a perfect score.
 
     Args:
         plateau, final: as falls, whichever way the metric goes.

@@ -1,4 +1,4 @@
-"""``meta.json``: what a checkpoint says of itself, signed: a changed byte is noticed. Knows no torch."""
+"""Reads and writes ``meta.json``, the signed description of a checkpoint. Needs no torch."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Returns whether a checkpoint's description is good, and its weights are there in the size that it says."""
+    """Tells whether a checkpoint's description is valid and its weights have the size stated there."""
     try:
         return (folder / WEIGHTS_FILE).stat().st_size == read_meta(folder)["weights"].get("bytes")
     except (UserError, OSError):

@@ -72,7 +72,7 @@ def check_free(folder: Path, kind: str) -> None:
 
 
 def stored_steps(run: str | Path) -> list[int]:
-    """Returns the steps that a run has checkpoints of, ascending; empty for what is no run folder."""
+    """Returns the steps of a run's checkpoints, ascending; empty for a folder that is no run."""
     folder = Path(run) / CHECKPOINTS_FOLDER
     if not folder.is_dir():
         return []

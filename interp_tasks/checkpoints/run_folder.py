@@ -212,7 +212,7 @@ class RunFolder:
         training_state: TrainingState,
         metrics: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Store the checkpoint of a step; a step stored already with the same weights is left as it is.
+        """Stores the checkpoint of a step; a step that is stored with the same weights is not written again.
 
         Raises:
             UserError: if other weights are stored for that step, or the model or disk refuses.
@@ -232,7 +232,7 @@ class RunFolder:
     def save_stop(
         self, step: int, model: HookedTransformer, task: Task | None, training_state: TrainingState
     ) -> None:
-        """Store where a run stops between two checkpoints; it is gone once the next of these is there.
+        """Stores the state at a stop between two checkpoints; the next checkpoint replaces it.
 
         Raises:
             UserError: if the model or disk refuses.

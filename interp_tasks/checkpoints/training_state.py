@@ -1,4 +1,4 @@
-"""The training state: what a run needs besides weights to go on as if it had never stopped."""
+"""Stores the training state: everything besides weights that a run needs to resume exactly."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Command(ABC):
 
     @property
     def tasks(self) -> Mapping[str, str]:
-        """REF or run -> the name of its task, of what the command examines."""
+        """Returns the task's name of each REF or run that the command examines."""
         return {}
 
     @abstractmethod

@@ -63,7 +63,7 @@ class ExamplesCommand(PrintingCommand):
         super().check()
 
     def examples(self) -> Examples:
-        """Checks and returns the examples asked for."""
+        """Checks and returns the examples that the options choose."""
         examples = Examples.of(self.common(None))
         examples.check()
         return examples

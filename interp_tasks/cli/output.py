@@ -101,7 +101,7 @@ def without_constants(
 def emit(
     result: Result, format: str, out: Path | None, plot: str | None, quiet: bool, metric: str | None = None
 ) -> None:
-    """Print a result, and write the files asked for; ``plot``: one of ``PLOT_FORMATS``, or no figure."""
+    """Prints a result and writes the chosen files; ``plot`` is one of ``PLOT_FORMATS``, or no figure."""
 
     def write() -> list[Path]:
         files = draw(result, plot, out) if plot in PICTURES else {}

@@ -1,4 +1,4 @@
-"""Standard streams: what they obey is spelled out; they may be closed, full, or lack the characters of a table."""
+"""Makes standard streams safe: escapes control characters, and copes with closed, full or limited streams."""
 
 from __future__ import annotations
 

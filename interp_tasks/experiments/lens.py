@@ -1,4 +1,4 @@
-"""When the answer is there, and who writes it: read-outs after each layer, and the output without each component."""
+"""Finds when the answer can be read out and which components write it."""
 
 from __future__ import annotations
 

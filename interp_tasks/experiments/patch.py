@@ -1,4 +1,4 @@
-"""Patches activations: each is replaced by what another input, or another checkpoint, gives there."""
+"""Replaces activations by those of another input or of another checkpoint."""
 
 from __future__ import annotations
 

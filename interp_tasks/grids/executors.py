@@ -182,7 +182,7 @@ def dask(name: str, slots: int, threads: int) -> Iterator[Workplace]:
 
 
 class OnDask(Executor):
-    """A client of a scheduler; without one it is broken, and what it worked on is cancelled."""
+    """A client of a scheduler; when it loses the scheduler it is broken, and its work is cancelled."""
 
     def __init__(self, client: Any) -> None:
         self.client = client

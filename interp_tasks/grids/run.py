@@ -1,4 +1,4 @@
-"""A grid done: what is done already is left alone, what fails stops nothing but what needs it."""
+"""Runs a grid: skips finished units, and a unit that fails stops only those that need it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Grid:
 
     @property
     def waiting(self) -> tuple[MeasureUnit, ...]:
-        """Units that were not tried, because what they need failed."""
+        """Units that were not tried, because a unit that they need failed."""
         return tuple(unit for unit in self.plan.measure if unit.key not in self.records)
 
 
@@ -153,7 +153,7 @@ def place_of_work(executor: str | Executor, jobs: int | None, threads: int) -> I
 
 
 class _Run:
-    """The units that are left, handed out as what they need is done."""
+    """Hands out the remaining units, each when the units that it needs are done."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ UNITS = "units"
 
 @dataclass(frozen=True)
 class Record:
-    """The record of a unit: whether it was done, and what it made.
+    """The record of a unit: its status, error and output.
 
     Attributes:
         status: ``"done"`` or ``"failed"``.
@@ -138,7 +138,7 @@ def accepts_options(call: Any) -> bool:
 
 
 def place_of(run: str, root: Path) -> str:
-    """Returns the path of a run: one of the grid's under its folder, any other as it is named."""
+    """Returns the path of a run: the grid's own runs lie in its folder, others keep their path."""
     return str(root / run) if run.startswith("runs/") and (root / run).is_dir() else run
 
 
@@ -166,7 +166,7 @@ def write_unit(file: Path, content: bytes) -> None:
 
 
 def read_record(root: Path, unit: Unit) -> Record | None:
-    """Reads the record of a unit, if what it made is still there. A mangled record is none."""
+    """Reads the record of a unit if its output still exists; a damaged record counts as none."""
     try:
         record = Record(**read_json(record_file(root, unit.key), "what became of a unit"))
     except (UserError, TypeError):
@@ -190,7 +190,7 @@ def is_made(root: Path, unit: Unit, record: Record) -> bool:
 
 
 def is_trained(root: Path, unit: TrainUnit) -> bool:
-    """Returns whether the run is there to its end."""
+    """Tells whether the run is stored to its last step."""
     run = root / unit.folder
     steps = stored_steps(run)
     return (

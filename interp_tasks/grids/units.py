@@ -79,7 +79,7 @@ Unit: TypeAlias = TrainUnit | MeasureUnit
 
 @dataclass(frozen=True)
 class Plan:
-    """Every unit, in order: what is trained, then what is measured."""
+    """Every unit in order: runs to train, then experiments."""
 
     train: tuple[TrainUnit, ...]
     measure: tuple[MeasureUnit, ...]
@@ -192,7 +192,7 @@ def option_parameters() -> list[inspect.Parameter]:
 
 
 def plan(spec: Spec) -> Plan:
-    """Returns every unit of a grid; the same one asked for twice is there once.
+    """Returns every unit of a grid, each once.
 
     Raises:
         UserError: for settings that cannot be.

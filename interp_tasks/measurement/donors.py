@@ -35,7 +35,7 @@ NOT_ARCHITECTURE = {
 
 @dataclass(frozen=True)
 class Donor:
-    """The checkpoint that lends, as it was named."""
+    """A checkpoint that lends weights or activations, with the name that the user gave it."""
 
     label: str
     resolved: ResolvedCheckpoint

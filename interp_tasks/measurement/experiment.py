@@ -1,4 +1,4 @@
-"""Makes a function an experiment: where its command stands, what its tables say, which files belong to it."""
+"""Registers functions as experiments, with their command group, header settings and files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXPERIMENTS: dict[str, Experiment] = {}
 
 @dataclass(frozen=True)
 class Experiment:
-    """A function that measures, and what is known of it by convention.
+    """A function that measures, with its registered name, group, settings and default samples.
 
     Attributes:
         name: of its command, its rows and its files: ``prime-order`` for ``prime_order``.

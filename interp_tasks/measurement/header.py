@@ -1,4 +1,4 @@
-"""Says what a command was asked to do, for the head of its printed table."""
+"""Describes a command's settings, for the head of its printed table."""
 
 from __future__ import annotations
 

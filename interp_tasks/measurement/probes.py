@@ -151,7 +151,7 @@ def declared_by(subject: Subject) -> ProbeTargets:
 
 
 def choose(subject: Subject, declared: ProbeTargets, names: Sequence[str]) -> dict[str, ProbeTarget]:
-    """Returns the targets that are asked for, in that order; of none, all."""
+    """Returns the chosen targets, in the given order; all where none are named."""
     for name in names:
         if name not in declared.targets:
             assert subject.task is not None

@@ -60,7 +60,7 @@ class Result:
         return cls(**{**vars(result), **more})
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns the rows as JSON values: what was not measured is ``None``, never NaN."""
+        """Returns the rows as JSON values; a missing value is ``None``, never NaN."""
         return [
             {str(name): json_value(value) for name, value in row.items()}
             for row in self.frame.to_dict("records")
@@ -137,7 +137,7 @@ class Result:
         return self.titled(figure(self.frame), self.heading())
 
     def titled(self, figure: plotly.graph_objects.Figure, title: str) -> plotly.graph_objects.Figure:
-        """Returns a figure that says what it shows, and how to read it; a page says that beside it instead."""
+        """Returns a figure with a title and caption in it; a page has these beside the figure instead."""
         from circuits.plots import titled
 
         return titled(figure, title, self.caption())
@@ -151,7 +151,7 @@ class Result:
         return Page(title or self.page_title(), [*self.figures(), table], self.config, self.versions)
 
     def page_title(self) -> str:
-        """Returns the experiment, with what was done to the models where that is one thing or two."""
+        """Returns the experiment's name, with the edit of the models where there are at most two."""
         names = [name for name in dict.fromkeys(map(str, self.frame["intervention"])) if name != "none"]
         return f"{self.experiment}: {', '.join(names)}" if 0 < len(names) < 3 else self.experiment
 

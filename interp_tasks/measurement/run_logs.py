@@ -1,4 +1,4 @@
-"""Runs as wholes: which are meant, what they logged, and where they drop. Knows no torch."""
+"""Reads whole runs: resolves their names, their logs and their drops. Needs no torch."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Run:
         return tuple(step for step, _ in finite), tuple(value for _, value in finite)
 
     def left_out(self, metric: str, split: str = "validation") -> tuple[int, ...]:
-        """Returns the steps at which what was logged of a metric is no finite number."""
+        """Returns the steps at which the logged value of a metric is not finite."""
         logged = {line["step"] for line in self.lines if metric in (line.get(split) or {})}
         return tuple(sorted(logged - set(self.points(metric, split)[0])))
 
@@ -240,7 +240,7 @@ def shared_folder(names: Sequence[str]) -> str:
 
 
 def measures(curve: Curve) -> dict[str, float]:
-    """Returns the quantities of one curve; what it lacks is NaN."""
+    """Returns the quantities of one curve, NaN where it has none."""
     drop = curve.drop
     values = dict.fromkeys(QUANTITIES, math.nan) | {
         "drop": float(drop is not None),

@@ -42,7 +42,7 @@ def measure(
     config: Mapping[str, Any],
     notes: Sequence[str] = (),
 ) -> Result:
-    """Look at one checkpoint after the other, all on the same examples; ``config`` is what is recorded beside them."""
+    """Measures one checkpoint after the other on the same examples; ``config`` is recorded with the rows."""
     examples, device = Examples.of(options), options.get("device", "cpu")
     refs = resolve_refs(refs, examples)
 

@@ -138,14 +138,14 @@ class Subject:
 
 @dataclass(frozen=True)
 class Named:
-    """A checkpoint to load, and what its rows are called."""
+    """A checkpoint to load, and the label of its rows."""
 
     label: str
     resolved: ResolvedCheckpoint
 
 
 class References(list[str]):
-    """REFs as they were written, which know what they name: passed on, they are not resolved again.
+    """REFs as written, with the checkpoints they resolve to, so that they are resolved only once.
 
     Attributes:
         written: the REFs that were resolved; a list that was changed since is resolved again.
@@ -303,7 +303,7 @@ def devices() -> list[str]:
 
 
 def by_run(named: Sequence[Named]) -> dict[str, list[Named]]:
-    """Returns the checkpoints of each run by ascending step; one in no run is a run of its own."""
+    """Returns the checkpoints of each run by ascending step; one outside any run counts as a run."""
     runs: dict[str, list[Named]] = {}
     for one in named:
         runs.setdefault(str(one.resolved.run_path or one.resolved.path), []).append(one)

@@ -85,7 +85,7 @@ def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns the rows that people see: of several draws the row that pools them, with their spread beside it."""
+    """Returns the rows that people see; several draws become one row with their mean and spread."""
     view = view_of(frame)
     if view is not None:
         rows: pandas.DataFrame = view.view_rows(frame)

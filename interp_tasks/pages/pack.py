@@ -1,4 +1,4 @@
-"""Data that travels in a page: deflated, and arrays on an even grid of levels whose spacing is told."""
+"""Compresses the data of a page: deflated text, and arrays quantised to evenly spaced levels."""
 
 from __future__ import annotations
 

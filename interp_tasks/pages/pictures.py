@@ -1,4 +1,4 @@
-"""Pictures that say who made them, so that those of an earlier call can be told from any other file."""
+"""Marks pictures with their maker, so that those of an earlier call can be recognised and removed."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ USUAL_HEIGHT = 420
 
 @dataclass(frozen=True)
 class Figure:
-    """A plotly figure, drawn in the reader's colour scheme; ``alt`` says in words what it shows.
+    """A plotly figure, drawn in the reader's colour scheme; ``alt`` describes it in words.
 
     Colours of the palette, and those left to the template, change with the scheme; others stay as they are. ``height``
     in pixels is the figure's own by default; ``width`` is the most that it takes of the page (default: all).

@@ -14,7 +14,7 @@ from interp_tasks.pages.sections import Figure, Section, Table, cell_parts, embe
 
 @dataclass(frozen=True)
 class Slider:
-    """The slider, of which a page has one: a native range, so that arrows, Home, End and Page keys move it.
+    """The slider of a page: a native range, so that arrows, Home, End and Page keys move it.
 
     Attributes:
         labels: what each step is called, such as ``"step 4,000"``.
@@ -50,7 +50,7 @@ class Slider:
 
 @dataclass(frozen=True)
 class Stepped:
-    """A figure of which some parts change with the slider.
+    """A figure with parts that change with the slider.
 
     Attributes:
         figure: drawn with the parts that ``moves`` names put in.

@@ -253,7 +253,7 @@ class Claim(Entry):
 
     @property
     def rule(self) -> str:
-        """The rule with what it is about, in words."""
+        """Returns the rule, with the number that it is about, in words."""
         about = self.column if self.reduce == "one" else f"{self.reduce} of {self.column}"
         if isinstance(self.per, dict):
             # Of the other row what is not the same.
@@ -374,7 +374,7 @@ def with_recipes(entries: Sequence[Any]) -> list[Any]:
 
 
 def with_recipe(entry: Mapping[str, Any], shipped: Mapping[str, Ordered]) -> dict[str, Any]:
-    """Return a run with what its recipe says of it, which ships these."""
+    """Returns a run with the settings of the recipe that ships it."""
     name, recipe = entry.get("name"), entry["recipe"]
     given = [key for key in FROM_RECIPE if key in entry]
     if given:

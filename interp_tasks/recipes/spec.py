@@ -1,4 +1,4 @@
-"""The specification of a grid: models to train, runs that are there, experiments on all of them. Imports no torch."""
+"""Specifies a grid: models to train, existing runs, and experiments on all of them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def flattened(settings: Any) -> Any:
 
 
 def checked_settings(given: Any) -> Any:
-    """Refuse what no key can be made of: dates, infinities, objects."""
+    """Refuses values that cannot be part of a key: dates, infinities, objects."""
     try:
         json.dumps(given, allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -104,7 +104,7 @@ def tiled(view: View, gap: int) -> Array:
 
 
 def places(kind: str, count: int, names: Sequence[str], gap: int, of: str) -> list[str]:
-    """Returns the names of the rows or columns of the picture; those between maps have blank names of their own."""
+    """Returns names of the picture's rows or columns; the gaps between maps get different blank names."""
     labels: list[str] = []
     for index in range(count):
         labels += [f"{kind} {index}, {of} {name}" for name in names]

@@ -50,7 +50,7 @@ def tokens_plane(view: View) -> Section:
 
 
 def token_labels(view: View) -> tuple[list[str], list[float], str]:
-    """Returns for the tokens in the first table their names, their numbers, and what the numbers are."""
+    """Returns names and numbers of the tokens in the first table, and what the numbers mean."""
     table, task = view.snapshots[0].tables[0], view.task
     count = min(len(table.rows), MAX_TOKENS)
     axes = [] if task is None else [axis for axis in task.grid_axes() if axis.position is not None]

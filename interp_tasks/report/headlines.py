@@ -1,4 +1,4 @@
-"""The numbers that a reader wants first, in plain words: a table of a run, or of two, and what is published."""
+"""Tabulates the main numbers of one run or two, in plain words, with the published ones."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def sections(
 
 
 def slider(views: Sequence[View]) -> Section:
-    """Returns a step for each checkpoint of the first view, with what stands beside it."""
+    """Returns a slider with a step for each checkpoint of the first view, and its labels."""
     leading = views[0]
     marks: dict[str, int] = {
         mark: leading.steps.index(step)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mark:
-    """A published number in the unit of our run: where it is drawn, and what is said of it.
+    """A published number in the unit of our run, with its place in a figure and its text.
 
     Attributes:
         of_curve: whether it belongs in the training curve, or else to the model with all heads edited.
@@ -142,7 +142,7 @@ def generalisation_rows(run: Run) -> pandas.DataFrame | None:
 
 
 def marks_of(claim: Claim, paper: Paper, frame: pandas.DataFrame, view: View) -> Iterator[Mark]:
-    """Yields the marks at which a claim's published number is drawn; none for what is no level of a metric."""
+    """Yields marks of a claim's published number; none where it is no level of a metric."""
     from interp_tasks.reproduction.claim_numbers import row_divisor
     from interp_tasks.reproduction.claim_rows import rows_where
 

@@ -1,4 +1,4 @@
-"""A report: what is measured of a run, or of two, and the page that shows it."""
+"""Makes a report: measures one run or two, and shows them on a page."""
 
 from __future__ import annotations
 

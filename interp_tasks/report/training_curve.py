@@ -110,7 +110,7 @@ def training_curve(logged: Sequence[View], marks: Mapping[str, Sequence[Mark]], 
 def add_metric(
     figure: Any, run: Run, metric: str, name: str, row: int, index: int, which: int, train: bool
 ) -> list[Any]:
-    """Returns a metric's curve, of the training batch too where ``train``; returns the ends of what is drawn."""
+    """Draws a metric's curve (with ``train``, the training batch's too); returns the extremes of the drawn values."""
     colour = COLOURS["light"][index % len(COLOURS["light"])]
     steps, values = run.points(metric)
     ends = [min(values), max(values)]

@@ -1,4 +1,4 @@
-"""95% intervals over a few training runs, what they say of a bound, and Holm's correction. Knows no torch."""
+"""Computes 95% intervals over a few training runs, their p-values, and Holm's correction. Needs no torch."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def page(
 def introduction(
     paper: Paper, preset: str, summary: str, done: Sequence[Done], missing: Sequence[Located]
 ) -> str:
-    """Returns the head of the page: what was repeated at which scale, and how our models differ."""
+    """Returns the head of the page: the paper, the scale of the runs, and how our models differ from theirs."""
     used = (each for study in done if study.result is not None for each in study.job.on)
     bases = {base for each in used for base in each.bases.values()}
     departures = "\n".join(f"- {line}" for line in paper.departures)

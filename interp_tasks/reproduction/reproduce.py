@@ -1,4 +1,4 @@
-"""A paper repeated: its studies run, its claims decided, what is missing named."""
+"""Reproduces a paper: runs its studies, judges its claims, and lists missing runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Reproduction:
 
     @property
     def missing(self) -> tuple[Located, ...]:
-        """Runs that studies lack, each once, whatever roles it plays."""
+        """Runs that studies lack, each once, however many studies need it."""
         lacking = {each.run.name: each for done in self.done for each in done.job.missing}
         return tuple(lacking.values())
 

@@ -42,7 +42,7 @@ class Located:
 
     @property
     def condition(self) -> str:
-        """Returns its condition: every setting but the seed, and what leaves the weights as they are.
+        """Returns its condition: every setting that affects the weights, but the seed.
 
         A longer run at a constant rate begins as a shorter one, and both are read where they have learnt.
         """
@@ -143,7 +143,7 @@ def check_settings(run: TrainingRun, path: Path) -> None:
 
 
 def is_alike(run: TrainingRun, path: Path) -> bool:
-    """Returns whether a folder holds a run of these settings, whatever its seed, and the whole of it."""
+    """Tells whether a folder holds a finished run of these settings, whatever its seed."""
     try:
         check_settings(run.model_copy(update={"seeds": "any"}), path)
     except UserError:

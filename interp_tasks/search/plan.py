@@ -20,7 +20,7 @@ MAX_COMBINATIONS = 500
 
 @dataclass(frozen=True)
 class Objective:
-    """A logged validation metric, and which way is better.
+    """A logged validation metric, and the direction in which it improves.
 
     Attributes:
         key: ``None``: ``loss`` if it is logged, else the metric whose drop the task declares.

@@ -36,7 +36,7 @@ def without_password(url: str) -> str:
 
 
 def check_storage(url: str) -> None:
-    """Refuse what is no URL of a database, or an SQLite file that could not be written; makes nothing.
+    """Refuses a text that is no database URL, or an unwritable SQLite file; creates nothing.
 
     Raises:
         UserError: in one line.

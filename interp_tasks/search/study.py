@@ -1,4 +1,4 @@
-"""The search itself: whichever trial comes next, until there are as many as asked for."""
+"""Runs a search: takes the next trial until there are as many as the plan says."""
 
 from __future__ import annotations
 

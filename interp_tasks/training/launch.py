@@ -26,7 +26,7 @@ class Launch:
     local_rank: int = 0
 
     def device(self, device: str) -> str:
-        """Returns the device of this process, where all are told the same.
+        """Returns the device of this process, where all are given the same name.
 
         Raises:
             UserError: for one GPU that several processes would have.

@@ -1,4 +1,4 @@
-"""One run while it trains: updates, and what is looked at and stored between them."""
+"""Trains one run: updates, and the logging, observing and storing between them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def filter_of(config: TrainConfig) -> GradientFilter | None:
 
 @runtime_checkable
 class Parameters(Protocol):
-    """A model, or whatever else holds parameters by name."""
+    """A model, or any other object that holds parameters by name."""
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
 

@@ -156,7 +156,7 @@ def common_step(runs: Sequence[Path]) -> int:
 
 
 def check_memory(model: HookedTransformer, config: TrainConfig, seeds: int, free: int | None) -> None:
-    """Refuse seeds that memory has no room for by what is certain, activations left out.
+    """Refuses seeds that do not fit in memory even without activations.
 
     Args:
         model: one of them, in memory already.
@@ -175,7 +175,7 @@ def check_memory(model: HookedTransformer, config: TrainConfig, seeds: int, free
 
 
 class Seed(Loop):
-    """One run of a stack: what is its own, beside the updates."""
+    """One run of a stack, with all that is not shared with the others."""
 
     def __init__(
         self,

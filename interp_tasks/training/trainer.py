@@ -98,7 +98,7 @@ def train_resolved(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Path:
-    """Trains what a resolved configuration says, in a run folder; `seed` and `steps` replace those it has."""
+    """Trains a resolved configuration in a run folder; ``seed`` and ``steps`` replace its own."""
     changes = {key: value for key, value in {"seed": seed, "steps": steps}.items() if value is not None}
     return train(
         get(configuration.task_name, **configuration.task),
@@ -119,7 +119,7 @@ def prepared(
     device: str,
     model: HookedTransformer | None = None,
 ) -> tuple[HookedTransformer, dict[str, Any]]:
-    """Returns the model as it is before the first update, on its device, and what ``run.json`` compares."""
+    """Returns the model before its first update, on its device, and the content that ``run.json`` compares."""
     own_model = model is not None
     if model is None:
         model = task.build_model(config.seed, settings)

@@ -87,7 +87,7 @@ def steps_at(run: Path, described: dict[str, Any], at: str | int) -> list[int]:
 
 
 def pack_checkpoint(run: Path, task: Task, step: int, folder: Path, dtype: str | None) -> None:
-    """Store a checkpoint of a run in another precision, with the metrics of what is stored."""
+    """Stores a checkpoint of a run in another precision, with the metrics of the stored weights."""
     model = load_checkpoint(f"{run}@{step}").model
     with tempfile.TemporaryDirectory() as scratch:
         stored = save_checkpoint(Path(scratch) / "stored", model, task, step, weights_dtype=dtype)

@@ -151,7 +151,7 @@ class ModularTask(Task):
         )
 
     def patch_sources(self, batch: Batch) -> dict[str, Batch]:
-        """Returns other inputs of the table, row by row, that differ in one way; only kinds that exist for every row.
+        """Returns named inputs to patch from, row by row, that differ in one way; only ways possible for every row.
 
         ``"shifted"``: the first operand one higher (modulo p); ``"same_sum"``: that, and the second one lower, which
         leaves a + b as it is; ``"swapped"``: the operands exchanged, which leaves symmetric functions as they are.

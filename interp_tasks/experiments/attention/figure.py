@@ -70,7 +70,7 @@ def over_steps(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
 
 
 def shown(rows: pandas.DataFrame, metric: str) -> pandas.Series:
-    """Scores are 0 at chance and 1 where all attention is on the template; the others are shares as they are."""
+    """Returns the values to draw: scores corrected for chance (0 at chance, 1 all attention), shares unchanged."""
     if metric.startswith((MOVED, FOLLOWS)):
         return rows["value"]
     return rows["effect"] / (1 - rows["baseline"])

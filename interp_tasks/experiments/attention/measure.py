@@ -1,4 +1,4 @@
-"""Measures what attention heads attend to, and how far their attention moves when the input changes in one respect."""
+"""Measures what attention heads attend to, and how far attention moves when one aspect of the input changes."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def loss_shares(run: Run) -> Mapping[str, float]:
 
 
 def fall(run: Run, drop_curve: Curve) -> Iterator[dict[str, Any]]:
-    """Yields the drop, and what share of the fall of the loss each metric that it is made of has."""
+    """Yields the size of the drop, and the share that each weighted metric has in the fall of the loss."""
     shared = {**run.labels(), "variant": "drop"}
     for quantity, value in measures(drop_curve).items():
         if quantity not in ("plateau", "final"):

@@ -42,7 +42,7 @@ HOLM_OF_AN_EDIT = HOLM.replace("command", "intervention")
 
 @dataclass(frozen=True)
 class Study:
-    """One shipped run, what is done to it, and what to say about the outcome."""
+    """A shipped run, the edits applied to it, and the function that concludes from the outcome."""
 
     title: str
     run: str

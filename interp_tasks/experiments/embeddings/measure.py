@@ -39,7 +39,7 @@ HALF_WAY = "half-way step of the alignment"
 
 @dataclass(frozen=True)
 class EmbeddingsResult(Result):
-    """A :class:`Result` with what its figures show, by REF.
+    """A :class:`Result` with the tables of its figures, by REF.
 
     Attributes:
         tokens: ``id, value, norm, component 1, component 2``; scores are of the checkpoint's own components.
@@ -178,7 +178,7 @@ def check_largest(largest: float | None) -> None:
 
 @dataclass
 class Ends:
-    """The last checkpoint asked for of each run, where there is more than one."""
+    """Finds the last chosen checkpoint of each run that has several."""
 
     last: Mapping[str, Named]
     device: str
@@ -286,7 +286,7 @@ def token_rows(
 def position_rows(
     targets: EmbeddingTargets, tables: Tables, untrained_tables: Tables | None, seed: int
 ) -> tuple[list[dict[str, Any]], pandas.DataFrame, str]:
-    """Returns rows of the tidy table, the table of the figures, and what was used."""
+    """Returns rows of the tidy table, the table of the figures, and a note on t-SNE's settings."""
     import numpy as np
     import pandas
 

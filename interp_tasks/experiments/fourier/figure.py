@@ -80,7 +80,7 @@ def figure(
 
 
 def bars(figure: Any, row: int, spectrum: pandas.DataFrame, rest: str) -> None:
-    """Adds a bar per frequency; ``rest`` is what the legend calls those that are not key."""
+    """Adds a bar per frequency; ``rest`` names, in the legend, the frequencies that are not key."""
     labels = spectrum.index.tolist()
     shares = (100 * spectrum["share"]).tolist()
     legend_names = {trace.name for trace in figure.data}

@@ -1,4 +1,4 @@
-"""Finds the frequencies that embeddings and neurons are made of, over the task's grid of inputs or of positions."""
+"""Decomposes embeddings and neurons into frequencies over the task's grid of inputs or of positions."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Analysed:
 
 @dataclass(frozen=True)
 class Whole:
-    """The spectrum of a tensor, all features together, how its frequencies are told apart, and which are key."""
+    """The spectrum of a tensor over all its features, the axis that labels frequencies, and its key frequencies."""
 
     spectrum: Spectrum
     by: str
     keys: tuple[Any, ...]
 
     def bars(self) -> pandas.DataFrame:
-        """Returns a row per frequency, by its label: ``share``, what it would be of white ``noise``, and ``key``."""
+        """Returns a row per frequency: ``share``, the share that white ``noise`` would have, and ``key``."""
         import pandas
 
         bands = self.spectrum.bands(self.by)
@@ -321,7 +321,7 @@ def mean_neurons(model: Any, tokens: Tensor, positions: Sequence[int]) -> list[T
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one tensor, without the labels of its checkpoint; what is recorded of it."""
+    """The rows of one tensor, without the labels of its checkpoint, and the rule and frequencies to record."""
 
     rows: list[dict[str, Any]]
     keys: tuple[Any, ...]

@@ -63,7 +63,7 @@ class GeneralisationResult(Result):
         return self.titled(figure(curves_of(self.runs, ACCURACY), ACCURACY, self.level), self.heading())
 
     def losses(self) -> plotly.graph_objects.Figure | None:
-        """Draws the losses in the same way; ``None`` where they are not logged by answer as well."""
+        """Draws the losses in the same way; ``None`` where the log has no loss for each answer."""
         from interp_tasks.experiments.generalisation.figure import figure
 
         logged = [run for run in self.runs if any(named(run, "loss"))]
@@ -376,7 +376,7 @@ def order_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dic
 
 
 def groups_of(logged_runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs by what they are seeds of, or each by itself."""
+    """Groups runs that are seeds of one configuration; any other run is a group by itself."""
     groups: dict[str, list[Run]] = {}
     for run in logged_runs:
         groups.setdefault(family(run.name) or run.name, []).append(run)
@@ -418,7 +418,7 @@ def pooled(
 def opponents(
     logged_runs: Sequence[Run], reaches: Sequence[Reach], against: Sequence[str], level: float
 ) -> tuple[list[str], list[Reach]]:
-    """Returns the runs to compare with: their names, and what they reach."""
+    """Returns the names of the runs to compare with, and the steps at which they reach the level."""
     if not against:
         return [], []
     names = {run.name: (family(run.name) or run.name).removesuffix("/seed-*") for run in logged_runs}

@@ -81,7 +81,7 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
 def step_text(
     row: Mapping[Any, Any] | None, cells: Mapping[Any, Mapping[Any, Any]], split: str, level: str
 ) -> str:
-    """Returns the step; of several seeds the range behind it, and how many get there."""
+    """Formats a step; for several seeds with its range, and how many reach the level."""
     if row is None:
         return ""
     value = row["value"]

@@ -47,7 +47,7 @@ class GradientsResult(Result):
     logged: Mapping[str, Mapping[str, Norms]] = field(default_factory=dict)
 
     def plot(self, run: str | None = None) -> plotly.graph_objects.Figure:
-        """Returns a run (default: the first): each tensor's norm by step, over its largest and as it is."""
+        """Draws a run (default: the first): each tensor's norm by step, relative to its largest, and absolute."""
         import pandas
 
         from interp_tasks.experiments.gradients.figure import figure
@@ -160,7 +160,7 @@ def read_norms(run: Run, start: int) -> dict[str, Norms]:
 
 
 def number(value: Any) -> float:
-    """Returns a logged norm; what is no finite number (a diverged step) is infinite: it is not small."""
+    """Returns a logged norm; one that is not finite (a diverged step) counts as infinite, not as small."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else math.inf
 

@@ -14,7 +14,7 @@ PANEL, GAP = 300, 90
 
 
 def figure(maps: Mapping[tuple[str, str], Any]) -> plotly.graph_objects.Figure:
-    """Returns a panel per checkpoint and variant, each with a scale of its own."""
+    """Draws a panel per checkpoint and variant, each with its own scale."""
     from plotly.subplots import make_subplots
 
     rows = (len(maps) + 1) // 2

@@ -27,7 +27,7 @@ PEAK, PEAK_STEP, END = ", peak", ", step of the peak", ", end / peak"
 
 @dataclass(frozen=True)
 class Entry:
-    """A checkpoint of a run: the labels of its rows, what its neurons are counted by, which have rows of their own."""
+    """A checkpoint of a run: the labels of its rows, the measures of its neurons, and those with rows of their own."""
 
     labels: Mapping[str, Any]
     amplitudes: np.ndarray

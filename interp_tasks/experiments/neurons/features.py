@@ -1,4 +1,4 @@
-"""Neurons and attention weights over the complete grid of two input digits, and what is measured of each."""
+"""Measures neurons and attention weights over the complete grid of two input digits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Features:
-    """Activations at one site on the complete grid: ``values [cell feature]``, with what the features are called."""
+    """Activations at one site on the complete grid, ``values [cell feature]``, and the names of the features."""
 
     label: str
     site: str
@@ -131,7 +131,7 @@ def features_at(
 
 
 def wanted_of(features: Features, chosen: Sequence[int]) -> list[int]:
-    """Returns the features that have images and rows of their own.
+    """Returns the indices of the features that get images and separate rows.
 
     Raises:
         UserError: for a neuron there is not.

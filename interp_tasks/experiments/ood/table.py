@@ -1,4 +1,4 @@
-"""Lays out the rows of ``ood`` for readers: what was measured; which positions were never trained, the notes say."""
+"""Lays out the rows of ``ood`` for readers; the notes name positions that were never trained."""
 
 from __future__ import annotations
 

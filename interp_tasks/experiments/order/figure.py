@@ -1,4 +1,4 @@
-"""The figure of ``order``: the share of its way that each quantity has made, by step."""
+"""Draws, for each quantity of ``order``, the share of its total change that it has reached by step."""
 
 from __future__ import annotations
 

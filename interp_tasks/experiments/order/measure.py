@@ -1,4 +1,4 @@
-"""Finds the quantity that moves first: the step at which each has made a share of its way, beside the drop's own."""
+"""Finds the quantity that moves first: the step at which each has reached a share of its total change."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def refs_of(runs: Mapping[str, Sequence[Named]]) -> list[str]:
 
 
 def plateau_step(run: str, named: Sequence[Named]) -> int:
-    """Returns the step asked for that is nearest to the run's ``@pre``."""
+    """Returns the chosen step that is nearest to the run's ``@pre``."""
     from interp_tasks.checkpoints.marks import find_marks
 
     pre = find_marks(run, named[0].resolved.run_name)["pre"]
@@ -213,7 +213,7 @@ class RunQuantities:
         return steps, np.stack([self.curves[name][step] for step in steps], 1)
 
     def steps(self, subject: Subject, plateau: int | None) -> list[dict[str, Any]]:
-        """Returns rows of when each quantity has made its way."""
+        """Returns rows with the step at which each quantity has reached a share of its total change."""
         from interp_tasks.measurement.crossings import crossing
         from interp_tasks.measurement.embeddings.tables import interval
 
@@ -239,7 +239,7 @@ class RunQuantities:
         return rows
 
     def made(self, plateau: int | None) -> pandas.DataFrame:
-        """Returns the share of its way that each quantity has made at each step."""
+        """Returns the share of its total change that each quantity has reached at each step."""
         import pandas
 
         columns: dict[str, Any] = {}

@@ -21,7 +21,7 @@ TOKENS_PER_PASS = 32768
 
 @dataclass
 class RunEnd:
-    """The last checkpoint of a run, loaded when it is first asked for.
+    """The last checkpoint of a run, loaded on first use.
 
     Attributes:
         ref, device: of the checkpoint, and where it is loaded.

@@ -26,7 +26,7 @@ Maps = Mapping[str, "tuple[pandas.DataFrame, pandas.DataFrame]"]
 
 
 def figure(frame: pandas.DataFrame, maps: Mapping[str, Maps]) -> plotly.graph_objects.Figure:
-    """Draws for every checkpoint its shares, then its maps two abreast: what was removed, and the control beside it.
+    """Draws for every checkpoint its shares, then maps of accuracy lost, without each answer and under the control.
 
     Args:
         frame: the tidy table.

@@ -52,7 +52,7 @@ class RightAnswers:
 
 @dataclass(frozen=True)
 class Damage:
-    """The accuracies of every answer after each answer is removed in one way, beside a control.
+    """The accuracies of every answer after one kind of removal of each answer, and under a control.
 
     Attributes:
         kind, place: what was removed, where.

@@ -115,5 +115,5 @@ def scored(
 
 
 def measured(variant: str, metric: str, value: float, **more: Any) -> Row:
-    """Returns a row of the model as it is, over the complete grid."""
+    """Returns a row about the unedited model, over the complete grid."""
     return {"variant": variant, "intervention": NONE, "metric": metric, "value": value, **more}

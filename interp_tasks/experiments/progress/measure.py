@@ -36,7 +36,7 @@ USUAL = "of-largest"
 
 @dataclass(frozen=True)
 class ProgressResult(Result):
-    """A :class:`Result` with what its figure shows.
+    """A :class:`Result` with the curves and coefficients of its figure.
 
     Attributes:
         curves: run -> answer (or ``""`` for the whole model) -> quantity -> step -> value.

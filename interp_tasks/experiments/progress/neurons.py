@@ -31,7 +31,7 @@ CHECKED = 64
 
 @dataclass(frozen=True)
 class Neurons:
-    """The last layer's neurons over the grid, and their way to the logits.
+    """The last layer's neurons over the grid, and their linear map to the logits.
 
     Attributes:
         values: ``[input neuron]``, after the activation function, where the output is read.

@@ -243,7 +243,7 @@ def add_positions(figure: Any, row: int, one: Any, other: Any) -> None:
 
 
 def heatmaps(weights: Mapping[str, NDArray[np.float32]]) -> plotly.graph_objects.Figure:
-    """Returns a map of each tensor; wide ones take a row of their own."""
+    """Draws a map of each tensor; wide ones take a whole row."""
     import numpy as np
     from plotly.subplots import make_subplots
 

@@ -50,7 +50,7 @@ class CheckpointView:
 
 @dataclass(frozen=True)
 class WeightsResult(Result):
-    """A :class:`Result` with what its figures show, by REF."""
+    """A :class:`Result` with the tables of its figures, by REF."""
 
     shown: Mapping[str, CheckpointView] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""Lays out the measures of weights for readers: a row each, the untrained models beside it."""
+"""Lays out the measures of weights for readers, a row each, with the range over untrained models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def what(row: Mapping[Any, Any]) -> str:
-    """Returns the metric, with the part of the tensor where that is not told by it."""
+    """Returns the metric, with the part of the tensor where the metric does not imply it."""
     metric, part = row["metric"], row["intervention"]
     if metric in (PEARSON, COSINE):
         return f"{metric}, {part}"

@@ -47,7 +47,7 @@ class TableView:
 
 @dataclass(frozen=True)
 class MeasuredTable:
-    """One table, measured: numbers by key, and what they were read off."""
+    """The measures of one table: numbers by key, and the vectors and frequencies they come from."""
 
     numbers: dict[Key, float]
     singular: Singular

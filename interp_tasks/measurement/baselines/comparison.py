@@ -102,7 +102,7 @@ def declared(task: Task, noun: str) -> Mapping[str, Any]:
 
 
 def chosen(known: Mapping[str, Any], names: Sequence[str], option: str, task: Task) -> list[str]:
-    """Returns the names asked for, each known to the task."""
+    """Returns the chosen names, each known to the task."""
     for name in names:
         if name not in known:
             raise UserError(f"{option} {name!r}: task {task.name!r} declares {', '.join(known)}")

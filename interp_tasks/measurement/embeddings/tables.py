@@ -1,4 +1,4 @@
-"""Embeddings of a model as tables: of which values and positions, and how those of values are arranged."""
+"""Reads embeddings as tables, with the values and positions of their rows, and measures their arrangement."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def resamples(points: int, seed: int) -> Array:
 def of_tokens(
     targets: EmbeddingTargets, tables: Tables, end: Tables | None, seed: int
 ) -> dict[str, tuple[str, Array]]:
-    """Returns by metric what it is about, and ``[1 + draws]``: the value, then its resamples."""
+    """Returns for each metric its subject and ``[1 + draws]``: the value, then its resamples."""
     import numpy as np
 
     from interp_tasks.measurement.embeddings.geometry import correlation, principal, ranks, separability

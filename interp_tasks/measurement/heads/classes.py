@@ -118,7 +118,7 @@ def declared_rules(subject: Subject) -> dict[str, Any]:
 
 
 def named(subject: Subject, names: Sequence[str]) -> dict[str, Tensor | Callable[[Any], Tensor]]:
-    """Returns the templates asked for, by name."""
+    """Returns the chosen templates by name."""
     from circuits import patterns
 
     length = subject.tokens.shape[1]

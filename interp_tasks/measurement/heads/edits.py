@@ -43,7 +43,7 @@ QUERIES = typer.Option(
 
 @dataclass(frozen=True)
 class HeadEdit:
-    """One edit, for whatever heads.
+    """One kind of edit, applicable to any heads.
 
     Attributes:
         mode: ``uniform`` attention, the ``mean_pattern`` (of the unedited model, or within the edited pass:
