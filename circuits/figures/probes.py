@@ -1,4 +1,4 @@
-"""Draws a probe's table: values over layers, with their controls."""
+"""Draws a probe's table: scores over layers, with their controls."""
 
 from __future__ import annotations
 

@@ -59,14 +59,14 @@ def print_as(result: Result, format: str, metric: str | None = None) -> None:
         write_data(chosen.to_json() if format == "json" else chosen.to_csv())
     else:
         from interp_tasks.cli.tables import print_result
-        from interp_tasks.measurement.header import said
+        from interp_tasks.measurement.header import header_parts
         from interp_tasks.measurement.table import shown_columns, shown_rows
 
         plain = view_of(result.frame) is None
         frame = of_metric(result.frame, metric, result.config) if plain else result.frame
         rows = shown_rows(frame)
         columns, notes = shown_columns(rows), list(result.notes)
-        done = said(result.experiment, result.config)
+        done = header_parts(result.experiment, result.config)
         if plain:
             columns, constant = without_constants(rows, columns)
             if constant.get("variant") == "all" and result.experiment in OF_HEADS:

@@ -37,6 +37,7 @@ class Findings:
 
     @classmethod
     def of(cls, grid: Grid) -> Findings:
+        """Collects the table and the drops of a grid."""
         return cls(grid, table(grid), drops_of(grid))
 
     def write(self) -> list[Path]:
@@ -97,6 +98,7 @@ def failures(grid: Grid) -> list[tuple[str, str]]:
 
 
 def page(findings: Findings) -> Page:
+    """Returns the page: what was done, the drops, and a table for each experiment."""
     grid, all_rows, dropped = findings.grid, findings.rows, findings.drops
     sections: list[Section] = [Text("\n".join(f"- {line}" for line in sentences(grid)))]
     if grid.failed:

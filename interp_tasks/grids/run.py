@@ -23,7 +23,7 @@ from interp_tasks.grids.unit import (
     record_file,
     write_record,
 )
-from interp_tasks.grids.units import MeasureUnit, Plan, TrainUnit, Unit, check, plan, said_of
+from interp_tasks.grids.units import MeasureUnit, Plan, TrainUnit, Unit, check, naming_experiment, plan
 from interp_tasks.measurement.subjects import check_device
 from interp_tasks.recipes.spec import Spec, read_spec, spec_of
 
@@ -127,7 +127,7 @@ def check_devices(units: Sequence[Unit], device: str) -> None:
         check_device(device)
     for unit in units:
         if isinstance(unit, MeasureUnit) and "device" in unit.asked.settings:
-            with said_of(unit.asked):
+            with naming_experiment(unit.asked):
                 check_device(unit.asked.settings["device"])
 
 

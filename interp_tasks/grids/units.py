@@ -161,7 +161,7 @@ def rehearse(experiment_spec: ExperimentSpec, experiment: Callable[..., Any]) ->
 
     Experiments look at their arguments before they look for their runs: of one that is not there, they say so last.
     """
-    with said_of(experiment_spec):
+    with naming_experiment(experiment_spec):
         try:
             experiment([PLACEHOLDER_RUN], **experiment_spec.settings)
         except UserError as error:
@@ -175,7 +175,7 @@ def rehearse(experiment_spec: ExperimentSpec, experiment: Callable[..., Any]) ->
 
 
 @contextlib.contextmanager
-def said_of(experiment_spec: ExperimentSpec) -> Iterator[None]:
+def naming_experiment(experiment_spec: ExperimentSpec) -> Iterator[None]:
     """Names the experiment, once, in an error about its arguments."""
     try:
         yield

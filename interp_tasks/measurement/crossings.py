@@ -68,7 +68,7 @@ def median(values: Array) -> Array:
         return np.asarray((ordered[..., (n - 1) // 2] + ordered[..., n // 2]) / 2)
 
 
-def over_seeds(values: Array, statistic: Callable[[Array], Array], seed: int) -> tuple[float, float]:
+def interval_over_seeds(values: Array, statistic: Callable[[Array], Array], seed: int) -> tuple[float, float]:
     """Returns the 95% percentile interval of a statistic ``[resample run] -> [resample]``, by bootstrap over runs.
 
     An end that no number is known of is NaN, and so is the interval of fewer than three runs.
@@ -81,10 +81,10 @@ def over_seeds(values: Array, statistic: Callable[[Array], Array], seed: int) ->
     if not len(resampled):
         return math.nan, math.nan
     low, high = (np.quantile(resampled, share, method="nearest") for share in (0.025, 0.975))
-    return finite(low), finite(high)
+    return finite_or_nan(low), finite_or_nan(high)
 
 
-def finite(value: float) -> float:
+def finite_or_nan(value: float) -> float:
     """Returns the value, or NaN where it is infinite: unknown."""
     return float(value) if math.isfinite(value) else math.nan
 
@@ -107,7 +107,7 @@ def ratio_of_steps(
     return ratio, ratio, ratio
 
 
-def in_order(steps: Array) -> float:
+def share_in_order(steps: Array) -> float:
     """Returns the share of pairs in which the second step is later; ties count half, two censored steps not at all."""
     counted = [
         0.5 if steps[i] == steps[j] else float(steps[i] < steps[j])

@@ -11,7 +11,7 @@ from interp_tasks.measurement.experiment import EXPERIMENTS
 OPTIONS = {"sites": "site", "templates": "template"}
 
 
-def said(experiment: str, config: Mapping[str, Any]) -> list[str]:
+def header_parts(experiment: str, config: Mapping[str, Any]) -> list[str]:
     """Returns settings for a header, ``["mode uniform", "queries hidden"]``; of joined results those they share.
 
     Args:

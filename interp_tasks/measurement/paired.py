@@ -36,7 +36,7 @@ def paired(
         row: dict[str, Any] = {"metric": name, "n": sums.shape[1], "value": pooled[0]}
         row |= {"ci_low": low[0], "ci_high": high[0]}
         if baselines is not None:
-            row |= {"baseline": pooled[1]} | beside(pooled, resampled)
+            row |= {"baseline": pooled[1]} | paired_columns(pooled, resampled)
         rows.append(row if sums.shape[1] > 1 else without_intervals(row))
     return rows
 
@@ -56,7 +56,7 @@ def resamples(seed: int, examples: int, stream: int = 1) -> numpy.ndarray:
     return counts.astype(float)
 
 
-def beside(pooled: numpy.ndarray, resampled: numpy.ndarray) -> dict[str, Any]:
+def paired_columns(pooled: numpy.ndarray, resampled: numpy.ndarray) -> dict[str, Any]:
     """Returns the columns that compare series 0 with series 1; ``resampled`` is [draws series]."""
     from circuits.statistics import interval, ratio
 

@@ -91,7 +91,7 @@ def refusal(subject: Subject, task: Task, reason: str) -> UserError:
     )
 
 
-def both(
+def rows_with_untrained(
     key: Key, value: float, baseline: Sequence[float], more: Mapping[str, Any], own_row: bool = True
 ) -> list[dict[str, Any]]:
     """Returns a row, and below it one of the untrained models (but not where ``own_row`` is false)."""

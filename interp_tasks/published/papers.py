@@ -260,14 +260,14 @@ class Claim(Entry):
             column, other = self.divisor()
             differs = {key: value for key, value in other.items() if self.where.get(key) != value}
             over = "that" if column == self.column else column
-            ratio = f"{about} of {said(self.where)} / {over} of {said(differs or other)}"
+            ratio = f"{about} of {filter_text(self.where)} / {over} of {filter_text(differs or other)}"
             return f"{ratio} is {self.holds}"
         if self.per is not None:
             about += {"baseline": " / baseline", "variance": " / variance of an entry"}[self.per]
-        return f"{about} of {said(self.where)} is {self.holds}"
+        return f"{about} of {filter_text(self.where)} is {self.holds}"
 
 
-def said(where: Filter) -> str:
+def filter_text(where: Filter) -> str:
     """Returns a filter in words."""
     parts = []
     for key, value in where.items():

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-def ours(row: Mapping[str, Any]) -> str:
+def our_number(row: Mapping[str, Any]) -> str:
     """Returns our number with its interval and a note on it; never a number where nothing was run."""
     if row["value"] is None or row["value"] != row["value"]:
         if row["ci_low"] is None or row["ci_low"] != row["ci_low"]:
@@ -25,7 +25,7 @@ def ours(row: Mapping[str, Any]) -> str:
     return f"{shown} {row['what']}".rstrip()
 
 
-def short(row: Mapping[str, Any]) -> str:
+def our_number_short(row: Mapping[str, Any]) -> str:
     """Returns our number for one line of the terminal, with what it is over."""
     if row["value"] is None or row["value"] != row["value"]:
         return "–"
@@ -49,7 +49,7 @@ def summary_of(outcomes: Sequence[Mapping[Any, Any]]) -> str:
     return f"{claims} claims.{family}"
 
 
-def own(row: Mapping[str, Any]) -> str:
+def run_numbers(row: Mapping[str, Any]) -> str:
     """Returns each run's own number."""
     shown = (each["value"] for each in row["runs"])
     return ", ".join("–" if value is None else number(value) for value in shown)
@@ -67,7 +67,7 @@ SUMMARY = (
     Column("claim", "says", sentences=True),
     Column("published", "published", sentences=True),
     Column("condition", "run"),
-    Column("ours [95% CI]", "value", ours),
+    Column("ours [95% CI]", "value", our_number),
     Column("runs", "n_runs"),
     Column("controls", "untrained", controls),
     Column("verdict", "verdict", sentences=True),
@@ -78,8 +78,8 @@ SHOWN = (
     Column("published", "published", sentences=True),
     Column("condition", "run"),
     Column("runs", "n_runs"),
-    Column("ours [95% CI]", "value", ours),
-    Column("each run", "runs", own),
+    Column("ours [95% CI]", "value", our_number),
+    Column("each run", "runs", run_numbers),
     Column("interval", "interval", sentences=True),
     Column("controls", "untrained", controls),
     Column("p", "p"),
@@ -127,7 +127,7 @@ def page(
         sections.append(missing_table(missing, folder))
     for row in paper.row:
         if not rows or row.number in rows:
-            sections += of_row(paper, row, frame, done, f"{paper.name}-{row.number}")
+            sections += row_sections(paper, row, frame, done, f"{paper.name}-{row.number}")
     config = {
         "paper": paper.name,
         "preset": preset,
@@ -178,13 +178,13 @@ def missing_table(missing: Sequence[Located], folder: str) -> Table:
     )
 
 
-def of_row(
+def row_sections(
     paper: Paper, row: Row, frame: pandas.DataFrame, studies: Sequence[Done], name: str
 ) -> list[Section]:
     """Returns an experiment of the paper: its claims with their rules, then a figure for each study and run."""
     of_experiment = frame[frame["row"] == row.number]
     lines = [
-        f"- {claim.says} ({claim.source}) Rule: {claim.rule}.{beside(claim)}"
+        f"- {claim.says} ({claim.source}) Rule: {claim.rule}.{claim_remarks(claim)}"
         for claim in paper.claim
         if claim.id in set(of_experiment["claim"])
     ]
@@ -239,13 +239,13 @@ def claims_markdown(
                 continue
             claim = claims[key]
             lines += [
-                f"**{claim.says}** ({claim.source}) Rule: {claim.rule}.{beside(claim)}",
+                f"**{claim.says}** ({claim.source}) Rule: {claim.rule}.{claim_remarks(claim)}",
                 "",
                 "| condition | published | ours [95% CI] | runs | each run | controls | verdict |",
                 "|---|---|---|---|---|---|---|",
                 *(
-                    f"| {each['run']} | {cell(claim.published)} | {ours(each)} | {each['n_runs']} | {own(each)} "
-                    f"| {controls(each)} | {verdict(each)} |"
+                    f"| {each['run']} | {markdown_cell(claim.published)} | {our_number(each)} | {each['n_runs']} "
+                    f"| {run_numbers(each)} | {controls(each)} | {verdict(each)} |"
                     for each in claim_outcomes
                 ),
                 "",
@@ -259,16 +259,18 @@ def verdict(row: Mapping[str, Any]) -> str:
     if row["p_holm"] == row["p_holm"]:
         text += f" (p {number(row['p_holm'])} after Holm)"
     if row["hours"] == row["hours"]:
-        return f"{text}, {row['hours']:g} h" + (f": `{cell(row['command'])}`" if row["command"] else "")
-    return f"{text}: {cell(row['reason'])}" if row["reason"] else text
+        return f"{text}, {row['hours']:g} h" + (
+            f": `{markdown_cell(row['command'])}`" if row["command"] else ""
+        )
+    return f"{text}: {markdown_cell(row['reason'])}" if row["reason"] else text
 
 
-def cell(text: str) -> str:
+def markdown_cell(text: str) -> str:
     """Returns text that does not end a cell of a Markdown table."""
     return text.replace("|", "\\|")
 
 
-def beside(claim: Claim) -> str:
+def claim_remarks(claim: Claim) -> str:
     """Returns how a claim departs from the paper and why it has no control, as sentences to go on with."""
     departures = f" Departs: {claim.departures.rstrip('.')}." if claim.departures else ""
     uncontrolled = f" No control: {claim.uncontrolled.rstrip('.')}." if claim.uncontrolled else ""

@@ -277,7 +277,7 @@ def decide(
         conditions = {
             key: condition_runs
             for key, condition_runs in conditions.items()
-            if about(claim, on(condition_runs))
+            if about(claim, runs_of(condition_runs))
         }
     names = {key: condition_runs[0].job.on[0].run.name for key, condition_runs in conditions.items()}
     if study.together and study_runs:
@@ -301,7 +301,7 @@ def decide(
     ]
 
 
-def on(done: Sequence[Done]) -> list[Located]:
+def runs_of(done: Sequence[Done]) -> list[Located]:
     return [each for one in done for each in one.job.on]
 
 

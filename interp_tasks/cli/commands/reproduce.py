@@ -180,7 +180,7 @@ def print_claim(out: Any, rows: list[Any], verbose: bool) -> None:
     """Prints a claim's line; for several conditions, a line for each below its name."""
     from rich.text import Text
 
-    from interp_tasks.reproduction.page import short
+    from interp_tasks.reproduction.page import our_number_short
 
     first = rows[0]
     several = len(rows) > 1
@@ -198,7 +198,7 @@ def print_claim(out: Any, rows: list[Any], verbose: bool) -> None:
         called = f"  {row['run'].rpartition('/')[2]}" if several else name
         published = "" if several else row["published"]
         seeds = str(row["n_runs"]) if row["n_runs"] else "–"
-        cells = (row["verdict"], called, published, short(row), seeds)
+        cells = (row["verdict"], called, published, our_number_short(row), seeds)
         out.print(Text(line(cells, out.width)), soft_wrap=True)
         if verbose:
             print_sentences(out, [*([] if several else sentences_of_claim), *particulars(row)])
@@ -214,12 +214,12 @@ def print_sentences(out: Any, sentences: Sequence[str]) -> None:
 
 def particulars(row: Mapping[str, Any]) -> Iterator[str]:
     """Yields the particulars of a verdict, a sentence each."""
-    from interp_tasks.reproduction.page import controls, number, ours, own
+    from interp_tasks.reproduction.page import controls, number, our_number, run_numbers
 
     if row["interval"]:
-        yield f"{ours(row)}, interval {row['interval']}."
+        yield f"{our_number(row)}, interval {row['interval']}."
     if len(row["runs"]) > 1:
-        yield f"Each run: {own(row)}."
+        yield f"Each run: {run_numbers(row)}."
     if controls(row) != "–":
         yield f"Controls: {controls(row)}."
     if row["p_holm"] == row["p_holm"]:

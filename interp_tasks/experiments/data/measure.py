@@ -134,7 +134,7 @@ def data(
     check_multiples(multiples)
     if not isinstance(task, str) and not hasattr(task, "grid_axes"):
         raise UserError(f"task {task!r}: give the name of a task, or a task; interp-run tasks lists them")
-    chosen = read(task, config or {})
+    chosen = resolve_task(task, config or {})
     axes = [axis for axis in chosen.grid_axes() if axis.position is not None]
     rows: list[dict[str, Any]]
     inputs = matrices = None
@@ -149,7 +149,7 @@ def data(
     else:
         batch = chosen.sample(samples or SAMPLES, seed=seed, split=split)  # type: ignore[arg-type]  # the split was checked as text
         rows = [*answer_rows(chosen, answers_of(chosen, batch)), *number_rows(batch)]
-        matrices = examples(chosen, batch)
+        matrices = first_matrices(chosen, batch)
     import pandas
 
     if not rows:
@@ -188,7 +188,7 @@ def check_multiples(multiples: Sequence[int]) -> None:
         raise UserError(f"--multiples {wrong[0]}: give whole numbers from 2 to 999999, such as 17,23")
 
 
-def read(task: str | Task, config: Mapping[str, Any]) -> Task:
+def resolve_task(task: str | Task, config: Mapping[str, Any]) -> Task:
     if not isinstance(task, str):
         return task
     from tasks import get
@@ -305,7 +305,7 @@ def number_rows(batch: Batch) -> Iterator[dict[str, Any]]:
         yield {**about, "metric": "share hidden", "value": float(batch.extras["hidden"].double().mean())}
 
 
-def examples(task: Task, batch: Batch) -> Matrices | None:
+def first_matrices(task: Task, batch: Batch) -> Matrices | None:
     """Returns the first examples as matrices; ``None`` unless the positions form a grid of two coordinates."""
     axes = task.grid_axes()
     if len(axes) != 2 or any(axis.position is not None for axis in axes):

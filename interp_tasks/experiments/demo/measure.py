@@ -139,13 +139,13 @@ def conclude_matrix_completion(frame: pandas.DataFrame, config: dict[str, Any]) 
     guess = config["rank"] * config["scale"] ** 4 / 9
     claims = {claim.id: claim for claim in read_paper("matrix-completion").claim}
     return [
-        said_of(claims[claim], what, frame, name, guess)
+        claim_sentence(claims[claim], what, frame, name, guess)
         for name in dict.fromkeys(frame["intervention"])
         for claim, what in CLAIMS.items()
     ]
 
 
-def said_of(claim: Claim, what: str, frame: pandas.DataFrame, name: str, guess: float) -> str:
+def claim_sentence(claim: Claim, what: str, frame: pandas.DataFrame, name: str, guess: float) -> str:
     """Returns a sentence on one claim: our numbers, the published ones, and whether the interval keeps the rule."""
     mark, metric = claim.where["ref"], claim.where["metric"]
     row = row_of(frame, mark, metric, name)

@@ -48,6 +48,7 @@ def arrangement(
 
 
 def add_values(figure: Any, row: int, table: pandas.DataFrame) -> None:
+    """Draws values on two principal components, and norms over values."""
     bins = (table["value"] / BIN).round() * BIN
     hover = [f"{value:g}" for value in table["value"]]
     marker = {"size": 7, "color": bins.tolist(), "colorscale": SEQUENTIAL}
@@ -73,6 +74,7 @@ def add_values(figure: Any, row: int, table: pandas.DataFrame) -> None:
 
 
 def add_positions(figure: Any, row: int, table: pandas.DataFrame) -> None:
+    """Draws positions by t-SNE, and norms over positions; a colour and symbol for each value of the last axis."""
     axes = [name for name in table.columns if name not in ("position", "norm", "t-SNE 1", "t-SNE 2")]
     last = axes[-1]
     for line in sorted(set(table[last])):

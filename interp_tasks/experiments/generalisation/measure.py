@@ -258,7 +258,7 @@ def percent(level: float) -> str:
 
 
 def rows_of(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dict[str, Any]]:
-    from interp_tasks.measurement.crossings import finite
+    from interp_tasks.measurement.crossings import finite_or_nan
 
     trained = {reach.name: reach for reach in reaches if reach.split == "train"}
     for reach in reaches:
@@ -268,9 +268,21 @@ def rows_of(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dict[s
         other = trained.get(reach.name)
         delay = {}
         if reach.split == "validation" and other is not None:
-            delay = {"baseline": finite(other.first), "effect": finite(reach.first - other.first)}
-        yield {**shared, **delay, "metric": STEP.format(level=percent(level)), "value": finite(reach.first)}
-        yield {**shared, "metric": LASTING.format(level=percent(level)), "value": finite(reach.lasting)}
+            delay = {
+                "baseline": finite_or_nan(other.first),
+                "effect": finite_or_nan(reach.first - other.first),
+            }
+        yield {
+            **shared,
+            **delay,
+            "metric": STEP.format(level=percent(level)),
+            "value": finite_or_nan(reach.first),
+        }
+        yield {
+            **shared,
+            "metric": LASTING.format(level=percent(level)),
+            "value": finite_or_nan(reach.lasting),
+        }
         yield {
             **shared,
             "metric": REACHED.format(level=percent(level)),
@@ -330,7 +342,7 @@ def order_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dic
     import numpy as np
 
     from circuits.statistics import spearman
-    from interp_tasks.measurement.crossings import finite, in_order
+    from interp_tasks.measurement.crossings import finite_or_nan, share_in_order
 
     of_prime = {modulus(reach.name): reach for reach in reaches if reach.split == "validation"}
     primes = sorted(q for q in of_prime if q is not None)
@@ -358,11 +370,11 @@ def order_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dic
         if len(chosen) < 2:
             continue
         row = {**shared, "variant": variant}
-        yield {**row, "metric": PAIRS, "value": in_order(chosen)}
+        yield {**row, "metric": PAIRS, "value": share_in_order(chosen)}
         first, last = chosen.min(), chosen.max()
         # Of answers none of which got there nothing is known; nor is there a share of step 0.
         known = 0 < first < math.inf
-        yield {**row, "metric": SPREAD, "value": finite(last / first) if known else math.nan}
+        yield {**row, "metric": SPREAD, "value": finite_or_nan(last / first) if known else math.nan}
         yield {
             **row,
             "metric": REACHED.format(level=percent(level)),
@@ -389,7 +401,7 @@ def pooled(
     """Yields rows that pool several seeds: medians, ranges and intervals."""
     import numpy as np
 
-    from interp_tasks.measurement.crossings import finite, median, over_seeds
+    from interp_tasks.measurement.crossings import finite_or_nan, interval_over_seeds, median
 
     group_rows = [row for row in rows if row["run"] in {run.name for run in group}]
     for key in dict.fromkeys((row["split"], row["variant"], row["metric"]) for row in group_rows):
@@ -408,11 +420,11 @@ def pooled(
         if not len(values):
             yield {**shared, "value": math.nan}
             continue
-        low, high = over_seeds(values, middle, seed)
-        yield {**shared, "value": finite(float(middle(values))), "ci_low": low, "ci_high": high}
+        low, high = interval_over_seeds(values, middle, seed)
+        yield {**shared, "value": finite_or_nan(float(middle(values))), "ci_low": low, "ci_high": high}
         if not share:
             for word, extreme in (("smallest", values.min()), ("largest", values.max())):
-                yield {**shared, "metric": f"{key[2]}, {word}", "value": finite(extreme)}
+                yield {**shared, "metric": f"{key[2]}, {word}", "value": finite_or_nan(extreme)}
 
 
 def opponents(
@@ -447,7 +459,7 @@ def ratio_rows(
     """
     import numpy as np
 
-    from interp_tasks.measurement.crossings import finite, median, over_seeds, ratio_of_steps
+    from interp_tasks.measurement.crossings import finite_or_nan, interval_over_seeds, median, ratio_of_steps
 
     opponent_reaches: dict[tuple[str, Any], Reach] = {}
     for other in others:
@@ -476,16 +488,16 @@ def ratio_rows(
                 "step": int(first.until),
             }
             row |= {"n_runs": len(ratios), "seed": seed_of(first.run) if len(pairs) == 1 else None}
-            row |= {"baseline": finite(other.first)} if len(pairs) == 1 else {}
+            row |= {"baseline": finite_or_nan(other.first)} if len(pairs) == 1 else {}
             for column, metric in enumerate((RATIO, AT_LEAST, AT_MOST)):
                 values = ratios[:, column]
                 if not len(values):
                     yield {**row, "metric": metric, "value": math.nan}
                     continue
-                numbers = [float(median(values)), *over_seeds(values, median, seed)]
+                numbers = [float(median(values)), *interval_over_seeds(values, median, seed)]
                 if metric == RATIO:  # 0 and infinity stand for ratios of which there is a bound alone
                     numbers = [number or math.nan for number in numbers]
-                value, low, high = map(finite, numbers)
+                value, low, high = map(finite_or_nan, numbers)
                 yield {**row, "metric": metric, "value": value, "ci_low": low, "ci_high": high}
     if not any_pair:
         raise UserError(

@@ -100,13 +100,13 @@ def primes(
         import pandas
 
         from interp_tasks.experiments.primes.remainders import read_inputs
-        from interp_tasks.experiments.primes.removal import removed
-        from interp_tasks.experiments.primes.shares import embedding_rows, grid_rows, places
+        from interp_tasks.experiments.primes.removal import measure_removals
+        from interp_tasks.experiments.primes.shares import embedding_rows, grid_rows, tensors_of
 
         inputs = read_inputs(subject, "primes")
         rows = list(embedding_rows(subject, inputs, draws))
         last = None
-        for place in places(subject, inputs):
+        for place in tensors_of(subject, inputs):
             new_rows, best = grid_rows(subject, inputs, place, draws)
             rows += new_rows
             if place.site == "mlp_post" and best:
@@ -115,7 +115,7 @@ def primes(
         frames = [pandas.DataFrame(rows)]
         done: dict[str, Any] = {}
         if ablate and last is not None:
-            frame, matrices, done = removed(subject, inputs, *last)
+            frame, matrices, done = measure_removals(subject, inputs, *last)
             damages[str(subject.labels["ref"])] = matrices
             frames.append(frame)
         return Measured(pandas.concat(frames, ignore_index=True), done)

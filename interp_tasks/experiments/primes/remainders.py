@@ -108,6 +108,7 @@ def sampled(subject: Subject, inputs: Inputs) -> Inputs:
 
 
 def on_grid(inputs: Inputs) -> Inputs:
+    """Returns the inputs all of whose coordinates have a value in its axis."""
     rows = (inputs.at >= 0).all(1)
     return Inputs(inputs.tokens[rows], inputs.at[rows], inputs.axes, inputs.answers)
 

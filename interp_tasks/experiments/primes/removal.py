@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from interp_tasks.experiments.primes.remainders import Inputs, sampled
-from interp_tasks.experiments.primes.shares import Place, squares
+from interp_tasks.experiments.primes.shares import TensorValues, squares
 from interp_tasks.experiments.primes.table import (
     ACCURACY,
     CONTROL,
@@ -108,7 +108,7 @@ class Removals:
 
     subject: Subject
     inputs: Inputs
-    place: Place
+    place: TensorValues
     best: Mapping[str, Tensor]
     edits: dict[str, dict[str, Intervention]] = field(default_factory=dict)
     sizes: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -118,12 +118,12 @@ class Removals:
         self.edits.setdefault(kind, {}).update(zip((WITHOUT + name, CONTROL + name), edits, strict=True))
         self.sizes.setdefault(kind, {})[name] = size
 
-    def all(self) -> None:
-        self.waves()
-        self.directions()
-        self.neurons()
+    def add_all(self) -> None:
+        self.add_functions()
+        self.add_directions()
+        self.add_neurons()
 
-    def waves(self) -> None:
+    def add_functions(self) -> None:
         """Adds edits that remove all functions of the digits modulo q (embedding) or of the answer (neurons)."""
         import torch
 
@@ -142,7 +142,7 @@ class Removals:
             edits = [ablate.classes(site, kinds, tokens, queries=read) for kinds in forms]
             self.add(KINDS[1], name, edits, q - 1)
 
-    def directions(self) -> None:
+    def add_directions(self) -> None:
         """Adds edits that remove the directions, in neuron space, in which the means of the answer's classes lie."""
         import torch
 
@@ -151,7 +151,7 @@ class Removals:
         values = self.place.values.double()
         mean = values.mean(0)
         for name in self.inputs.answers:
-            basis = principal(values - mean, self.inputs.remainders(name))
+            basis = class_directions(values - mean, self.inputs.remainders(name))
             draw = torch.randn(
                 basis.shape[1],
                 len(values),
@@ -160,9 +160,14 @@ class Removals:
             )
             # Combinations of inputs at random: directions that activations have, without an answer's order.
             random_basis = torch.linalg.qr((draw @ (values - mean)).T).Q
-            self.add(KINDS[2], name, [self.off(basis, mean), self.off(random_basis, mean)], basis.shape[1])
+            self.add(
+                KINDS[2],
+                name,
+                [self.projection_off(basis, mean), self.projection_off(random_basis, mean)],
+                basis.shape[1],
+            )
 
-    def off(self, basis: Tensor, mean: Tensor) -> Any:
+    def projection_off(self, basis: Tensor, mean: Tensor) -> Any:
         """Returns an edit that projects activations, from their mean, off directions ``[feature direction]``."""
         from circuits import edit
 
@@ -173,7 +178,7 @@ class Removals:
         read = None if self.place.position is None else [self.place.position]
         return edit(f"{self.place.site}.{self.place.layer}", project, positions=read)
 
-    def neurons(self) -> None:
+    def add_neurons(self) -> None:
         """Adds edits that set the neurons that serve the answer most, or as many random ones, to their mean."""
         import torch
 
@@ -193,7 +198,7 @@ class Removals:
             self.add(KINDS[3], name, edits, count)
 
 
-def principal(centred: Tensor, classes: Tensor) -> Tensor:
+def class_directions(centred: Tensor, classes: Tensor) -> Tensor:
     """Returns the fewest directions ``[feature direction]`` that carry most of the variance between classes."""
     import torch
 
@@ -205,8 +210,8 @@ def principal(centred: Tensor, classes: Tensor) -> Tensor:
     return rows[: int((carried < CARRIED).sum()) + 1].T
 
 
-def removed(
-    subject: Subject, inputs: Inputs, place: Place, best: Mapping[str, Tensor]
+def measure_removals(
+    subject: Subject, inputs: Inputs, place: TensorValues, best: Mapping[str, Tensor]
 ) -> tuple[pandas.DataFrame, list[Damage], dict[str, Any]]:
     """Returns the table of every answer with each answer removed, its matrices of damage, and the edits."""
     import pandas
@@ -219,7 +224,7 @@ def removed(
     names = tuple(inputs.answers)
     answers = torch.stack([examples.remainders(name) for name in names], 1).to(subject.tokens.device)
     builder = Removals(subject, inputs, place, best)
-    builder.all()
+    builder.add_all()
     columns = [list(inputs.answers[name].classes) for name in names]
 
     def judge(output: Tensor, right: RightAnswers) -> dict[str, Tensor]:
@@ -276,7 +281,7 @@ def damage(frame: pandas.DataFrame, kind: str, site: str, names: tuple[str, ...]
 
 
 def summary(
-    damaged: Damage, label: str, place: Place, examples: int, sizes: Mapping[str, int]
+    damaged: Damage, label: str, place: TensorValues, examples: int, sizes: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
     """Yields each answer's damage to itself and to the others, with the same under the control."""
     about = {

@@ -43,7 +43,7 @@ ASSIGNMENTS = 200
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorValues:
     """A tensor of activations or weights, ``values [example feature]``, and its name and place in the model."""
 
     label: str
@@ -53,7 +53,7 @@ class Place:
     values: Tensor
 
 
-def places(subject: Subject, inputs: Inputs) -> Iterator[Place]:
+def tensors_of(subject: Subject, inputs: Inputs) -> Iterator[TensorValues]:
     """Yields the outputs of attention and MLP of every layer, and the neurons, at the positions that the task reads."""
     import torch
 
@@ -83,7 +83,7 @@ def places(subject: Subject, inputs: Inputs) -> Iterator[Place]:
         joined = torch.cat(activations.pop(hook))
         for index, position in enumerate(read):
             at = f", position {position}" if len(read) > 1 else ""
-            yield Place(f"{site}.{layer}{at}", site, layer, position, joined[:, index])
+            yield TensorValues(f"{site}.{layer}{at}", site, layer, position, joined[:, index])
 
 
 def embedding_rows(subject: Subject, inputs: Inputs, draws: int) -> Iterator[dict[str, Any]]:
@@ -103,14 +103,14 @@ def embedding_rows(subject: Subject, inputs: Inputs, draws: int) -> Iterator[dic
         if not moduli:
             continue
         orders = [shuffled(len(values), subject.seed, draw) for draw in range(draws)]
-        place = Place(label, "embed", None, None, weight)
+        place = TensorValues(label, "embed", None, None, weight)
         real = {one: digits % q for one, q in moduli.items()}
         permuted = {one: torch.stack([order % q for order in orders]) for one, q in moduli.items()}
         for one, q in moduli.items():
             share, control = float(variance.total(weight, real[one])), variance.total(weight, permuted[one])
             yield row(place, one, DIGIT, SHARE, share, control.numpy())
             yield row(place, one, DIGIT, ADJUSTED, variance.adjusted(share, len(weight), q - 1))
-        yield from beyond(
+        yield from unique_share_rows(
             place,
             real,
             [{one: kinds[draw] for one, kinds in permuted.items()} for draw in range(draws)],
@@ -119,6 +119,7 @@ def embedding_rows(subject: Subject, inputs: Inputs, draws: int) -> Iterator[dic
 
 
 def shuffled(size: int, seed: int, draw: int) -> Tensor:
+    """Returns a random permutation of the digits 0 to ``size`` − 1."""
     import torch
 
     from tasks import generator
@@ -126,8 +127,8 @@ def shuffled(size: int, seed: int, draw: int) -> Tensor:
     return torch.randperm(size, generator=generator(seed, "shuffled digits", draw))
 
 
-def beyond(
-    place: Place, real: Mapping[str, Tensor], permuted: Sequence[Mapping[str, Tensor]], what: str
+def unique_share_rows(
+    place: TensorValues, real: Mapping[str, Tensor], permuted: Sequence[Mapping[str, Tensor]], what: str
 ) -> Iterator[dict[str, Any]]:
     """Yields each answer's unique share, and that of all together; nothing where they span the whole space."""
     from circuits import variance
@@ -155,11 +156,12 @@ def squares(values: Tensor) -> Tensor:
 
 
 def pooled(shares: Tensor, weights: Tensor) -> float:
+    """Returns the share of variance of all features together; the weights are the features' variances."""
     return float(shares @ weights / weights.sum())
 
 
 def grid_rows(
-    subject: Subject, inputs: Inputs, place: Place, draws: int
+    subject: Subject, inputs: Inputs, place: TensorValues, draws: int
 ) -> tuple[list[dict[str, Any]], Mapping[str, Tensor]]:
     """Returns one tensor's rows over all inputs, and the features that serve each answer most, bool ``[feature]``."""
     import torch
@@ -198,10 +200,10 @@ def grid_rows(
             {name: inputs.form(one.coefficients, one.modulus, order) for name, one in inputs.answers.items()}
             for order in orders[: max(1, draws // 5)]
         ]
-        rows += list(beyond(place, real, drawn_sets, ANSWER))
+        rows += list(unique_share_rows(place, real, drawn_sets, ANSWER))
     if place.site == "mlp_post":
         rows += list(neuron_rows(subject, place, by_feature, serving))
-    return rows, most(by_feature, serving)
+    return rows, served_most(by_feature, serving)
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,7 @@ class Marginal:
         return shares
 
 
-def most(shares: Mapping[str, Tensor], serving: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def served_most(shares: Mapping[str, Tensor], serving: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the features that serve each answer and serve no other answer more, bool ``[feature]``."""
     import torch
 
@@ -254,14 +256,14 @@ def most(shares: Mapping[str, Tensor], serving: Mapping[str, Tensor]) -> dict[st
 
 
 def neuron_rows(
-    subject: Subject, place: Place, shares: Mapping[str, Tensor], serving: Mapping[str, Tensor]
+    subject: Subject, place: TensorValues, shares: Mapping[str, Tensor], serving: Mapping[str, Tensor]
 ) -> Iterator[dict[str, Any]]:
     """Counts the neurons that serve each answer, and several; chance assigns as many at random to each."""
     import torch
 
     served = torch.stack(list(serving.values())).numpy()
     strength = torch.stack(list(shares.values())).clamp(min=0).numpy()
-    best = most(shares, serving)
+    best = served_most(shares, serving)
     for name, chosen in serving.items():
         yield row(place, name, NEURONS, SERVING, float(chosen.sum()))
         yield row(place, name, NEURONS, BEST, float(best[name].sum()))
@@ -293,7 +295,7 @@ def spread_of(strength: Array, served: Array) -> float:
 
 
 def row(
-    place: Place, variant: str, what: str, metric: str, value: float, control: Array | None = None
+    place: TensorValues, variant: str, what: str, metric: str, value: float, control: Array | None = None
 ) -> dict[str, Any]:
     """Returns a row of the table; with a control, its mean, the difference, and the 95% range of its draws."""
     columns: dict[str, Any] = {

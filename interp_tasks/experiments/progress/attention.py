@@ -80,7 +80,7 @@ def rows_of_waves(
         for tokens in passes(model, inputs):
             rows = slice(start, start + len(tokens))
             chosen = {layer: new[rows] for layer, new in edited.items()}
-            parts.append(output_with(model, inputs, tokens, chosen))
+            parts.append(output_with_patterns(model, inputs, tokens, chosen))
             start = rows.stop
         clean = inputs.scores(logits[:, answer.classes], answer)
         scores = inputs.scores(torch.cat(parts)[:, answer.classes], answer)
@@ -110,7 +110,9 @@ def operand_waves(answer: Answer, key: int) -> tuple[Tensor, Tensor]:
     return one, other
 
 
-def output_with(model: Any, inputs: Inputs, tokens: Tensor, patterns: Mapping[int, Tensor]) -> Tensor:
+def output_with_patterns(
+    model: Any, inputs: Inputs, tokens: Tensor, patterns: Mapping[int, Tensor]
+) -> Tensor:
     """Returns the output ``[input class]`` with attention, where it is read, set to ``patterns[layer]``."""
     from circuits import edit, run
 
@@ -139,7 +141,7 @@ def rows_of_skips(model: Any, inputs: Inputs, logits: Tensor) -> Iterator[Row]:
     means = mean_streams(model, inputs, streams)
     outputs: dict[tuple[int, str], list[Tensor]] = {}
     for tokens in passes(model, inputs):
-        for key, output in outputs_without(model, inputs, tokens, streams, means):
+        for key, output in outputs_without_parts(model, inputs, tokens, streams, means):
             outputs.setdefault(key, []).append(output)
     for (layer, name), parts in outputs.items():
         output = torch.cat(parts)
@@ -160,7 +162,7 @@ def mean_streams(model: Any, inputs: Inputs, sites: list[str]) -> dict[str, Tens
     return {site: (total / len(inputs.tokens)).float() for site, total in sums.items()}
 
 
-def outputs_without(
+def outputs_without_parts(
     model: Any, inputs: Inputs, tokens: Tensor, streams: list[str], means: Mapping[str, Tensor]
 ) -> Iterator[tuple[tuple[int, str], Tensor]]:
     """Yields ((layer, name of the removed part), output ``[input class]``) for some inputs."""

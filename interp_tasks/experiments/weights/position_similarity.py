@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.embeddings.tables import Tables, interval, resamples
-from interp_tasks.measurement.untrained import both
+from interp_tasks.measurement.untrained import rows_with_untrained
 
 if TYPE_CHECKING:
     from interp_tasks.measurement.embeddings.geometry import Array
@@ -53,7 +53,9 @@ def of_positions(
                 low, high = interval(values[1:])
                 row = {"site": "pos_embed", "n": dimensions, "ci_low": low, "ci_high": high}
                 key = (name, about, metric)
-                rows += both(key, float(values[0]), [float(each[metric][0]) for each in control_values], row)
+                rows += rows_with_untrained(
+                    key, float(values[0]), [float(each[metric][0]) for each in control_values], row
+                )
     return rows, compared
 
 

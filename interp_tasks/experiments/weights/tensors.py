@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.embeddings.tables import Table
-from interp_tasks.measurement.untrained import Key, both
+from interp_tasks.measurement.untrained import Key, rows_with_untrained
 
 if TYPE_CHECKING:
     from interp_tasks.experiments.weights.shuffled_rows import Relabelled
@@ -121,7 +121,7 @@ def of_tables(
         control_measures = [measured(each[index], UNTRAINED_ORDERS, seed) for each in others]
         common = {"site": "embed", "n": len(table.rows)}
         for key, value in table_measures.numbers.items():
-            rows += both(key, value, [each.numbers[key] for each in control_measures], common)
+            rows += rows_with_untrained(key, value, [each.numbers[key] for each in control_measures], common)
             if key[1:] == (LEADING, BEST):
                 rows += vector_rows(table, table_measures, control_measures, common)
         sizes = np.mean([each.singular.values for each in control_measures], 0) if control_measures else None
@@ -148,7 +148,9 @@ def vector_rows(
     """Yields a row for each of the first leading singular vectors."""
     for name, (frequency, share) in table_measures.vectors.items():
         others = [each.vectors[name][1] for each in control_measures if name in each.vectors]
-        yield from both((name, f"{table.label}, frequency {frequency}", BEST), share, others, common, False)
+        yield from rows_with_untrained(
+            (name, f"{table.label}, frequency {frequency}", BEST), share, others, common, False
+        )
 
 
 def frequency_rows(
@@ -176,4 +178,6 @@ def frequency_rows(
             )
             more = {**common, "p_adjusted": float(frequencies.p_values[index])}
             key = (f"frequency {index + 1}", about, NORM)
-            yield from both(key, float(norm), [float(each[index]) for each in control_norms], more, False)
+            yield from rows_with_untrained(
+                key, float(norm), [float(each[index]) for each in control_norms], more, False
+            )

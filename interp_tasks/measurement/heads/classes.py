@@ -78,13 +78,13 @@ def classify_heads(
     """
     from circuits import patterns
 
-    chosen = selected(subject, queries)
+    chosen = chosen_queries(subject, queries)
     shared = {"queries": chosen, "seed": subject.seed}
-    templates = named(subject, names)
+    templates = chosen_templates(subject, names)
     scores = patterns.scores(subject.model, subject.tokens, templates, batch=subject.batch, **shared)
     moves = {
         change: patterns.movement(subject.model, subject.tokens, other.tokens, **shared)
-        for change, other in moved(subject).items()
+        for change, other in changed_examples(subject).items()
     }
     rules = {name: rule for name, rule in declared_rules(subject).items() if name in templates}
     unless = {name: rule.unless for name, rule in rules.items() if rule.unless in templates}
@@ -95,7 +95,7 @@ def classify_heads(
         among={name: moves[rule.static].static() for name, rule in rules.items() if rule.static in moves},
     )
     possible = tuple(name for name in templates if name not in unless.values())
-    return HeadClasses(scores, classes, possible, moves, followed(subject, queries), chosen)
+    return HeadClasses(scores, classes, possible, moves, measure_relocations(subject, queries), chosen)
 
 
 def head_classes_held_out(subject: Subject, threshold: float = THRESHOLD) -> HeadClasses:
@@ -117,7 +117,7 @@ def declared_rules(subject: Subject) -> dict[str, Any]:
     return {} if declare is None else dict(declare())
 
 
-def named(subject: Subject, names: Sequence[str]) -> dict[str, Tensor | Callable[[Any], Tensor]]:
+def chosen_templates(subject: Subject, names: Sequence[str]) -> dict[str, Tensor | Callable[[Any], Tensor]]:
     """Returns the chosen templates by name."""
     from circuits import patterns
 
@@ -138,14 +138,14 @@ def named(subject: Subject, names: Sequence[str]) -> dict[str, Tensor | Callable
     return {name: known[name] for name in dict.fromkeys(names or declared)}
 
 
-def selected(subject: Subject, queries: str | tuple[int, ...] | None) -> Any:
+def chosen_queries(subject: Subject, queries: str | tuple[int, ...] | None) -> Any:
     """Returns the queries to score, as ``circuits`` takes them."""
     if queries != READ:
         return positions(subject, queries)
     return None if subject.task is None else list(subject.task.read_positions)
 
 
-def moved(subject: Subject) -> dict[str, Any]:
+def changed_examples(subject: Subject) -> dict[str, Any]:
     """Returns the named changes that the task declares: examples paired with the subject's, one thing changed."""
     declare = getattr(subject.task, "attention_moves", None)
     if declare is None or len(subject.tokens) < 2:
@@ -153,7 +153,7 @@ def moved(subject: Subject) -> dict[str, Any]:
     return dict(declare(subject.batch, subject.seed))
 
 
-def followed(subject: Subject, queries: str | tuple[int, ...] | None) -> dict[str, Following]:
+def measure_relocations(subject: Subject, queries: str | tuple[int, ...] | None) -> dict[str, Following]:
     """Measures whether attention follows the things that the task moves; a mask of queries is that before the move."""
     from circuits import patterns
 
@@ -170,7 +170,7 @@ def followed(subject: Subject, queries: str | tuple[int, ...] | None) -> dict[st
             pairs.groups,
             pairs.source,
             pairs.target,
-            queries=selected(before, queries),
+            queries=chosen_queries(before, queries),
             seed=subject.seed,
         )
     return shares
