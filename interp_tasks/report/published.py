@@ -133,7 +133,7 @@ def generalisation_rows(run: Run) -> pandas.DataFrame | None:
     """Returns the steps at which each accuracy of a run reaches the default level."""
     import pandas
 
-    from interp_tasks.experiments.generalisation.measure import LEVEL, order_rows, reaches_of, rows_of
+    from interp_tasks.experiments.generalisation.reaches import LEVEL, order_rows, reaches_of, rows_of
     from interp_tasks.measurement.table import tidy
 
     reaches = reaches_of(run, LEVEL)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.generalisation.measure import (
+from interp_tasks.experiments.generalisation.reaches import (
     AT_LEAST,
     AT_MOST,
     FINAL,
