@@ -12,7 +12,7 @@ from circuits.interventions.arguments import read_place
 from circuits.model.heads import Head
 from circuits.model.sites import Site, SiteKind
 from circuits.model.surface import Surface
-from circuits.patch._gradients import EXAMPLES_PER_PASS, Pair, change, undisturbed
+from circuits.patch._gradients import EXAMPLES_PER_PASS, Pair, difference, ready_for_gradients
 from circuits.statistics import Resampling
 from circuits.sweeps.metrics import PerExample, read_values
 from circuits.sweeps.table import (
@@ -105,14 +105,16 @@ def _estimates(
 ) -> tuple[PerExample, dict[str, dict[str, Tensor]]]:
     """Returns the metrics at base, and (source − base)·gradient, shaped as the activation, by hook and metric."""
     hooks = [hook for _, hook in places]
-    with undisturbed(piece.surface):
+    with ready_for_gradients(piece.surface):
         source_activations = piece.run(piece.source, hooks).activations
         base_run = piece.run(piece.base, hooks, graph=True)
         values = piece.values(base_run.output, base_run.output)
         estimates: dict[str, dict[str, Tensor]] = {hook: {} for hook in hooks}
         for name, gradients in piece.gradients(base_run, values, hooks).items():
             for hook, gradient in gradients.items():
-                estimate = change(base_run.activations[hook], source_activations[hook]) * gradient.double()
+                estimate = (
+                    difference(base_run.activations[hook], source_activations[hook]) * gradient.double()
+                )
                 estimates[hook][name] = piece.finite(estimate, name, hook)
     return read_values(values, "metric", len(piece.base), BASELINE), estimates
 

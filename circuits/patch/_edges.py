@@ -20,7 +20,15 @@ from circuits.interventions.replacements import DIRECTION, FromTokens
 from circuits.model.heads import Head, HeadSpec
 from circuits.model.sites import KINDS, Site
 from circuits.model.surface import Surface
-from circuits.patch._gradients import EXAMPLES_PER_PASS, Pair, Run, between, change, midpoints, undisturbed
+from circuits.patch._gradients import (
+    EXAMPLES_PER_PASS,
+    Pair,
+    Run,
+    between,
+    difference,
+    midpoints,
+    ready_for_gradients,
+)
 from circuits.patch._ranking import Candidate, Counts, ranked, read_steps, refuse_inside_blocks
 from circuits.patch._result import ScreenResult
 from circuits.patch._screen import INPUTS, METHODS
@@ -104,7 +112,7 @@ def edges(
     candidates: dict[tuple[str, str], Candidate] = {}
     per_example = len(senders) * pair.base.shape[1] * (pair.surface.sizes["d_model"] or 1)
     for piece in pair.pieces(max(1, min(EXAMPLES_PER_PASS, NUMBERS // per_example))):
-        with undisturbed(pair.surface):
+        with ready_for_gradients(pair.surface):
             _refuse_edited_streams(piece)
             values, estimates = _estimates(
                 piece, senders, receivers, steps if method == "integrated" else None
@@ -211,7 +219,7 @@ def _changes(senders: list[End], base_run: Run, source_activations: dict[str, Te
     """Returns each sender's change of the residual stream, source − base: [sender batch pos d_model], float64."""
     changes: list[Tensor] = []
     for sender in senders:
-        gap = change(base_run.activations[sender.hook], source_activations[sender.hook])
+        gap = difference(base_run.activations[sender.hook], source_activations[sender.hook])
         if sender.head is not None:
             gap = _through_output(base_run, sender, gap)
         changes.append(gap)

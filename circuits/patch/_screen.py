@@ -16,7 +16,14 @@ from circuits.interventions.replacements import DIRECTION, FromTokens
 from circuits.model.heads import Head, HeadSpec
 from circuits.model.sites import Site, SiteKind
 from circuits.model.surface import Surface
-from circuits.patch._gradients import EXAMPLES_PER_PASS, Pair, between, change, midpoints, undisturbed
+from circuits.patch._gradients import (
+    EXAMPLES_PER_PASS,
+    Pair,
+    between,
+    difference,
+    midpoints,
+    ready_for_gradients,
+)
 from circuits.patch._ranking import Candidate, Counts, ranked, read_steps, refuse_inside_blocks
 from circuits.patch._result import ScreenResult
 from circuits.sweeps.metrics import PerExample, read_values
@@ -93,7 +100,7 @@ def screen(
     baseline: list[PerExample] = []
     candidates: dict[str, Candidate] = {}
     for piece in pair.pieces(EXAMPLES_PER_PASS):
-        with undisturbed(pair.surface):
+        with ready_for_gradients(pair.surface):
             values, estimates = _estimates(piece, [hook for _, _, hook in layer_sites], method, steps, line)
         baseline.append(values)
         for site, layer, hook in layer_sites:
@@ -149,7 +156,7 @@ def _estimates(
     estimates = {
         hook: {
             name: piece.finite(
-                change(base_run.activations[hook], source_activations[hook]) * gradient, name, hook
+                difference(base_run.activations[hook], source_activations[hook]) * gradient, name, hook
             )
             for name, gradient in by_metric.items()
         }

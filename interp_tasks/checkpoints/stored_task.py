@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def stored_task(meta: Mapping[str, Any], file: Path) -> Task | None:
-    """Return the task; ``None`` for a checkpoint that names none, or one that is not registered here.
+    """Returns the task; ``None`` for a checkpoint that names none, or one that is not registered here.
 
     Raises:
         UserError: naming ``file``, for a configuration that the task refuses.
@@ -31,7 +31,7 @@ def stored_task(meta: Mapping[str, Any], file: Path) -> Task | None:
 
 
 def no_task(meta: Mapping[str, Any], ref: str) -> UserError:
-    """Return what to say of a checkpoint of which there is no task."""
+    """Returns what to say of a checkpoint of which there is no task."""
     import tasks
 
     named = meta["task"]

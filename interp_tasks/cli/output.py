@@ -56,7 +56,7 @@ def print_as(result: Result, format: str, metric: str | None = None) -> None:
         write_data(chosen.to_json() if format == "json" else chosen.to_csv())
     else:
         from interp_tasks.cli.tables import print_result
-        from interp_tasks.measurement.header import said
+        from interp_tasks.measurement.header import header_parts
         from interp_tasks.measurement.table import shown_columns, shown_rows
 
         plain = view_of(result.frame) is None
@@ -72,20 +72,20 @@ def print_as(result: Result, format: str, metric: str | None = None) -> None:
             notes += [f"--metric all: {', '.join(map(str, left))} too."] * bool(left)
             without = [ref for ref in dict.fromkeys(result.frame["ref"]) if ref not in set(frame["ref"])]
             notes += [f"No {metric}: {', '.join(map(str, without))}."] * bool(without)
-        print_result(rows, columns, notes, said(result.experiment, result.config), together=plain)
+        print_result(rows, columns, notes, header_parts(result.experiment, result.config), together=plain)
 
 
 def emit(
     result: Result, format: str, out: Path | None, plot: str | None, quiet: bool, metric: str | None = None
 ) -> None:
-    """Print a result, and write the files asked for; ``plot``: one of ``PLOT_FORMATS``, or no figure."""
+    """Prints a result and writes the chosen files; ``plot`` is one of ``PLOT_FORMATS``, or no figure."""
 
     def write() -> list[Path]:
-        drawn = draw(result, plot, out) if plot in PICTURES else {}
+        files = draw(result, plot, out) if plot in PICTURES else {}
         folder = Path(out or "")
         # The files of a folder are of one result; where no pictures are asked for, only in a folder of results.
-        stale = left_over(folder, result.experiment, drawn) if drawn or out is not None else ()
-        pictures = write_together(drawn, list(stale))
+        stale = left_over(folder, result.experiment, files) if files or out is not None else ()
+        pictures = write_together(files, list(stale))
         if out is not None:
             return [*result.write(out, page=plot == "html"), *pictures]
         if plot == "html":
@@ -96,20 +96,20 @@ def emit(
 
 
 def draw(result: Result, kind: str, out: Path | None) -> dict[Path, str | bytes]:
-    """Every figure of a result's page as ``NAME.png``, ``NAME-2.png``, ..., with its title and caption in it."""
+    """Draws every figure of a result's page, with title and caption, as ``NAME.png``, ``NAME-2.png``, ..."""
     from circuits.plots import picture, titled
 
     figures = [section for section in result.page().sections if isinstance(section, Figure)]
     files: dict[Path, str | bytes] = {}
     for number, one in enumerate(figures, start=1):
         name = result.experiment if number == 1 else f"{result.experiment}-{number}"
-        drawn = titled(one.figure, one.title, one.caption)
-        files[target(out or "", name, f".{kind}")] = marked(picture(drawn, kind), kind)
+        figure = titled(one.figure, one.title, one.caption)
+        files[target(out or "", name, f".{kind}")] = marked(picture(figure, kind), kind)
     return files
 
 
 def write_and_show(write: Callable[[], list[Path]], show: Callable[[], None], quiet: bool) -> None:
-    """Files first, so that a closed pipe cannot lose them; then stdout, even where a file cannot be written."""
+    """Writes the files first, so that a closed pipe cannot lose them, then stdout, even where a file fails."""
     try:
         written = write()
     except Exception:

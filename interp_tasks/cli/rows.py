@@ -14,10 +14,10 @@ from interp_tasks.cli.streams import write_data
 def print_rows(
     rows: Sequence[Mapping[str, Any]], format: str, shown: Sequence[str], heading: Sequence[str] = ()
 ) -> None:
-    """Dicts with the same keys; people see the columns ``shown``, programs see all of them.
+    """Prints dicts with the same keys: for people the columns ``shown``, for programs all of them.
 
     Args:
-        heading: parts of the line above what people see; what all rows have in common is told after them.
+        heading: parts of the line above what people see; what all rows have in common comes after them.
     """
     if format == "json":
         write_data(json.dumps(list(rows), indent=1, ensure_ascii=False) + "\n")
@@ -36,7 +36,7 @@ def print_rows(
 
 
 def plain(value: Any) -> str:
-    """One cell: lists joined, mappings as ``key value`` pairs, nothing for nothing."""
+    """Returns the text of a cell: lists joined, mappings as ``key value`` pairs, empty for ``None``."""
     if value is None:
         return ""
     if isinstance(value, Mapping):

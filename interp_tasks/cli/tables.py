@@ -1,9 +1,9 @@
-"""The tidy table for people: one block per checkpoint, at most 120 columns wide, a line a row at 80.
+"""Prints tidy tables for people: one block per checkpoint, at most 120 columns wide, a line a row at 80.
 
-A table is a :class:`Sheet` of texts. What all rows of a block have in common is taken out of it and told in the block's
-head. Where it is too wide then, it is made narrower by what costs a reader least, in this order: headers in several
-lines, names without what they have in common, the first column as lines above groups of rows, fewer blanks; then
-either words in several lines, or columns in a further table below, whichever takes fewer lines.
+A table is a :class:`Sheet` of texts. What all rows of a block have in common is taken out of it and written in
+the block's head. Where it is too wide then, it is made narrower by what costs a reader least, in this order: headers
+in several lines, names without what they have in common, the first column as lines above groups of rows, fewer blanks;
+then either words in several lines, or columns in a further table below, whichever takes fewer lines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WIDEST = 120
 GAP, TIGHT = 2, 1
 #: Rows of a checkpoint up to which several checkpoints share a block, and how long their names in it are.
 FEW, LONGEST_SHORT = 4, 12
-#: From what length on names are broken at their marks, and how wide names are made beside columns told in parts.
+#: From what length on names are broken at their marks, and how wide names are made beside columns that stand in parts.
 LONG, CAPS = 24, (24, 18, 12)
 #: Of what share of rows intervals may stand below their numbers, so that the others need no second table.
 FEW_ROWS = 0.25
@@ -81,7 +81,7 @@ def print_result(
     *,
     together: bool = False,
 ) -> None:
-    """Blocks headed by the checkpoint they are about and by what was ``done``; columns line up across blocks.
+    """Prints blocks headed by their checkpoint and by what was ``done``; columns line up across blocks.
 
     With ``together`` several checkpoints of few rows are one block, under short names, which its head explains.
     """
@@ -114,7 +114,7 @@ def print_result(
 
 
 def print_sheet(sheet: Sheet, heads: Sequence[Sequence[Sequence[str]]]) -> None:
-    """Print a table, each block below its head.
+    """Prints a table, each block below its head.
 
     Args:
         heads: of each block, lines of parts; what all its rows have in common is added to the last.
@@ -126,12 +126,12 @@ def print_sheet(sheet: Sheet, heads: Sequence[Sequence[Sequence[str]]]) -> None:
     for at, lines in enumerate(heads):
         *first, last = lines or [[]]
         known = {*last, *(part.partition(" ")[2] for part in last)}
-        told = [
+        shared = [
             part
-            for part in layouts[0].sheet.told[at]
+            for part in layouts[0].sheet.shared[at]
             if part not in known and (part.partition(" ")[2] or part) not in known
         ]
-        above = [heading(parts, out.width) for parts in [*first, [*last, *told]] if parts]
+        above = [heading(parts, out.width) for parts in [*first, [*last, *shared]] if parts]
         for layout in layouts:
             rows = layout.body(at, partly=len(layouts) > 1)
             if not rows:
@@ -157,7 +157,7 @@ class Sheet:
         blocks: the rows of each block.
         right: whether a column's texts stand at its right edge.
         groups: what stands above each row and those after it that belong to it; nothing: nothing.
-        told: what is said of each block in its head.
+        shared: what all rows of each block have in common; its head says it.
     """
 
     headers: tuple[str, ...]
@@ -166,7 +166,7 @@ class Sheet:
     blocks: tuple[tuple[int, ...], ...]
     right: tuple[bool, ...]
     groups: tuple[str, ...]
-    told: tuple[tuple[str, ...], ...]
+    shared: tuple[tuple[str, ...], ...]
 
     @classmethod
     def of(
@@ -192,7 +192,7 @@ class Sheet:
         return [row[at] for row in self.cells]
 
     def only(self, kept: Sequence[int]) -> Sheet:
-        """Return the sheet with some of its columns."""
+        """Returns the sheet with some of its columns."""
         return replace(
             self,
             headers=tuple(self.headers[at] for at in kept),
@@ -202,17 +202,17 @@ class Sheet:
         )
 
     def with_column(self, at: int, texts: Sequence[str]) -> Sheet:
-        """Return the sheet with other texts in one column."""
+        """Returns the sheet with other texts in one column."""
         cells = tuple((*row[:at], text, *row[at + 1 :]) for row, text in zip(self.cells, texts, strict=True))
         return replace(self, cells=cells)
 
     def in_words(self, at: int) -> bool:
-        """Tell whether a column holds words, which may be broken into lines."""
+        """Returns whether a column holds words, which may be broken into lines."""
         return any(re.search(r"[^\W\d_]{2}", text) and "[" not in text for text in self.column(at))
 
 
 def sheet_of(names: Sequence[str], texts: Sequence[Sequence[str]], right: Sequence[bool]) -> Sheet:
-    """Return rows of texts as a sheet of one block, its columns by their names."""
+    """Returns rows of texts as a sheet of one block, its columns by their names."""
     return Sheet(
         tuple(map(printable, names)),
         tuple(names),
@@ -225,13 +225,13 @@ def sheet_of(names: Sequence[str], texts: Sequence[Sequence[str]], right: Sequen
 
 
 def folded(sheet: Sheet) -> Sheet:
-    """Take out columns that say the same in all rows of a block, and tell that in its head; empty ones altogether.
+    """Removes columns that are the same in all rows of a block, and writes that in its head; drops empty ones.
 
     Intervals stay, and of a single row all but what its head says as well.
     """
     several = max(map(len, sheet.blocks), default=0) > 1
     kept: list[int] = []
-    told: list[list[str]] = [list(parts) for parts in sheet.told]
+    shared: list[list[str]] = [list(parts) for parts in sheet.shared]
     for at, (header, key) in enumerate(zip(sheet.headers, sheet.keys, strict=True)):
         found = [{sheet.cells[row][at] for row in block} for block in sheet.blocks]
         texts = set().union(*found)
@@ -239,21 +239,21 @@ def folded(sheet: Sheet) -> Sheet:
         if any(len(each) > 1 for each in found) or any("[" in text for text in texts) or not (several or own):
             kept.append(at)
         elif not texts <= {*NOTHING}:
-            for parts, each in zip(told, found, strict=True):
+            for parts, each in zip(shared, found, strict=True):
                 parts.append(phrase(header, key, *each))
     if not kept:
         return sheet
-    return replace(sheet.only(kept), told=tuple(map(tuple, told)))
+    return replace(sheet.only(kept), shared=tuple(map(tuple, shared)))
 
 
 def phrase(header: str, key: str, text: str) -> str:
-    """``baseline 0.02``; of names that speak for themselves the name."""
+    """Returns ``baseline 0.02``; of a variant or a metric its name alone."""
     name = " ".join(re.sub(r"\[.*?\]", "", header).split())
     return text if key in ("variant", "metric") and name in ("", key) else f"{name} {text}".strip()
 
 
 def shortened(sheet: Sheet) -> Sheet:
-    """Take from names of runs and checkpoints what they have in common, and tell that in the heads."""
+    """Removes from names of runs and checkpoints what they have in common, and writes that in the heads."""
     for at, key in enumerate(sheet.keys):
         names = list(dict.fromkeys(sheet.column(at)))
         if key not in REFERENCES or len(names) < 2 or max(map(len, names)) <= LONGEST_SHORT:
@@ -263,13 +263,15 @@ def shortened(sheet: Sheet) -> Sheet:
             continue
         before, after = common
         texts = [text[len(before) : len(text) - len(after)] for text in sheet.column(at)]
-        told = phrase(sheet.headers[at], "", f"{before}…{after}")
-        sheet = replace(sheet.with_column(at, texts), told=tuple((*parts, told) for parts in sheet.told))
+        shared = phrase(sheet.headers[at], "", f"{before}…{after}")
+        sheet = replace(
+            sheet.with_column(at, texts), shared=tuple((*parts, shared) for parts in sheet.shared)
+        )
     return sheet
 
 
 def grouped(sheet: Sheet) -> Sheet:
-    """Make lines above groups of rows of the first column, or of the words that its texts begin with."""
+    """Makes lines above groups of rows of the first column, or of the words that its texts begin with."""
     if any(sheet.groups) or len(sheet.keys) < 2 or not sheet.in_words(0):
         return sheet
     first = sheet.column(0)
@@ -298,7 +300,7 @@ def grouped(sheet: Sheet) -> Sheet:
 
 
 def words_in_common(texts: Sequence[str]) -> list[str]:
-    """Return the words that all texts begin with and that none of them ends with."""
+    """Returns the words that all texts begin with and that none of them ends with."""
     places = zip(*(text.split(" ")[:-1] for text in texts), strict=False)
     return [words[0] for words in takewhile(lambda words: len({*words}) == 1, places)]
 
@@ -325,7 +327,7 @@ class Layout:
         return sum(self.widths) + self.gap * (len(self.widths) - 1)
 
     def header(self) -> list[str]:
-        """The lines of the headers, which end at the rows."""
+        """Returns the lines of the headers, which end at the rows."""
         found = [
             tuple(text.split("\n")) if longest(text) <= width else in_lines(stacked(text), width)
             for text, width in zip(self.sheet.headers, self.widths, strict=True)
@@ -335,7 +337,7 @@ class Layout:
         return [line for line in lines if line]
 
     def body(self, block: int, *, partly: bool) -> list[str]:
-        """The lines of a block's rows; ``partly``: of those that say something beside what they are about."""
+        """Returns the lines of a block's rows; ``partly``: of those that say something beside what they are about."""
         lines: list[str] = []
         above: tuple[str, ...] | None = None
         group = ""
@@ -355,7 +357,7 @@ class Layout:
         return lines
 
     def joined(self, cells: Sequence[Sequence[str]]) -> list[str]:
-        """Cells of several lines beside each other."""
+        """Returns the lines of cells of several lines that stand beside each other."""
         lines = []
         for at in range(max(map(len, cells))):
             parts = [
@@ -366,7 +368,7 @@ class Layout:
         return lines
 
     def few_are_broken(self) -> bool:
-        """Tell whether all but a few rows take one line."""
+        """Returns whether all but a few rows take one line."""
         broken = sum(
             any(
                 len(in_lines(text, width, self.loose)) > 1
@@ -382,7 +384,7 @@ class Layout:
 
 
 def arranged(sheet: Sheet, width: int) -> list[Layout]:
-    """Return the table in so much room, or, where it fits in no other way or is shorter so, some columns at a time."""
+    """Returns the table in so much room, or, where it fits in no other way or is shorter so, some columns at a time."""
     natural = Layout(sheet, tuple(map(max, needed(sheet), map(longest, sheet.headers))))
     if natural.width <= width:
         return [natural]
@@ -416,7 +418,7 @@ def arranged(sheet: Sheet, width: int) -> list[Layout]:
 
 
 def relaxed(layout: Layout, width: int) -> Layout:
-    """Give headers the room that is left, so that they take fewer lines."""
+    """Gives headers the room that is left, so that they take fewer lines."""
     widths = list(layout.widths)
     for at, header in enumerate(layout.sheet.headers):
         more = longest(header) - widths[at]
@@ -426,7 +428,7 @@ def relaxed(layout: Layout, width: int) -> Layout:
 
 
 def needed(sheet: Sheet) -> tuple[int, ...]:
-    """Return the width of each column with a line a row; a header takes as many lines as it needs for that."""
+    """Returns the width of each column with a line a row; a header takes as many lines as it needs for that."""
     return tuple(
         max(map(longest, ["\n".join(pieces(stacked(header))), *sheet.column(at)]))
         for at, header in enumerate(sheet.headers)
@@ -434,7 +436,7 @@ def needed(sheet: Sheet) -> tuple[int, ...]:
 
 
 def least(sheet: Sheet, loose: int) -> list[int]:
-    """Return the width of each column in which no word is broken."""
+    """Returns the width of each column in which no word is broken."""
     return [
         max(
             max(len(text) - len(text.lstrip()) + cell_len(piece) for piece in pieces(text, loose))
@@ -445,7 +447,7 @@ def least(sheet: Sheet, loose: int) -> list[int]:
 
 
 def squeezed(sheet: Sheet, width: int, loose: int) -> Layout | None:
-    """Break texts into lines, those first that add the fewest for the room they give; ``None``: there never is room."""
+    """Breaks texts into lines, those first that add fewest for the room they give; ``None`` where no room is enough."""
     widths, smallest = list(needed(sheet)), least(sheet, loose)
     heights = [[1] * len(widths) for _ in sheet.cells]
     while sum(widths) + TIGHT * (len(widths) - 1) > width:
@@ -467,7 +469,7 @@ def squeezed(sheet: Sheet, width: int, loose: int) -> Layout | None:
 
 
 def parted(sheet: Sheet, width: int, cap: int, gap: int, *, wider: bool = False) -> list[Layout]:
-    """Lay some columns at a time beside those that tell the rows of a block apart; nothing where that is too wide.
+    """Lays some columns at a time beside those that tell the rows of a block apart; nothing where that is too wide.
 
     Args:
         cap: how wide the first columns are at most, where their words allow it.
@@ -504,7 +506,7 @@ def parted(sheet: Sheet, width: int, cap: int, gap: int, *, wider: bool = False)
 
 
 def fill(widths: Sequence[int], about: int, room: int, gap: int) -> Iterator[list[int]]:
-    """Yield the columns after those that rows are ``about``, as many at a time as there is room for."""
+    """Yields the columns after those that rows are ``about``, as many at a time as there is room for."""
     part: list[int] = []
     for at in range(about, len(widths)):
         if part and sum(widths[one] + gap for one in part) + widths[at] > room:
@@ -515,13 +517,13 @@ def fill(widths: Sequence[int], about: int, room: int, gap: int) -> Iterator[lis
 
 
 def stacked(header: str) -> str:
-    """A header with what stands in brackets below the rest."""
+    """Returns a header with what stands in brackets below the rest."""
     return re.sub(r" (?=\[[^]]*\]$|\([^)]*\)$)", "\n", header)
 
 
 @cache
 def pieces(text: str, loose: int = 0) -> tuple[str, ...]:
-    """The parts of a text that no line break divides: words, and a number with its interval.
+    """Returns the parts of a text that no line break divides: words, and a number with its interval.
 
     With ``loose`` 1 an interval by itself, with 2 its ends and parts of long names.
     """
@@ -534,7 +536,7 @@ def pieces(text: str, loose: int = 0) -> tuple[str, ...]:
 
 @cache
 def in_lines(text: str, width: int, loose: int = 0) -> tuple[str, ...]:
-    """A text in lines, none wider than ``width`` where its words allow that."""
+    """Returns a text in lines, none wider than ``width`` where its words allow that."""
     if "\n" in text:
         return tuple(line for part in text.split("\n") for line in in_lines(part, width, loose))
     if cell_len(text) <= width:
@@ -553,7 +555,7 @@ def in_lines(text: str, width: int, loose: int = 0) -> tuple[str, ...]:
 
 
 def at_marks(name: str) -> list[str]:
-    """A name in parts that end at a mark of it, none longer than ``LONG`` that need not be."""
+    """Returns a name in parts that end at a mark of it, none longer than ``LONG`` that need not be."""
     lines = [""]
     for part in re.findall(r"[^-,/_@:]*[-,/_@:]|[^-,/_@:]+", name):
         if lines[-1] and len(lines[-1]) + len(part) > LONG:
@@ -572,7 +574,7 @@ def longest(text: str) -> int:
 
 
 def short_names(refs: Sequence[str]) -> dict[str, str]:
-    """Shortens REFs to what tells them apart: ``@pre``, ``@post`` of one run; ``seed-0``, ``seed-1``; else letters."""
+    """Shortens REFs to their differences: ``@pre``, ``@post`` of one run; ``seed-0``, ``seed-1``; else letters."""
     common = in_common(refs)
     short = [] if common is None else [ref[len(common[0]) : len(ref) - len(common[1])] for ref in refs]
     if not short or max(map(len, short)) > LONGEST_SHORT:
@@ -581,7 +583,7 @@ def short_names(refs: Sequence[str]) -> dict[str, str]:
 
 
 def in_common(names: Sequence[str]) -> tuple[str, str] | None:
-    """Return what all names begin with and what they end with, in whole parts; ``None`` where too much is left.
+    """Returns what all names begin with and what they end with, in whole parts; ``None`` where too much is left.
 
     A part ends before ``@``, ``/`` or ``:``; where the rest of that is still long, at ``-`` too.
     """
@@ -602,7 +604,7 @@ def in_common(names: Sequence[str]) -> tuple[str, str] | None:
 
 
 def print_sentences(sentences: Sequence[str]) -> None:
-    """A list of findings, wrapped, with a blank line around it."""
+    """Prints a list of findings, wrapped, with a blank line around it."""
     from rich.table import Table
 
     out = console()
@@ -615,7 +617,7 @@ def print_sentences(sentences: Sequence[str]) -> None:
 
 
 def heading(parts: Sequence[str], width: int) -> str:
-    """Parts divided by dots, in as many lines as they need; a part that fits into a line is not broken."""
+    """Returns parts divided by dots, in as many lines as needed; only a part longer than a line is broken."""
     lines: list[str] = []
     for part in parts:
         longer = f"{lines[-1]} · {part}" if lines else part
@@ -627,7 +629,7 @@ def heading(parts: Sequence[str], width: int) -> str:
 
 
 def title(rows: Sequence[Any]) -> list[str]:
-    """``runs/x@4000``, ``step 4000``, ``256 test examples, seed 0``; no step where no checkpoint was read.
+    """Returns the parts of a heading: ``runs/x@4000``, ``step 4000``, ``256 test examples, seed 0``.
 
     Of rows that differ the first; of its split as many examples as any row has (an embedding has fewer than a grid).
     """

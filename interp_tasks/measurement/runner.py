@@ -43,11 +43,11 @@ def measure(
     notes: Sequence[str] = (),
     check: Callable[[Planned], None] | None = None,
 ) -> Result:
-    """Look at one checkpoint after the other, all on the same examples.
+    """Measures one checkpoint after the other on the same examples.
 
     Args:
-        config: what is recorded beside them.
-        check: refuses what cannot be done with a checkpoint; asked of all before the first is loaded.
+        config: is recorded with the rows.
+        check: refuses what cannot be done with a checkpoint; called on all before the first is loaded.
     """
     examples, device = Examples.of(options), options.get("device", "cpu")
     refs = resolve_refs(refs, examples)
@@ -56,15 +56,15 @@ def measure(
 
     frames: list[pandas.DataFrame] = []
     done: list[dict[str, Any]] = []
-    own: dict[str, None] = {}
+    own_notes: dict[str, None] = {}
     for subject in subjects(refs, examples, device, options.get("progress"), check):
         if subject.task is not None:
-            own.setdefault(subject.task.drop_metric.name)
-        found = look(subject)
-        frames.append(found.frame.assign(experiment=experiment, n_runs=1, **subject.labels))
-        same = [group for group in done if group["interventions"] == found.interventions]
+            own_notes.setdefault(subject.task.drop_metric.name)
+        measured = look(subject)
+        frames.append(measured.frame.assign(experiment=experiment, n_runs=1, **subject.labels))
+        same = [group for group in done if group["interventions"] == measured.interventions]
         if not same:
-            same = [{"refs": [], "interventions": found.interventions}]
+            same = [{"refs": [], "interventions": measured.interventions}]
             done += same
         same[0]["refs"].append(subject.labels["ref"])
     recorded = {
@@ -73,7 +73,7 @@ def measure(
         **config,
         **examples.describe(),
         "device": device,
-        "metrics of the tasks": list(own),
+        "metrics of the tasks": list(own_notes),
         "done": done,
     }
     table = pandas.concat(frames, ignore_index=True)
@@ -93,7 +93,7 @@ def swept(
     batch: Any = None,
     ratios: bool = False,
 ) -> Measured:
-    """A sweep over variants of one checkpoint, judged by its task's metrics.
+    """Returns a sweep over variants of one checkpoint, judged by its task's metrics.
 
     Args:
         names: what the table calls the interventions, or each variant's.
@@ -120,7 +120,7 @@ def swept(
 
 
 def with_ratios(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """After each row one whose value is that row's in multiples of its baseline, which is 1; not tested again."""
+    """Adds below each row its value in multiples of the baseline, which is then 1; it is not tested again."""
     import pandas
 
     low, high = frame["ratio_ci_low"], frame["ratio_ci_high"]

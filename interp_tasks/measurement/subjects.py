@@ -79,7 +79,7 @@ class Examples:
         return cls(**{field.name: given[field.name] for field in fields(cls) if field.name in given})
 
     def check(self) -> None:
-        """Everything that can be refused without importing torch.
+        """Refuses whatever can be refused without importing torch.
 
         Raises:
             UserError: in one line.
@@ -174,14 +174,14 @@ class Subject:
 
 @dataclass(frozen=True)
 class Named:
-    """A checkpoint to load, and what its rows are called."""
+    """A checkpoint to load, and the label of its rows."""
 
     label: str
     resolved: ResolvedCheckpoint
 
 
 class References(list[str]):
-    """REFs as they were written, which know what they name: passed on, they are not resolved again.
+    """REFs as written, with the checkpoints they resolve to, so that they are resolved only once.
 
     Attributes:
         written: the REFs that were resolved; a list that was changed since is resolved again.
@@ -195,12 +195,12 @@ class References(list[str]):
 
 
 def check_refs(refs: str | Sequence[str], examples: Examples) -> list[Named]:
-    """Every checkpoint the REFs name, without loading one, once the examples can be; see :func:`resolve_refs`."""
+    """Returns every checkpoint that the REFs name, unloaded, once the examples are valid; see :func:`resolve_refs`."""
     return list(resolve_refs(refs, examples).named)
 
 
 def resolve_refs(refs: str | Sequence[str], examples: Examples) -> References:
-    """REFs with every checkpoint that they name, none of them loaded; what is resolved already stays as it is.
+    """Resolves REFs to every checkpoint that they name, unloaded; a resolved one is kept as it is.
 
     Rows are labelled with the REF as it was written where that names one checkpoint (``RUN@pre`` says more
     than the step it stands for, which has a column of its own), else with the REF of exactly this checkpoint.
@@ -217,9 +217,11 @@ def resolve_refs(refs: str | Sequence[str], examples: Examples) -> References:
         raise UserError("no checkpoint: give --ckpt REF, such as zoo:matrix-completion-7x7@post or RUN@last")
     named: dict[Path, Named] = {}
     for ref in given:
-        found = resolve(ref)
-        for checkpoint in found:
-            named.setdefault(checkpoint.path, Named(ref if len(found) == 1 else checkpoint.ref, checkpoint))
+        resolved = resolve(ref)
+        for checkpoint in resolved:
+            named.setdefault(
+                checkpoint.path, Named(ref if len(resolved) == 1 else checkpoint.ref, checkpoint)
+            )
     if examples.task is None and examples.tokens is None:
         for each in named.values():
             if read_meta(each.resolved.path)["task"] is None:
@@ -270,7 +272,7 @@ def subjects(
 
 
 def plan(named: Sequence[Named], examples: Examples, device: str = "cpu") -> list[Planned]:
-    """Return every checkpoint with its task and its examples, none of them loaded; a mixture for each of its parts.
+    """Returns every checkpoint with its task and its examples, none of them loaded; a mixture for each of its parts.
 
     Raises:
         UserError, TaskError: for a checkpoint without a task, or whose model cannot take the examples.
@@ -298,11 +300,11 @@ def plan(named: Sequence[Named], examples: Examples, device: str = "cpu") -> lis
             check_tokens_fit(own_tokens, sizes, each.resolved.ref)
             planned.append(Planned(each, sizes, None, None, own_tokens.to(device), labels))
             continue
-        whole = own_task or task_of(each)
-        if type(whole).check_model is Task.check_model:
+        checkpoint_task = own_task or task_of(each)
+        if type(checkpoint_task).check_model is Task.check_model:
             # What a task of the user's own asks of a model shows when there is one.
-            whole.check_model(SimpleNamespace(cfg=sizes))
-        for part, task in (whole.parts() or {"": whole}).items():
+            checkpoint_task.check_model(SimpleNamespace(cfg=sizes))
+        for part, task in (checkpoint_task.parts() or {"": checkpoint_task}).items():
             if task not in batches:
                 batches[task] = sample(task, examples).to(device)
             batch = batches[task]
@@ -312,7 +314,7 @@ def plan(named: Sequence[Named], examples: Examples, device: str = "cpu") -> lis
 
 
 def tasks_of(named: Sequence[Named], examples: Examples) -> list[Task]:
-    """Return the tasks that checkpoints are examined on, each once, made without any model.
+    """Returns the tasks that checkpoints are examined on, each once, made without any model.
 
     Raises:
         UserError, TaskError: for a checkpoint without a task, or a configuration that a task refuses.
@@ -324,7 +326,7 @@ def tasks_of(named: Sequence[Named], examples: Examples) -> list[Task]:
 
 
 def task_of(named: Named) -> Task:
-    """Return the task that a checkpoint names.
+    """Returns the task that a checkpoint names.
 
     Raises:
         UserError: where there is none.
@@ -340,7 +342,7 @@ def task_of(named: Named) -> Task:
 
 
 def checked_alone(check: Callable[[Planned], None], planned: Planned, *, alone: bool) -> None:
-    """Ask a check of one checkpoint; of several it is named in what ``circuits`` refuses.
+    """Asks a check of one checkpoint; of several it is named in what ``circuits`` refuses.
 
     Raises:
         UserError: as the check says, or with the REF before it.
@@ -370,7 +372,7 @@ def read_task(examples: Examples) -> Task | None:
 
 
 def read_tokens(tokens: Any, samples: int | None) -> Tensor | None:
-    """Tokens ``[batch pos]`` from an array, a tensor or an ``.npy`` file; the first ``samples`` rows."""
+    """Returns the first ``samples`` rows of tokens ``[batch pos]`` from an array, a tensor or an ``.npy`` file."""
     if tokens is None:
         return None
     import numpy
@@ -419,7 +421,7 @@ def devices() -> list[str]:
 
 
 def by_run(named: Sequence[Named]) -> dict[str, list[Named]]:
-    """Returns the checkpoints of each run by ascending step; one in no run is a run of its own."""
+    """Returns the checkpoints of each run by ascending step; one outside any run counts as a run."""
     runs: dict[str, list[Named]] = {}
     for one in named:
         runs.setdefault(str(one.resolved.run_path or one.resolved.path), []).append(one)

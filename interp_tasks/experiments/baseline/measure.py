@@ -33,7 +33,7 @@ ALONE = "alone"
 
 
 def metrics_and_properties(task: Any) -> Sequence[str]:
-    """Return the names of a task's metrics, and of the properties of its outputs."""
+    """Returns the names of a task's metrics, and of the properties of its outputs."""
     own = metrics_of_task(task)
     return [*own, *getattr(task, "property_names", ())] if own else ()
 
@@ -74,8 +74,8 @@ def baseline(
         return methods_alone(methods, options)
     comparison = Comparison(Examples.of(options), options.get("progress"))
 
-    def asked(task: Task) -> tuple[list[str], dict[str, Task]]:
-        """The methods and the variations to go through."""
+    def going_through(task: Task) -> tuple[list[str], dict[str, Task]]:
+        """Returns the methods and the variations to go through."""
         known = declared(task, "baselines")
         using = chosen(known, methods, "--method", task) or list(known)[:1]
         groups = declared(task, "variations")
@@ -85,13 +85,13 @@ def baseline(
 
     def check(planned: Planned) -> None:
         assert planned.task is not None
-        asked(planned.task)
+        going_through(planned.task)
 
     def look(subject: Subject) -> Measured:
         import pandas
 
         assert subject.task is not None
-        using, tasks = asked(subject.task)
+        using, tasks = going_through(subject.task)
         rows = []
         for name, task in tasks.items():
             task.check_model(subject.model)
@@ -106,7 +106,7 @@ def baseline(
 
 
 def methods_alone(methods: Sequence[str], options: Options) -> ComparisonResult:
-    """The methods on examples of a task, without a model."""
+    """Returns the methods on examples of a task, without a model."""
     import pandas
 
     examples = Examples.of(options)
@@ -118,13 +118,13 @@ def methods_alone(methods: Sequence[str], options: Options) -> ComparisonResult:
     known = declared(task, "baselines")
     rows = []
     for name in chosen(known, methods, "--method", task) or list(known):
-        found = comparison.by_method(task, name)
-        beside = comparison.beside_truth(task, found, examples.seed)
-        compared = {row["metric"] for row in beside}
-        rest = {metric: values for metric, values in found.items() if metric not in compared}
+        by_method = comparison.by_method(task, name)
+        truth_rows = comparison.beside_truth(task, by_method, examples.seed)
+        compared = {row["metric"] for row in truth_rows}
+        rest = {metric: values for metric, values in by_method.items() if metric not in compared}
         rows += [
             {"intervention": ALONE, **row, "variant": name}
-            for row in [*paired(rest, None, examples.seed), *beside]
+            for row in [*paired(rest, None, examples.seed), *truth_rows]
         ]
     labels = {
         "run": task.name,

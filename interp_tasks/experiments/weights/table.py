@@ -1,4 +1,4 @@
-"""Lays out the measures of weights for readers: a row each, the untrained models beside it."""
+"""Lays out the measures of weights for readers, a row each, with the range over untrained models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """The rows of untrained models become columns, ``beside low`` and ``beside high``, of the rows they belong to."""
+    """Makes columns, ``beside low`` and ``beside high``, of the rows of untrained models."""
     of_others = frame["intervention"].str.startswith(BESIDE)
     ranges = frame[of_others].assign(
         intervention=frame.loc[of_others, "intervention"].str.removeprefix(BESIDE)
@@ -26,12 +26,12 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         columns={"ci_low": "beside low", "ci_high": "beside high"}
     )
     rows = frame[~of_others].merge(ranges, on=keys, how="left")
-    told = [told_as(row) for row in rows.to_dict("records")]
-    return rows.assign(of=[of for of, _ in told], what=[what for _, what in told])
+    labels = [subject_and_metric(row) for row in rows.to_dict("records")]
+    return rows.assign(of=[of for of, _ in labels], what=[what for _, what in labels])
 
 
-def told_as(row: Mapping[Any, Any]) -> tuple[str, str]:
-    """Return what a row is about, the same for rows of one kind, and its metric in few words."""
+def subject_and_metric(row: Mapping[Any, Any]) -> tuple[str, str]:
+    """Returns what a row is about, the same for rows of one kind, and its metric in few words."""
     of, metric, part = str(row["variant"]), str(row["metric"]), str(row["intervention"])
     kind, _, number = of.partition(" ")
     table, _, rest = part.partition(", ")

@@ -45,7 +45,7 @@ QUERIES = typer.Option(
 
 @dataclass(frozen=True)
 class HeadEdit:
-    """One edit, for whatever heads.
+    """One kind of edit, applicable to any heads.
 
     Attributes:
         mode: ``uniform`` attention, the ``mean_pattern`` (of the unedited model, or within the edited pass:
@@ -61,7 +61,7 @@ class HeadEdit:
 
     @classmethod
     def read(cls, mode: str, keys: Any, queries: Any) -> HeadEdit:
-        """From what users write.
+        """Reads an edit from the options that users give.
 
         Raises:
             UserError: in one line.
@@ -85,7 +85,7 @@ class HeadEdit:
         )
 
     def check(self, planned: Planned) -> None:
-        """Refuse positions that a checkpoint's examples do not have.
+        """Refuses positions that a checkpoint's examples do not have.
 
         Raises:
             UserError: in one line.
@@ -95,20 +95,22 @@ class HeadEdit:
         check_within(planned, "--keys", self.keys)
 
     def on(self, subject: Subject, chosen: dict[str, tuple[Head, ...]]) -> dict[str, Intervention]:
-        """The edit of each choice of heads, by its label."""
+        """Returns the edit of each choice of heads, by its label."""
         from circuits import ablate
 
-        where = positions(subject, self.queries)
+        query_positions = positions(subject, self.queries)
         tokens = subject.tokens
         make = {
-            "uniform": lambda heads: ablate.uniform(heads, keys=self.keys, queries=where),
-            "mean_pattern": lambda heads: ablate.mean_pattern(heads, reference=tokens, queries=where),
-            "edited_mean_pattern": lambda heads: ablate.mean_pattern(
-                heads, tokens, of="edited", queries=where
+            "uniform": lambda heads: ablate.uniform(heads, keys=self.keys, queries=query_positions),
+            "mean_pattern": lambda heads: ablate.mean_pattern(
+                heads, reference=tokens, queries=query_positions
             ),
-            "zero": lambda heads: ablate.zero(heads, queries=where),
-            "mean": lambda heads: ablate.mean(heads, reference=tokens, queries=where),
-            "resample": lambda heads: ablate.resample(heads, tokens, subject.seed, queries=where),
+            "edited_mean_pattern": lambda heads: ablate.mean_pattern(
+                heads, tokens, of="edited", queries=query_positions
+            ),
+            "zero": lambda heads: ablate.zero(heads, queries=query_positions),
+            "mean": lambda heads: ablate.mean(heads, reference=tokens, queries=query_positions),
+            "resample": lambda heads: ablate.resample(heads, tokens, subject.seed, queries=query_positions),
         }[self.mode]
         return {label: make(heads) for label, heads in chosen.items()}
 
@@ -131,7 +133,7 @@ class HeadChoice:
         return self.text
 
     def spec(self) -> HeadSpec:
-        """Return the choice as ``circuits`` takes it: ``all``, or heads."""
+        """Returns the choice as ``circuits`` takes it: ``all``, or heads."""
         from circuits import Head
         from circuits.model.heads import HeadSpec
 
@@ -153,7 +155,7 @@ class HeadChoice:
 
 
 def read_specs(heads: str | Sequence[Any]) -> list[HeadChoice]:
-    """Head specs, a row each, read once.
+    """Parses head specs, one row each.
 
     Raises:
         UserError: in one line.
@@ -165,7 +167,7 @@ def read_specs(heads: str | Sequence[Any]) -> list[HeadChoice]:
 
 
 def pairs(spec: Any) -> list[tuple[int, int]]:
-    """One choice of heads, ``[(0, 1), (0, 2)]``; a file has lists where Python has tuples.
+    """Returns one choice of heads, ``[(0, 1), (0, 2)]``; lists, as in files, become tuples.
 
     Raises:
         UserError: in one line.
@@ -200,28 +202,28 @@ def choices(specs: Sequence[HeadChoice], sizes: Any, layer: int | None = None) -
     every = [head for head in every_head(sizes) if layer is None or head.layer == layer]
     if not every:
         raise UserError(f"no layer {layer}: the model has layers 0-{sizes.n_layers - 1}")
-    found: dict[str, tuple[Head, ...]] = {}
+    chosen: dict[str, tuple[Head, ...]] = {}
     for spec in specs:
         if spec.label == EACH:
-            found |= {str(head): (head,) for head in every}
+            chosen |= {str(head): (head,) for head in every}
         elif spec.label == EACH_LAYER:
-            found |= by_layer(every)
+            chosen |= by_layer(every)
         elif spec.label == "all":
-            found[spec.label] = tuple(every)
+            chosen[spec.label] = tuple(every)
         else:
-            found[spec.label] = spec.spec().resolve(sizes)
-    return found
+            chosen[spec.label] = spec.spec().resolve(sizes)
+    return chosen
 
 
 def every_head(sizes: Any) -> list[Head]:
-    """All heads of a model of these sizes."""
+    """Returns all heads of a model of these sizes."""
     from circuits import Head
 
     return [Head(layer, head) for layer in range(sizes.n_layers) for head in range(sizes.n_heads)]
 
 
 def check_within(planned: Planned, option: str, given: Any) -> None:
-    """Refuse positions beyond a checkpoint's examples.
+    """Refuses positions beyond a checkpoint's examples.
 
     Raises:
         UserError: in one line.
@@ -235,7 +237,7 @@ def check_within(planned: Planned, option: str, given: Any) -> None:
 
 
 def check_layer(planned: Planned, site: str) -> None:
-    """Refuse a site in a layer that a model lacks.
+    """Refuses a site in a layer that a model lacks.
 
     Raises:
         UserError: in one line.
@@ -246,7 +248,7 @@ def check_layer(planned: Planned, site: str) -> None:
 
 
 def read_groups(groups: Mapping[str, str] | Iterable[str]) -> dict[str, HeadChoice]:
-    """Groups of heads by the names that a user gives them.
+    """Returns groups of heads by the names that a user gives them.
 
     Raises:
         UserError: in one line.
@@ -255,7 +257,7 @@ def read_groups(groups: Mapping[str, str] | Iterable[str]) -> dict[str, HeadChoi
 
 
 def by_layer(every: Sequence[Head]) -> dict[str, tuple[Head, ...]]:
-    """``layer 0`` -> its heads, and so on."""
+    """Returns the heads of each layer as ``layer 0`` and so on."""
     layers = dict.fromkeys(head.layer for head in every)
     return {f"layer {layer}": tuple(head for head in every if head.layer == layer) for layer in layers}
 

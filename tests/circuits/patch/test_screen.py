@@ -10,7 +10,6 @@ import torch
 
 from circuits import CircuitsError, ablate, cache, edit, heads, intervene, patch, run, sweep, transplant
 from circuits.patch._gradients import Pair
-from circuits.patch._ranking import spearman
 from circuits.statistics import bootstrap
 
 WEIGHT = torch.randn(6, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
@@ -310,16 +309,6 @@ def test_correlation_against_ranks_by_hand(causal, tokens, other_tokens):
     low, high = np.quantile(drawn, [0.025, 0.975])
     assert (row["ci_low"], row["ci_high"]) == (pytest.approx(low, abs=1e-12), pytest.approx(high, abs=1e-12))
     assert low < high
-
-
-def test_spearman_with_ties_and_without_a_spread():
-    one = np.array([[1.0, 2.0, 2.0, 4.0], [3.0, 3.0, 3.0, 3.0]])
-    other = np.array([[10.0, 30.0, 20.0, 40.0], [1.0, 2.0, 3.0, 4.0]])
-    # Ranks 1, 2.5, 2.5, 4 and 1, 3, 2, 4: covariance 4.5, sums of squares 4.5 and 5.
-    found = spearman(one, other)
-    assert found[0] == pytest.approx(4.5 / np.sqrt(4.5 * 5))
-    assert np.isnan(found[1])
-    assert np.isnan(spearman(one[:, :2], other[:, :2])).all()
 
 
 # Edges
