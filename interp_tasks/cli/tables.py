@@ -478,15 +478,12 @@ def parted(sheet: Sheet, width: int, cap: int, gap: int, *, wider: bool = False)
     """
     widths, smallest = list(needed(sheet)), least(sheet, loose=0)
     number = {row: at for at, block in enumerate(sheet.blocks) for row in block}
-    about = next(
-        (
-            count
-            for count in range(1, len(widths))
-            if len({(number[row], sheet.groups[row], *sheet.cells[row][:count]) for row in number})
-            == len(number)
-        ),
-        1,
-    )
+
+    def told_apart(count: int) -> int:
+        return len({(number[row], sheet.groups[row], *sheet.cells[row][:count]) for row in number})
+
+    # Rows that are equal throughout need not be told apart.
+    about = next((n for n in range(1, len(widths)) if told_apart(n) == told_apart(len(widths))), 1)
     for at in range(about):
         widths[at] = max(min(widths[at], cap), smallest[at])
     room = width - sum(widths[:about]) - gap * about

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.experiments.weights.position_similarity import COSINE, PEARSON
-from interp_tasks.experiments.weights.tensors import BEST, NORM
+from interp_tasks.experiments.weights.tensors import BEST, LEADING, NORM, SPECTRUM
 from interp_tasks.measurement.table import filled, value_text
 from interp_tasks.measurement.untrained import BESIDE
 from interp_tasks.pages import Column, number, p_value, with_interval
@@ -36,13 +36,17 @@ def subject_and_metric(row: Mapping[Any, Any]) -> tuple[str, str]:
     kind, _, number = of.partition(" ")
     table, _, rest = part.partition(", ")
     if metric in (PEARSON, COSINE):
-        return of, f"{metric.partition(' ')[0]}, {part}"
+        return f"{of}, over dimensions", f"{metric.partition(' ')[0]}, {part.removesuffix(' dimensions')}"
     if metric == NORM:
         above = "above both" if " and " in rest else rest.removesuffix(" digits")
         return f"{table}, norms by frequency", f"{number}: {above}"
     if metric == BEST and kind == "vector":
         return f"{table}, share of each vector at its best frequency", f"{number}: at {rest}"
-    return of, f"{metric}, {part}" if metric == BEST else metric
+    if part == LEADING:
+        return f"{of}, {LEADING}", metric.replace("the best", "best")
+    if part == SPECTRUM:
+        return f"{of}, frequencies", metric.removeprefix("frequencies ").removesuffix(" of the components")
+    return of, metric
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:

@@ -946,6 +946,31 @@ def test_what_a_task_declares_is_known_before_a_model_is_loaded(call, monkeypatc
 
 
 @pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("modular progress --answer product", "--answer 'product': task 'modular-addition' has sum"),
+        (
+            "modular neurons --site mlp_post.1",
+            "--site mlp_post.1: zoo:modular-addition-113@3000 has layers 0-0",
+        ),
+        ("modular neurons --neurons 512", "--neurons 512: mlp_post of"),
+        ("modular neurons --site mlp_out --neurons 128", "has neurons 0-127"),
+        ("modular detector --metric recal", "'modular-addition' has none"),
+        ("modular detector --metric recal --ckpt zoo:miiii-113@last", "--metric 'recal': of 11 metrics"),
+        ("matrix embeddings --metric norms --ckpt run@40", "--metric 'norms': of"),
+        ("matrix embeddings --largest 0.05 --ckpt run@40", "at least 4 are needed"),
+        ("transplant --source run@0 --layers 2 --ckpt run@40", "--layers 2: run@40 has layers 0-1"),
+    ],
+)
+def test_what_experiments_of_models_lack_is_said_before_one_is_loaded(call, monkeypatch, asked, said):
+    monkeypatch.setattr("interp_tasks.checkpoints.load.load_resolved", None)
+    refs = [] if "--ckpt" in asked else ["--ckpt", "zoo:modular-addition-113@last"]
+    code, out, err = call(*asked.split(), *refs)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+@pytest.mark.parametrize(
     "asked",
     [
         "ablation --ckpt run@all",

@@ -12,6 +12,7 @@ from interp_tasks.cli.tables import (
     grouped,
     in_common,
     in_lines,
+    parted,
     print_sheet,
     sheet_of,
     shortened,
@@ -46,14 +47,14 @@ def test_what_every_row_says_is_told_once_and_empty_columns_are_left_out():
         table(["head", "mode", "empty", "value"], [[f"0.{k}", "uniform", "–", f"{k}"] for k in range(3)])
     )
     assert sheet.headers == ("head", "value")
-    assert sheet.told == (("mode uniform",),)
+    assert sheet.shared == (("mode uniform",),)
 
 
 def test_a_column_that_differs_between_blocks_alone_is_told_in_each_head():
     sheet = table(["head", "baseline"], [["0.0", "1"], ["0.1", "1"], ["0.0", "2"], ["0.1", "2"]])
-    sheet = folded(type(sheet)(**{**vars(sheet), "blocks": ((0, 1), (2, 3)), "told": ((), ())}))
+    sheet = folded(type(sheet)(**{**vars(sheet), "blocks": ((0, 1), (2, 3)), "shared": ((), ())}))
     assert sheet.headers == ("head",)
-    assert sheet.told == (("baseline 1",), ("baseline 2",))
+    assert sheet.shared == (("baseline 1",), ("baseline 2",))
 
 
 def test_intervals_and_the_numbers_of_a_single_row_stay():
@@ -61,7 +62,7 @@ def test_intervals_and_the_numbers_of_a_single_row_stay():
     assert folded(same).headers == ("head", "value")
     one = table(["run", "steps", "variant", "p_adjusted"], [["a", "3", "all", "0.1"]])
     assert folded(one).headers == ("run", "steps")
-    assert folded(one).told == (("all", "p_adjusted 0.1"),)
+    assert folded(one).shared == (("all", "p_adjusted 0.1"),)
 
 
 def test_a_table_of_which_all_rows_are_equal_is_not_folded_away():
@@ -90,7 +91,7 @@ def test_names_are_shortened_only_where_there_is_no_room():
     (wide,), (narrow,) = arranged(sheet, 80), arranged(sheet, 30)
     assert wide.sheet.column(0) == names
     assert narrow.sheet.column(0) == ["@0", "@4000"]
-    assert narrow.sheet.told == (("checkpoint zoo:matrix-completion-7x7…",),)
+    assert narrow.sheet.shared == (("checkpoint zoo:matrix-completion-7x7…",),)
     other = table(["text", "n"], [[name, "1"] for name in names])
     assert shortened(other) == other, "only names of runs and checkpoints"
 
@@ -147,6 +148,15 @@ def test_a_row_is_one_line_where_columns_beside_it_make_another_table():
     assert [len(layout.body(0, partly=True)) for layout in layouts] == [12, 12]
 
 
+def test_columns_of_a_second_table_stand_beside_all_that_tells_rows_apart():
+    """Two rows are equal throughout, and no column tells those apart."""
+    rows = [[of, name, *[INTERVALS[of == "b"]] * 4] for of in "abb" for name in ("mse", "r")]
+    sheet = table(["matrix", "metric", "one", "other", "third", "last"], rows)
+    layouts = parted(sheet, 60, 24, GAP)
+    assert len(layouts) > 1
+    assert all(layout.sheet.headers[: layout.about] == ("matrix", "metric") for layout in layouts)
+
+
 def test_a_few_rows_with_intervals_make_no_second_table():
     rows = [[f"seed-{k}", *[f"{k}{k}"] * 4] for k in range(1, 8)] + [["seed-*", *["1450 [1400, 1600]"] * 4]]
     layouts = arranged(table(["run", "onset", "crossing", "end", "sharpness"], rows), 60)
@@ -183,7 +193,7 @@ def test_lines_of_a_text_keep_its_words_and_its_indent():
 
 def test_a_repeated_name_is_printed_once_and_again_in_the_next_block():
     sheet = table(["run", "k"], [["a", "1"], ["a", "2"], ["a", "3"], ["b", "4"]])
-    sheet = type(sheet)(**{**vars(sheet), "blocks": ((0, 1), (2, 3)), "told": ((), ())})
+    sheet = type(sheet)(**{**vars(sheet), "blocks": ((0, 1), (2, 3)), "shared": ((), ())})
     layout = Layout(sheet, (3, 1), GAP)
     assert layout.body(0, partly=False) == ["a    1", "     2"]
     assert layout.body(1, partly=False) == ["a    3", "b    4"]
