@@ -44,7 +44,12 @@ class Path(Intervention):
                     f"{'this model runs attention and MLP of a layer in parallel' if parallel else reason}"
                 )
         return tuple(
-            Cut(self.label, write, Receiver(hook, place.site.kind, layer, heads), self.through)
+            Cut(
+                self.label,
+                write,
+                Receiver(hook, place.site.kind, layer, heads, surface.has_groups(place.site.kind)),
+                self.through,
+            )
             for place, layer, hook, heads in places
             if layer is not None
             for write in senders
