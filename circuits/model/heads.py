@@ -189,9 +189,9 @@ def heads(spec: Any, model: Any) -> tuple[AnyHead, ...]:
     """Returns the heads that `spec` names in `model`, 0-based, without repeats, never empty.
 
     `spec` is "all", "0.1, 2.3-5" (layer.head, a range of heads with its end included), "L0H1", "0.1+0.2",
-    or a list of (layer, head). Where heads share keys and values (grouped-query attention), "0.k1" or "L0K1" is key-value
-    group 1 of layer 0, a `KeyValueGroup`, which edits at k and v and receivers of paths take. Raises `CircuitsError`
-    for text that is not a spec and for a head or group the model lacks.
+    or a list of (layer, head). Where heads share keys and values (grouped-query attention), "0.k1" or "L0K1" is
+    key-value group 1 of layer 0, a `KeyValueGroup`, which edits at k and v and receivers of paths take. Raises
+    `CircuitsError` for text that is not a spec and for a head or group the model lacks.
     """
     from circuits.model.surface import Surface
 

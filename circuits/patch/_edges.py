@@ -89,9 +89,9 @@ def edges(
         draws: as in `patch.screen`.
         flips: as in `patch.screen`.
 
-    Heads that share keys and values are one receiver at k and v, their key-value group. In parallel blocks the MLP does
-    not hear the heads of its layer. Position embeddings are equal in both runs and are no senders. Refused inside a block
-    of `intervene` that edits the model.
+    Heads that share keys and values are one receiver at k and v, their key-value group. In parallel blocks the MLP
+    does not hear the heads of its layer. Position embeddings are equal in both runs and are no senders. Refused inside
+    a block of `intervene` that edits the model.
     """
     pair = Pair.read(CALLER, model, base, source, metric, batch)
     read_choice(method, METHODS, CALLER, "method")

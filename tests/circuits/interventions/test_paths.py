@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, cache, edit, intervene, patch, run, sweep
+from circuits.interventions.edits import Edit
+from circuits.interventions.paths import Path
+from circuits.interventions.replacements import FromTokens
 from circuits.model.surface import Surface
+from circuits.patch._edges import _receivers, _senders
+from circuits.tensors import Snapshot
 
 POSITIONS = (1, 4)
 
@@ -226,7 +231,9 @@ def test_the_closest_receiver_within_a_layer(deep, tokens, other_tokens, theirs,
     within = [("1.0", "mlp_pre.1"), ("attn_out.2", "mlp_pre.2")]
     if "blocks.0.hook_resid_mid" not in deep.hook_dict:
         for sender, receiver in within:
-            with pytest.raises(CircuitsError, match="no path to mlp_pre.*runs attention and MLP of a layer in"):
+            with pytest.raises(
+                CircuitsError, match=r"no path to mlp_pre.*runs attention and MLP of a layer in"
+            ):
                 run(deep, tokens, patch.path(sender, receiver, other_tokens))
         within = [("embed", "mlp_pre.0")]
     for sender, receiver in (*within, ("embed", "0.1")):
@@ -285,6 +292,29 @@ def test_an_edit_at_the_receiver_acts_on_what_it_received(
     expected = path_by_hand(by_hand, deep, tokens, theirs, SENDERS["0.1"], {("q", 2): [2]}, around=doubled)
     for order in ((path, double), (double, path)):
         assert_same(run(deep, tokens, *order), expected, by_hand(deep, tokens, doubled))
+
+
+GROUPED_RECEIVERS = {
+    ("k", "2.k1"): {("k", 2): [1]},
+    ("v.1", "1.k0"): {("v", 1): [0]},
+    "2.k1": {("k", 2): [1], ("v", 2): [1]},
+    ("q", "2.3"): {("q", 2): [3]},
+    ("k.2", "all"): {("k", 2): None},
+    "1.k0, 1.k1": {("k", 1): None, ("v", 1): None},
+}
+
+
+def test_key_value_groups_as_receivers_against_three_passes_by_hand(
+    family, make_model, tokens, other_tokens, by_hand, assert_same
+):
+    model = make_model(family=family, n_layers=3, n_key_value_heads=2)
+    theirs, clean = activations(by_hand, model, other_tokens), by_hand(model, tokens)
+    for index, (receiver, receivers) in enumerate(GROUPED_RECEIVERS.items()):
+        sender = ["0.1", "mlp_out.0", "embed"][index % 3]
+        through = "mlps" if index % 2 else None
+        expected = path_by_hand(by_hand, model, tokens, theirs, SENDERS[sender], receivers, through)
+        found = run(model, tokens, patch.path(sender, receiver, other_tokens, through))
+        assert_same(found, expected, clean)
 
 
 # ---- Several paths
@@ -357,6 +387,38 @@ def test_a_head_that_receives_and_sends_with_two_sources(
     expected = path_by_hand(by_hand, deep, tokens, thirds, {("z", 1): [2]}, {("v", 2): [3]}, around=around)
     for order in ((first, second), (second, first)):
         assert_same(run(deep, tokens, *order), expected, run(deep, tokens, first))
+
+
+def single_edges(model, source):
+    """A path along every edge that `patch.edges` lists: single heads, key-value groups, MLPs, embeddings."""
+    surface = Surface.of(model)
+    senders, receivers = _senders(surface), _receivers(surface)
+    paths = [
+        Path(
+            Edit("patch.path", (sender.place,), FromTokens(Snapshot(source))),
+            () if to.name == "output" else (to.place,),
+            None,
+        )
+        for to in receivers
+        for sender in senders
+        if sender.order < to.order
+    ]
+    positions = "hook_pos_embed" in surface.hooks
+    return paths + [patch.path("pos_embed", one, source) for one in every_receiver(surface)] * positions
+
+
+def every_receiver(surface):
+    layers = range(surface.n_layers)
+    mlps = ["mlp_pre"] * ("blocks.0.hook_mlp_out" in surface.hooks)
+    return [f"{site}.{layer}" for site in [*"qkv", *mlps] for layer in layers] + ["output"]
+
+
+def test_all_single_edges_cut_at_once_give_the_source_run(featured, tokens, other_tokens, assert_same):
+    """Heads of one layer are senders of their own, and what a norm after them makes of all is not the sum."""
+    if featured.cfg.n_layers > 3:
+        pytest.skip("thousands of edges")
+    source, paths = run(featured, other_tokens), single_edges(featured, other_tokens)
+    assert_same(run(featured, tokens, *paths), source, run(featured, tokens))
 
 
 @pytest.mark.parametrize("through", [None, "mlps"])

@@ -488,7 +488,10 @@ def test_key_value_groups_receive_by_their_own_names(family, make_model, tokens,
     model = make_model(family=family, n_key_value_heads=2)
     receivers = set(edges(model, tokens, other_tokens, weighed, exact="all", **FEW).frame["receiver"])
     of_groups = {
-        f"L{layer}{group}.{site} ({heads})" for layer in range(2) for group, heads in GROUPS for site in "kv"
+        f"L{layer}{group}.{site} ({served})"
+        for layer in range(2)
+        for group, served in GROUPS
+        for site in "kv"
     }
     queries = {f"L{layer}H{head}.q" for layer in range(2) for head in range(4)}
     assert receivers == of_groups | queries | {"mlp_pre.0", "mlp_pre.1", "output"}
@@ -498,7 +501,7 @@ def test_nodes_of_key_value_groups_against_patches_by_hand(family, make_model, t
     model = make_model(family=family, n_key_value_heads=2)
     found = nodes(model, tokens, other_tokens, weighed, ["k", "q.0"], **{**FEW, "exact": "all"}).frame
     assert set(found["variant"]) == {
-        *(f"L{layer}{group}.k ({heads})" for layer in range(2) for group, heads in GROUPS),
+        *(f"L{layer}{group}.k ({served})" for layer in range(2) for group, served in GROUPS),
         *(f"L0H{head}.q" for head in range(4)),
     }
     shared = found["site"] == "k"
@@ -508,7 +511,7 @@ def test_nodes_of_key_value_groups_against_patches_by_hand(family, make_model, t
     effects = found.set_index("variant")["effect"]
     (theirs, _), clean = activations(by_hand, model, other_tokens), weighed(by_hand(model, tokens))
     for layer in range(2):
-        for number, (group, heads) in enumerate(GROUPS):
+        for number, (group, served) in enumerate(GROUPS):
 
             def put(s, at, x, here=("k", layer), number=number):
                 x = x.clone()
@@ -518,7 +521,7 @@ def test_nodes_of_key_value_groups_against_patches_by_hand(family, make_model, t
 
             expected = float((weighed(by_hand(model, tokens, put)) - clean).mean())
             assert abs(expected) > 1e-6
-            assert effects[f"L{layer}{group}.k ({heads})"] == pytest.approx(expected, rel=1e-9)
+            assert effects[f"L{layer}{group}.k ({served})"] == pytest.approx(expected, rel=1e-9)
 
 
 # What both share
