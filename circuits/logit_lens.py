@@ -67,8 +67,8 @@ def lens(model: Any, tokens: Any, *interventions: Intervention) -> Lens:
     """Computes the logit lens (nostalgebraist 2020) and direct logit attribution (Elhage et al. 2021).
 
     Read-outs are computed by the model itself, which is run once more per layer with its last residual stream replaced.
-    Contributions need norms that are LayerNorm, RMS or none, and a linear unembedding, but for a soft cap of its output:
-    a model is refused if they do not add up. Interventions, if any, are in force. Eval mode, no gradients.
+    Contributions need norms that are LayerNorm, RMS or none, and a linear unembedding, but for a soft cap of its
+    output: a model is refused if they do not add up. Interventions, if any, are in force. Eval mode, no gradients.
     """
     surface = Surface.of(model)
     tokens = read_run_tokens(tokens, "lens")

@@ -64,7 +64,7 @@ def parts_by_hand(model, seen):
             "ln1" if str(getattr(model.cfg, "original_architecture", "")).startswith("Olmo2") else "ln1_post"
         )
         gain = weights.get(f"blocks.{layer}.{after}.w")
-        if gain is not None and (after == "ln1_post" or not hasattr(model.blocks[layer], "ln1_post")):
+        if gain is not None:
             whole = torch.einsum("bphe,hed->bpd", seen["z", layer], out) + bias
             scale = (whole.square().mean(-1, keepdim=True) + model.cfg.eps).sqrt()
             added = {name: part / scale * gain for name, part in added.items()}
