@@ -51,8 +51,11 @@ class KeyValueGroup:
     def __str__(self) -> str:
         return f"{self.layer}.k{self.group}"
 
-    def serves(self, surface: Surface) -> tuple[Head, ...]:
-        """Returns the heads that share these keys and values."""
+    def serves(self, model: Any) -> tuple[Head, ...]:
+        """Returns the heads of a model (or of a `Surface`) that share these keys and values."""
+        from circuits.model.surface import Surface
+
+        surface = model if isinstance(model, Surface) else Surface.of(model)
         size = surface.n_heads // surface.key_value_heads
         return tuple(Head(self.layer, self.group * size + one) for one in range(size))
 
