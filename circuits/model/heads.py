@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from circuits.errors import CircuitsError
 
@@ -188,6 +188,10 @@ def looks_like_heads(text: str) -> bool:
     return bool(re.match(r"\s*(\d|[Ll]\d+[HhKk]|all\s*$)", text)) or not text.strip()
 
 
+@overload
+def heads(spec: Literal["all"], model: Any) -> tuple[Head, ...]: ...
+@overload
+def heads(spec: Any, model: Any) -> tuple[AnyHead, ...]: ...
 def heads(spec: Any, model: Any) -> tuple[AnyHead, ...]:
     """Returns the heads that `spec` names in `model`, 0-based, without repeats, never empty.
 
