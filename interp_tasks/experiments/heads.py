@@ -109,7 +109,9 @@ def heads(
         else:
             chosen |= {str(head): (head,) for head in every} | by_layer(every)
         chosen["all"] = every
-        groups_here = {name: select(spec, subject.model) for name, spec in named.items()}
+        groups_here: dict[str, tuple[Any, ...]] = {
+            name: select(spec, subject.model) for name, spec in named.items()
+        }
         variants: dict[str, Any] = {**edit.on(subject, chosen | groups_here)}
         sizes = {len(group) for group in (grouped | groups_here).values()} - {len(every)}
         for size in sorted(sizes) if random else ():

@@ -188,9 +188,8 @@ def choices(specs: Sequence[HeadChoice], model: Any, layer: int | None = None) -
         elif spec.label == "all":
             chosen[spec.label] = tuple(every)
         else:
-            chosen[spec.label] = heads(
-                HeadSpec(repr(spec.text), tuple(Head(*one) for one in spec.heads)), model
-            )
+            spec_of_model = HeadSpec(repr(spec.text), tuple(Head(*one) for one in spec.heads))
+            chosen[spec.label] = tuple(head for head in heads(spec_of_model, model) if isinstance(head, Head))
     return chosen
 
 
