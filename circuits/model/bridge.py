@@ -70,8 +70,8 @@ class Bridge:
     def _d_head(self, layer: int) -> int:
         raise NotImplementedError
 
-    def component(self, layer: int, name: str) -> Any:
-        """Returns a part of a block by the bridge's name, such as "ln1" or "mlp", with its hook points."""
+    def block(self, layer: int) -> Any:
+        """Returns the module whose attributes ln1, ln2 and mlp are the parts of a block, with their hook points."""
         raise NotImplementedError
 
     def _recomputed(self, site: str, layer: int, function: Function) -> Handle | None:
@@ -150,8 +150,8 @@ class NativeBridge(Bridge):
     def key_heads(self) -> int:
         return int(self._attention(0).n_kv_heads)
 
-    def component(self, layer: int, name: str) -> Any:
-        return getattr(_inner(self._blocks[layer]), name)
+    def block(self, layer: int) -> Any:
+        return _inner(self._blocks[layer])
 
     def _d_head(self, layer: int) -> int:
         return int(self._attention(layer).d_head)

@@ -46,8 +46,8 @@ class HuggingFaceBridge(Bridge):
     def key_heads(self) -> int:
         return int(getattr(self._cfg, "n_key_value_heads", None) or self._cfg.n_heads)
 
-    def component(self, layer: int, name: str) -> Any:
-        return getattr(self._blocks[layer], name)
+    def block(self, layer: int) -> Any:
+        return self._blocks[layer]
 
     def _d_head(self, layer: int) -> int:
         return int(self._cfg.d_head)

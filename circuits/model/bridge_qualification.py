@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -70,7 +70,8 @@ def qualified(model: nn.Module, wrapped: nn.Module, parallel: bool) -> Family:
         config = _small(wrapped)
         key = json.dumps([kind, parallel, compatible, newer, config.to_dict()], sort_keys=True, default=str)
         if key not in _known:
-            _known[key] = _check(model, wrapped, config, parallel, compatible)
+            with _one_thread():
+                _known[key] = _check(model, wrapped, config, parallel, compatible)
         found = _known[key]
     except Exception as error:
         raise CircuitsError(
@@ -85,6 +86,17 @@ def qualified(model: nn.Module, wrapped: nn.Module, parallel: bool) -> Family:
     return found
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Computes on one thread: products this small take many times as long when several wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0][:80]
 
@@ -96,7 +108,8 @@ def _small(wrapped: nn.Module) -> Any:
     kinds = getattr(config, "layer_types", None)
     for name, size in _SIZES.items():
         if getattr(config, name, None) is not None:
-            setattr(config, name, size)
+            with suppress(AttributeError):  # computed from the others
+                setattr(config, name, size)
     if groups is not None:
         config.num_key_value_heads = 1 if groups == 1 else 4 if groups == heads else 2
     if getattr(config, "word_embed_proj_dim", None) is not None:

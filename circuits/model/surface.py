@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.bridge import FAMILY as BRIDGE
+from circuits.model.bridge_huggingface import HuggingFaceBridge
 from circuits.model.bridges import bridge_of
 from circuits.model.hooks import (
     Function,
@@ -156,6 +157,17 @@ class Surface:
         block = self.model.get_submodule(f"blocks.{layer}")
         return f"blocks.{layer}.{norm}" if hasattr(block, norm) else None
 
+    def block(self, layer: int) -> Any:
+        """Returns the module whose attributes ln1, ln2 and mlp are the parts of a block, with their hook points."""
+        return self.model.get_submodule(f"blocks.{layer}") if self._bridge is None else self._bridge.block(layer)
+
+    def is_input_first(self, path: str) -> bool:
+        """Tells whether the weight of a linear map of a bridge is [in out], as in GPT-2, and not [out in]."""
+        module: Any = self.model
+        for name in path.split("."):
+            module = module[int(name)] if name.isdigit() else getattr(module, name)
+        return type(getattr(module, "original_component", module)).__name__ == "Conv1D"
+
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
@@ -279,6 +291,11 @@ class Surface:
     @property
     def bridged(self) -> bool:
         return self._bridge is not None
+
+    @property
+    def huggingface(self) -> HuggingFaceBridge | None:
+        """The hooks of a bridge around a Hugging Face model; None for other models."""
+        return self._bridge if isinstance(self._bridge, HuggingFaceBridge) else None
 
     def on_run(
         self, begin: Begin, end: Callable[[], None] | None = None, direct: Direct | None = None
