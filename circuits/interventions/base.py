@@ -107,6 +107,7 @@ class ActivationEdit:
     layer: int | None
     replacement: Replacement
     heads: tuple[int, ...] | None = None
+    groups: bool = False  # whether `heads` are numbers of key-value groups
     neurons: tuple[int, ...] | None = None
     positions: Positions | Snapshot | None = None
     # The finite value this model gives to masked attention scores, if it has one.
@@ -172,6 +173,7 @@ class Receiver:
     kind: SiteKind
     layer: int
     heads: tuple[int, ...] | None
+    groups: bool = False  # whether `heads` are numbers of key-value groups
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,15 @@ class Surface:
         """Returns the sites of the table that the model has."""
         return [kind.name for kind in KINDS.values() if kind.hook.format(0) in self.hooks]
 
+    @property
+    def key_value_heads(self) -> int:
+        """The number of heads at k and v: fewer than `n_heads` under grouped-query attention."""
+        return self.heads_at["k"]
+
+    def has_groups(self, kind: SiteKind) -> bool:
+        """Tells whether the head axis of a site holds key-value groups, that several heads share."""
+        return kind.head_axis is not None and self.head_count(kind) != self.n_heads
+
     def head_count(self, kind: SiteKind) -> int:
         """Returns the size of the head axis of `kind`; k and v have fewer where key-value heads are grouped."""
         return self.heads_at.get(kind.name, self.n_heads)
