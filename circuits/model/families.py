@@ -36,7 +36,7 @@ class Family:
     wrapped: str  # the class
     sites: frozenset[str]
     parallel: bool = False  # attention and MLP of a block read the same stream
-    #: `patch.path` and `patch.edges` are served: blocks are serial, with a norm before attention and MLP, and no other.
+    #: Whether `patch.path` and `patch.edges` are served: they too were compared with the forward by hand.
     paths: bool = False
     #: Hook points by site, where that under the site's own name is at another place.
     places: Mapping[str, str] = field(default_factory=dict)
@@ -68,13 +68,14 @@ FAMILIES: tuple[Family, ...] = (
         "GPTNeoXForCausalLM",
         _ROTARY - {"resid_mid"},
         parallel=True,
+        paths=True,
         settings=_NEOX,
     ),
     Family("Llama", "LlamaForCausalLM", _ROTARY, paths=True),
     Family("Qwen2", "Qwen2ForCausalLM", _ROTARY, paths=True, settings=_QWEN),
     Family("Qwen3", "Qwen3ForCausalLM", _ROTARY, paths=True, settings=_QWEN),
     Family("Mistral", "MistralForCausalLM", _ROTARY, paths=True),
-    Family("Gemma 2", "Gemma2ForCausalLM", _ROTARY),
+    Family("Gemma 2", "Gemma2ForCausalLM", _ROTARY, paths=True),
     Family(
         "Phi",
         "PhiForCausalLM",

@@ -98,9 +98,10 @@ class Projections:
         """
         block = self._block(layer)
         if self.surface.bridged:
-            # There the hook point is the norm's own.
-            output: Tensor = block.mlp(block.ln2(arriving))
-            return output
+            # The hook point of resid_mid is the norm's own; that of a parallel block's stream is not.
+            output: Tensor = block.mlp(block.ln2(stream if self.surface.parallel else arriving))
+            normed: Tensor = block.ln2_post(output) if hasattr(block, "ln2_post") else output
+            return normed
         if getattr(self.surface.model.cfg, "use_hook_mlp_in", False):
             stream = block.hook_mlp_in(stream)
         reads_stream = self.surface.post_norm or self.surface.norms_after_only

@@ -17,6 +17,7 @@ from circuits.errors import CircuitsError
 from circuits.model.bridge import FAMILY as BRIDGE
 from circuits.model.bridge_huggingface import HuggingFaceBridge
 from circuits.model.bridges import bridge_of
+from circuits.model.families import FAMILIES
 from circuits.model.hooks import (
     Function,
     Handle,
@@ -252,25 +253,35 @@ class Surface:
         reads instead.
         """
         revocable = Revocable(function)
-        if self._bridge is not None:
+        if self._bridge is not None and not self.parallel:
             # The hook point of ln2 feeds only the MLP; the function runs after all hooks that are there now.
             return Handles(
                 revocable, on_hook_point(self.hooks[KINDS["resid_mid"].hook.format(layer)], revocable)
             )
-        block: Any = self.model.get_submodule(f"blocks.{layer}")
-        if getattr(self.model.cfg, "use_hook_mlp_in", False):
+        block: Any = self.block(layer)
+        if self._bridge is None and getattr(self.model.cfg, "use_hook_mlp_in", False):
             reader = block.hook_mlp_in
         elif self.post_norm or self.norms_after_only:
             # The MLP reads the stream as it is.
             reader = block.mlp
         else:
-            reader = block.ln2
+            reader = getattr(block, "ln2", block.ln1)
             if reader is block.ln1:
                 raise CircuitsError(
                     f"blocks.{layer}: ln1 and ln2 are one module, so what the MLP reads cannot be told from what "
                     "attention reads; give each its own, with the same parameters"
                 )
         return Handles(revocable, before_module(reader, revocable))
+
+    def refuse_unproved_paths(self) -> None:
+        """Refuses a bridge around a Hugging Face model whose paths were not compared with a forward by hand."""
+        bridge = self.huggingface
+        if bridge is not None and not bridge.family.paths:
+            served = ", ".join(family.name for family in FAMILIES if family.paths)
+            raise CircuitsError(
+                f"paths on a TransformerBridge around {bridge.family.wrapped} were not compared with a forward by "
+                f"hand, and are not served (served: {served}); patch.activations is"
+            )
 
     def before_norm(self, name: str, layer: int, function: Function) -> Handle | None:
         """Call `function` with what comes to a norm of a block, ln1 or ln2, before any hook of it.
