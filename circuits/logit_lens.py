@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -108,7 +109,8 @@ def _components(surface: Surface, seen: Activations, edited: bool) -> dict[str, 
 
     Norms on the way are treated as linear maps, with their scales fixed at those of this run.
     """
-    weights = {name: value.detach() for name, value in surface.named_weights().items()}
+    # Buffers too: processed weights of a bridge are partly held in them.
+    weights = surface.model.state_dict()
     projections = Projections.of(surface)
     shape = seen["embed"].shape
     components = {
@@ -189,6 +191,11 @@ def _norm_kinds(x: Tensor, eps: float) -> Iterator[tuple[bool, Tensor | float]]:
         yield centred, (centre.square().mean(-1, keepdim=True) + eps).sqrt() if normed else 1.0
 
 
+def _gains(weight: Tensor | None) -> list[Tensor | float]:
+    """Returns what a norm of this weight may multiply by: the weight, or 1 more (Gemma)."""
+    return [1.0] if weight is None else [weight, 1 + weight]
+
+
 @dataclass(frozen=True)
 class _FrozenNorm:
     """A norm whose scale is fixed at that of one input: a linear map of the input's parts, plus `shift`."""
@@ -216,13 +223,14 @@ class _FrozenNorm:
         with torch.no_grad():
             output: Tensor = module(x)
         best, smallest = None, torch.inf
-        for centred, scale in _norm_kinds(x, _eps(surface)):
-            candidate = cls(centred, scale, 1.0 if gain is None else gain, shift)
+        for (centred, scale), one in product(_norm_kinds(x, _eps(surface)), _gains(gain)):
+            candidate = cls(centred, scale, one, shift)
             predicted = candidate.linear(x) + (0.0 if shift is None else shift)
             error = float((predicted - output).abs().max())
             if error < smallest:
                 best, smallest = candidate, error
-        if best is None or smallest > _tolerance(output):
+        # The RMS norm of a bridge computes in single precision, whatever the precision of the model.
+        if best is None or smallest > _tolerance(output, at_least=1e-6):
             raise CircuitsError(
                 f"lens: {path} is neither LayerNorm nor RMS norm, so the heads before it have no share of what it adds"
             )
@@ -257,9 +265,9 @@ class _ReadOut:
         gain = weights.get(f"{norm}.w", weights.get(f"{norm}.weight"))
         shift = weights.get(f"{norm}.b", weights.get(f"{norm}.bias"))
         constant = bias.clone() if shift is None else bias + shift @ weight
-        folded = weight if gain is None else gain[:, None] * weight
         best, smallest = None, torch.inf
-        for centred, scale in _norm_kinds(stream, _eps(surface)):
+        for (centred, scale), one in product(_norm_kinds(stream, _eps(surface)), _gains(gain)):
+            folded = one[:, None] * weight if isinstance(one, Tensor) else weight
             candidate = cls(centred, scale, folded, constant)
             predicted = _capped(candidate.linear(stream) + constant, _soft_cap(surface))
             # Entries that are equal count as 0 even if infinite, as with a bias that rules an output out.
