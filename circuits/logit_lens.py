@@ -100,6 +100,8 @@ def lens(model: Any, tokens: Any, *interventions: Intervention) -> Lens:
 
 _PARTS = tuple(Site(name) for name in ("embed", "pos_embed", "z", "mlp_out"))
 _SUMS = tuple(Site(name) for name in ("resid_mid", "resid_post"))
+# Accuracy of the RMS norm of a bridge, which computes in single precision whatever the precision of the model.
+_SINGLE = 1e-6
 #: The hook of the normalised output of a layer of a post-norm model.
 _LAYER_OUTPUT = "blocks.{}.hook_normalized_resid_post"
 
@@ -117,13 +119,17 @@ def _components(surface: Surface, seen: Activations, edited: bool) -> dict[str, 
         name: seen[name].expand(shape) for name in ("embed", "pos_embed") if Site(name).hook() in seen
     }
 
+    tolerance = _relative_tolerance(seen["embed"].dtype)
+    if surface.bridged and surface.sublayer_norm("attn_out", 0) is not None:
+        tolerance = max(tolerance, _SINGLE)
+
     def attribute_remainder(stream: Tensor) -> None:
         """Attributes the part of the stream that no component has added to "edits"."""
         parts = torch.stack(list(components.values()))
         remainder = stream - parts.sum(0)
         # Positions are compared one by one, because one may have entries that are far larger than all others.
         largest = torch.maximum(parts.abs().amax((0, -1)), stream.abs().amax(-1))
-        if bool((remainder.abs().amax(-1) <= _relative_tolerance(stream.dtype) * largest).all()):
+        if bool((remainder.abs().amax(-1) <= tolerance * largest).all()):
             return
         if not edited:
             raise CircuitsError(
@@ -229,8 +235,7 @@ class _FrozenNorm:
             error = float((predicted - output).abs().max())
             if error < smallest:
                 best, smallest = candidate, error
-        # The RMS norm of a bridge computes in single precision, whatever the precision of the model.
-        if best is None or smallest > _tolerance(output, at_least=1e-6):
+        if best is None or smallest > _tolerance(output, at_least=_SINGLE):
             raise CircuitsError(
                 f"lens: {path} is neither LayerNorm nor RMS norm, so the heads before it have no share of what it adds"
             )
@@ -274,8 +279,7 @@ class _ReadOut:
             error = float((predicted - output).abs().masked_fill(predicted == output, 0).max())
             if error < smallest:
                 best, smallest = candidate, error
-        # The RMS norm of a bridge computes in single precision, whatever the precision of the model.
-        if best is None or smallest > _tolerance(output, at_least=1e-6):
+        if best is None or smallest > _tolerance(output, at_least=_SINGLE):
             raise CircuitsError(
                 "lens: the output of this model is not a linear function of its normalised residual stream (a norm "
                 "other than LayerNorm and RMS, or a read-out of its own), so contributions would not add up"

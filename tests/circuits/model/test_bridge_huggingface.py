@@ -54,19 +54,19 @@ def heads_put(new, head, axis=2):
     return put
 
 
-def equal(model, found, functions, tokens=TOKENS, keep=None, given=None):
+def equal(model, found, functions, tokens=TOKENS, keep=None, tolerance=1e-5):
     expected, _ = by_hand(model, functions, tokens, keep)
     clean, _ = by_hand(model, None, tokens, keep)
     if keep is not None:
         found, expected, clean = found[keep], expected[keep], clean[keep]
     effect = float((expected - clean).abs().max())
     assert effect > 1e-3 * float(clean.std())
-    assert float((found - expected).abs().max()) <= 1e-5 * effect
+    assert float((found - expected).abs().max()) <= tolerance * effect
 
 
 def uniform(x):
     seen = x > 0
-    return seen / seen.sum(-1, keepdim=True).clamp(min=1)
+    return seen.to(x.dtype) / seen.sum(-1, keepdim=True).clamp(min=1)
 
 
 @pytest.fixture(params=MAIN)
@@ -134,10 +134,12 @@ def test_patches_at_every_stream_and_together(model):
 
 @pytest.mark.parametrize("mode", ["raw", "compatible"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_uniform_attention_under_a_mask(hf_model, model, side, mode):
+@pytest.mark.parametrize("name", MAIN)
+def test_uniform_attention_under_a_mask(hf_model, name, side, mode):
     """Keys that a query may see are those of the causal mask, the window and the padding."""
-    name = next(name for name in MAIN if hf_model(name) is model)
-    model = hf_model(name, mode)
+    # With raw weights in float64, a bridge of a rotary model gives NaN itself where a query sees no key.
+    single = side == "left" and mode == "raw"
+    model = hf_model(name, mode, torch.float32 if single else torch.float64)
     keep = torch.ones(4, 7, dtype=torch.bool)
     keep[0, :2] = keep[1, :1] = False
     keep = keep if side == "left" else keep.flip(1)
@@ -145,7 +147,7 @@ def test_uniform_attention_under_a_mask(hf_model, model, side, mode):
     with torch.no_grad(), intervene(model, ablate.uniform("0.1, 1.3")):
         found = model(TOKENS, attention_mask=keep.long(), position_ids=order)
     functions = {("pattern", layer): heads_put(uniform, head, 1) for layer, head in ((0, 1), (1, 3))}
-    equal(model, found, functions, keep=keep)
+    equal(hf_model(name, mode), found, functions, keep=keep, tolerance=1e-3 if single else 1e-5)
 
 
 @pytest.mark.parametrize("name", MAIN)
@@ -154,12 +156,9 @@ def test_with_another_attention_implementation(hf_model, name):
     model = hf_model(name, fresh=True)
     model.original_model.config._attn_implementation = "sdpa"
     _, other = by_hand(model, tokens=OTHER)
-    for site in ("scores", "pattern", "z"):
-        equal(
-            model,
-            run(model, TOKENS, edit(f"{site}.0", lambda x: x * 0.5)),
-            {(site, 0): lambda x: x * 0.5},
-        )
+    edits = {"scores": lambda x: x * 0.5, "pattern": uniform, "z": lambda x: x.flip(-1)}
+    for site, function in edits.items():
+        equal(model, run(model, TOKENS, edit(f"{site}.0", function)), {(site, 0): function})
     equal(model, run(model, TOKENS, ablate.uniform("0.1")), {("pattern", 0): heads_put(uniform, 1, 1)})
 
 
@@ -168,8 +167,10 @@ def test_caches_and_patterns(model):
     seen = cache(model, TOKENS, ["q", "k", "pattern", "mlp_post", "attn_out"])
     for site in ("q", "k", "pattern", "mlp_post", "attn_out"):
         torch.testing.assert_close(seen[f"{site}.1"], clean[site, 1], rtol=1e-5, atol=1e-5)
-    maps = patterns.mean_maps(model, TOKENS)
-    assert torch.as_tensor(maps.values if hasattr(maps, "values") else maps) is not None
+    maps = torch.as_tensor(patterns.attention(model, TOKENS).mean)
+    torch.testing.assert_close(maps[1].double(), clean["pattern", 1].mean(0), rtol=1e-5, atol=1e-5)
+    columns = patterns.scores(model, TOKENS, {"first": patterns.column(7, 1, 0)}).frame
+    assert len(columns) == 8
 
 
 @pytest.mark.parametrize("mode", ["raw", "processed"])
@@ -223,7 +224,7 @@ def test_a_sweep_over_revisions_that_a_function_loads(hf_model):
         expected, _ = by_hand(one, {("z", 0): heads_put(torch.zeros_like, 1)})
         clean, _ = by_hand(one)
         frame = result.frame
-        row = frame[(frame["variant"] == "a") & (frame["ref"] == f"step {seed}")].iloc[0]
+        row = frame[(frame["variant"] == "a") & (frame["checkpoint"] == f"step {seed}")].iloc[0]
         assert row["effect"] == pytest.approx(float((metric(expected) - metric(clean)).mean()), rel=1e-5)
 
 
@@ -238,11 +239,12 @@ def test_attribution_is_the_gradient_by_hand(model, site):
     forward = families.forward.__wrapped__
     output = forward(model, TOKENS, lambda s, at, x: leaf if (s, at) == (site, 0) else x)
     (gradient,) = torch.autograd.grad(metric(output).mean(), leaf)
-    product = (gradient * (source[site, 0] - base[site, 0])).sum((0, 1, *range(3, leaf.ndim)))
-    expected = product if site == "z" else product.sum(-1, keepdim=True)
-    chosen = estimates[(estimates["layer"] == 0) & (estimates["metric"] == estimates["metric"].iloc[0])]
-    found = torch.tensor(chosen["estimate"].to_numpy() if "estimate" in chosen else chosen["value"].to_numpy())
-    torch.testing.assert_close(found.sum(), expected.sum(), rtol=1e-4, atol=1e-6)
+    product = (gradient * (source[site, 0] - base[site, 0])).sum((0, 1))  # [head d_head] or [d_model]
+    chosen = estimates[estimates["layer"] == 0]
+    found = torch.tensor(chosen["effect"].to_numpy())
+    if site == "z":
+        torch.testing.assert_close(found, product.sum(-1), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found.sum(), product.sum(), rtol=1e-4, atol=1e-6)
 
 
 def test_screens_edges_and_probes_run(model):
@@ -273,7 +275,7 @@ def test_transplants_reach_the_model(hf_model, model, component):
     effect = float((expected - clean).abs().max())
     assert effect > 0.01 * float(clean.std())
     assert float((found - expected).abs().max()) <= 1e-5 * effect
-    assert float((model(TOKENS) - clean).abs().max()) <= 1e-5 * float(clean.std())
+    assert float((run(model, TOKENS) - clean).abs().max()) <= 1e-5 * float(clean.std())
 
 
 def test_tied_embeddings_are_not_transplanted(hf_model):
@@ -295,19 +297,17 @@ def test_positions_are_permuted_where_there_is_a_table(hf_model):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", MAIN)
 def test_half_precision_gives_metrics_in_single(hf_model, name, dtype):
+    """What a metric gives is widened before it is added up; the default ones are computed wide."""
     model, full = hf_model(name, dtype=dtype), hf_model(name)
-    given = []
-
-    def seen(output):
-        given.append(output.dtype)
-        return metric(output)
-
     variants = {"a": ablate.zero("0.1"), "b": ablate.uniform("1.2"), "c": ablate.zero("mlp_out.1")}
-    frame = sweep(model, TOKENS, variants, metric=seen).frame
+    frame = sweep(model, TOKENS, variants, metric=metric).frame
     expected = sweep(full, TOKENS, variants, metric=metric).frame
-    assert set(given) == {torch.float32}
     gap = (frame["value"] - expected["value"]).abs().max()
-    assert gap <= (0.1 if dtype == torch.bfloat16 else 0.02) * full(TOKENS).abs().max().item()
+    assert gap <= (0.1 if dtype == torch.bfloat16 else 0.02) * float(full(TOKENS).detach().abs().max())
+    exact = metric(run(model, TOKENS, variants["a"])).double().mean()
+    assert frame["value"].iloc[0] == pytest.approx(float(exact), rel=1e-12)
+    by_default = sweep(model, TOKENS, variants).frame
+    assert by_default["value"].notna().all()
 
 
 @pytest.mark.parametrize("way", ["run_with_cache", "run_with_hooks", "forward", "__call__"])
@@ -383,7 +383,7 @@ def test_sites_that_are_not_served_are_refused_by_name(hf_model):
     ]:
         with pytest.raises(CircuitsError, match=f"no site {site} in this model; it has"):
             run(hf_model(name), TOKENS, edit(site, torch.zeros_like))
-    with pytest.raises(CircuitsError, match="no site scores in this model"):
+    with pytest.raises(CircuitsError, match=r"ablate\.uniform: no site pattern in this model"):
         run(hf_model("gptj"), TOKENS, ablate.uniform("0.1"))
 
 
