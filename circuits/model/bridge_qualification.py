@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
@@ -70,7 +71,7 @@ def qualified(model: nn.Module, wrapped: nn.Module, parallel: bool) -> Family:
         config = _small(wrapped)
         key = json.dumps([kind, parallel, compatible, newer, config.to_dict()], sort_keys=True, default=str)
         if key not in _known:
-            with _one_thread():
+            with _aside():
                 _known[key] = _check(model, wrapped, config, parallel, compatible)
         found = _known[key]
     except Exception as error:
@@ -87,14 +88,18 @@ def qualified(model: nn.Module, wrapped: nn.Module, parallel: bool) -> Family:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Computes on one thread: products this small take many times as long when several wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def _aside() -> Iterator[None]:
+    """Leaves the caller's random numbers alone, shows no warnings (a hook point that is not in line gives one), and
+    computes on one thread: products this small take many times as long when several wait for each other.
+    """
+    threads = torch.get_num_threads()
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def _first_line(error: Exception) -> str:
@@ -130,13 +135,12 @@ def _check(
     model: nn.Module, wrapped: nn.Module, config: Any, parallel: bool, compatible: bool
 ) -> Family | str:
     """Returns the row of the small model, or what is wrong with it as a whole."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        plain = type(wrapped)(config).to(torch.float64).eval()
-        with torch.no_grad():
-            for parameter in plain.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-        tokens = torch.randint(3, _SIZES["vocab_size"], (2, _LENGTH))
+    torch.manual_seed(0)
+    plain = type(wrapped)(config).to(torch.float64).eval()
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    tokens = torch.randint(3, _SIZES["vocab_size"], (2, _LENGTH))
     bridge = _bridge(model, copy.deepcopy(plain), config)
     if compatible:
         bridge.enable_compatibility_mode(no_processing=True, disable_warnings=True)
@@ -155,7 +159,9 @@ def _check(
         if name not in proved:
             continue
         here = mine[name, layer]
-        if (name, layer) not in seen or not _same(_visible(here), _visible(seen[name, layer]), _visible(here)):
+        if (name, layer) not in seen or not _same(
+            _visible(here), _visible(seen[name, layer]), _visible(here)
+        ):
             proved.discard(name)
             continue
         noise = torch.randn(here.shape, dtype=here.dtype, generator=torch.Generator().manual_seed(1))
@@ -204,7 +210,8 @@ def _unsummed(seen: dict[tuple[str, int | None], Tensor], parallel: bool) -> set
     wrong: set[str] = set()
     for layer in (0, 1):
         start, middle, end, attention, mlp = (
-            seen.get((name, layer)) for name in ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
+            seen.get((name, layer))
+            for name in ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
         )
         sums = (
             [((start, attention, mlp), end, {"attn_out", "mlp_out", "resid_mid"})]
@@ -215,10 +222,10 @@ def _unsummed(seen: dict[tuple[str, int | None], Tensor], parallel: bool) -> set
             ]
         )
         for parts, total, names in sums:
-            known = [part for part in parts if part is not None]
-            if total is None or len(known) < len(parts):
-                wrong |= names
-            elif any(part.shape != total.shape for part in known) or not _same(sum(known), total, total):  # type: ignore[arg-type]
+            known = [
+                part for part in parts if part is not None and total is not None and part.shape == total.shape
+            ]
+            if total is None or len(known) < len(parts) or not _same(torch.stack(known).sum(0), total, total):
                 wrong |= names
     return wrong
 

@@ -169,7 +169,9 @@ class Surface:
 
     def block(self, layer: int) -> Any:
         """Returns the module whose attributes ln1, ln2 and mlp are the parts of a block, with their hook points."""
-        return self.model.get_submodule(f"blocks.{layer}") if self._bridge is None else self._bridge.block(layer)
+        return (
+            self.model.get_submodule(f"blocks.{layer}") if self._bridge is None else self._bridge.block(layer)
+        )
 
     def is_input_first(self, path: str) -> bool:
         """Tells whether the weight of a linear map of a bridge is [in out], as in GPT-2, and not [out in]."""

@@ -123,5 +123,7 @@ def test_paths_that_were_not_compared_are_refused(hf_model, name):
         lambda: run(model, TOKENS, patch.path("0.1", "output", source=SOURCE)),
         lambda: patch.edges(model, TOKENS, SOURCE),
     ):
-        with pytest.raises(CircuitsError, match=r"were not compared with a forward by hand, and are not served"):
+        with pytest.raises(
+            CircuitsError, match=r"were not compared with a forward by hand, and are not served"
+        ):
             call()

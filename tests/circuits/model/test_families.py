@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, Site, edit, intervene, run
-from circuits.model import bridge_qualification, bridges
+from circuits.model import bridge_huggingface, bridge_qualification, bridges
 from circuits.model.families import FAMILIES, PROVED_VERSIONS, unproved_version
 from circuits.model.sites import KINDS
 from circuits.model.surface import Surface
@@ -116,3 +116,79 @@ def test_every_place_is_read_as_by_hand(hf_model, name):
         difference = (seen[place] - values[place]).masked_fill(masked, 0.0).abs().max()
         assert float(difference) <= 1e-5 * float(values[place][~masked].abs().max()), place
     assert expected.isfinite().all()
+
+
+@pytest.fixture
+def first_use(monkeypatch):
+    """Nothing is known of any config yet."""
+    monkeypatch.setattr(bridge_qualification, "_known", {})
+
+
+def found_anew(model):
+    return bridge_qualification.qualified(model, model.original_model, families.Form.of(model).parallel).sites
+
+
+# A check does not find out that OPT's MLP has batch and positions on one axis, and BERT's hook points stand elsewhere.
+_LESS = {
+    "opt": {"attn_out", "mlp_out", "mlp_post", "mlp_pre", "resid_mid"},
+    "bert": {"attn_out", "embed", "mlp_out", "resid_mid"},
+}
+
+
+@pytest.mark.parametrize("name", families.NAMES)
+def test_the_check_on_first_use_finds_the_sites_of_the_table(hf_model, first_use, name):
+    """Two derivations that share nothing: a forward by hand, and torch hooks on Hugging Face's modules."""
+    model = hf_model(name)
+    state = torch.random.get_rng_state()
+    assert found_anew(model) == row(model).sites - _LESS.get(name, set())
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_the_check_on_first_use_sees_a_write_that_goes_astray(hf_model, first_use, monkeypatch):
+    """A write at resid_mid that reaches only the MLP, and one at z that is lost."""
+    monkeypatch.setattr(bridge_huggingface.HuggingFaceBridge, "on_branch", lambda self, site: False)
+    assert found_anew(hf_model("llama")) == row(hf_model("llama")).sites - {"resid_mid"}
+    bridge_qualification._known.clear()
+    hooked = bridge_huggingface.HuggingFaceBridge.on_forward
+
+    def lost(self, hook, function):
+        quiet = hook.endswith("hook_z")
+        return hooked(self, hook, (lambda x: function(x) if False else None) if quiet else function)
+
+    monkeypatch.undo()
+    monkeypatch.setattr(bridge_qualification, "_known", {})
+    monkeypatch.setattr(bridge_huggingface.HuggingFaceBridge, "on_forward", lost)
+    assert "z" not in found_anew(hf_model("llama"))
+
+
+def test_other_settings_and_versions_are_checked_once(hf_model, monkeypatch):
+    checks = []
+    check = bridge_qualification._check
+    monkeypatch.setattr(bridge_qualification, "_known", {})
+    monkeypatch.setattr(bridge_qualification, "_check", lambda *given: checks.append(1) or check(*given))
+    model = hf_model("gpt2", scale_attn_by_inverse_layer_idx=True)
+    for _ in range(2):
+        assert {site for site, _ in places(model)} == set(KINDS)
+    assert row(model) not in FAMILIES
+    assert checks == [1]
+    with pytest.raises(CircuitsError, match="were not compared with a forward by hand"):
+        Surface.of(model).refuse_unproved_paths()
+    monkeypatch.setattr(bridges, "unproved_version", lambda: "transformers 9.0")
+    assert {site for site, _ in places(hf_model("llama"))} == row(hf_model("llama")).sites
+    assert len(checks) == 2
+
+
+def test_what_cannot_be_checked_is_refused_in_one_line(hf_model, first_use):
+    unscaled = hf_model("gpt2", scale_attn_weights=False)
+    with pytest.raises(
+        CircuitsError, match=r"not served: its output is not that of the model it wraps; it is"
+    ):
+        Surface.of(unscaled)
+    processed = hf_model("gpt2", "processed", scale_attn_by_inverse_layer_idx=True)
+    with pytest.raises(CircuitsError, match=r"use enable_compatibility_mode\(no_processing=True\)"):
+        run(processed, TOKENS)
+    other = hf_model("llama", fresh=True)
+    kind = type(other.original_model)
+    other.original_model.__class__ = type("Unbuilt", (kind,), {"__init__": lambda self, config: 1 / 0})
+    with pytest.raises(CircuitsError, match=r"around Unbuilt is not in the table .* \(ZeroDivisionError"):
+        Surface.of(other)
