@@ -108,7 +108,7 @@ def _first_line(error: Exception) -> str:
 
 def _small(wrapped: nn.Module) -> Any:
     """Returns the config of a small model of the same kind."""
-    config = copy.deepcopy(wrapped.config)
+    config: Any = copy.deepcopy(wrapped.config)
     heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     kinds = getattr(config, "layer_types", None)
     for name, size in _SIZES.items():
@@ -242,7 +242,7 @@ class _Ours:
         with torch.no_grad(), ExitStack() as stack:
             if site is not None:
                 hook = KINDS[site].hook.format(layer)
-                stack.callback(self._hooked.on_forward(hook, lambda x: x + noise).remove)
+                stack.callback(self._hooked.on_forward(hook, _shift(noise)).remove)
             output: Tensor = self._bridge(tokens)
         return output
 
@@ -257,6 +257,10 @@ class _Ours:
                     stack.callback(self._hooked.on_forward(hook, _keep(seen, place)).remove)
             self._bridge(tokens)
         return {place: x for place, x in seen.items() if x.ndim == len(KINDS[place[0]].axes)}
+
+
+def _shift(by: Tensor | None) -> Function:
+    return lambda x: x if by is None else x + by
 
 
 def _keep(seen: dict[Any, Tensor], key: Any) -> Function:
@@ -280,7 +284,7 @@ class _Theirs:
     ) -> Tensor:
         with torch.no_grad(), ExitStack() as stack:
             if site is not None:
-                stack.enter_context(self._at(site, layer, lambda x: x + noise))
+                stack.enter_context(self._at(site, layer, _shift(noise)))
             output: Tensor = self._plain(tokens, use_cache=False).logits
         return output
 
@@ -350,8 +354,9 @@ class _Theirs:
             return _on_output(part("attn", site), _by_head(function, heads))
         index = "qkv".index(site)
         own = getattr(block.attn, site)
-        joint, weight = part("attn", "qkv"), own.weight
-        whole = joint.weight if joint.weight.shape[-1] == weight.shape[-1] else joint.weight.mT
+        joint: Any = part("attn", "qkv")
+        weight: Tensor = own.weight
+        whole: Tensor = joint.weight if joint.weight.shape[-1] == weight.shape[-1] else joint.weight.mT
 
         def changed(x: Tensor) -> Tensor | None:
             if torch.equal(whole.unflatten(0, (3, -1))[index], weight):
