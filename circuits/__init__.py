@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from circuits.interventions.custom import edit
     from circuits.interventions.variants import Draws, draws, grid
     from circuits.logit_lens import Lens, lens
-    from circuits.model.heads import Head, heads
+    from circuits.model.heads import Head, KeyValueGroup, heads
     from circuits.model.sites import Site
     from circuits.sweeps.metrics import logit_difference
     from circuits.sweeps.sweep import compare, sweep
@@ -38,6 +38,7 @@ __all__ = [
     "Draws",
     "Head",
     "Intervention",
+    "KeyValueGroup",
     "Lens",
     "Site",
     "SweepResult",
@@ -73,6 +74,7 @@ _HOMES = {
     "Draws": "circuits.interventions.variants",
     "Head": "circuits.model.heads",
     "Intervention": "circuits.interventions.base",
+    "KeyValueGroup": "circuits.model.heads",
     "Lens": "circuits.logit_lens",
     "Site": "circuits.model.sites",
     "SweepResult": "circuits.sweeps.table",

@@ -30,8 +30,8 @@ _PARTS: dict[str, tuple[bool, str]] = {
     "v": (True, r"attn\.(_?W_V|_?b_V|v\.(weight|bias))"),
     "o": (True, r"attn\.(W_O|b_O|o\.(weight|bias))"),
     "mlp": (True, r"mlp\.(?!ln\.).+"),
-    "ln1": (True, r"ln1\..+"),
-    "ln2": (True, r"ln2\..+"),
+    "ln1": (True, r"ln1(_post)?\..+"),
+    "ln2": (True, r"ln2(_post)?\..+"),
     "embed": (False, r"embed\..+"),
     "pos_embed": (False, r"pos_embed\..+"),
     "unembed": (False, r"unembed\..+"),
@@ -130,9 +130,9 @@ def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
 
     Args:
         components: one or several of q, k, v, qkv, o, attn (= q, k, v, o), mlp, embed, pos_embed, unembed, ln1, ln2,
-            ln_embed (after the embeddings of a post-norm model), ln_final, ln (those four, as far as the model has
-            them), each with its biases; `COMPONENTS` lists them, and `describe()` every parameter by name. Attention
-            and MLP never include a LayerNorm.
+            (with those after attention and MLP), ln_embed (after the embeddings of a post-norm model), ln_final, ln
+            (those four, as far as the model has them), each with its biases; `COMPONENTS` lists them, and `describe()`
+            every parameter by name. Attention and MLP never include a LayerNorm.
         layers: the layers (0-based) whose parts are transplanted; default: all.
 
     Only the named weights are copied, immediately, so that the source may change or be deleted. They are put in before

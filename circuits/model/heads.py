@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from circuits.errors import CircuitsError
 
@@ -51,8 +51,11 @@ class KeyValueGroup:
     def __str__(self) -> str:
         return f"{self.layer}.k{self.group}"
 
-    def serves(self, surface: Surface) -> tuple[Head, ...]:
-        """Returns the heads that share these keys and values."""
+    def serves(self, model: Any) -> tuple[Head, ...]:
+        """Returns the heads of a model (or of a `Surface`) that share these keys and values."""
+        from circuits.model.surface import Surface
+
+        surface = model if isinstance(model, Surface) else Surface.of(model)
         size = surface.n_heads // surface.key_value_heads
         return tuple(Head(self.layer, self.group * size + one) for one in range(size))
 
@@ -185,6 +188,10 @@ def looks_like_heads(text: str) -> bool:
     return bool(re.match(r"\s*(\d|[Ll]\d+[HhKk]|all\s*$)", text)) or not text.strip()
 
 
+@overload
+def heads(spec: Literal["all"], model: Any) -> tuple[Head, ...]: ...
+@overload
+def heads(spec: Any, model: Any) -> tuple[AnyHead, ...]: ...
 def heads(spec: Any, model: Any) -> tuple[AnyHead, ...]:
     """Returns the heads that `spec` names in `model`, 0-based, without repeats, never empty.
 

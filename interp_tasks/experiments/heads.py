@@ -109,7 +109,7 @@ def heads(
         else:
             chosen |= {str(head): (head,) for head in every} | by_layer(every)
         chosen["all"] = every
-        own = {name: select(spec, subject.model) for name, spec in named.items()}
+        own: dict[str, tuple[Any, ...]] = {name: select(spec, subject.model) for name, spec in named.items()}
         variants: dict[str, Any] = {**edit.on(subject, chosen | own)}
         sizes = {len(group) for group in (grouped | own).values()} - {len(every)}
         for size in sorted(sizes) if random else ():

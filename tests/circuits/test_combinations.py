@@ -166,6 +166,7 @@ def forward(
     x = {a: sent(a, "embed", None, embed) + sent(a, "pos_embed", None, positions) for a in worlds}
     for layer in range(cfg.n_layers):
         path = f"blocks.{layer}"
+        coming = x
         x = {a: edited("resid_pre", layer, x[a]) for a in worlds}
         known("resid_pre", layer, x[None])
         made = {}
@@ -207,6 +208,7 @@ def forward(
             x[a] = x[a] + sent(a, "attn_out", layer, out)
         if not cfg.attn_only:
             if not cfg.parallel_attn_mlp:
+                coming = x
                 attended = x = {a: edited("resid_mid", layer, x[a]) for a in worlds}
                 known("resid_mid", layer, x[None])
 
@@ -218,7 +220,11 @@ def forward(
             post = known("mlp_post", layer, neurons(attended.get(("mlp_pre", layer, None), attended[None])))
             x = dict(x)
             for a in worlds:
-                its = neurons(attended[a]) if through_mlps and a is not None else post
+                # Only MLPs between the two recompute: before the sender, its world is the run.
+                between = through_mlps and not (
+                    torch.equal(coming[a], coming[None]) and torch.equal(attended[a], attended[None])
+                )
+                its = neurons(attended[a]) if between else post
                 its = sent(a, "mlp_post", layer, its)
                 out = after(its @ w[f"{path}.mlp.W_out"] + w[f"{path}.mlp.b_out"], f"{path}.ln2")
                 out = edited("mlp_out", layer, out)

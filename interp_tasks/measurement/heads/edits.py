@@ -186,9 +186,8 @@ def choices(specs: Sequence[HeadChoice], model: Any, layer: int | None = None) -
         elif spec.label == "all":
             found[spec.label] = tuple(every)
         else:
-            found[spec.label] = heads(
-                HeadSpec(repr(spec.text), tuple(Head(*one) for one in spec.heads)), model
-            )
+            own = HeadSpec(repr(spec.text), tuple(Head(*one) for one in spec.heads))
+            found[spec.label] = tuple(head for head in heads(own, model) if isinstance(head, Head))
     return found
 
 

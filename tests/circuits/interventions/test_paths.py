@@ -7,12 +7,9 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, cache, edit, intervene, patch, run, sweep
-from circuits.interventions.edits import Edit
 from circuits.interventions.paths import Path
-from circuits.interventions.replacements import FromTokens
 from circuits.model.surface import Surface
 from circuits.patch._edges import _receivers, _senders
-from circuits.tensors import Snapshot
 
 POSITIONS = (1, 4)
 
@@ -395,7 +392,7 @@ def single_edges(model, source):
     senders, receivers = _senders(surface), _receivers(surface)
     paths = [
         Path(
-            Edit("patch.path", (sender.place,), FromTokens(Snapshot(source))),
+            patch.activations(sender.place.site, source, sender.place.heads),
             () if to.name == "output" else (to.place,),
             None,
         )
@@ -403,8 +400,9 @@ def single_edges(model, source):
         for sender in senders
         if sender.order < to.order
     ]
-    positions = "hook_pos_embed" in surface.hooks
-    return paths + [patch.path("pos_embed", one, source) for one in every_receiver(surface)] * positions
+    if "hook_pos_embed" in surface.hooks:
+        paths += [patch.path("pos_embed", one, source) for one in every_receiver(surface)]
+    return paths
 
 
 def every_receiver(surface):
@@ -414,11 +412,28 @@ def every_receiver(surface):
 
 
 def test_all_single_edges_cut_at_once_give_the_source_run(featured, tokens, other_tokens, assert_same):
-    """Heads of one layer are senders of their own, and what a norm after them makes of all is not the sum."""
     if featured.cfg.n_layers > 3:
         pytest.skip("thousands of edges")
     source, paths = run(featured, other_tokens), single_edges(featured, other_tokens)
     assert_same(run(featured, tokens, *paths), source, run(featured, tokens))
+
+
+def test_all_single_edges_from_noise_are_the_noise_in_the_stream(featured, tokens, other_tokens, assert_same):
+    """No run has these values, so every sender's change counts; and what a norm after some heads makes of all of
+    their changes is not the sum of what it makes of each.
+    """
+    if featured.cfg.n_layers > 3:
+        pytest.skip("thousands of edges")
+    sites = [
+        name for name in ("embed", "pos_embed", "z", "mlp_out") if name in Surface.of(featured).site_names()
+    ]
+    noise = {
+        hook: x.expand(len(tokens), *x.shape[1:])
+        + torch.randn(len(tokens), *x.shape[1:], generator=torch.Generator().manual_seed(at), dtype=x.dtype)
+        for at, (hook, x) in enumerate(cache(featured, other_tokens, sites).items())
+    }
+    expected = run(featured, tokens, *(patch.activations(site, noise) for site in sites))
+    assert_same(run(featured, tokens, *single_edges(featured, noise)), expected, run(featured, tokens))
 
 
 @pytest.mark.parametrize("through", [None, "mlps"])

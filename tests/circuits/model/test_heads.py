@@ -3,7 +3,6 @@ import torch
 
 from circuits import CircuitsError, Head, heads
 from circuits.model.heads import KeyValueGroup, parse_heads
-from circuits.model.surface import Surface
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def test_a_group_is_no_head_of_the_same_numbers(make_model):
     assert parse_heads("0.k1") == parse_heads("L0K1") != parse_heads("0.1")
     assert (KeyValueGroup(2, 1).label, str(KeyValueGroup(2, 1))) == ("L2K1", "2.k1")
     assert heads(",".join(map(str, mixed)), model) == mixed
-    assert KeyValueGroup(2, 1).serves(Surface.of(model)) == (Head(2, 2), Head(2, 3))
+    assert KeyValueGroup(2, 1).serves(model) == (Head(2, 2), Head(2, 3))
     assert all(isinstance(one, Head) for one in heads("all", model))
 
 

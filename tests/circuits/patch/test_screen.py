@@ -379,9 +379,11 @@ def every_edge(model):
         for layer in range(to):
             before += [f"L{layer}H{head}" for head in range(4)] + ([f"mlp_out.{layer}"] if mlps else [])
         found += [f"{u} -> L{to}H{head}.{x}" for u in before for head in range(4) for x in "qkv"]
-        before += [f"L{to}H{head}" for head in range(4)]
-        found += [f"{u} -> mlp_pre.{to}" for u in before] if mlps else []
-        before += [f"mlp_out.{to}"] if mlps else []
+        heads_here = [f"L{to}H{head}" for head in range(4)]
+        # In parallel blocks the MLP does not hear the heads beside it.
+        heard = before if getattr(model.cfg, "parallel_attn_mlp", False) else before + heads_here
+        found += [f"{u} -> mlp_pre.{to}" for u in heard] if mlps else []
+        before += heads_here + ([f"mlp_out.{to}"] if mlps else [])
     return found + [f"{u} -> output" for u in before]
 
 
@@ -419,6 +421,50 @@ def test_integrated_edges_against_passes_by_hand(model, tokens, other_tokens, by
             for fraction in midpoints(2)
         ]
         expected[name] = float(sum(slopes).mean() / 2)
+    assert_equal({name: found[name] for name in some}, expected)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parallel_attn_mlp": True, "act_fn": "gelu"},
+        {
+            "normalization_type": "RMS",
+            "use_normalization_before_and_after": True,
+            "attn_scores_soft_cap": 2.0,
+            "output_logits_soft_cap": 3.0,
+        },
+        {
+            "original_architecture": "Olmo2ForCausalLM",
+            "normalization_type": "RMS",
+            "use_local_attn": True,
+            "attn_types": ["local", "global"],
+            "window_size": 3,
+        },
+    ],
+    ids=["parallel", "gemma", "olmo2"],
+)
+@pytest.mark.parametrize("steps", [None, 2])
+def test_edges_of_other_blocks_against_passes_by_hand(
+    make_model, hooked_only, tokens, other_tokens, by_hand, changes, steps
+):
+    """Where a norm follows a head, also its derivative is that of the run on the way."""
+    model = make_model(family=hooked_only, **changes)
+    given = {"method": "gradient"} if steps is None else {"method": "integrated", "steps": steps}
+    found, names = by_name(edges(model, tokens, other_tokens, curved, **given, **ONE)), every_edge(model)
+    assert set(found) == set(names)
+    some = names[::5]
+    ways = [
+        [] if steps is None else [on_the_way(by_hand, model, tokens, other_tokens, fraction)]
+        for fraction in ([0.0] if steps is None else midpoints(steps))
+    ]
+    expected = {
+        name: float(
+            sum(path_slope(by_hand, model, tokens, other_tokens, name, curved, *way).mean() for way in ways)
+            / len(ways)
+        )
+        for name in some
+    }
     assert_equal({name: found[name] for name in some}, expected)
 
 
