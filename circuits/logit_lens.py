@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -99,6 +100,8 @@ def lens(model: Any, tokens: Any, *interventions: Intervention) -> Lens:
 
 _PARTS = tuple(Site(name) for name in ("embed", "pos_embed", "z", "mlp_out"))
 _SUMS = tuple(Site(name) for name in ("resid_mid", "resid_post"))
+# Accuracy of the RMS norm of a bridge, which computes in single precision whatever the precision of the model.
+_SINGLE = 1e-6
 #: The hook of the normalised output of a layer of a post-norm model.
 _LAYER_OUTPUT = "blocks.{}.hook_normalized_resid_post"
 
@@ -108,12 +111,17 @@ def _components(surface: Surface, seen: Activations, edited: bool) -> dict[str, 
 
     Norms on the way are treated as linear maps, with their scales fixed at those of this run.
     """
-    weights = {name: value.detach() for name, value in surface.named_weights().items()}
+    # Buffers too: processed weights of a bridge are partly held in them.
+    weights = surface.model.state_dict()
     projections = Projections.of(surface)
     shape = seen["embed"].shape
     components = {
         name: seen[name].expand(shape) for name in ("embed", "pos_embed") if Site(name).hook() in seen
     }
+
+    tolerance = _relative_tolerance(seen["embed"].dtype)
+    if surface.bridged and surface.sublayer_norm("attn_out", 0) is not None:
+        tolerance = max(tolerance, _SINGLE)
 
     def attribute_remainder(stream: Tensor) -> None:
         """Attributes the part of the stream that no component has added to "edits"."""
@@ -121,7 +129,7 @@ def _components(surface: Surface, seen: Activations, edited: bool) -> dict[str, 
         remainder = stream - parts.sum(0)
         # Positions are compared one by one, because one may have entries that are far larger than all others.
         largest = torch.maximum(parts.abs().amax((0, -1)), stream.abs().amax(-1))
-        if bool((remainder.abs().amax(-1) <= _relative_tolerance(stream.dtype) * largest).all()):
+        if bool((remainder.abs().amax(-1) <= tolerance * largest).all()):
             return
         if not edited:
             raise CircuitsError(
@@ -205,6 +213,11 @@ def _norm_kinds(x: Tensor, eps: float) -> Iterator[tuple[bool, Tensor | float]]:
         yield centred, (centre.square().mean(-1, keepdim=True) + eps).sqrt() if normed else 1.0
 
 
+def _gains(weight: Tensor | None) -> list[Tensor | float]:
+    """Returns what a norm of this weight may multiply by: the weight, or 1 more (Gemma)."""
+    return [1.0] if weight is None else [weight, 1 + weight]
+
+
 @dataclass(frozen=True)
 class _FrozenNorm:
     """A norm whose scale is fixed at that of one input: a linear map of the input's parts, plus `shift`."""
@@ -238,8 +251,8 @@ class _FrozenNorm:
         with torch.no_grad():
             output: Tensor = module(x)
         best, smallest = None, torch.inf
-        for centred, scale in _norm_kinds(x, _eps(surface)):
-            candidate = cls(centred, scale, 1.0 if gain is None else gain, shift)
+        for (centred, scale), one in product(_norm_kinds(x, _eps(surface)), _gains(gain)):
+            candidate = cls(centred, scale, one, shift)
             predicted = candidate.linear(x) + (0.0 if shift is None else shift)
             error = float(((predicted - output).abs() / candidate.rounding(x, surface.bridged)).max())
             if error < smallest:
@@ -293,9 +306,9 @@ class _ReadOut:
         gain = weights.get(f"{norm}.w", weights.get(f"{norm}.weight"))
         shift = weights.get(f"{norm}.b", weights.get(f"{norm}.bias"))
         constant = bias.clone() if shift is None else bias + shift @ weight
-        folded = weight if gain is None else gain[:, None] * weight
         best, smallest = None, torch.inf
-        for centred, scale in _norm_kinds(stream, _eps(surface)):
+        for (centred, scale), one in product(_norm_kinds(stream, _eps(surface)), _gains(gain)):
+            folded = one[:, None] * weight if isinstance(one, Tensor) else weight
             candidate = cls(centred, scale, folded, constant, surface.bridged)
             predicted = _capped(candidate.linear(stream) + constant, _soft_cap(surface))
             # Entries that are equal count as 0 even if infinite, as with a bias that rules an output out.

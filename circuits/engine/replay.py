@@ -111,6 +111,8 @@ class Replay:
             weights: a state_dict, or several stacked. Default: the model's own.
         """
         cfg: Any = surface.model.cfg
+        if surface.huggingface is not None:
+            raise NotReplayed(f"the bridge of a {surface.huggingface.family.wrapped} is not replayed")
         for setting, values in _PLAIN.items():
             value = getattr(cfg, setting, values[0])
             if value not in values:

@@ -46,7 +46,10 @@ def order_of(name: str, layer: int | None, table: dict[str, int]) -> int:
 def receivers_of(surface: Surface) -> dict[str, int]:
     """Returns the sites of receivers with their order within a layer of this model: where attention and MLP run in
     parallel, they read the same stream and neither hears the other.
+
+    Raises `CircuitsError` for a model whose paths were not compared with a forward by hand.
     """
+    surface.refuse_unproved_paths()
     return RECEIVERS | {"mlp_pre": RECEIVERS["q"]} if surface.parallel else RECEIVERS
 
 

@@ -64,7 +64,8 @@ class Projections:
         """
         path, heads = f"blocks.{layer}.attn", self.surface.head_count(KINDS[site])
         if f"{path}.{site}.weight" in self.tensors:
-            weight, bias = self.tensors[f"{path}.{site}.weight"], self.tensors[f"{path}.{site}.bias"]
+            weight, bias = self.tensors[f"{path}.{site}.weight"], self.tensors.get(f"{path}.{site}.bias")
+            bias = weight.new_zeros(weight.shape[0]) if bias is None else bias
             return weight.unflatten(0, (heads, -1)).mT, bias.unflatten(0, (heads, -1))
         parameters = []
         for name in (f"W_{site.upper()}", f"b_{site.upper()}"):
@@ -82,7 +83,9 @@ class Projections:
         path = f"blocks.{layer}.{'attn' if site == 'z' else 'mlp'}"
         name, capital = ("o", "O") if site == "z" else ("out", "out")
         if f"{path}.{name}.weight" in self.tensors:
-            return self.tensors[f"{path}.{name}.weight"].mT, self.tensors.get(f"{path}.{name}.bias")
+            weight = self.tensors[f"{path}.{name}.weight"]
+            weight = weight if self.surface.is_input_first(f"{path}.{name}") else weight.mT
+            return weight, self.tensors.get(f"{path}.{name}.bias")
         weight = self._weight(f"{path}.W_{capital}")
         return weight.flatten(0, -2), self.tensors.get(f"{path}.b_{capital}")
 
@@ -95,17 +98,17 @@ class Projections:
         """
         block = self._block(layer)
         if self.surface.bridged:
-            # There the hook point is the norm's own.
-            output: Tensor = block.mlp(block.ln2(arriving))
-            return output
+            # The hook point of resid_mid is the norm's own; that of a parallel block's stream is not.
+            output: Tensor = block.mlp(block.ln2(stream if self.surface.parallel else arriving))
+            normed: Tensor = block.ln2_post(output) if hasattr(block, "ln2_post") else output
+            return normed
         if getattr(self.surface.model.cfg, "use_hook_mlp_in", False):
             stream = block.hook_mlp_in(stream)
         reads_stream = self.surface.post_norm or self.surface.norms_after_only
         return block.apply_mlp(stream if reads_stream else block.ln2(stream))
 
     def _block(self, layer: int) -> Any:
-        block = self.surface.model.get_submodule(f"blocks.{layer}")
-        return block.get_submodule("_original_component") if self.surface.bridged else block
+        return self.surface.block(layer)
 
     def _weight(self, *names: str) -> Tensor:
         for name in names:

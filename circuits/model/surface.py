@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.bridge import FAMILY as BRIDGE
-from circuits.model.bridge import NativeBridge
+from circuits.model.bridge_huggingface import HuggingFaceBridge
+from circuits.model.bridges import bridge_of
+from circuits.model.families import FAMILIES
 from circuits.model.hooks import (
     Function,
     Handle,
@@ -77,7 +79,7 @@ class Surface:
         self.parallel: bool = is_parallel(hooks, self.n_layers)
         #: True if ln1 and ln2 normalise what attention and MLP add, and nothing what they read.
         self.norms_after_only: bool = self.family in IN_LINE and has_norms_after_only(model)
-        self._bridge = NativeBridge(model, hooks) if self.family == BRIDGE else None
+        self._bridge = bridge_of(model, hooks, self.parallel) if self.family == BRIDGE else None
         key_heads = self._bridge.key_heads if self._bridge is not None else _key_heads(cfg)
         self.sizes: dict[str, int | None] = {
             "head": cfg.n_heads,
@@ -165,6 +167,19 @@ class Surface:
         block = self.model.get_submodule(f"blocks.{layer}")
         return f"blocks.{layer}.{norm}" if hasattr(block, norm) else None
 
+    def block(self, layer: int) -> Any:
+        """Returns the module whose attributes ln1, ln2 and mlp are the parts of a block, with their hook points."""
+        return (
+            self.model.get_submodule(f"blocks.{layer}") if self._bridge is None else self._bridge.block(layer)
+        )
+
+    def is_input_first(self, path: str) -> bool:
+        """Tells whether the weight of a linear map of a bridge is [in out], as in GPT-2, and not [out in]."""
+        module: Any = self.model
+        for name in path.split("."):
+            module = module[int(name)] if name.isdigit() else getattr(module, name)
+        return type(getattr(module, "original_component", module)).__name__ == "Conv1D"
+
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
@@ -240,25 +255,35 @@ class Surface:
         reads instead.
         """
         revocable = Revocable(function)
-        if self._bridge is not None:
+        if self._bridge is not None and not self.parallel:
             # The hook point of ln2 feeds only the MLP; the function runs after all hooks that are there now.
             return Handles(
                 revocable, on_hook_point(self.hooks[KINDS["resid_mid"].hook.format(layer)], revocable)
             )
-        block: Any = self.model.get_submodule(f"blocks.{layer}")
-        if getattr(self.model.cfg, "use_hook_mlp_in", False):
+        block: Any = self.block(layer)
+        if self._bridge is None and getattr(self.model.cfg, "use_hook_mlp_in", False):
             reader = block.hook_mlp_in
         elif self.post_norm or self.norms_after_only:
             # The MLP reads the stream as it is.
             reader = block.mlp
         else:
-            reader = block.ln2
+            reader = getattr(block, "ln2", block.ln1)
             if reader is block.ln1:
                 raise CircuitsError(
                     f"blocks.{layer}: ln1 and ln2 are one module, so what the MLP reads cannot be told from what "
                     "attention reads; give each its own, with the same parameters"
                 )
         return Handles(revocable, before_module(reader, revocable))
+
+    def refuse_unproved_paths(self) -> None:
+        """Refuses a bridge around a Hugging Face model whose paths were not compared with a forward by hand."""
+        bridge = self.huggingface
+        if bridge is not None and not bridge.family.paths:
+            served = ", ".join(family.name for family in FAMILIES if family.paths)
+            raise CircuitsError(
+                f"paths on a TransformerBridge around {bridge.family.wrapped} were not compared with a forward by "
+                f"hand, and are not served (served: {served}); patch.activations is"
+            )
 
     def before_norm(self, name: str, layer: int, function: Function) -> Handle | None:
         """Call `function` with what comes to a norm of a block, ln1 or ln2, before any hook of it.
@@ -288,6 +313,11 @@ class Surface:
     @property
     def bridged(self) -> bool:
         return self._bridge is not None
+
+    @property
+    def huggingface(self) -> HuggingFaceBridge | None:
+        """The hooks of a bridge around a Hugging Face model; None for other models."""
+        return self._bridge if isinstance(self._bridge, HuggingFaceBridge) else None
 
     def on_run(
         self, begin: Begin, end: Callable[[], None] | None = None, direct: Direct | None = None
