@@ -12,7 +12,15 @@ from circuits.errors import CircuitsError
 from circuits.interventions.edits import Place
 from circuits.model.heads import looks_like_heads, parse_heads
 from circuits.model.sites import Site
-from circuits.tensors import Positions, Snapshot, as_dense_tensor, parse_positions, refuse_numbers_as_mask
+from circuits.tensors import (
+    Positions,
+    Snapshot,
+    Span,
+    as_dense_tensor,
+    parse_positions,
+    parse_span,
+    refuse_numbers_as_mask,
+)
 from circuits.validate import read_indices
 
 
@@ -67,10 +75,11 @@ def read_neurons(neurons: Any, caller: str) -> tuple[tuple[int, ...], int | None
     return read_indices(neurons, caller, "neurons") or (), size
 
 
-def read_queries(queries: Any, positions: Any, caller: str) -> Positions | Snapshot | None:
+def read_queries(queries: Any, positions: Any, caller: str) -> Positions | Span | Snapshot | None:
     if queries is not None and positions is not None:
         raise CircuitsError(f"{caller}: queries= and positions= are the same; give one")
-    return parse_positions(positions if queries is None else queries, caller)
+    given = positions if queries is None else queries
+    return parse_span(given, caller) or parse_positions(given, caller)
 
 
 def read_keys(keys: Any, caller: str) -> Positions | None:

@@ -10,7 +10,7 @@ from circuits.interventions.base import ActivationEdit, Intervention, Replacemen
 from circuits.model.heads import Head, HeadSpec
 from circuits.model.sites import Site
 from circuits.model.surface import Surface
-from circuits.tensors import Positions, Snapshot, describe_positions
+from circuits.tensors import Positions, Snapshot, Span, describe_positions
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Edit(Intervention):
     name: str
     places: tuple[Place, ...]
     replacement: Replacement
-    positions: Positions | Snapshot | None = None
+    positions: Positions | Span | Snapshot | None = None
     # If true, places that a model lacks are passed over (a layer's MLP, in an attention-only model), unless none is
     # left.
     optional_places: bool = False
