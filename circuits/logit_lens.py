@@ -162,6 +162,10 @@ def _eps(surface: Surface) -> float:
     return float(getattr(surface.model.cfg, "eps", 1e-5))
 
 
+#: Units in the last place by which a read-out that is the model's may differ from its output.
+_UNITS = 16
+
+
 @dataclass(frozen=True)
 class _ReadOut:
     """The final norm and unembedding, as a linear map of a part of the residual stream plus a constant."""
@@ -170,12 +174,29 @@ class _ReadOut:
     scale: Tensor | float  # [batch pos 1], of the whole residual stream
     weight: Tensor  # [d_model out], the norm's own weight folded in
     constant: Tensor  # [out]
+    bridged: bool
 
     def linear(self, part: Tensor) -> Tensor:
         """Applies the linear map to a part of the residual stream."""
         if self.centred:
             part = part - part.mean(-1, keepdim=True)
         return (part / self.scale) @ self.weight
+
+    def rounding(self, stream: Tensor) -> Tensor:
+        """Returns the error [batch pos out] that rounding may cause in the read-out of a stream.
+
+        Errors of the products add up as independent ones do. In the norm a mean is subtracted, so that the largest
+        entry of the stream counts in each.
+        """
+        centred = stream - stream.mean(-1, keepdim=True) if self.centred else stream
+        entries = (centred.abs() + stream.abs().amax(-1, keepdim=True)) / self.scale
+        # At least in single precision, as squares overflow earlier.
+        wide = torch.promote_types(stream.dtype, torch.float32)
+        constant = self.constant.to(wide).nan_to_num(posinf=0, neginf=0)
+        terms = entries.to(wide).square() @ self.weight.to(wide).square() + constant.square()
+        # The RMS norm of a bridge computes in single precision, whatever the precision of the model.
+        least = torch.finfo(torch.float32).eps if self.bridged else 0.0
+        return _UNITS * max(torch.finfo(stream.dtype).eps, least) * terms.sqrt().clamp(min=1e-30)
 
     @classmethod
     def of(cls, surface: Surface, stream: Tensor, output: Tensor) -> _ReadOut:
@@ -196,26 +217,20 @@ class _ReadOut:
         for centred, normed in ((True, True), (False, True), (False, False)):
             centre = stream - stream.mean(-1, keepdim=True) if centred else stream
             scale = (centre.square().mean(-1, keepdim=True) + eps).sqrt() if normed else 1.0
-            candidate = cls(centred, scale, folded, constant)
+            candidate = cls(centred, scale, folded, constant, surface.bridged)
             predicted = candidate.linear(stream) + constant
             # Entries that are equal count as 0 even if infinite, as with a bias that rules an output out.
-            error = float((predicted - output).abs().masked_fill(predicted == output, 0).max())
+            difference = (predicted - output).abs().masked_fill(predicted == output, 0)
+            error = float((difference / candidate.rounding(stream)).max())
             if error < smallest:
                 best, smallest = candidate, error
-        # The RMS norm of a bridge computes in single precision, whatever the precision of the model.
-        if best is None or smallest > _tolerance(output, at_least=1e-6):
+        # The comparison is negated so that NaN counts as a difference.
+        if best is None or not smallest <= 1:
             raise CircuitsError(
                 "lens: the output of this model is not a linear function of its normalised residual stream (a soft "
                 "cap, or a norm other than LayerNorm and RMS), so contributions would not add up"
             )
         return best
-
-
-def _tolerance(tensor: Tensor, at_least: float = 0.0) -> float:
-    """Returns the largest error that rounding may cause in a tensor where large terms cancel."""
-    return max(_relative_tolerance(tensor.dtype), at_least) * float(
-        tensor[tensor.isfinite()].abs().max().clamp(min=1e-30)
-    )
 
 
 def _relative_tolerance(dtype: torch.dtype) -> float:

@@ -194,3 +194,25 @@ def test_half_precision_does_not_hide_what_does_not_add_up(make_model, tokens, d
     # Rounding at each of some twenty additions.
     eps = torch.finfo(dtype).eps
     assert (total - found.output.float()).abs().max() < 20 * eps * found.output.float().abs().max()
+
+
+@pytest.mark.parametrize(("dtype", "change"), [(torch.float32, 1e-4), (torch.float64, 1e-11)])
+def test_a_small_change_after_the_final_norm_is_refused(hooked_only, make_model, tokens, dtype, change):
+    model = make_model().to(dtype)
+    lens(model, tokens)
+    hook = model.ln_final.register_forward_hook(lambda module, inputs, output: output * (1 + change))
+    with pytest.raises(CircuitsError, match="not a linear function"):
+        lens(model, tokens)
+    hook.remove()
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+def test_rounding_is_no_difference_whatever_the_size_of_the_stream(hooked_only, make_model, tokens, size):
+    model = make_model().to(torch.float32)
+    with torch.no_grad():
+        model.embed.W_E *= size
+        model.unembed.W_U *= size
+        model.blocks[0].mlp.b_out += size * 100  # subtracted by the final norm, with digits lost
+    found = lens(model, tokens)
+    total = sum(found.contributions.values()) + found.constant
+    assert (total - found.output).abs().max() < 1e-4 * found.output.abs().max()
