@@ -112,6 +112,7 @@ class ActivationEdit:
     layer: int | None
     replacement: Replacement
     heads: tuple[int, ...] | None = None
+    groups: bool = False  # whether `heads` are numbers of key-value groups
     neurons: tuple[int, ...] | None = None
     positions: Positions | Span | Snapshot | None = None
     # The finite value this model gives to masked attention scores, if it has one.
@@ -185,6 +186,7 @@ class Receiver:
     kind: SiteKind
     layer: int
     heads: tuple[int, ...] | None
+    groups: bool = False  # whether `heads` are numbers of key-value groups
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, Intervention, Replacement
-from circuits.model.heads import Head, HeadSpec
+from circuits.model.heads import HeadSpec, index_of
 from circuits.model.sites import Site
 from circuits.model.surface import Surface
 from circuits.tensors import Positions, Snapshot, Span, describe_positions
@@ -38,22 +38,16 @@ class Place:
         kind = self.site.kind
         if self.heads is None:
             return [(layer, hook, None) for layer, hook in surface.at(self.site)]
-        chosen = self.heads.resolve(surface)
-        if surface.head_count(kind) != surface.n_heads:
-            raise CircuitsError(
-                f"site {self.site}: heads share {surface.head_count(kind)} key-value heads, "
-                f"so head {chosen[0]} cannot be edited there alone; edit z"
-            )
-        layers = tuple(dict.fromkeys(head.layer for head in chosen))
+        chosen = self.heads.on_axis(kind, surface)
         if self.site.layer is not None and self.heads.heads is None:
-            chosen = tuple(Head(self.site.layer, head) for head in range(surface.n_heads))
-            layers = (self.site.layer,)
+            chosen = tuple(head for head in chosen if head.layer == self.site.layer)
+        layers = tuple(dict.fromkeys(head.layer for head in chosen))
         if self.site.layer is not None and layers != (self.site.layer,):
             raise CircuitsError(
                 f"heads {self.heads} are not all in layer {self.site.layer}, which {self.site} names"
             )
         return [
-            (layer, hook, tuple(head.head for head in chosen if head.layer == layer))
+            (layer, hook, tuple(index_of(head) for head in chosen if head.layer == layer))
             for layer, hook in surface.at(self.site, layers)
         ]
 
@@ -113,6 +107,7 @@ class Edit(Intervention):
                     layer=layer,
                     replacement=self.replacement,
                     heads=heads,
+                    groups=surface.has_groups(place.site.kind),
                     neurons=place.neurons,
                     positions=self.positions,
                     masked_score=surface.masked_score(layer) if layer is not None else None,

@@ -22,7 +22,9 @@ OUTPUTS = {"attn_out": "z", "mlp_out": "mlp_post"}
 
 @dataclass(frozen=True)
 class Projections:
-    """The norms and weights of one model, as they are at the time of each call."""
+    """The norms and weights of one model, as they are at the time of each call: all that is known of its blocks to
+    what follows differences through them.
+    """
 
     surface: Surface
     tensors: Mapping[str, Tensor]  # its parameters and buffers
@@ -33,7 +35,7 @@ class Projections:
 
     def norm(self, layer: int, streams: Tensor) -> Tensor:
         """Returns the input of a layer's attention for residual streams [row pos d_model], that is their norm."""
-        if self.surface.post_norm:
+        if self.surface.post_norm or self.surface.norms_after_only:
             return streams.clone()  # a caller may keep both
         normed: Tensor = self._block(layer).ln1(streams)
         return normed
@@ -46,8 +48,20 @@ class Projections:
         normed: Tensor = self.surface.model.get_submodule(path)(stream)
         return normed
 
+    def added(self, site: str, layer: int, output: Tensor) -> Tensor:
+        """Returns what is added to the stream, before the hooks at attn_out or mlp_out: the output of the sublayer's
+        weights, normalised where a norm follows them, else the same object.
+        """
+        path = self.surface.sublayer_norm(site, layer)
+        if path is None:
+            return output
+        normed: Tensor = self.surface.model.get_submodule(path)(output)
+        return normed
+
     def by_head(self, site: str, layer: int) -> tuple[Tensor, Tensor]:
-        """Returns the weights of q, k or v [head d_model d_head] and the biases [head d_head]."""
+        """Returns the weights of q, k or v [head d_model d_head] and the biases [head d_head]; under grouped-query
+        attention those of k and v by key-value group.
+        """
         path, heads = f"blocks.{layer}.attn", self.surface.head_count(KINDS[site])
         if f"{path}.{site}.weight" in self.tensors:
             weight, bias = self.tensors[f"{path}.{site}.weight"], self.tensors[f"{path}.{site}.bias"]
@@ -76,7 +90,7 @@ class Projections:
         """Returns the output of a layer's MLP, which is added to a residual stream, with all hooks inside it.
 
         Args:
-            arriving: the stream before the hooks at resid_mid.
+            arriving: the stream before the hooks at resid_mid; in a parallel block, at resid_pre.
             stream: the stream after them.
         """
         block = self._block(layer)
@@ -86,7 +100,8 @@ class Projections:
             return output
         if getattr(self.surface.model.cfg, "use_hook_mlp_in", False):
             stream = block.hook_mlp_in(stream)
-        return block.apply_mlp(stream if self.surface.post_norm else block.ln2(stream))
+        reads_stream = self.surface.post_norm or self.surface.norms_after_only
+        return block.apply_mlp(stream if reads_stream else block.ln2(stream))
 
     def _block(self, layer: int) -> Any:
         block = self.surface.model.get_submodule(f"blocks.{layer}")

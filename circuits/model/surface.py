@@ -27,7 +27,7 @@ from circuits.model.hooks import (
     passed,
 )
 from circuits.model.sites import KINDS, Site, SiteKind
-from circuits.model.supported import is_post_norm, refuse_other_blocks, refuse_unproved
+from circuits.model.supported import has_norms_after_only, is_parallel, is_post_norm, refuse_unproved
 
 # (model class, site) pairs at which a written value is what the model goes on with, established by a random
 # write against a hand-written forward (tests/circuits/model/test_surface.py). In HookedTransformer a hook point
@@ -69,11 +69,14 @@ class Surface:
             hooks.pop("hook_pos_embed", None)
         self.n_layers: int = cfg.n_layers
         self.n_heads: int = cfg.n_heads
-        refuse_other_blocks(model, hooks, self.n_layers)
         if self.family in IN_LINE:
             refuse_unproved(model)
         #: True if each residual sum is normalised to become the stream, with no norm before attention and MLP.
         self.post_norm: bool = is_post_norm(hooks, self.n_layers)
+        #: True if the MLP of a block reads what its attention reads; then there is no resid_mid.
+        self.parallel: bool = is_parallel(hooks, self.n_layers)
+        #: True if ln1 and ln2 normalise what attention and MLP add, and nothing what they read.
+        self.norms_after_only: bool = self.family in IN_LINE and has_norms_after_only(model)
         self._bridge = NativeBridge(model, hooks) if self.family == BRIDGE else None
         key_heads = self._bridge.key_heads if self._bridge is not None else _key_heads(cfg)
         self.sizes: dict[str, int | None] = {
@@ -112,6 +115,15 @@ class Surface:
         """Returns the sites of the table that the model has."""
         return [kind.name for kind in KINDS.values() if kind.hook.format(0) in self.hooks]
 
+    @property
+    def key_value_heads(self) -> int:
+        """The number of heads at k and v: fewer than `n_heads` under grouped-query attention."""
+        return self.heads_at["k"]
+
+    def has_groups(self, kind: SiteKind) -> bool:
+        """Tells whether the head axis of a site holds key-value groups, that several heads share."""
+        return kind.head_axis is not None and self.head_count(kind) != self.n_heads
+
     def head_count(self, kind: SiteKind) -> int:
         """Returns the size of the head axis of `kind`; k and v have fewer where key-value heads are grouped."""
         return self.heads_at.get(kind.name, self.n_heads)
@@ -140,6 +152,18 @@ class Surface:
             return "ln_embed" if hasattr(self.model, "ln_embed") else None
         first = site == "resid_mid" or not hasattr(self.model.get_submodule(f"blocks.{layer}"), "mlp")
         return f"blocks.{layer}.{'ln1' if first else 'ln2'}"
+
+    def sublayer_norm(self, site: str, layer: int) -> str | None:
+        """Returns the path of the norm that the output of attention or of the MLP passes before it is added to the
+        stream; None where there is none. The hook points of these outputs stand after it.
+
+        Args:
+            site: "attn_out" or "mlp_out".
+        """
+        norm = "ln1" if site == "attn_out" else "ln2"
+        norm = norm if self.norms_after_only else f"{norm}_post"
+        block = self.model.get_submodule(f"blocks.{layer}")
+        return f"blocks.{layer}.{norm}" if hasattr(block, norm) else None
 
     @property
     def device(self) -> torch.device:
@@ -221,12 +245,20 @@ class Surface:
             return Handles(
                 revocable, on_hook_point(self.hooks[KINDS["resid_mid"].hook.format(layer)], revocable)
             )
-        # In a post-norm block the norms are on the stream, and the MLP reads that as it is.
-        unhooked = "mlp" if self.post_norm else "ln2"
-        mlp_input = "hook_mlp_in" if getattr(self.model.cfg, "use_hook_mlp_in", False) else unhooked
-        return Handles(
-            revocable, before_module(self.model.get_submodule(f"blocks.{layer}.{mlp_input}"), revocable)
-        )
+        block: Any = self.model.get_submodule(f"blocks.{layer}")
+        if getattr(self.model.cfg, "use_hook_mlp_in", False):
+            reader = block.hook_mlp_in
+        elif self.post_norm or self.norms_after_only:
+            # The MLP reads the stream as it is.
+            reader = block.mlp
+        else:
+            reader = block.ln2
+            if reader is block.ln1:
+                raise CircuitsError(
+                    f"blocks.{layer}: ln1 and ln2 are one module, so what the MLP reads cannot be told from what "
+                    "attention reads; give each its own, with the same parameters"
+                )
+        return Handles(revocable, before_module(reader, revocable))
 
     def before_norm(self, name: str, layer: int, function: Function) -> Handle | None:
         """Call `function` with what comes to a norm of a block, ln1 or ln2, before any hook of it.
@@ -235,7 +267,7 @@ class Surface:
         """
         block = (
             None
-            if self._bridge is not None or self.post_norm
+            if self._bridge is not None or self.post_norm or self.norms_after_only
             else self.model.get_submodule(f"blocks.{layer}")
         )
         norm = getattr(block, name, None)

@@ -89,13 +89,27 @@ RECEIVERS = {
 }
 
 
-@pytest.fixture(params=["pre", "post"], ids="{}-norm".format)
+BLOCKS = {
+    "pre-norm": {},
+    "post-norm": {"norm": "post"},
+    "parallel": {"parallel_attn_mlp": True},
+    "gemma": {
+        "normalization_type": "RMS",
+        "use_normalization_before_and_after": True,
+        "attn_scores_soft_cap": 2.0,
+        "output_logits_soft_cap": 3.0,
+        "use_local_attn": True,
+        "attn_types": ["local", "global", "local"],
+        "window_size": 3,
+    },
+}
+
+
+@pytest.fixture(params=list(BLOCKS))
 def deep(request, family, make_model):
-    if request.param == "pre":
-        return make_model(family=family, n_layers=3)
-    if family != "HookedTransformer":
-        pytest.skip("only HookedTransformer has a post-norm form")
-    return make_model(family=family, n_layers=3, norm="post")
+    if request.param != "pre-norm" and family != "HookedTransformer":
+        pytest.skip("only HookedTransformer has such blocks")
+    return make_model(family=family, n_layers=3, **BLOCKS[request.param])
 
 
 @pytest.fixture
@@ -209,8 +223,14 @@ def test_receivers_that_come_before_the_sender_are_refused(deep, tokens, other_t
 
 def test_the_closest_receiver_within_a_layer(deep, tokens, other_tokens, theirs, by_hand, assert_same):
     """What is computed after the sender in its own layer can receive."""
-    for sender, receiver in (("1.0", "mlp_pre.1"), ("attn_out.2", "mlp_pre.2"), ("embed", "0.1")):
-        layer = int(sender[-1] == "2") + 1
+    within = [("1.0", "mlp_pre.1"), ("attn_out.2", "mlp_pre.2")]
+    if "blocks.0.hook_resid_mid" not in deep.hook_dict:
+        for sender, receiver in within:
+            with pytest.raises(CircuitsError, match="no path to mlp_pre.*runs attention and MLP of a layer in"):
+                run(deep, tokens, patch.path(sender, receiver, other_tokens))
+        within = [("embed", "mlp_pre.0")]
+    for sender, receiver in (*within, ("embed", "0.1")):
+        layer = int(receiver[-1])
         senders = {"1.0": {("z", 1): [0]}, "attn_out.2": {("attn_out", 2): None}}.get(
             sender, SENDERS["embed"]
         )
@@ -232,15 +252,17 @@ def test_other_edits_and_the_users_hooks_are_what_a_path_sees_as_the_run(
     def users(s, at, x):
         return x * 1.5 if (s, at) == ("mlp_out", 0) else x
 
+    between = "resid_mid" if "blocks.0.hook_resid_mid" in deep.hook_dict else "resid_post"
+
     def all_of_them(s, at, x):
         x = users(s, at, x)
-        if (s, at) == ("resid_mid", 1):
+        if (s, at) == (between, 1):
             return (x * 1.3).tanh()
         return torch.zeros_like(x) if (s, at) == ("mlp_out", 1) else x
 
     theirs = activations(by_hand, deep, other_tokens, users)
     given = patch.path("0.1", "2.2", other_tokens)
-    none, bent = ablate.zero("mlp_out.1"), edit("resid_mid.1", lambda x: (x * 1.3).tanh())
+    none, bent = ablate.zero("mlp_out.1"), edit(f"{between}.1", lambda x: (x * 1.3).tanh())
     expected = path_by_hand(
         by_hand, deep, tokens, theirs, SENDERS["0.1"], RECEIVERS["2.2"], around=all_of_them
     )
@@ -276,10 +298,11 @@ def every_edge(model, source, through=None):
     for layer in range(surface.n_layers):
         receivers = [f"{site}.{layer}" for site in "qkv"]
         paths += [patch.path(sender, one, source, through) for sender in senders for one in receivers]
-        senders.append(f"z.{layer}")
-        if f"blocks.{layer}.hook_mlp_out" in surface.hooks:
-            paths += [patch.path(sender, f"mlp_pre.{layer}", source, through) for sender in senders]
-            senders.append(f"mlp_out.{layer}")
+        attention, mlps = f"z.{layer}", f"blocks.{layer}.hook_mlp_out" in surface.hooks
+        # In parallel blocks the MLP does not hear the attention beside it.
+        heard = senders if f"blocks.{layer}.hook_resid_mid" not in surface.hooks else [*senders, attention]
+        paths += [patch.path(sender, f"mlp_pre.{layer}", source, through) for sender in heard * mlps]
+        senders += [attention, *[f"mlp_out.{layer}"] * mlps]
     return [*paths, *(patch.path(sender, "output", source, through) for sender in senders)]
 
 

@@ -328,7 +328,7 @@ def test_spearman_with_ties_and_without_a_spread():
 def path_of(name, source):
     """The `patch.path` of an edge's name."""
     sender, receiver = name.split(" -> ")
-    head, _, site = receiver.partition(".")
+    head, _, site = receiver.partition(" ")[0].partition(".")
     return patch.path(sender, (site, head) if head.startswith("L") else receiver, source)
 
 
@@ -481,13 +481,44 @@ def test_integrated_edges_settle_with_steps(make_model, tokens, other_tokens):
     assert off[1] < 0.02 * max(map(abs, found[-1].values()))
 
 
-def test_shared_key_value_heads_receive_as_a_layer(family, make_model, tokens, other_tokens):
+GROUPS = ("K0", "heads 0,1"), ("K1", "heads 2,3")
+
+
+def test_key_value_groups_receive_by_their_own_names(family, make_model, tokens, other_tokens):
     model = make_model(family=family, n_key_value_heads=2)
     receivers = set(edges(model, tokens, other_tokens, weighed, exact="all", **FEW).frame["receiver"])
-    assert {"k.0", "v.1", "L0H3.q"} <= receivers
-    assert not any(name.endswith((".k", ".v")) for name in receivers)
-    names = set(nodes(model, tokens, other_tokens, weighed, ["k", "q.0"], **FEW).frame["variant"])
-    assert names == {"k.0", "k.1", "L0H0.q", "L0H1.q", "L0H2.q", "L0H3.q"}
+    of_groups = {
+        f"L{layer}{group}.{site} ({heads})" for layer in range(2) for group, heads in GROUPS for site in "kv"
+    }
+    queries = {f"L{layer}H{head}.q" for layer in range(2) for head in range(4)}
+    assert receivers == of_groups | queries | {"mlp_pre.0", "mlp_pre.1", "output"}
+
+
+def test_nodes_of_key_value_groups_against_patches_by_hand(family, make_model, tokens, other_tokens, by_hand):
+    model = make_model(family=family, n_key_value_heads=2)
+    found = nodes(model, tokens, other_tokens, weighed, ["k", "q.0"], **{**FEW, "exact": "all"}).frame
+    assert set(found["variant"]) == {
+        *(f"L{layer}{group}.k ({heads})" for layer in range(2) for group, heads in GROUPS),
+        *(f"L0H{head}.q" for head in range(4)),
+    }
+    shared = found["site"] == "k"
+    # The column of heads is for one head.
+    assert found["head"][shared].isna().all()
+    assert sorted(found["head"][~shared]) == [0, 1, 2, 3]
+    effects = found.set_index("variant")["effect"]
+    (theirs, _), clean = activations(by_hand, model, other_tokens), weighed(by_hand(model, tokens))
+    for layer in range(2):
+        for number, (group, heads) in enumerate(GROUPS):
+
+            def put(s, at, x, here=("k", layer), number=number):
+                x = x.clone()
+                if (s, at) == here:
+                    x[:, :, number] = theirs[here][:, :, number]
+                return x
+
+            expected = float((weighed(by_hand(model, tokens, put)) - clean).mean())
+            assert abs(expected) > 1e-6
+            assert effects[f"L{layer}{group}.k ({heads})"] == pytest.approx(expected, rel=1e-9)
 
 
 # What both share
