@@ -22,6 +22,7 @@ from circuits.model.hooks import Handle
 from circuits.model.locks import exclusive
 from circuits.model.record import evaluating, recording
 from circuits.model.sites import Site, closest_sites
+from circuits.model.splices import put_in_line
 from circuits.model.state import editing, replaced, state_of
 from circuits.model.surface import Surface
 from circuits.validate import read_run_tokens
@@ -42,6 +43,8 @@ def planned(interventions: Iterable[Any], surface: Surface) -> Plan:
             )
         plan += intervention.plan(surface)
     if cuts := [step for step in plan if isinstance(step, Cut)]:
+        if surface.spliced:
+            raise CircuitsError(f"{cuts[0].label}: paths are not served while an autoencoder is spliced in")
         check_cuts(cuts, surface)
     return tuple(plan)
 
@@ -110,6 +113,7 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
         for write in writes:
             for name, hook in write.replacement.reads(write).items():
                 stack.enter_context(_reading(surface, hook, partial(_read, call, write, name)))
+        put_in_line(surface.model, surface.on_forward)
         _put_readers_last(surface)
         received = stack.enter_context(cutting(surface, cuts, call))
         renew(surface)
