@@ -243,7 +243,8 @@ class _StreamWrite:
         # of the block.
         if self.change is None:
             return None
-        stream = inputs[0] + self.change
+        # The MLP of some models has batch and positions on one axis.
+        stream = inputs[0] + self.change.reshape(inputs[0].shape)
         # Digits lost by rounding next to a large old stream do not come back when that is removed. Half precision
         # promises less.
         rounding, least = torch.finfo(stream.dtype).eps * self._largest, float(stream.detach().abs().max())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.bridge import FAMILY as BRIDGE
-from circuits.model.bridge import NativeBridge
+from circuits.model.bridges import bridge_of
 from circuits.model.hooks import (
     Function,
     Handle,
@@ -78,10 +78,10 @@ class Surface:
         self.parallel: bool = is_parallel(hooks, self.n_layers)
         #: True if ln1 and ln2 normalise what attention and MLP add, and nothing what they read.
         self.norms_after_only: bool = self.family in IN_LINE and has_norms_after_only(model)
-        self._bridge = NativeBridge(model, hooks) if self.family == BRIDGE else None
+        self._bridge = bridge_of(model, hooks, self.parallel) if self.family == BRIDGE else None
         #: The hook points of the autoencoders that are spliced in now.
         self.spliced = {name: point for splice in splices_of(model).values() for name, point in splice.hooks.items()}
-        hooks |= self.spliced
+        hooks.update(self.spliced)
         key_heads = self._bridge.key_heads if self._bridge is not None else _key_heads(cfg)
         self.sizes: dict[str, int | None] = {
             "head": cfg.n_heads,

@@ -562,3 +562,11 @@ def rotated(
     odd = turning[..., 1::2] if adjacent else turning[..., half:]
     pair = even * cos - odd * sin, odd * cos + even * sin
     return torch.cat([torch.stack(pair, -1).flatten(-2) if adjacent else torch.cat(pair, -1), rest], -1)
+
+
+@pytest.fixture(scope="session")
+def hf_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Bridges around small Hugging Face models, by name: `hf_model("llama")`; see families.py."""
+    from tests.circuits import families
+
+    return families.Models(tmp_path_factory.mktemp("huggingface"))
