@@ -32,7 +32,18 @@ from circuits.model.sites import Site
 from circuits.tensors import Snapshot
 from circuits.validate import is_whole, made_by, read_choice, read_indices, read_seed, read_tokens
 
-__all__ = ["classes", "each", "frequencies", "mean", "mean_pattern", "neurons", "resample", "uniform", "zero"]
+__all__ = [
+    "classes",
+    "each",
+    "features",
+    "frequencies",
+    "mean",
+    "mean_pattern",
+    "neurons",
+    "resample",
+    "uniform",
+    "zero",
+]
 
 Tokens = Shaped[Tensor, "batch pos *input"]
 

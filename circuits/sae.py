@@ -42,7 +42,9 @@ def splice(model: Any, autoencoders: Mapping[Any, Any]) -> Iterator[Any]:
     """
     surface = Surface.of(model)
     if not isinstance(autoencoders, Mapping) or not autoencoders:
-        raise CircuitsError(f'{CALLER}: give a dict of sites and autoencoders, such as {{"resid_post.1": sae}}')
+        raise CircuitsError(
+            f'{CALLER}: give a dict of sites and autoencoders, such as {{"resid_post.1": sae}}'
+        )
     new: dict[str, Splice] = {}
     for given, sae in autoencoders.items():
         for hook, splice in _read(given, sae, surface).items():
@@ -74,14 +76,17 @@ def _read(given: Any, sae: Any, surface: Surface) -> dict[str, Splice]:
             "layer to its autoencoder"
         )
     return {
-        hook: _checked(Site(site.name, layer), sae(layer) if each_layer else sae, surface) for layer, hook in places
+        hook: _checked(Site(site.name, layer), sae(layer) if each_layer else sae, surface)
+        for layer, hook in places
     }
 
 
 def _checked(site: Site, sae: Any, surface: Surface) -> Splice:
     """Returns the splice of an autoencoder that has been tried on one activation of zeros."""
     what = f"{CALLER}: {site}"
-    pair = sae if isinstance(sae, tuple | list) else (getattr(sae, "encode", None), getattr(sae, "decode", None))
+    pair = (
+        sae if isinstance(sae, tuple | list) else (getattr(sae, "encode", None), getattr(sae, "decode", None))
+    )
     if len(pair) != 2 or not all(map(callable, pair)):
         raise CircuitsError(
             f"{what}: give an object with encode and decode, or a pair of functions, got {type(sae).__name__}"

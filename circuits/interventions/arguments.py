@@ -74,7 +74,9 @@ def refuse_other_units(site: Site, by: str, caller: str) -> None:
 
 def _refuse_other_units(site: Site, unit: str) -> None:
     if site.kind.unit != unit:
-        where = "at mlp_pre and mlp_post" if unit == "neuron" else 'of a spliced SAE, at "features.resid_post.1"'
+        where = (
+            "at mlp_pre and mlp_post" if unit == "neuron" else 'of a spliced SAE, at "features.resid_post.1"'
+        )
         raise CircuitsError(f"site {site} has no {unit}s; those are {where}")
 
 

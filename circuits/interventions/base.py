@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.reference_runs import Reference
-from circuits.model.generation import Window
+from circuits.model.generation import WHOLE, Window
 from circuits.model.sites import SiteKind
 from circuits.model.surface import Surface
 from circuits.tensors import Positions, Snapshot, Span
@@ -34,7 +34,7 @@ class HookContext:
     tokens: Tensor | None  # the model's inputs; None where only a part of the model was called
     rows: slice | Tensor | None  # rows of the whole batch in this call; None: all of them
     total: int | None
-    window: Window = Window()  # the positions of the run
+    window: Window = WHOLE  # the positions of the run
 
     def reference(self, name: str, current: Tensor) -> Tensor:
         """Returns the result of a clean pass, on the device and in the dtype of the activation."""
@@ -127,7 +127,7 @@ class ActivationEdit:
         current: Tensor,
         rows: slice | Tensor | None,
         total: int | None,
-        window: Window = Window(),  # noqa: B008 a frozen value
+        window: Window = WHOLE,
     ) -> Tensor:
         """Returns the boolean mask of the entries to replace; it broadcasts to `current`."""
         mask = torch.ones((1,) * current.ndim, dtype=torch.bool, device=current.device)

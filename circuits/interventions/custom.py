@@ -24,9 +24,9 @@ def edit(
     """Replaces the activation at `site` by `fn(activation)`: steering, scaling, noise, anything.
 
     `fn` gets a copy of the whole activation (for z [batch pos head d_head]) and returns a tensor of the
-    same shape; only the chosen heads,
-    positions, neurons (at mlp_pre and mlp_post) and features (of a spliced SAE) of it are used. It must depend on nothing but its
-    argument for results to be the same under every chunk size.
+    same shape; only the chosen heads, positions, neurons (at mlp_pre and mlp_post) and features (of a
+    spliced SAE) of it are used. It must depend on nothing but its argument for results to be the same under every chunk
+    size, and treat positions alike to be the same with and without a key-value cache.
     """
     if not callable(fn):
         raise CircuitsError(f"edit: fn must be a function of the activation, got {fn!r}")

@@ -69,7 +69,11 @@ class Place:
             "site": str(self.site),
             "heads": self.heads.describe() if self.heads else None,
         }
-        return described if self.neurons is None else {**described, f"{self.site.kind.unit}s": list(self.neurons)}
+        return (
+            described
+            if self.neurons is None
+            else {**described, f"{self.site.kind.unit}s": list(self.neurons)}
+        )
 
     def __str__(self) -> str:
         text = str(self.site) if self.heads is None else f"{self.site}, heads {self.heads}"

@@ -13,7 +13,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, HookContext
 from circuits.interventions.reference_runs import References
-from circuits.model.generation import Window, Windows, cache_of, past_length, under_way
+from circuits.model.generation import WHOLE, Window, Windows, cache_of, past_length, under_way
 from circuits.model.state import State
 from circuits.model.surface import Surface
 
@@ -39,7 +39,7 @@ class RunState:
     given: Mapping[str, Any] = field(default_factory=dict)  # by the argument's name
     tokens: Tensor | None = None
     whole: bool = False  # whether the whole model was called
-    window: Window = field(default_factory=Window)
+    window: Window = WHOLE
     prepared: dict[int, Any] = field(default_factory=dict)  # by id of the write
     reads: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by id of the write
     known: dict[Hashable, Any] = field(default_factory=dict)

@@ -254,7 +254,8 @@ def _in_place(
                 position = max(window.start, source.shape[axis]) + int(late.nonzero()[0])
                 raise CircuitsError(
                     f"{write.label}: no position {position} in the {what}, which has {source.shape[axis]}; name those "
-                    'to edit (positions="prompt")' + (', or give over="batch,pos"' if what == "reference" else "")
+                    'to edit (positions="prompt")'
+                    + (', or give over="batch,pos"' if what == "reference" else "")
                 )
             source = at(source, axis, window.start, current.shape[axis], 0.0)
         if "key" in write.kind.axes:

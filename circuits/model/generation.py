@@ -70,7 +70,9 @@ class Window:
             return (here >= first) & (here < last)
         absolute = [position if position >= 0 else prompt + position for position in positions]
         if min(absolute) < 0:
-            raise CircuitsError(f"{what}: no position {min(positions)}: the prompt has positions 0-{prompt - 1}")
+            raise CircuitsError(
+                f"{what}: no position {min(positions)}: the prompt has positions 0-{prompt - 1}"
+            )
         return torch.isin(here, torch.tensor(absolute))
 
     def of_mask(self, mask: Tensor, length: int) -> Tensor | None:
@@ -94,6 +96,10 @@ class Window:
                 "positions from 0, or a slice"
             )
         return self.start + length if self.prompt is None else self.prompt
+
+
+#: A run on its own: all its positions are the prompt's.
+WHOLE = Window()
 
 
 def at(x: Tensor, axis: int, start: int, length: int, beyond: Any) -> Tensor:
@@ -122,7 +128,7 @@ class Windows:
         generation, cached, start = under_way(model), cache_of(given) is not None, past_length(given)
         last, prompt, last_end = self._last
         if generation is not None and generation is last and seen is not self._seen:
-            return Window()  # a hook has called the model: no method calls it now one way, now the other
+            return WHOLE  # a hook has called the model: no method calls it now one way, now the other
         self._seen = seen
         goes_on = last is generation and (generation is not None or (start > 0 and start == last_end))
         end = None if length is None else start + length
@@ -130,7 +136,7 @@ class Windows:
             prompt = end
         self._last = generation, prompt, end
         if generation is None and not cached:
-            return Window()
+            return WHOLE
         self.end = max(self.end, end or 0)
         whole = not (goes_on and start > 0 and length != 1)
         return Window(start, prompt, open=True, whole=whole)
@@ -157,7 +163,9 @@ class _Announced:
                 vars(self._owner)[self._name] = self._before
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        method: Callable[..., Any] = self._before or getattr(type(self._owner), self._name).__get__(self._owner)
+        method: Callable[..., Any] = self._before or getattr(type(self._owner), self._name).__get__(
+            self._owner
+        )
         generation = _Generation()
         with _announced(self.model, generation):
             result = method(*args, **kwargs)

@@ -1,9 +1,10 @@
 """Puts autoencoders into the forward pass of a model, at its sites, with hook points for features and error.
 
-Where x is what the edits of a site leave, f = encode(x) passes the hook point of the features and x − decode(f) that of
-the error; what they leave, f' and e', goes on as decode(f') + e'. It is computed as x + (decode(f') − decode(f)) +
-(e' − e), so that the model goes on with x itself, bit for bit, where nothing is edited. No gradient is cut: that at x is
-then what it is without an autoencoder, and that at f' goes through the decoder alone, with the error held.
+Where x is what the edits of a site leave, f = encode(x) passes the hook point of the features and x − decode(f) that
+of the error; what they leave, f' and e', goes on as decode(f') + e'. It is computed as x + (decode(f') − decode(f)) +
+(e' − e), so that the model goes on with x itself, bit for bit, where nothing is edited. No gradient is cut: that at x
+is then what it is without an autoencoder, and that at f' goes through the decoder alone, with the error held, as in
+Marks et al. 2024 (arXiv:2403.19647), where the error is a node too.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Splice(nn.Module):
         """Its hook points by full name."""
         points = {FEATURES: self.features, ERROR: self.error}
         return {
-            part_of(part, self.site.kind).hook.format(self.site.layer): point for part, point in points.items()
+            part_of(part, self.site.kind).hook.format(self.site.layer): point
+            for part, point in points.items()
         }
 
     def forward(self, x: Tensor) -> Tensor:

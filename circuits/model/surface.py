@@ -80,7 +80,9 @@ class Surface:
         self.norms_after_only: bool = self.family in IN_LINE and has_norms_after_only(model)
         self._bridge = bridge_of(model, hooks, self.parallel) if self.family == BRIDGE else None
         #: The hook points of the autoencoders that are spliced in now.
-        self.spliced = {name: point for splice in splices_of(model).values() for name, point in splice.hooks.items()}
+        self.spliced = {
+            name: point for splice in splices_of(model).values() for name, point in splice.hooks.items()
+        }
         hooks.update(self.spliced)
         key_heads = self._bridge.key_heads if self._bridge is not None else _key_heads(cfg)
         self.sizes: dict[str, int | None] = {
@@ -112,7 +114,9 @@ class Surface:
             places = [(layer, site.hook(layer)) for layer in wanted]
         present = [(layer, hook) for layer, hook in places if hook in self.hooks]
         if not present and site.kind.whole != site.name:
-            raise CircuitsError(f"no site {site}: no autoencoder is spliced in there; circuits.splice does that")
+            raise CircuitsError(
+                f"no site {site}: no autoencoder is spliced in there; circuits.splice does that"
+            )
         if not present:
             raise CircuitsError(f"no site {site} in this model; it has {', '.join(self.site_names())}")
         return present

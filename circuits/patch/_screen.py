@@ -104,7 +104,11 @@ def screen(
                 sums = _summed(estimate, list(row_axes.values()))
                 for index in np.ndindex(sums.shape[1:]):
                     parts = dict(zip(row_axes, index, strict=True))
-                    head = at_index(site.kind, layer or 0, parts.pop("head"), pair.surface) if "head" in parts else None
+                    head = (
+                        at_index(site.kind, layer or 0, parts.pop("head"), pair.surface)
+                        if "head" in parts
+                        else None
+                    )
                     label = _label(pair.surface, site, layer, head, parts)
                     if label not in candidates:
                         description = _description(label, site, layer, head, parts)
