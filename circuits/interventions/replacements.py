@@ -175,8 +175,11 @@ class Uniform(Replacement):
         may_see = visible(scores, context.write.masked_score)
         chosen = may_see
         if self.keys is not None:
-            every_key = replace(context.window, start=0, whole=True)
-            keys = every_key.selected(self.keys, current.shape[-1], f"{label}, keys {list(self.keys)}")
+            window = context.window
+            # The keys of a call end where its queries do; a sliding cache has dropped the first of them.
+            end = window.start + current.shape[-2] if window.open else current.shape[-1]
+            of_keys = replace(window, start=end - current.shape[-1], whole=True)
+            keys = of_keys.selected(self.keys, current.shape[-1], f"{label}, keys {list(self.keys)}")
             chosen = may_see & keys.to(current.device)
             fully_masked = (
                 context.selected & may_see.any(-1, keepdim=True) & ~chosen.any(-1, keepdim=True)
@@ -261,7 +264,8 @@ def _in_place(
         if "key" in write.kind.axes:
             if write.kind.name == "scores":
                 masked = -torch.inf if write.masked_score is None else write.masked_score
-            source = at(source, write.kind.axes.index("key"), 0, current.shape[-1], masked)
+            first = window.start + current.shape[axis] - current.shape[-1]
+            source = at(source, write.kind.axes.index("key"), first, current.shape[-1], masked)
     _same_shape(source, current, write, what, pooled)
     return source
 

@@ -41,8 +41,10 @@ def rotary(make_model, family):
 def generated(model, prompt, *interventions, use_cache=True, **settings):
     """The tokens, and the logits of each step at the last position."""
     logits = []
-    listening = model.unembed.register_forward_hook(
-        lambda module, args, out: logits.append(out[:, -1].clone())
+    # Hugging Face's models may cap what the unembedding gives; HookedTransformer's generate does not call the model.
+    bridged = "original_model" in vars(model)
+    listening = (model.original_model if bridged else model.unembed).register_forward_hook(
+        lambda module, args, out: logits.append(getattr(out, "logits", out)[:, -1].clone())
     )
     try:
         with warnings.catch_warnings(), intervene(model, *interventions):
@@ -87,29 +89,30 @@ def _put(rows, value):
     return write
 
 
-PUSH = torch.linspace(-2, 2, 16, dtype=torch.float64)
-PUSHED = lambda x: x + PUSH  # noqa: E731
+def pushed(x):
+    return x + torch.linspace(-2, 2, x.shape[-1], dtype=x.dtype)
+
 
 CASES = {
     "steering, all positions": lambda m, s: (
-        edit("resid_post.0", PUSHED),
-        at(("resid_post", 0), _put(slice(None), PUSHED)),
+        edit("resid_post.0", pushed),
+        at(("resid_post", 0), _put(slice(None), pushed)),
     ),
     "steering, new ones": lambda m, s: (
-        edit("resid_post.0", PUSHED, positions="new"),
-        at(("resid_post", 0), _put(slice(PROMPT, None), PUSHED)),
+        edit("resid_post.0", pushed, positions="new"),
+        at(("resid_post", 0), _put(slice(PROMPT, None), pushed)),
     ),
     "steering, the prompt": lambda m, s: (
-        edit("resid_mid.0", PUSHED, positions="prompt"),
-        at(("resid_mid", 0), _put(slice(0, PROMPT), PUSHED)),
+        edit("resid_mid.0", pushed, positions="prompt"),
+        at(("resid_mid", 0), _put(slice(0, PROMPT), pushed)),
     ),
     "positions are absolute": lambda m, s: (
-        edit("mlp_out.0", PUSHED, positions=[1, PROMPT + 1]),
-        at(("mlp_out", 0), _put([1, PROMPT + 1], PUSHED)),
+        edit("mlp_out.0", pushed, positions=[1, PROMPT + 1]),
+        at(("mlp_out", 0), _put([1, PROMPT + 1], pushed)),
     ),
     "negative ones count in the prompt": lambda m, s: (
-        edit("attn_out.0", PUSHED, positions=-1),
-        at(("attn_out", 0), _put([PROMPT - 1], PUSHED)),
+        edit("attn_out.0", pushed, positions=-1),
+        at(("attn_out", 0), _put([PROMPT - 1], pushed)),
     ),
     "a slice": lambda m, s: (
         edit("mlp_post.1", lambda x: -x, positions=slice(PROMPT + 2, None)),
@@ -131,7 +134,7 @@ CASES = {
         lambda site, layer, x: _uniform(x) if site == "pattern" else x,
     ),
     "uniform over keys": lambda m, s: (
-        ablate.uniform("1.0", keys=[0, -1], queries="new"),
+        ablate.uniform("1.0", keys=[0, -1], queries=range(PROMPT, PROMPT + 3)),
         at(("pattern", 1), _uniform_over_keys),
     ),
     "a patch of the prompt": lambda m, s: (
@@ -170,15 +173,16 @@ def _masked(x):
 
 
 def _uniform(x):
-    length = x.shape[-1]
-    rows = torch.tril(torch.ones(length, length, dtype=x.dtype))
-    x[:, :, PROMPT:] = (rows / rows.sum(-1, keepdim=True))[PROMPT:]
+    seen = (x > 0).to(x.dtype)
+    x[:, :, PROMPT:] = (seen / seen.sum(-1, keepdim=True))[:, :, PROMPT:]
     return x
 
 
 def _uniform_over_keys(x):
-    x[:, 0, PROMPT:] = 0
-    x[:, 0, PROMPT:, [0, PROMPT - 1]] = 0.5
+    queries = slice(PROMPT, PROMPT + 3)
+    seen = torch.zeros_like(x[:, 0, queries])
+    seen[..., [0, PROMPT - 1]] = (x[:, 0, queries][..., [0, PROMPT - 1]] > 0).to(x.dtype)
+    x[:, 0, queries] = seen / seen.sum(-1, keepdim=True)
 
 
 def _of(model, source, site):
@@ -212,6 +216,37 @@ def test_generation_is_the_loop_by_hand(rotary, by_hand, prompt, source, case):
         assert (steps - logits).abs().max() <= 1e-5 * effect
 
 
+HUGGING_FACE = ["gpt2", "llama", "mistral", "gemma2", "pythia"]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_models_of_hugging_face(hf_model, name, case, prompt, source):
+    from tests.circuits import families
+
+    model, prompt, source = hf_model(name), prompt + 3, source + 3
+    if (name, case) in UNSERVED or (case == "keys of one head" and name not in ("gpt2", "pythia")):
+        pytest.skip("the model has no such site, or no such head")
+    one, change = CASES[case](model, source)
+    tokens, logits = loop(families.forward, model, prompt, change)
+    _, plain = loop(families.forward, model, prompt, lambda site, layer, x: x)
+    effect = (logits - plain).abs().max()
+    assert effect > 0.01 * plain.std()
+    for use_cache in (True, False):
+        found, steps = generated(model, prompt, one, use_cache=use_cache)
+        assert torch.equal(found, tokens)
+        assert (steps - logits).abs().max() <= 1e-5 * effect
+    calls = []
+    with intervene(model, one), model.original_model.register_forward_hook(lambda *given: calls.append(1)):
+        settings = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        again = model.original_model.generate(prompt, **settings)
+    assert torch.equal(again, tokens)
+    assert len(calls) == NEW
+
+
+UNSERVED = {("pythia", "steering, the prompt")}
+
+
 def test_two_edits_at_once_and_nested_blocks(rotary, by_hand, prompt, source):
     first, by_first = CASES["steering, new ones"](rotary, source)
     second, by_second = CASES["a patch of the prompt"](rotary, source)
@@ -228,12 +263,12 @@ def test_two_edits_at_once_and_nested_blocks(rotary, by_hand, prompt, source):
 
 def test_each_generation_has_a_prompt_of_its_own(rotary, by_hand, prompt, source):
     """The second prompt is all that the first generation gave: then none of it is new."""
-    push = edit("resid_post.0", PUSHED, positions="new")
+    push = edit("resid_post.0", pushed, positions="new")
     for use_cache in (True, False):
         with intervene(rotary, push):
             first = rotary.generate(prompt, use_past_kv_cache=use_cache, **GREEDY)
             second = rotary.generate(first[:, : PROMPT + 1], use_past_kv_cache=use_cache, **GREEDY)
-        longer = at(("resid_post", 0), _put(slice(PROMPT + 1, None), PUSHED))
+        longer = at(("resid_post", 0), _put(slice(PROMPT + 1, None), pushed))
         assert torch.equal(second, loop(by_hand, rotary, first[:, : PROMPT + 1], longer)[0])
 
 
@@ -292,7 +327,7 @@ def test_a_stream_of_tokens(rotary, by_hand, prompt, source):
     if not hasattr(type(rotary), "generate_stream"):
         pytest.skip("this transformer-lens has no generate_stream")
     _, change = CASES["steering, new ones"](rotary, source)
-    one = edit("resid_post.0", PUSHED, positions=slice(PROMPT, None))
+    one = edit("resid_post.0", pushed, positions=slice(PROMPT, None))
     tokens, _ = loop(by_hand, rotary, prompt, change)
     settings = {**GREEDY, "return_type": "tokens", "max_tokens_per_yield": 1, "use_past_kv_cache": False}
     with intervene(rotary, one):
@@ -307,7 +342,7 @@ def test_what_cannot_take_effect_is_refused(rotary, prompt, source):
     def refused(text, *given, **settings):
         return pytest.raises(CircuitsError, match=text), given, settings
 
-    push = lambda where: edit("resid_post.0", PUSHED, positions=where)  # noqa: E731
+    push = lambda where: edit("resid_post.0", pushed, positions=where)  # noqa: E731
     cases = [
         ("no position 40: the model generated up to position 7", push([0, 40])),
         ("none of its positions came in 5 run", push(slice(20, None))),
@@ -330,7 +365,7 @@ def test_what_cannot_take_effect_is_refused(rotary, prompt, source):
 
 
 def test_outside_of_a_generation(rotary, tokens):
-    push = lambda where: edit("resid_post.0", PUSHED, positions=where)  # noqa: E731
+    push = lambda where: edit("resid_post.0", pushed, positions=where)  # noqa: E731
     assert torch.equal(run(rotary, tokens, push("prompt")), run(rotary, tokens, push(None)))
     assert torch.equal(run(rotary, tokens, push(slice(2, -1))), run(rotary, tokens, push([2, 3, 4])))
     for call in (lambda one: run(rotary, tokens, one), lambda one: sweep(rotary, tokens, {"new": one})):
@@ -350,7 +385,7 @@ def test_outside_of_a_generation(rotary, tokens):
 def test_position_embeddings_of_hooked_transformers_generation(make_model, hooked_only, prompt):
     model = make_model(n_layers=1, n_ctx=16, attention_dir="causal")
     with pytest.raises(CircuitsError, match=r"positions are unknown; edit resid_pre\.0"):
-        generated(model, prompt, edit("pos_embed", PUSHED, positions="new"), use_cache=False)
+        generated(model, prompt, edit("pos_embed", pushed, positions="new"), use_cache=False)
     _, without = generated(model, prompt, ablate.zero("pos_embed"), use_cache=False)
     _, clean = generated(model, prompt, use_cache=False)
     assert not torch.equal(without, clean)
@@ -359,7 +394,7 @@ def test_position_embeddings_of_hooked_transformers_generation(make_model, hooke
 def test_the_model_keeps_no_trace(rotary, prompt):
     own = {"generate", "generate_stream", "hf_generate"}
     expected = rotary.generate(prompt, **GREEDY)
-    one, two = (intervene(rotary, edit("resid_post.0", PUSHED)) for _ in range(2))
+    one, two = (intervene(rotary, edit("resid_post.0", pushed)) for _ in range(2))
     one.__enter__()
     two.__enter__()
     assert own & set(vars(rotary))
