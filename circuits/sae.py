@@ -91,7 +91,7 @@ def _checked(site: Site, sae: Any, surface: Surface) -> Splice:
         raise CircuitsError(
             f"{what}: give an object with encode and decode, or a pair of functions, got {type(sae).__name__}"
         )
-    autoencoder = Autoencoder(*pair, _dtype(sae))
+    autoencoder = Autoencoder(pair[0], pair[1], _dtype(sae))
     size = 1
     for length in surface.shape(site.kind, 1, 1)[2:]:
         size *= length or 0

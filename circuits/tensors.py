@@ -192,7 +192,7 @@ def parse_span(given: Any, what: str) -> Span | None:
         raise CircuitsError(f"{what}: a slice of positions has whole numbers, got {given}") from error
     if given.step not in (None, 1):
         raise CircuitsError(f"{what}: a slice of positions has no step, got {given}")
-    return Span(*bounds)
+    return Span(bounds[0], bounds[1])
 
 
 def parse_positions(given: Any, what: str) -> Positions | Snapshot | None:
