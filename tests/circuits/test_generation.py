@@ -145,6 +145,16 @@ CASES = {
         patch.activations("resid_post.0", source=s[:1], positions=[0, -2]),
         at(("resid_post", 0), _put([0, PROMPT - 2], _of(m, s[:1], "resid_post.0"))),
     ),
+    "a patch of new ones": lambda m, s: (
+        patch.activations("resid_post.0", source=_long(s), positions="new"),
+        at(("resid_post", 0), _put(slice(PROMPT, None), _of(m, _long(s), "resid_post.0"))),
+    ),
+    "the mean by position, of long examples": lambda m, s: (
+        ablate.mean("mlp_out.0", reference=_long(s)),
+        at(
+            ("mlp_out", 0), _put(slice(None), lambda x: _of(m, _long(s), "mlp_out.0")(x).mean(0).expand_as(x))
+        ),
+    ),
     "a patch of patterns": lambda m, s: (
         patch.activations("pattern", source=cache(m, s, "pattern"), positions="prompt"),
         lambda site, layer, x: _patterns(x, m, s, layer) if site == "pattern" else x,
@@ -185,13 +195,18 @@ def _uniform_over_keys(x):
     x[:, 0, queries] = seen / seen.sum(-1, keepdim=True)
 
 
+def _long(source):
+    """A source with as many positions as the model generates."""
+    return torch.cat([source, source.flip(1), source], 1)[:, : PROMPT + NEW]
+
+
 def _of(model, source, site):
     """The source's activation, with whatever beyond its end."""
     stored = cache(model, source, site)[site]
 
     def value(x):
-        x = x.clone()
-        x[:, : stored.shape[1]] = stored
+        x, length = x.clone(), min(x.shape[1], stored.shape[1])
+        x[:, :length] = stored[:, :length]
         return x
 
     return value
