@@ -55,8 +55,8 @@ def attribution(
             that of its second.
         site: one site, of one layer ("resid_pre.1") or of every one ("z").
         batch: as in `sweep`.
-        by: the parts that get a row: "head", "position", "head,position", "neuron", "feature" (of an SAE that is spliced
-            in) or "layer"; "auto" takes heads where the site has them (at k and v under grouped-query attention:
+        by: the parts that get a row: "head", "position", "head,position", "neuron", "feature" (of a spliced
+            SAE) or "layer"; "auto" takes heads where the site has them (at k and v under grouped-query attention:
             key-value groups), else positions.
 
     A row's `effect` is the estimate, per example and with its interval; `value` is `baseline` plus the
