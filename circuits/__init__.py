@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from circuits.logit_lens import Lens, lens
     from circuits.model.heads import Head, KeyValueGroup, heads
     from circuits.model.sites import Site
+    from circuits.sae import splice
     from circuits.sweeps.metrics import logit_difference
     from circuits.sweeps.sweep import compare, sweep
     from circuits.sweeps.table import SweepResult
@@ -59,6 +60,7 @@ __all__ = [
     "plots",
     "probe",
     "run",
+    "splice",
     "sweep",
     "transplant",
     "variance",
@@ -88,6 +90,7 @@ _HOMES = {
     "lens": "circuits.logit_lens",
     "logit_difference": "circuits.sweeps.metrics",
     "run": "circuits.interventions.apply",
+    "splice": "circuits.sae",
     "sweep": "circuits.sweeps.sweep",
 }
 

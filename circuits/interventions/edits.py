@@ -10,17 +10,17 @@ from circuits.interventions.base import ActivationEdit, Intervention, Replacemen
 from circuits.model.heads import HeadSpec, index_of
 from circuits.model.sites import Site
 from circuits.model.surface import Surface
-from circuits.tensors import Positions, Snapshot, describe_positions
+from circuits.tensors import Positions, Snapshot, Span, describe_positions
 
 
 @dataclass(frozen=True)
 class Place:
-    """A part of an activation: a site, and some heads or neurons of it (None: the whole tensor)."""
+    """A part of an activation: a site, and some heads, neurons or features of it (None: the whole tensor)."""
 
     site: Site
     heads: HeadSpec | None = None
-    neurons: tuple[int, ...] | None = None
-    # Number of neurons that the layer must have, where they were given as a mask.
+    neurons: tuple[int, ...] | None = None  # or features, where the last axis has these
+    # Number of neurons or features that the site must have, where they were given as a mask.
     d_mlp: int | None = None
 
     def __post_init__(self) -> None:
@@ -29,13 +29,14 @@ class Place:
                 f"site {self.site} has no head axis, so heads {self.heads} cannot be edited there; "
                 "heads are edited at z, q, k, v, scores and pattern"
             )
-        if self.neurons is not None and self.site.kind.axes[-1] != "d_mlp":
+        if self.neurons is not None and self.site.kind.unit is None:
             raise CircuitsError(f"site {self.site} has no neurons; they are edited at mlp_pre and mlp_post")
 
     def on(self, surface: Surface) -> list[tuple[int | None, str, tuple[int, ...] | None]]:
         """Returns (layer, hook, head indices or None for the whole tensor) for each hook."""
-        self._check_neurons(surface)
         kind = self.site.kind
+        if self.neurons is not None:
+            self._check_neurons(surface)
         if self.heads is None:
             return [(layer, hook, None) for layer, hook in surface.at(self.site)]
         chosen = self.heads.on_axis(kind, surface)
@@ -52,28 +53,34 @@ class Place:
         ]
 
     def _check_neurons(self, surface: Surface) -> None:
-        size = surface.sizes["d_mlp"]
-        if self.neurons is None or size is None:
-            return
-        if self.d_mlp not in (None, size):
-            raise CircuitsError(f"the mask of neurons is [{self.d_mlp}], the model has {size} neurons")
-        wrong = [neuron for neuron in self.neurons if not 0 <= neuron < size]
-        if wrong:
-            raise CircuitsError(f"no neuron {wrong[0]}: the model has neurons 0-{size - 1}")
+        unit = f"{self.site.kind.unit}s"
+        for _, hook in surface.at(self.site):
+            size = surface.width(self.site.kind, hook)
+            if size is None:
+                continue
+            if self.d_mlp not in (None, size):
+                raise CircuitsError(f"the mask of {unit} is [{self.d_mlp}], the model has {size} {unit}")
+            wrong = [neuron for neuron in self.neurons or () if not 0 <= neuron < size]
+            if wrong:
+                raise CircuitsError(f"no {unit[:-1]} {wrong[0]}: the model has {unit} 0-{size - 1}")
 
     def describe(self) -> dict[str, Any]:
         described: dict[str, Any] = {
             "site": str(self.site),
             "heads": self.heads.describe() if self.heads else None,
         }
-        return described if self.neurons is None else {**described, "neurons": list(self.neurons)}
+        return (
+            described
+            if self.neurons is None
+            else {**described, f"{self.site.kind.unit}s": list(self.neurons)}
+        )
 
     def __str__(self) -> str:
         text = str(self.site) if self.heads is None else f"{self.site}, heads {self.heads}"
         if self.neurons is None:
             return text
         shown = ",".join(map(str, self.neurons[:8])) + (",..." if len(self.neurons) > 8 else "")
-        return f"{text}, neurons {shown}"
+        return f"{text}, {self.site.kind.unit}s {shown}"
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ class Edit(Intervention):
     name: str
     places: tuple[Place, ...]
     replacement: Replacement
-    positions: Positions | Snapshot | None = None
+    positions: Positions | Span | Snapshot | None = None
     # If true, places that a model lacks are passed over (a layer's MLP, in an attention-only model), unless none is
     # left.
     optional_places: bool = False

@@ -88,6 +88,7 @@ _SINGULAR = {
     "queries": "position",
     "layers": "layer",
     "neurons": "neuron",
+    "features": "feature",
     "keys": "key",
 }
 

@@ -29,6 +29,7 @@ from circuits.model.hooks import (
     passed,
 )
 from circuits.model.sites import KINDS, Site, SiteKind
+from circuits.model.splices import splices_of
 from circuits.model.supported import has_norms_after_only, is_parallel, is_post_norm, refuse_unproved
 
 # (model class, site) pairs at which a written value is what the model goes on with, established by a random
@@ -80,6 +81,11 @@ class Surface:
         #: True if ln1 and ln2 normalise what attention and MLP add, and nothing what they read.
         self.norms_after_only: bool = self.family in IN_LINE and has_norms_after_only(model)
         self._bridge = bridge_of(model, hooks, self.parallel) if self.family == BRIDGE else None
+        #: The hook points of the autoencoders that are spliced in now.
+        self.spliced = {
+            name: point for splice in splices_of(model).values() for name, point in splice.hooks.items()
+        }
+        hooks.update(self.spliced)
         key_heads = self._bridge.key_heads if self._bridge is not None else _key_heads(cfg)
         self.sizes: dict[str, int | None] = {
             "head": cfg.n_heads,
@@ -99,7 +105,7 @@ class Surface:
         """Returns (layer, full hook name) for each place that `site` names, limited to `layers` where given."""
         if site.layer is not None and site.layer >= self.n_layers:
             raise CircuitsError(f"no site {site}: the model has layers 0-{self.n_layers - 1}")
-        if site.kind.name not in QUALIFIED[self.family] and self.family not in IN_LINE:
+        if site.kind.whole not in QUALIFIED[self.family] and self.family not in IN_LINE:
             raise CircuitsError(f"site {site} is not qualified for writing on a {self.family}")
         if not site.kind.per_layer:
             places: list[tuple[int | None, str]] = [(None, site.hook())]
@@ -109,6 +115,10 @@ class Surface:
             wanted = range(self.n_layers) if layers is None else layers
             places = [(layer, site.hook(layer)) for layer in wanted]
         present = [(layer, hook) for layer, hook in places if hook in self.hooks]
+        if not present and site.kind.whole != site.name:
+            raise CircuitsError(
+                f"no site {site}: no autoencoder is spliced in there; circuits.splice does that"
+            )
         if not present:
             raise CircuitsError(f"no site {site} in this model; it has {', '.join(self.site_names())}")
         return present
@@ -128,7 +138,13 @@ class Surface:
 
     def head_count(self, kind: SiteKind) -> int:
         """Returns the size of the head axis of `kind`; k and v have fewer where key-value heads are grouped."""
-        return self.heads_at.get(kind.name, self.n_heads)
+        return self.heads_at.get(kind.whole, self.n_heads)
+
+    def width(self, kind: SiteKind, hook: str) -> int | None:
+        """Returns the number of neurons or features at a hook; None where there are none, or the config gives none."""
+        if kind.unit != "feature":
+            return self.sizes["d_mlp"] if kind.unit else None
+        return next(splice.width for splice in splices_of(self.model).values() if hook in splice.hooks)
 
     def shape(self, kind: SiteKind, batch: int, pos: int) -> tuple[int | None, ...]:
         """Returns the shape of an activation, with None where the config does not give the size."""
@@ -237,7 +253,7 @@ class Surface:
         before left. `remove()` of the handle removes all traces of the function.
         """
         revocable = Revocable(function)
-        if self._bridge is not None:
+        if self._bridge is not None and hook not in self.spliced:
             return Handles(revocable, self._bridge.on_forward(hook, revocable))
         return Handles(revocable, on_hook_point(self.hooks[hook], revocable))
 
@@ -246,7 +262,7 @@ class Surface:
         None, replaces the input.
         """
         revocable = Revocable(function)
-        if self._bridge is not None:
+        if self._bridge is not None and hook not in self.spliced:
             return Handles(revocable, self._bridge.before(hook, revocable))
         return Handles(revocable, before_module(self.hooks[hook], revocable))
 
@@ -306,7 +322,7 @@ class Surface:
 
         The activation itself is not written to, as hooks may work in place and the run will reach them again.
         """
-        if self._bridge is not None:
+        if self._bridge is not None and hook not in self.spliced:
             return self._bridge.through(hook, activation)
         return passed(self.hooks[hook], activation)
 

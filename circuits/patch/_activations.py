@@ -26,6 +26,7 @@ def activations(
     *,
     queries: Any = None,
     neurons: Any = None,
+    features: Any = None,
 ) -> Edit:
     """Replaces the activation at `site` by that of `source`, at some heads and positions or at all.
 
@@ -33,11 +34,11 @@ def activations(
     hook names to tensors (what `cache` or `run_with_cache` gives), of which only the tensors named by
     `site` are copied. It has a batch of 1, which then serves every example, or the run's batch; anything
     else is an error. Heads can be chosen at z, q, k, v, scores and pattern (under grouped-query attention
-    key-value groups, "0.k1", at k and v), neurons at mlp_pre and mlp_post. The direction is source -> run:
-    the run's own input stays as it is.
+    key-value groups, "0.k1", at k and v), neurons at mlp_pre and mlp_post, features where an
+    autoencoder is spliced in. The direction is source -> run: the run's own input stays as it is.
     """
     caller = "patch.activations"
-    place = read_place(site, heads, caller, neurons)
+    place = read_place(site, heads, caller, neurons, features)
     return Edit(
         caller, (place,), _read_source(place, source, caller), read_queries(queries, positions, caller)
     )

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_place
+from circuits.interventions.arguments import read_place, refuse_other_units
 from circuits.model.heads import Head, at_index, label_in
 from circuits.model.sites import Site, SiteKind
 from circuits.model.surface import Surface
@@ -55,8 +55,9 @@ def attribution(
             that of its second.
         site: one site, of one layer ("resid_pre.1") or of every one ("z").
         batch: as in `sweep`.
-        by: the parts that get a row: "head", "position", "head,position", "neuron" or "layer"; "auto" takes heads where
-            the site has them (at k and v under grouped-query attention: key-value groups), else positions.
+        by: the parts that get a row: "head", "position", "head,position", "neuron", "feature" (of a spliced
+            SAE) or "layer"; "auto" takes heads where the site has them (at k and v under grouped-query attention:
+            key-value groups), else positions.
 
     A row's `effect` is the estimate, per example and with its interval; `value` is `baseline` plus the
     estimate. Where the metric returns (sum, count) pairs, counts are those at base. The direction, source -> base, is
@@ -121,7 +122,7 @@ def _estimates(
 
 def _summed(shift: Tensor, kind: SiteKind, by: str) -> np.ndarray:
     """Sums over all axes but the examples and those that `by` names; returns [n ...], in the order of `by`."""
-    kept_axes = [0, *(_axis(kind, part) for part in by.split(",") if part != "layer")]
+    kept_axes = [0, *(_axis(kind, part) % shift.ndim for part in by.split(",") if part != "layer")]
     summed_axes = [axis for axis in range(shift.ndim) if axis not in kept_axes]
     total = shift.sum(summed_axes) if summed_axes else shift
     order = [sorted(kept_axes).index(axis) for axis in kept_axes]
@@ -129,7 +130,7 @@ def _summed(shift: Tensor, kind: SiteKind, by: str) -> np.ndarray:
 
 
 def _axis(kind: SiteKind, part: str) -> int:
-    return {"head": kind.head_axis, "position": kind.query_axis, "neuron": len(kind.axes) - 1}[part] or 0
+    return {"head": kind.head_axis, "position": kind.query_axis, "neuron": -1, "feature": -1}[part] or 0
 
 
 def _row(surface: Surface, kind: SiteKind, layer: int | None, by: str, index: tuple[int, ...]) -> Row:
@@ -149,12 +150,13 @@ def _row(surface: Surface, kind: SiteKind, layer: int | None, by: str, index: tu
 
 
 def _read_by(by: str, site: Site) -> str:
-    by = read_choice(by, ("auto", "head", "position", "head,position", "neuron", "layer"), CALLER, "by")
+    by = read_choice(
+        by, ("auto", "head", "position", "head,position", "neuron", "feature", "layer"), CALLER, "by"
+    )
     kind = site.kind
     if by == "auto":
         return "position" if kind.head_axis is None else "head"
     if "head" in by and kind.head_axis is None:
         raise CircuitsError(f"{CALLER}: site {site} has no heads; by= position, neuron or layer")
-    if by == "neuron" and kind.axes[-1] != "d_mlp":
-        raise CircuitsError(f"{CALLER}: site {site} has no neurons; those are at mlp_pre and mlp_post")
+    refuse_other_units(site, by, CALLER)
     return by

@@ -10,11 +10,11 @@ import numpy as np
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_place
+from circuits.interventions.arguments import read_place, refuse_other_units
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.replacements import DIRECTION, FromTokens
 from circuits.model.heads import AnyHead, Head, HeadSpec, at_index, label_in
-from circuits.model.sites import Site, SiteKind
+from circuits.model.sites import UNITS, Site, SiteKind
 from circuits.model.surface import Surface
 from circuits.patch._gradients import (
     EXAMPLES_PER_PASS,
@@ -70,7 +70,8 @@ def screen(
             as the model has them.
         by: the parts that get a row: "component", each head where the site has heads (at k and v under grouped-query
             attention: each key-value group), else the site of a layer;
-            "position", each of these at each position; "neuron", each neuron, at mlp_pre and mlp_post.
+            "position", each of these at each position; "neuron", each neuron, at mlp_pre and mlp_post; "feature", each
+            feature of a spliced SAE (`circuits.splice`).
         method: "gradient", (source − base)·∂metric/∂site at base (Nanda 2023): one forward pass, and a backward pass
             per metric, for all sites together; unreliable where base is near the minimum of a loss. "integrated", the
             same with the mean of the gradients at `steps` midpoints on a straight line from base to source
@@ -92,7 +93,7 @@ def screen(
     pair = Pair.read(CALLER, model, base, source, metric, batch)
     read_choice(method, METHODS, CALLER, "method")
     read_choice(line, LINES, CALLER, "line")
-    read_choice(by, ("component", "position", "neuron"), CALLER, "by")
+    read_choice(by, ("component", "position", "neuron", "feature"), CALLER, "by")
     steps, counts = read_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips)
     layer_sites = _read_sites(sites, pair.surface, by)
     refuse_inside_blocks(pair)
@@ -181,8 +182,7 @@ def _read_sites(given: Any, surface: Surface, by: str) -> list[_LayerSite]:
         raise CircuitsError(f'{CALLER}: no site given; name some, such as "z" or ["z", "mlp_out.1"]')
     layer_sites: list[_LayerSite] = []
     for site in sites:
-        if by == "neuron" and site.kind.axes[-1] != "d_mlp":
-            raise CircuitsError(f"{CALLER}: site {site} has no neurons; those are at mlp_pre and mlp_post")
+        refuse_other_units(site, by, CALLER)
         layer_sites += [(Site(site.name), layer, hook) for layer, hook in surface.at(site)]
     # A layer that is named twice ("z", "z.1") is kept once.
     return list({hook: layer_site for layer_site in layer_sites for hook in (layer_site[2],)}.values())
@@ -198,8 +198,8 @@ def _site(site: Site, layer: int | None) -> Site:
 
 def _row_axes(kind: SiteKind, by: str) -> dict[str, int]:
     """Returns the axes that rows index."""
-    if by == "neuron":
-        return {"neuron": len(kind.axes) - 1}
+    if by in UNITS.values():
+        return {by: len(kind.axes) - 1}
     axes: dict[str, int] = {}
     if kind.head_axis is not None:
         axes["head"] = kind.head_axis
@@ -227,7 +227,7 @@ def _description(
     label: str, site: Site, layer: int | None, head: AnyHead | None, parts: dict[str, int]
 ) -> Row:
     numbers = {"head": head.head if isinstance(head, Head) else None}
-    numbers |= {name: parts.get(name) for name in ("position", "neuron")}
+    numbers |= {name: parts.get(name) for name in ("position", "feature" if "feature" in parts else "neuron")}
     title = f"patch.activations ({DIRECTION})"
     return {"variant": label, "intervention": title, "site": site.name, "layer": layer, **numbers}
 
@@ -236,7 +236,8 @@ def _patch(
     site: Site, layer: int | None, head: AnyHead | None, parts: dict[str, int], source_value: FromTokens
 ) -> Edit:
     """Returns the `patch.activations` edit of one row."""
-    place = Place(_site(site, layer), neurons=(parts["neuron"],) if "neuron" in parts else None)
+    units = tuple(parts[unit] for unit in UNITS.values() if unit in parts)
+    place = Place(_site(site, layer), neurons=units or None)
     if head is not None:
         place = Place(site, HeadSpec(str(head), (head,)))
     positions = (parts["position"],) if "position" in parts else None

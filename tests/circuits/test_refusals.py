@@ -513,9 +513,9 @@ REFUSALS: list[tuple[Any, ...]] = [
         "clean pass",
     ),
     (
-        lambda: call_with(ablate.zero("0.1", queries=0), **key_value_cache()),
+        lambda: call_with(patch.path("0.1", "output", source=other), **key_value_cache()),
+        "paths are not served",
         "key-value cache",
-        "counted anew",
     ),
     # Running.
     (lambda: cache(model, tokens, 3), "cache: give sites", "got 3"),
