@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
@@ -120,6 +121,37 @@ def as_dense_tensor(given: Any, label: str) -> Any:
 Positions = tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Span:
+    """Positions from `start` to before `stop`, as in a slice, or by name: those of the prompt, or the new ones."""
+
+    start: int | None = None
+    stop: int | None = None
+    name: str | None = None
+
+    @property
+    def relative(self) -> bool:
+        """Whether it depends on the length of the prompt."""
+        return self.name is not None or min(self.start or 0, self.stop or 0) < 0
+
+    def bounds(self, prompt: int) -> tuple[float, float]:
+        """Returns its first position, and that after its last, for a prompt of this length; its end is open without
+        `stop`.
+        """
+        if self.name is not None:
+            return (0, prompt) if self.name == "prompt" else (prompt, float("inf"))
+        first, last = self.start or 0, float("inf") if self.stop is None else self.stop
+        return (first + prompt if first < 0 else first), (last + prompt if last < 0 else last)
+
+    def __str__(self) -> str:
+        bounds = ("" if bound is None else str(bound) for bound in (self.start, self.stop))
+        return self.name or ":".join(bounds)
+
+
+#: Names of positions while a model generates.
+SPANS = ("prompt", "new")
+
+
 class _Array(tuple[int, ...]):
     """Positions 0 and 1 from an array; in a run of two positions such an array could also mean a mask."""
 
@@ -146,6 +178,21 @@ def refuse_numbers_as_mask(given: Any, label: str, mask: str) -> None:
             f"{label}: {len(numbers)} numbers that are all 0 or 1 can be read as a mask {mask} or as the numbers 0 and "
             "1; give a mask as booleans, and numbers once each, as a list of int"
         )
+
+
+def parse_span(given: Any, label: str) -> Span | None:
+    """Reads positions given as a slice, as "prompt" or as "new"; None for anything else."""
+    if isinstance(given, str) and given in SPANS:
+        return Span(name=given)
+    if not isinstance(given, slice):
+        return None
+    try:
+        bounds = [None if one is None else operator.index(one) for one in (given.start, given.stop)]
+    except TypeError as error:
+        raise CircuitsError(f"{label}: a slice of positions has whole numbers, got {given}") from error
+    if given.step not in (None, 1):
+        raise CircuitsError(f"{label}: a slice of positions has no step, got {given}")
+    return Span(bounds[0], bounds[1])
 
 
 def parse_positions(given: Any, label: str) -> Positions | Snapshot | None:
@@ -201,7 +248,9 @@ def select_positions(positions: Positions, length: int, label: str) -> Tensor:
     return mask
 
 
-def describe_positions(positions: Positions | Snapshot | None) -> Any:
+def describe_positions(positions: Positions | Span | Snapshot | None) -> Any:
     if isinstance(positions, Snapshot):
         return positions.describe()
+    if isinstance(positions, Span):
+        return str(positions)
     return None if positions is None else list(positions)

@@ -14,6 +14,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_queries
 from circuits.interventions.replacements import derangement, visible
+from circuits.model.generation import WHOLE
 from circuits.model.heads import Head
 from circuits.model.hooks import Function
 from circuits.model.padding import refuse_padding
@@ -22,7 +23,7 @@ from circuits.model.sites import KINDS
 from circuits.model.state import running_rows
 from circuits.model.surface import Surface
 from circuits.statistics import bootstrap, ratio
-from circuits.tensors import Snapshot, select_positions
+from circuits.tensors import Snapshot
 from circuits.validate import is_whole, read_indices, read_run_tokens, read_seed
 
 # The most tokens per forward pass, and entries of the patterns of all its layers, under chunk="auto".
@@ -213,7 +214,7 @@ def _selected(queries: Any, positions: Any, tokens: Tensor, caller: str) -> Tens
     if chosen is None:
         return torch.ones(1, length, dtype=torch.bool).expand(batch, -1)
     if not isinstance(chosen, Snapshot):
-        return select_positions(chosen, length, caller).expand(batch, -1)
+        return WHOLE.selected(chosen, length, caller).expand(batch, -1)
     mask = chosen.tensor.cpu()
     if tuple(mask.shape) not in ((length,), (batch, length)):
         raise CircuitsError(

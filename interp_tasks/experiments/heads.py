@@ -98,7 +98,7 @@ def heads(
     def check(planned: Planned) -> None:
         edit.check(planned)
         for group in named.values():
-            group.spec().resolve(planned.sizes)
+            group.resolve(planned.sizes)
         if least:
             check_size(planned, least, len(every_head(planned.sizes)))
 
@@ -123,7 +123,7 @@ def heads(
         else:
             chosen |= {str(head): (head,) for head in every} | by_layer(every)
         chosen["all"] = every
-        groups_here = {name: group.spec().resolve(subject.sizes) for name, group in named.items()}
+        groups_here = {name: group.resolve(subject.sizes) for name, group in named.items()}
         variants: dict[str, Any] = {**edit.on(subject, chosen | groups_here)}
         sizes = {len(group) for group in (grouped | groups_here).values()} - {len(every)}
         for size in sorted(sizes) if random else ():

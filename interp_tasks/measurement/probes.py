@@ -105,7 +105,7 @@ class ProbeSettings:
         """
         choose(planned, declared_by(planned), self.targets)
         if self.heads is not None:
-            self.heads.spec().resolve(planned.sizes)
+            self.heads.resolve(planned.sizes)
         for site in self.sites:
             check_layer(planned, site)
         check_within(planned, "--positions", self.positions)

@@ -140,6 +140,12 @@ class HeadChoice:
         given = None if self.label == "all" else tuple(Head(*one) for one in self.heads)
         return HeadSpec(repr(self.text), given)
 
+    def resolve(self, sizes: Any) -> tuple[Head, ...]:
+        """Returns the heads in a model of these sizes; ``circuits`` refuses those that there are not."""
+        from circuits import Head
+
+        return tuple(head for head in self.spec().resolve(sizes) if isinstance(head, Head))
+
     @classmethod
     def read(cls, spec: Any, option: str = "--heads", words: Sequence[str] = WORDS) -> HeadChoice:
         """Read a spec, or a list of (layer, head).
@@ -211,7 +217,7 @@ def choices(specs: Sequence[HeadChoice], sizes: Any, layer: int | None = None) -
         elif spec.label == "all":
             chosen[spec.label] = tuple(every)
         else:
-            chosen[spec.label] = spec.spec().resolve(sizes)
+            chosen[spec.label] = spec.resolve(sizes)
     return chosen
 
 
