@@ -199,6 +199,13 @@ class Task(BaseModel, ABC):
         """Positions whose output the loss and the metrics read, ascending."""
         return tuple(range(self.sequence_length))
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of what ``metrics`` returns, in its order, so that another name is refused before a model is loaded;
+        empty for a task that does not say.
+        """
+        return ()
+
     def probe_targets(self, batch: Batch) -> ProbeTargets:
         """Returns the targets of linear probes on a batch; by default none."""
         return ProbeTargets()

@@ -13,13 +13,13 @@ from safetensors.torch import load
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
-import tasks
 from interp_tasks.checkpoints.architecture import model_from_json, parameter_shapes
 from interp_tasks.checkpoints.atomic import check_digest
 from interp_tasks.checkpoints.dtypes import dtype_name, dtype_named, dtype_names
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve
 from interp_tasks.checkpoints.run_files import META_FILE, WEIGHTS_FILE
+from interp_tasks.checkpoints.stored_task import no_task, stored_task
 from interp_tasks.errors import UserError
 from interp_tasks.files import read_file
 from tasks.base import Task
@@ -54,13 +54,7 @@ class Checkpoint:
         """
         if self.task is not None:
             return self.task
-        named = self.meta["task"]
-        if named is None:
-            raise UserError(f"{self.ref} names no task: give --task NAME, or --tokens FILE.npy")
-        raise UserError(
-            f"{self.ref} is of task {named.get('name')!r}, which is not registered here: "
-            f"import it (--import FILE.py), or give --task NAME; tasks are {', '.join(tasks.list())}"
-        )
+        raise no_task(self.meta, self.ref)
 
 
 def load_checkpoint(ref: str | Path, device: str | torch.device = "cpu") -> Checkpoint:
@@ -182,12 +176,10 @@ def load_resolved(resolved: ResolvedCheckpoint, device: str | torch.device) -> C
 
 
 def _task(meta: Mapping[str, Any], model: HookedTransformer, file: Path) -> Task | None:
-    named = meta["task"]
-    if named is None or named.get("name") not in tasks.list():
-        return None
+    task = stored_task(meta, file)
     try:
-        task = tasks.get(named["name"], **named.get("config", {}))
-        task.check_model(model)
+        if task is not None:
+            task.check_model(model)
     except TaskError as error:
         raise UserError(f"{file}: {error}") from None
     return task

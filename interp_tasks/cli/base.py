@@ -120,7 +120,7 @@ def make_command(path: str, command_class: type[Command], group: str = "") -> An
     def call(**options: Any) -> None:
         command = command_class(**options)
         if not command.takes_processes and launched().count > 1:
-            raise UserError(f"interp-run {path} is of one process: only train is started by torchrun")
+            raise UserError(f"{path} is of one process: only train is started by torchrun")
         command.check()
         check_family(group, path, command.tasks)
         command.execute()

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.cli.result_command import PrintingCommand, ResultCommand
 from interp_tasks.files import check_file
+from interp_tasks.measurement.experiment import EXPERIMENTS
+from interp_tasks.measurement.options import unknown
 from interp_tasks.measurement.subjects import (
     Examples,
     Options,
@@ -21,6 +23,9 @@ from interp_tasks.measurement.subjects import (
     resolve_refs,
 )
 from interp_tasks.settings import check_device, check_task_name, task_config
+
+if TYPE_CHECKING:
+    from tasks import Task
 
 REF_HELP = (
     "Checkpoint: RUN@4000, RUN@last, @all, @0:20000:2000 (end included), @pre, @onset, @end, @post, "
@@ -131,3 +136,25 @@ class ComparisonCommand(ExperimentCommand):
     @property
     def shown_metric(self) -> str | None:
         return self.metric
+
+    def check_tasks(self) -> None:
+        super().check_tasks()
+        if self.metric is None or self.metric == "all" or self.tokens is not None:
+            return
+        names_of = EXPERIMENTS[self.name].metrics
+        if names_of is None:
+            return
+        from interp_tasks.measurement.table import plain_metric
+
+        each = [names_of(task) for task in self.examined_tasks()]
+        names = list(dict.fromkeys(name for some in each for name in some))
+        # A task of the user's own need not say what its metrics are called.
+        if all(each) and plain_metric(self.metric) not in names:
+            raise unknown("--metric", self.metric, names, "metrics")
+
+    def examined_tasks(self) -> list[Task]:
+        """Returns the tasks whose metrics are measured, made without their models."""
+        from interp_tasks.measurement.subjects import tasks_of
+
+        named = self.examined.named if self.reads_checkpoints else ()
+        return tasks_of(named, self.examples())

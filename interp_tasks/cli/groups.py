@@ -81,7 +81,7 @@ class CommandGroup(BareFlags, TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         if name not in self.entries and name in self.moved:
-            raise UserError(moved_to(f"{ctx.command_path} {name}", self.moved[name]))
+            raise UserError(moved_to(name, self.moved[name]))
         if name not in self.entries and name in self.elsewhere:
             raise UserError(
                 f"no command {name!r} of {ctx.command_path}; there is {' and '.join(self.elsewhere[name])}"

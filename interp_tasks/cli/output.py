@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from interp_tasks.cli.progress import note
 from interp_tasks.cli.streams import write_data
@@ -17,10 +17,7 @@ from interp_tasks.pages import Figure, check_writable_file, write_together
 from interp_tasks.pages.pictures import PICTURES, left_over, marked
 
 if TYPE_CHECKING:
-    import pandas
-
     from interp_tasks.experiments import Result
-    from interp_tasks.pages import Column
 
 FORMATS = ("table", "json", "csv")
 #: What figures are written as: a page of all, or a picture of each.
@@ -64,38 +61,18 @@ def print_as(result: Result, format: str, metric: str | None = None) -> None:
 
         plain = view_of(result.frame) is None
         frame = of_metric(result.frame, metric, result.config) if plain else result.frame
-        rows = shown_rows(frame)
-        columns, notes = shown_columns(rows), list(result.notes)
-        done = header_parts(result.experiment, result.config)
+        rows, notes = shown_rows(frame), list(result.notes)
+        columns = shown_columns(rows)
         if plain:
-            columns, constant = without_constants(rows, columns)
-            if constant.get("variant") == "all" and result.experiment in OF_HEADS:
-                constant["variant"] = "all heads"
-            written = {part.partition(" ")[2] for part in done}
-            done += [text for key, text in constant.items() if key != "p_adjusted" and text not in written]
-            if "p_adjusted" in constant:
-                notes.append(f"p adj. is {constant['p_adjusted']} in every row.")
+            if result.experiment in OF_HEADS and set(rows["variant"]) == {"all"}:
+                rows = rows.assign(variant="all heads")
             left = [
                 name for name in dict.fromkeys(result.frame["metric"]) if name not in set(frame["metric"])
             ]
             notes += [f"--metric all: {', '.join(map(str, left))} too."] * bool(left)
             without = [ref for ref in dict.fromkeys(result.frame["ref"]) if ref not in set(frame["ref"])]
             notes += [f"No {metric}: {', '.join(map(str, without))}."] * bool(without)
-        print_result(rows, columns, notes, done, together=plain)
-
-
-def without_constants(
-    rows: pandas.DataFrame, columns: Sequence[Column]
-) -> tuple[list[Column], dict[str, str]]:
-    """Removes the variant, metric and p that are the same in every row; returns their texts by column."""
-    records: list[Any] = rows.to_dict("records")
-    texts = {
-        column.key: {column.shown(row) for row in records}
-        for column in columns
-        if column.key in ("variant", "metric", "p_adjusted")
-    }
-    constant = {key: values.pop() for key, values in texts.items() if len(values) == 1}
-    return [column for column in columns if column.key not in constant], constant
+        print_result(rows, columns, notes, header_parts(result.experiment, result.config), together=plain)
 
 
 def emit(

@@ -73,8 +73,12 @@ class ResultCommand(PrintingCommand):
             check_choice("--plot-format", self.plot_format, PLOT_FORMATS)
         check_targets(self.name, self.out, self.plot_as)
 
+    def check_tasks(self) -> None:
+        """Refuses what the tasks do not have, once those of the user's own are known; before anything is measured."""
+
     def execute(self) -> None:
         self.import_tasks()
+        self.check_tasks()
         if self.plot_as in PICTURES:
             # Pictures that nothing here can draw are refused before anything is measured.
             from circuits.figures.export import check_exporter

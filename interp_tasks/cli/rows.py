@@ -9,11 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from interp_tasks.cli.streams import write_data
-from interp_tasks.texts import printable
 
 
-def print_rows(rows: Sequence[Mapping[str, Any]], format: str, shown: Sequence[str]) -> None:
-    """Prints dicts with the same keys: for people the columns ``shown``, for programs all of them."""
+def print_rows(
+    rows: Sequence[Mapping[str, Any]], format: str, shown: Sequence[str], heading: Sequence[str] = ()
+) -> None:
+    """Prints dicts with the same keys: for people the columns ``shown``, for programs all of them.
+
+    Args:
+        heading: parts of the line above what people see; what all rows have in common comes after them.
+    """
     if format == "json":
         write_data(json.dumps(list(rows), indent=1, ensure_ascii=False) + "\n")
     elif format == "csv":
@@ -23,18 +28,11 @@ def print_rows(rows: Sequence[Mapping[str, Any]], format: str, shown: Sequence[s
         writer.writerows({key: plain(value) for key, value in row.items()} for row in rows)
         write_data(text.getvalue())
     else:
-        from rich.table import Table
+        from interp_tasks.cli.tables import print_sheet, sheet_of
 
-        from interp_tasks.cli.tables import console
-
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-        for name in shown:
-            numeric = all(isinstance(row[name], (int, float)) for row in rows)
-            # What is cropped cannot be typed again.
-            table.add_column(printable(name), justify="right" if numeric else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(printable(plain(row[name])) for name in shown))
-        console().print(table)
+        texts = [[plain(row[name]) for name in shown] for row in rows]
+        right = [all(isinstance(row[name], (int, float)) for row in rows) for name in shown]
+        print_sheet(sheet_of(shown, texts, right), [[list(heading)]])
 
 
 def plain(value: Any) -> str:

@@ -1,36 +1,56 @@
-"""The tidy table for people: one block per checkpoint, at most 120 columns wide, readable at 80."""
+"""Prints tidy tables for people: one block per checkpoint, at most 120 columns wide, a line a row at 80.
+
+A table is a :class:`Sheet` of texts. What all rows of a block have in common is taken out of it and written in
+the block's head. Where it is too wide then, it is made narrower by what costs a reader least, in this order: headers
+in several lines, names without what they have in common, the first column as lines above groups of rows, fewer blanks;
+then either words in several lines, or columns in a further table below, whichever takes fewer lines.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
-from textwrap import wrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
 
 from interp_tasks.texts import LAYOUT, printable
 
 if TYPE_CHECKING:
     import pandas
     from rich.console import Console
-    from rich.table import Table
 
     from interp_tasks.pages import Column
 
 WIDEST = 120
-#: Blanks between columns.
-GAP = 2
-#: Where room is short, names of several words are broken into lines of about this length.
-WORDS = 14
-NARROWEST = 5
-#: Where even that is too wide: blanks between columns, length of lines, and from what length on names are broken.
-TIGHT, SHORT, LONG = 1, 9, 24
+#: Blanks between columns, and where room is short.
+GAP, TIGHT = 2, 1
 #: Rows of a checkpoint up to which several checkpoints share a block, and how long their names in it are.
 FEW, LONGEST_SHORT = 4, 12
-#: How narrow the columns are of a table that is printed in several parts.
-PARTED = 2
+#: From what length on names are broken at their marks, and how wide names are made beside columns that stand in parts.
+LONG, CAPS = 24, (24, 18, 12)
+#: Of what share of rows intervals may stand below their numbers, so that the others need no second table.
+FEW_ROWS = 0.25
+#: Blanks before the rows of a group.
+INDENT = 2
+#: Keys of columns that hold names of runs and checkpoints.
+REFERENCES = ("checkpoint", "run", "ref", "name")
+#: Keys of columns that say nothing beside a single row which the head does not say as well.
+SAID_OF_ONE = ("variant", "metric", "p_adjusted")
+#: Keys of columns of numbers that stand at the right edge.
+NUMBERS = ("baseline", "value", "effect", "p_adjusted")
+#: Words of a text, where what stands in brackets is one; and where a number and its interval are one.
+WITHIN = re.compile(r"\[[^]]*\]|\S+")
+WITH_INTERVAL = re.compile(r"[-+]?\d\S*(?: \[[^]]*\])|\[[^]]*\]|\S+")
+#: Texts of cells in which there is nothing.
+NOTHING = ("", "–")
 
 
 def console(at_least: int = 0) -> Console:
@@ -64,117 +84,520 @@ def print_result(
     """Prints blocks headed by their checkpoint and by what was ``done``; columns line up across blocks.
 
     With ``together`` several checkpoints of few rows are one block, under short names, which its head explains.
-
-    Columns for which there is no room stand in a further table below, beside those that say what a row is about.
     """
-    out = console()
     refs = [str(ref) for ref in dict.fromkeys(frame["ref"])]
-    heads: dict[str, list[list[str]]] = {}
+    heads: list[list[list[str]]] = []
     if together and len(refs) > 1 and frame["ref"].value_counts().max() <= FEW:
         from interp_tasks.pages import Column
 
         short = short_names(refs)
+        legend = []
         for ref in refs:
             name, *rest = title(frame[frame["ref"] == ref].to_dict("records"))
-            named = f"{short[ref]}: {name}" if short[ref] != name else name
-            heads.setdefault("", []).append([named, *rest])
-        heads[""].append(list(done))
+            legend.append([f"{short[ref]}: {name}" if short[ref] != name else name, *rest])
+        heads = [[*legend, list(done)]]
         frame = frame.assign(checkpoint=frame["ref"].map(short), ref="")
         columns = [Column("ckpt", "checkpoint"), *columns]
     rows = frame.to_dict("records")
-    narrow, parts = arranged(rows, columns, out.width)
-    layouts = [(part, *laid_out(rows, part, narrow)) for part in parts]
-    wide = console(at_least=max(room_for(widths, gap_of(narrow)) for _, _, widths in layouts))
-    for ref in dict.fromkeys(frame["ref"]):
-        ref_rows = [index for index, row in enumerate(rows) if row["ref"] == ref]
-        for parts_of_head in heads.get(ref) or [[*title([rows[index] for index in ref_rows]), *done]]:
-            if parts_of_head:
-                out.print(heading(parts_of_head, out.width), style="bold")
-        for part, text, widths in layouts:
-            printed = ref_rows
-            if len(parts) > 1:
-                skipped = len(shared(parts))
-                printed = [
-                    index for index in ref_rows if any(cell.strip("–") for cell in text[index][skipped:])
-                ]
-            if printed:
-                wide.print(block(part, text, widths, printed, narrow))
-                out.print()
+    blocks = [
+        tuple(index for index, row in enumerate(rows) if row["ref"] == ref)
+        for ref in dict.fromkeys(frame["ref"])
+    ]
+    print_sheet(
+        Sheet.of(rows, columns, blocks),
+        heads or [[[*title([rows[index] for index in block]), *done]] for block in blocks],
+    )
+    out = console()
+    out.print()
     for line in notes:
         out.print(line, style="dim", soft_wrap=False)
 
 
+def print_sheet(sheet: Sheet, heads: Sequence[Sequence[Sequence[str]]]) -> None:
+    """Prints a table, each block below its head.
+
+    Args:
+        heads: of each block, lines of parts; what all its rows have in common is added to the last.
+    """
+    out = console()
+    layouts = arranged(folded(sheet), out.width)
+    wide = console(at_least=max(layout.width for layout in layouts))
+    between = False
+    for at, lines in enumerate(heads):
+        *first, last = lines or [[]]
+        known = {*last, *(part.partition(" ")[2] for part in last)}
+        shared = [
+            part
+            for part in layouts[0].sheet.shared[at]
+            if part not in known and (part.partition(" ")[2] or part) not in known
+        ]
+        above = [heading(parts, out.width) for parts in [*first, [*last, *shared]] if parts]
+        for layout in layouts:
+            rows = layout.body(at, partly=len(layouts) > 1)
+            if not rows:
+                continue
+            if between:
+                out.print()
+            for line in above:
+                out.print(line, style="bold")
+            for line in layout.header():
+                wide.print(line, style="dim", soft_wrap=True)
+            for line in rows:
+                wide.print(line, soft_wrap=True)
+            above, between = [], True
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Texts of a table, before they are laid out.
+
+    Attributes:
+        headers, keys: of each column; a header has lines of its own.
+        cells: row by row.
+        blocks: the rows of each block.
+        right: whether a column's texts stand at its right edge.
+        groups: what stands above each row and those after it that belong to it; nothing: nothing.
+        shared: what all rows of each block have in common; its head says it.
+    """
+
+    headers: tuple[str, ...]
+    keys: tuple[str, ...]
+    cells: tuple[tuple[str, ...], ...]
+    blocks: tuple[tuple[int, ...], ...]
+    right: tuple[bool, ...]
+    groups: tuple[str, ...]
+    shared: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[Mapping[Any, Any]], columns: Sequence[Column], blocks: Sequence[tuple[int, ...]]
+    ) -> Sheet:
+        cells = tuple(tuple(printable(column.shown(row)) for column in columns) for row in rows)
+        headers = [printable(column.header, keep="\n") for column in columns]
+        with_intervals = [any("[" in row[at] for row in cells) for at in range(len(columns))]
+        return cls(
+            tuple(
+                header if interval else header.partition(" [")[0]
+                for header, interval in zip(headers, with_intervals, strict=True)
+            ),
+            tuple(column.key for column in columns),
+            cells,
+            tuple(blocks),
+            tuple(column.text is None and column.key in NUMBERS for column in columns),
+            ("",) * len(rows),
+            ((),) * len(blocks),
+        )
+
+    def column(self, at: int) -> list[str]:
+        return [row[at] for row in self.cells]
+
+    def only(self, kept: Sequence[int]) -> Sheet:
+        """Returns the sheet with some of its columns."""
+        return replace(
+            self,
+            headers=tuple(self.headers[at] for at in kept),
+            keys=tuple(self.keys[at] for at in kept),
+            cells=tuple(tuple(row[at] for at in kept) for row in self.cells),
+            right=tuple(self.right[at] for at in kept),
+        )
+
+    def with_column(self, at: int, texts: Sequence[str]) -> Sheet:
+        """Returns the sheet with other texts in one column."""
+        cells = tuple((*row[:at], text, *row[at + 1 :]) for row, text in zip(self.cells, texts, strict=True))
+        return replace(self, cells=cells)
+
+    def in_words(self, at: int) -> bool:
+        """Returns whether a column holds words, which may be broken into lines."""
+        return any(re.search(r"[^\W\d_]{2}", text) and "[" not in text for text in self.column(at))
+
+
+def sheet_of(names: Sequence[str], texts: Sequence[Sequence[str]], right: Sequence[bool]) -> Sheet:
+    """Returns rows of texts as a sheet of one block, its columns by their names."""
+    return Sheet(
+        tuple(map(printable, names)),
+        tuple(names),
+        tuple(tuple(map(printable, row)) for row in texts),
+        (tuple(range(len(texts))),),
+        tuple(right),
+        ("",) * len(texts),
+        ((),),
+    )
+
+
+def folded(sheet: Sheet) -> Sheet:
+    """Removes columns that are the same in all rows of a block, and writes that in its head; drops empty ones.
+
+    Intervals stay, and of a single row all but what its head says as well.
+    """
+    several = max(map(len, sheet.blocks), default=0) > 1
+    kept: list[int] = []
+    shared: list[list[str]] = [list(parts) for parts in sheet.shared]
+    for at, (header, key) in enumerate(zip(sheet.headers, sheet.keys, strict=True)):
+        found = [{sheet.cells[row][at] for row in block} for block in sheet.blocks]
+        texts = set().union(*found)
+        own = key in SAID_OF_ONE and (header == key or key == "p_adjusted")
+        if any(len(each) > 1 for each in found) or any("[" in text for text in texts) or not (several or own):
+            kept.append(at)
+        elif not texts <= {*NOTHING}:
+            for parts, each in zip(shared, found, strict=True):
+                parts.append(phrase(header, key, *each))
+    if not kept:
+        return sheet
+    return replace(sheet.only(kept), shared=tuple(map(tuple, shared)))
+
+
+def phrase(header: str, key: str, text: str) -> str:
+    """Returns ``baseline 0.02``; of a variant or a metric its name alone."""
+    name = " ".join(re.sub(r"\[.*?\]", "", header).split())
+    return text if key in ("variant", "metric") and name in ("", key) else f"{name} {text}".strip()
+
+
+def shortened(sheet: Sheet) -> Sheet:
+    """Removes from names of runs and checkpoints what they have in common, and writes that in the heads."""
+    for at, key in enumerate(sheet.keys):
+        names = list(dict.fromkeys(sheet.column(at)))
+        if key not in REFERENCES or len(names) < 2 or max(map(len, names)) <= LONGEST_SHORT:
+            continue
+        common = in_common(names)
+        if common is None:
+            continue
+        before, after = common
+        texts = [text[len(before) : len(text) - len(after)] for text in sheet.column(at)]
+        shared = phrase(sheet.headers[at], "", f"{before}…{after}")
+        sheet = replace(
+            sheet.with_column(at, texts), shared=tuple((*parts, shared) for parts in sheet.shared)
+        )
+    return sheet
+
+
+def grouped(sheet: Sheet) -> Sheet:
+    """Makes lines above groups of rows of the first column, or of the words that its texts begin with."""
+    if any(sheet.groups) or len(sheet.keys) < 2 or not sheet.in_words(0):
+        return sheet
+    first = sheet.column(0)
+    runs = [list(run) for block in sheet.blocks for _, run in groupby(block, key=lambda row: first[row])]
+    if len(sheet.keys) > 2 and sheet.in_words(1) and len(runs) < len(first):
+        # A row by itself needs no line above it.
+        alone = {run[0] for run in runs if len(run) == 1}
+        labels = [
+            f"{before}: {text}"
+            if row in alone and before
+            else " " * (INDENT if row not in alone else 0) + text
+            for row, (before, text) in enumerate(zip(first, sheet.column(1), strict=True))
+        ]
+        groups = tuple("" if row in alone else text for row, text in enumerate(first))
+        return replace(sheet.with_column(1, labels), groups=groups).only(range(1, len(sheet.keys)))
+    above, names = list(sheet.groups), list(first)
+    for block in sheet.blocks:
+        for _, run in groupby(block, key=lambda row: first[row].partition(" ")[0]):
+            rows = list(run)
+            words = words_in_common([first[row] for row in rows])
+            if words and 1 < len(rows) == len({first[row] for row in rows}):
+                for row in rows:
+                    above[row] = " ".join(words).rstrip(",")
+                    names[row] = " " * INDENT + " ".join(first[row].split(" ")[len(words) :])
+    return replace(sheet.with_column(0, names), groups=tuple(above))
+
+
+def words_in_common(texts: Sequence[str]) -> list[str]:
+    """Returns the words that all texts begin with and that none of them ends with."""
+    places = zip(*(text.split(" ")[:-1] for text in texts), strict=False)
+    return [words[0] for words in takewhile(lambda words: len({*words}) == 1, places)]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A sheet, or columns of one, in lines.
+
+    Attributes:
+        widths: of the columns.
+        gap: blanks between them.
+        about: how many columns say what a row is about.
+        loose: 1 where intervals stand below their numbers; 2 where they and long names are broken too.
+    """
+
+    sheet: Sheet
+    widths: tuple[int, ...]
+    gap: int = GAP
+    about: int = 0
+    loose: int = 0
+
+    @property
+    def width(self) -> int:
+        return sum(self.widths) + self.gap * (len(self.widths) - 1)
+
+    def header(self) -> list[str]:
+        """Returns the lines of the headers, which end at the rows."""
+        found = [
+            tuple(text.split("\n")) if longest(text) <= width else in_lines(stacked(text), width)
+            for text, width in zip(self.sheet.headers, self.widths, strict=True)
+        ]
+        most = max(map(len, found))
+        lines = self.joined([("",) * (most - len(each)) + each for each in found])
+        return [line for line in lines if line]
+
+    def body(self, block: int, *, partly: bool) -> list[str]:
+        """Returns the lines of a block's rows; ``partly``: of those that say something beside what they are about."""
+        lines: list[str] = []
+        above: tuple[str, ...] | None = None
+        group = ""
+        for row in self.sheet.blocks[block]:
+            cells = self.sheet.cells[row]
+            if partly and {*cells[self.about :]} <= {*NOTHING}:
+                continue
+            if self.sheet.groups[row] != group:
+                group, above = self.sheet.groups[row], None
+                lines += [group] * bool(group)
+            repeated = above is not None and above[0] == cells[0] and len(cells) > 1
+            shown = ("", *cells[1:]) if repeated else cells
+            lines += self.joined(
+                [in_lines(text, width, self.loose) for text, width in zip(shown, self.widths, strict=True)]
+            )
+            above = cells
+        return lines
+
+    def joined(self, cells: Sequence[Sequence[str]]) -> list[str]:
+        """Returns the lines of cells of several lines that stand beside each other."""
+        lines = []
+        for at in range(max(map(len, cells))):
+            parts = [
+                padded(each[at] if at < len(each) else "", width, right)
+                for each, width, right in zip(cells, self.widths, self.sheet.right, strict=True)
+            ]
+            lines.append((" " * self.gap).join(parts).rstrip())
+        return lines
+
+    def few_are_broken(self) -> bool:
+        """Returns whether all but a few rows take one line."""
+        broken = sum(
+            any(
+                len(in_lines(text, width, self.loose)) > 1
+                for text, width in zip(row, self.widths, strict=True)
+            )
+            for row in self.sheet.cells
+        )
+        return broken <= FEW_ROWS * len(self.sheet.cells)
+
+    def length(self, *, partly: bool) -> int:
+        bodies = [self.body(block, partly=partly) for block in range(len(self.sheet.blocks))]
+        return sum(len(self.header()) + len(body) + 1 for body in bodies if body)
+
+
+def arranged(sheet: Sheet, width: int) -> list[Layout]:
+    """Returns the table in so much room, or, where it fits in no other way or is shorter so, some columns at a time."""
+    natural = Layout(sheet, tuple(map(max, needed(sheet), map(longest, sheet.headers))))
+    if natural.width <= width:
+        return [natural]
+    plain, over = [[way, shortened(way)] for way in (sheet, grouped(sheet))]
+    found: list[list[Layout]] = []
+    for ways in (plain, over):
+        lines = [Layout(way, needed(way), gap) for gap in (GAP, TIGHT) for way in ways]
+        fitting = [layout for layout in lines if layout.width <= width]
+        if fitting and ways is plain:
+            return [relaxed(fitting[0], width)]
+        found += [[layout] for layout in fitting[:1]]
+    every = list(dict.fromkeys([*plain, *over]))
+    broken = [one for loose in (1, 2) for way in every if (one := squeezed(way, width, loose))]
+    found += [[one] for way in every if (one := squeezed(way, width, loose=0))]
+    found += [
+        parts
+        for way in every
+        for gap in (GAP, TIGHT)
+        for cap in CAPS
+        if (parts := parted(way, width, cap, gap))
+    ]
+    # Intervals below their numbers in a few rows only, so that the others need no second table.
+    found += [[one] for one in broken if one.few_are_broken()]
+    found = (
+        found
+        or [[one] for one in broken]
+        or [parted(way, width, CAPS[-1], TIGHT, wider=True) for way in every]
+    )
+    best = min(found, key=lambda some: sum(one.length(partly=len(some) > 1) for one in some))
+    return [relaxed(one, width) for one in best]
+
+
+def relaxed(layout: Layout, width: int) -> Layout:
+    """Gives headers the room that is left, so that they take fewer lines."""
+    widths = list(layout.widths)
+    for at, header in enumerate(layout.sheet.headers):
+        more = longest(header) - widths[at]
+        if 0 < more <= width - replace(layout, widths=tuple(widths)).width:
+            widths[at] += more
+    return replace(layout, widths=tuple(widths))
+
+
+def needed(sheet: Sheet) -> tuple[int, ...]:
+    """Returns the width of each column with a line a row; a header takes as many lines as it needs for that."""
+    return tuple(
+        max(map(longest, ["\n".join(pieces(stacked(header))), *sheet.column(at)]))
+        for at, header in enumerate(sheet.headers)
+    )
+
+
+def least(sheet: Sheet, loose: int) -> list[int]:
+    """Returns the width of each column in which no word is broken."""
+    return [
+        max(
+            max(len(text) - len(text.lstrip()) + cell_len(piece) for piece in pieces(text, loose))
+            for text in [stacked(header), *sheet.column(at)]
+        )
+        for at, header in enumerate(sheet.headers)
+    ]
+
+
+def squeezed(sheet: Sheet, width: int, loose: int) -> Layout | None:
+    """Breaks texts into lines, those first that add fewest for the room they give; ``None`` where no room is enough."""
+    widths, smallest = list(needed(sheet)), least(sheet, loose)
+    heights = [[1] * len(widths) for _ in sheet.cells]
+    while sum(widths) + TIGHT * (len(widths) - 1) > width:
+        best: tuple[float, int, int] | None = None
+        for at, now in enumerate(widths):
+            if now <= smallest[at]:
+                continue
+            found = [in_lines(row[at], now - 1, loose) for row in sheet.cells]
+            then = max(smallest[at], *(max(map(cell_len, lines)) for lines in found))
+            # A row is as high as its highest cell.
+            more = sum(max(0, len(lines) - max(row)) for lines, row in zip(found, heights, strict=True))
+            best = min(best or (math.inf, 0, 0), (more / (now - then) if then < now else math.inf, at, then))
+        if best is None or best[0] == math.inf:
+            return None
+        _, at, widths[at] = best
+        for row, cells in zip(heights, sheet.cells, strict=True):
+            row[at] = len(in_lines(cells[at], widths[at], loose))
+    return Layout(sheet, tuple(widths), TIGHT, loose=loose)
+
+
+def parted(sheet: Sheet, width: int, cap: int, gap: int, *, wider: bool = False) -> list[Layout]:
+    """Lays some columns at a time beside those that tell the rows of a block apart; nothing where that is too wide.
+
+    Args:
+        cap: how wide the first columns are at most, where their words allow it.
+        gap: blanks between columns.
+        wider: than ``width``, where it has to be.
+    """
+    widths, smallest = list(needed(sheet)), least(sheet, loose=0)
+    number = {row: at for at, block in enumerate(sheet.blocks) for row in block}
+
+    def told_apart(count: int) -> int:
+        return len({(number[row], sheet.groups[row], *sheet.cells[row][:count]) for row in number})
+
+    # Rows that are equal throughout need not be told apart.
+    about = next((n for n in range(1, len(widths)) if told_apart(n) == told_apart(len(widths))), 1)
+    for at in range(about):
+        widths[at] = max(min(widths[at], cap), smallest[at])
+    room = width - sum(widths[:about]) - gap * about
+    most = max(widths[about:], default=0)
+    if most > room and not wider:
+        return []
+    room = max(room, most)
+    filled = {room: list(fill(widths, about, room, gap)) for room in range(most, room + 1)}
+    # As few parts as there is room for, none wider than it has to be.
+    parts = min(filled.values(), key=len)
+    return [
+        Layout(
+            sheet.only([*range(about), *part]), tuple(widths[at] for at in [*range(about), *part]), gap, about
+        )
+        for part in parts
+    ]
+
+
+def fill(widths: Sequence[int], about: int, room: int, gap: int) -> Iterator[list[int]]:
+    """Yields the columns after those that rows are ``about``, as many at a time as there is room for."""
+    part: list[int] = []
+    for at in range(about, len(widths)):
+        if part and sum(widths[one] + gap for one in part) + widths[at] > room:
+            yield part
+            part = []
+        part.append(at)
+    yield part
+
+
+def stacked(header: str) -> str:
+    """Returns a header with what stands in brackets below the rest."""
+    return re.sub(r" (?=\[[^]]*\]$|\([^)]*\)$)", "\n", header)
+
+
+@cache
+def pieces(text: str, loose: int = 0) -> tuple[str, ...]:
+    """Returns the parts of a text that no line break divides: words, and a number with its interval.
+
+    With ``loose`` 1 an interval by itself, with 2 its ends and parts of long names.
+    """
+    if loose > 1:
+        words = [part for word in text.split() for part in (at_marks(word) if len(word) > LONG else [word])]
+    else:
+        words = (WITHIN if loose else WITH_INTERVAL).findall(text)
+    return tuple(words) or ("",)
+
+
+@cache
+def in_lines(text: str, width: int, loose: int = 0) -> tuple[str, ...]:
+    """Returns a text in lines, none wider than ``width`` where its words allow that."""
+    if "\n" in text:
+        return tuple(line for part in text.split("\n") for line in in_lines(part, width, loose))
+    if cell_len(text) <= width:
+        return (text,)
+    indent = " " * (len(text) - len(text.lstrip()))
+    lines = [indent]
+    rest = text.strip()
+    for piece in pieces(text, loose):
+        between = " " if rest.startswith(" ") else ""
+        rest = rest.lstrip()[len(piece) :]
+        if lines[-1].strip() and cell_len(lines[-1] + between + piece) > width:
+            lines.append(indent)
+            between = ""
+        lines[-1] += (between if lines[-1].strip() else "") + piece
+    return tuple(lines)
+
+
+def at_marks(name: str) -> list[str]:
+    """Returns a name in parts that end at a mark of it, none longer than ``LONG`` that need not be."""
+    lines = [""]
+    for part in re.findall(r"[^-,/_@:]*[-,/_@:]|[^-,/_@:]+", name):
+        if lines[-1] and len(lines[-1]) + len(part) > LONG:
+            lines.append("")
+        lines[-1] += part
+    return lines
+
+
+def padded(text: str, width: int, right: bool) -> str:
+    blanks = " " * (width - cell_len(text))
+    return blanks + text if right else text + blanks
+
+
+def longest(text: str) -> int:
+    return max(map(cell_len, text.split("\n")))
+
+
 def short_names(refs: Sequence[str]) -> dict[str, str]:
     """Shortens REFs to their differences: ``@pre``, ``@post`` of one run; ``seed-0``, ``seed-1``; else letters."""
-    pieces = [re.findall(r"[@/:]?[^@/:]+", ref) for ref in refs]
-    least = min(map(len, pieces))
-    begin = next((at for at in range(least) if len({each[at] for each in pieces}) > 1), least - 1)
-    end = next((at for at in range(1, least) if len({each[-at] for each in pieces}) > 1), least - 1)
-    short = ["".join(each[begin : len(each) - end + 1]).lstrip("/:") for each in pieces]
-    if len({*short}) < len(refs) or max(map(len, short)) > LONGEST_SHORT:
+    common = in_common(refs)
+    short = [] if common is None else [ref[len(common[0]) : len(ref) - len(common[1])] for ref in refs]
+    if not short or max(map(len, short)) > LONGEST_SHORT:
         short = [chr(ord("A") + at) if len(refs) <= 26 else str(at + 1) for at in range(len(refs))]
     return dict(zip(refs, short, strict=True))
 
 
-def block(
-    columns: Sequence[Column],
-    text: Sequence[Sequence[str]],
-    widths: Sequence[int],
-    rows: Sequence[int],
-    narrow: int,
-) -> Table:
-    """Returns some rows as a table."""
-    from rich.table import Table
+def in_common(names: Sequence[str]) -> tuple[str, str] | None:
+    """Returns what all names begin with and what they end with, in whole parts; ``None`` where too much is left.
 
-    table = Table(
-        box=None, padding=(0, gap_of(narrow), 0, 0), pad_edge=False, header_style="dim", show_edge=False
-    )
-    for column, width in zip(columns, widths, strict=True):
-        numeric = column.key in ("baseline", "value", "effect", "p_adjusted")
-        table.add_column(
-            broken(printable(column.header, keep="\n"), narrow),
-            min_width=width,
-            justify="right" if numeric and column.text is None else "left",
-        )
-    for index in rows:
-        repeated = index != rows[0] and text[index][0] == text[index - 1][0] and not narrow
-        table.add_row("" if repeated else text[index][0], *text[index][1:])
-    return table
-
-
-def arranged(
-    rows: Sequence[Any], columns: Sequence[Column], width: int
-) -> tuple[int, list[Sequence[Column]]]:
-    """Returns how narrow columns have to be, and all of them, or, where no narrowness is enough, some at a time."""
-    for narrow in range(NARROWEST + 1):
-        if room_for(laid_out(rows, columns, narrow)[1], gap_of(narrow)) <= width:
-            return narrow, [columns]
-    text, widths = laid_out(rows, columns, PARTED)
-    # As many as tell the rows of a block apart.
-    blocks = [row["ref"] for row in rows]
-    about = next(
-        (
-            count
-            for count in range(1, len(columns))
-            if len({(ref, *cells[:count]) for ref, cells in zip(blocks, text, strict=True)}) == len(rows)
-        ),
-        1,
-    )
-    parts: list[list[int]] = [[]]
-    for column in range(about, len(columns)):
-        if parts[-1] and room_for([*widths[:about], *(widths[one] for one in [*parts[-1], column])]) > width:
-            parts.append([])
-        parts[-1].append(column)
-    return PARTED, [[*columns[:about], *(columns[column] for column in part)] for part in parts]
-
-
-def shared(parts: Sequence[Sequence[Column]]) -> list[Column]:
-    """Returns the columns that every part begins with."""
-    return [first for first, *others in zip(*parts, strict=False) if all(other is first for other in others)]
-
-
-def gap_of(narrow: int) -> int:
-    return TIGHT if narrow >= NARROWEST - 1 else GAP
+    A part ends before ``@``, ``/`` or ``:``; where the rest of that is still long, at ``-`` too.
+    """
+    for marks in ("@/:", "@/:-"):
+        parts = [re.findall(f"[{marks}]?[^{marks}]+|[{marks}]", name) for name in names]
+        fewest = min(map(len, parts))
+        begin = next((at for at in range(fewest) if len({each[at] for each in parts}) > 1), fewest - 1)
+        end = next((at for at in range(fewest - begin) if len({each[-at - 1] for each in parts}) > 1), 0)
+        before = "".join(parts[0][:begin])
+        rests = ["".join(each[begin:]) for each in parts]
+        if all(rest[:1] in "/:-" and len(rest) > 1 for rest in rests) and len({r[0] for r in rests}) == 1:
+            before += rests[0][0]
+        after = "".join(parts[0][len(parts[0]) - end :])
+        left = [name[len(before) : len(name) - len(after)] for name in names]
+        if len({*left}) == len({*names}) and all(left) and max(map(len, left)) <= LONGEST_SHORT:
+            return before, after
+    return None
 
 
 def print_sentences(sentences: Sequence[str]) -> None:
@@ -188,58 +611,6 @@ def print_sentences(sentences: Sequence[str]) -> None:
     out.print()
     out.print(grid)
     out.print()
-
-
-def laid_out(
-    rows: Sequence[Any], columns: Sequence[Column], narrow: int
-) -> tuple[list[list[str]], list[int]]:
-    """Returns the text of every cell, and the width that each column needs."""
-    text = [[broken(printable(column.shown(row)), narrow) for column in columns] for row in rows]
-    headers = [broken(printable(column.header, keep="\n"), narrow) for column in columns]
-    widths = [
-        max(map(longest, [header, *cells]))
-        for header, cells in zip(headers, zip(*text, strict=True), strict=True)
-    ]
-    return text, widths
-
-
-def room_for(widths: Sequence[int], gap: int = GAP) -> int:
-    return sum(widths) + gap * (len(widths) - 1)
-
-
-def broken(text: str, narrow: int) -> str:
-    """Returns a cell or header in as little width as ``narrow`` asks for; nothing of it is left out.
-
-    1: intervals below their numbers; 2: names of several words in lines too; 3: an interval takes two lines; 4:
-    shorter lines of names; 5: long names, such as those of runs, are broken at their marks.
-    """
-    lines = text.replace(" [", "\n[").split("\n") if narrow else [text]
-    room = SHORT if narrow >= NARROWEST - 1 else WORDS
-    if narrow > 1:
-        lines = [
-            part
-            for line in lines
-            for part in ([line] if "[" in line else wrap(line, room, break_long_words=False))
-        ]
-    if narrow == NARROWEST:
-        lines = [part for line in lines for part in ([line] if "[" in line else at_marks(line))]
-    if narrow > 2:
-        lines = [line.replace(", ", ",\n") if "[" in line else line for line in lines]
-    return "\n".join(lines)
-
-
-def at_marks(name: str) -> list[str]:
-    """Returns a name in lines that end at a mark of it, none longer than ``LONG`` that need not be."""
-    lines = [""]
-    for part in re.findall(r"[^-,/_]*[-,/_]|[^-,/_]+", name):
-        if lines[-1] and len(lines[-1]) + len(part) > LONG:
-            lines.append("")
-        lines[-1] += part
-    return lines
-
-
-def longest(text: str) -> int:
-    return max(map(len, text.split("\n")))
 
 
 def heading(parts: Sequence[str], width: int) -> str:

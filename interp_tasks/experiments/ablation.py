@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.heads.edits import (
     HEADS_HELP,
     KEYS,
@@ -19,13 +19,13 @@ from interp_tasks.measurement.heads.edits import (
 )
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import measure, swept
-from interp_tasks.measurement.subjects import Options
+from interp_tasks.measurement.subjects import Options, Planned
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@experiment("Intervene", says={"mode": None, "keys": None, "queries": "all"})
+@experiment("Intervene", says={"mode": None, "keys": None, "queries": "all"}, metrics=metrics_of_task)
 def ablation(
     refs: str | Sequence[str],
     heads: Annotated[
@@ -61,11 +61,17 @@ def ablation(
         UserError, TaskError, CircuitsError: in one line.
     """
     specs, edit = read_specs(heads), HeadEdit.read(mode, keys, queries)
+
+    def check(planned: Planned) -> None:
+        choices(specs, planned.sizes)
+        edit.check(planned)
+
     return measure(
         "ablation",
         refs,
         options,
-        lambda subject: swept(subject, edit.on(subject, choices(specs, subject.model)), edit.name),
+        lambda subject: swept(subject, edit.on(subject, choices(specs, subject.sizes)), edit.name),
         config={"heads": [str(spec) for spec in specs], **edit.describe()},
         notes=edit.notes,
+        check=check,
     )

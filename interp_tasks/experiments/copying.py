@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.baselines.comparison import forward, no_tokens
-from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@experiment("matrix")
+@experiment("matrix", metrics=metrics_of_task)
 def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """Put another token at hidden entries, and see whether the output there copies it.
 

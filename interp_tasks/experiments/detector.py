@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Options, Subject
+from interp_tasks.measurement.subjects import Options, Planned, Subject
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
+
+    from tasks import ModularAnswer, Task
 
 RESAMPLES = 2000
 #: What a number may be, and what it is called together with precision and recall.
@@ -21,7 +23,23 @@ ROUGH, PRIME, LARGE = "rough numbers", "primes", "primes that are no modulus"
 EVERY = "all"
 
 
-@experiment("modular")
+METRICS = (
+    *(
+        f"{measure_of} for {numbers}"
+        for numbers in (ROUGH, PRIME, LARGE)
+        for measure_of in ("precision", "recall")
+    ),
+    *("right in all remainders", "called prime", PRIME, ROUGH, "moduli called prime"),
+)
+
+
+def metrics_of_detector(task: Task) -> Sequence[str]:
+    """Returns the metrics of the rows; refuses a task whose answers are not the remainders of one number."""
+    answers_of(task)
+    return METRICS
+
+
+@experiment("modular", metrics=metrics_of_detector)
 def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """Read the remainders of a number together, and call it prime where none is 0: precision and recall.
 
@@ -50,12 +68,15 @@ def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         if options.get(name) is not None:
             raise UserError(f"detector looks at all inputs of every split: leave --{name} out")
 
+    def check(planned: Planned) -> None:
+        answers_of(planned.task)
+
     def look(subject: Subject) -> Measured:
         import pandas
 
         return Measured(pandas.DataFrame(list(rows_of(subject))).assign(engine="naive"), {})
 
-    result = measure("detector", refs, options, look, config={})
+    result = measure("detector", refs, options, look, config={}, check=check)
     notes = (
         "Called prime: no answer says remainder 0. Rough: without a factor among the moduli, 1 included; right "
         "remainders (the baseline) find exactly these, and of the primes miss the moduli themselves.",
@@ -65,18 +86,27 @@ def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     return Result("detector", frame, result.config, notes)
 
 
-def rows_of(subject: Subject) -> Iterator[dict[str, Any]]:
-    import numpy as np
-    import torch
+def answers_of(task: Any) -> Mapping[str, ModularAnswer]:
+    """Returns the remainders that a task asks for, by name.
 
-    task = subject.task
-    assert task is not None
-    answers = task.modular_answers()
+    Raises:
+        UserError: for a task whose answers are no remainders of one number.
+    """
+    answers: Mapping[str, ModularAnswer] = task.modular_answers()
     if not hasattr(task, "numbers") or not answers:
         raise UserError(
             "detector is of tasks whose answers are the remainders of one number, such as miiii; "
             f"{task.name!r} has none"
         )
+    return answers
+
+
+def rows_of(subject: Subject) -> Iterator[dict[str, Any]]:
+    import numpy as np
+    import torch
+
+    task: Any = subject.task
+    answers = answers_of(task)
     moduli = np.array([answer.modulus for answer in answers.values()])
     parts: list[tuple[str, Any, Any]] = []
     for split in ("train", "validation", "test"):

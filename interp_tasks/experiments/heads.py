@@ -12,13 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.heads.classes import head_classes_held_out
-from interp_tasks.measurement.heads.edits import KEYS, MODE, QUERIES, HeadEdit, by_layer
-from interp_tasks.measurement.options import check_draws, check_groups
+from interp_tasks.measurement.heads.edits import (
+    KEYS,
+    MODE,
+    QUERIES,
+    HeadEdit,
+    by_layer,
+    every_head,
+    read_groups,
+)
+from interp_tasks.measurement.options import check_draws
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept
-from interp_tasks.measurement.subjects import Options, Subject
+from interp_tasks.measurement.subjects import Options, Planned, Subject
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -29,6 +37,7 @@ if TYPE_CHECKING:
 @experiment(
     "Intervene",
     says={"mode": None, "keys": None, "queries": "all", "by_class": False, "least": 0, "random": 0},
+    metrics=metrics_of_task,
 )
 def heads(
     refs: str | Sequence[str],
@@ -83,23 +92,28 @@ def heads(
         UserError, TaskError, CircuitsError: in one line.
     """
     edit = HeadEdit.read(mode, keys, queries)
-    named = check_groups(groups)
+    named = read_groups(groups)
     check_controls(by_class, least, random)
+
+    def check(planned: Planned) -> None:
+        edit.check(planned)
+        for group in named.values():
+            group.resolve(planned.sizes)
+        if least:
+            check_size(planned, least, len(every_head(planned.sizes)))
 
     classes: dict[str, Mapping[str, tuple[Head, ...]]] = {}
 
     def look(subject: Subject) -> Measured:
         from circuits import draws
-        from circuits import heads as select
 
-        every = select("all", subject.model)
+        every = tuple(every_head(subject.sizes))
         chosen: dict[str, tuple[Head, ...]] = {}
         grouped: dict[str, tuple[Head, ...]] = {}
         if by_class:
             head_classes = head_classes_held_out(subject)
             chosen |= head_classes.groups()
             if least:
-                check_size(subject, least, len(every))
                 chosen[f"least patterned {least}"] = head_classes.least(least)
             grouped = dict(chosen)
             classes[str(subject.labels["ref"])] = grouped
@@ -109,9 +123,7 @@ def heads(
         else:
             chosen |= {str(head): (head,) for head in every} | by_layer(every)
         chosen["all"] = every
-        groups_here: dict[str, tuple[Any, ...]] = {
-            name: select(spec, subject.model) for name, spec in named.items()
-        }
+        groups_here = {name: group.resolve(subject.sizes) for name, group in named.items()}
         variants: dict[str, Any] = {**edit.on(subject, chosen | groups_here)}
         sizes = {len(group) for group in (grouped | groups_here).values()} - {len(every)}
         for size in sorted(sizes) if random else ():
@@ -127,8 +139,15 @@ def heads(
         refs,
         options,
         look,
-        config={**edit.describe(), "groups": named, "by_class": by_class, "least": least, "random": random},
+        config={
+            **edit.describe(),
+            "groups": {name: group.text for name, group in named.items()},
+            "by_class": by_class,
+            "least": least,
+            "random": random,
+        },
         notes=edit.notes,
+        check=check,
     )
     if not by_class:
         return result
@@ -152,9 +171,9 @@ def check_controls(by_class: bool, least: int, random: int) -> None:
         check_draws(random, "--random")
 
 
-def check_size(subject: Subject, least: int, heads: int) -> None:
+def check_size(planned: Planned, least: int, heads: int) -> None:
     if least >= heads:
-        raise UserError(f"--least {least}: {subject.checkpoint.ref} has {heads} heads; fewer than that")
+        raise UserError(f"--least {least}: {planned.name} has {heads} heads; fewer than that")
 
 
 def drawn(every: Sequence[Head], size: int, seed: int) -> tuple[Head, ...]:

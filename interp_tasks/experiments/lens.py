@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import Options, Subject
@@ -20,7 +20,7 @@ READ_OUT, WITHOUT = "read-out", "without direct"
 TOKENS_PER_PASS = 16384
 
 
-@experiment()
+@experiment(metrics=metrics_of_task)
 def lens(
     refs: str | Sequence[str],
     **options: Unpack[Options],

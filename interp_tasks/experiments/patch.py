@@ -12,13 +12,21 @@ import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.donors import Donor, check_donor
-from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.heads.classes import NO_CLASSES, head_classes_held_out
-from interp_tasks.measurement.heads.edits import HEADS_HELP, QUERIES, choices, positions, read_specs
+from interp_tasks.measurement.heads.edits import (
+    HEADS_HELP,
+    QUERIES,
+    check_layer,
+    check_within,
+    choices,
+    positions,
+    read_specs,
+)
 from interp_tasks.measurement.options import HEAD_SITES, SITES, called, check_queries, check_site, has_heads
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept
-from interp_tasks.measurement.subjects import Examples, Options, Subject
+from interp_tasks.measurement.subjects import Examples, Options, Planned, Subject, resolve_refs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,7 +39,9 @@ NAME = re.compile(r"[A-Za-z_][\w-]*")
 
 
 @experiment(
-    "Intervene", says={"source": None, "site": None, "heads": None, "queries": "all", "by_class": False}
+    "Intervene",
+    says={"source": None, "site": None, "heads": None, "queries": "all", "by_class": False},
+    metrics=metrics_of_task,
 )
 def patch(
     refs: str | Sequence[str],
@@ -87,8 +97,18 @@ def patch(
     examples = Examples.of(options)
     if by_class and examples.tokens is not None:
         raise UserError(NO_CLASSES)
+    refs = resolve_refs(refs, examples)
     donor = check_source(source, refs, examples)
     lent: list[Any] = []
+
+    def check(planned: Planned) -> None:
+        for chosen_site in sites:
+            check_layer(planned, chosen_site)
+            selected(chosen_site, specs, planned.sizes)
+        positions(planned, chosen_queries)
+        check_within(planned, "--queries", chosen_queries)
+        if donor is None:
+            source_examples(planned, source)
 
     def look(subject: Subject) -> Measured:
         from circuits import cache
@@ -105,7 +125,7 @@ def patch(
         classes = head_classes_held_out(subject).groups() if by_class else {}
         for chosen_site in sites:
             site_classes = classes if chosen_site in HEAD_SITES else {}
-            for label, chosen in (selected(chosen_site, specs, subject.model) | site_classes).items():
+            for label, chosen in (selected(chosen_site, specs, subject.sizes) | site_classes).items():
                 row = label if label and len(sites) == 1 else f"{chosen_site} {label}".strip()
                 variants[row] = patches.activations(
                     chosen_site, given, chosen, queries=positions(subject, chosen_queries)
@@ -129,6 +149,7 @@ def patch(
             "by_class": by_class,
         },
         notes=notes(source, donor, judged=donor is None and examples.tokens is None),
+        check=check,
     )
 
 
@@ -193,7 +214,7 @@ def check_source(source: str, refs: str | Sequence[str], examples: Examples) -> 
     return check_donor(source, refs, examples)
 
 
-def source_examples(subject: Subject, source: str) -> Any:
+def source_examples(subject: Subject | Planned, source: str) -> Any:
     """Returns the input that lends its activations, row by row: a batch of the task, or bare tokens ``[batch pos]``.
 
     Raises:
@@ -216,12 +237,12 @@ def source_examples(subject: Subject, source: str) -> Any:
     return declared[source].to(str(subject.tokens.device))
 
 
-def selected(site: str, specs: Sequence[Any], model: Any) -> dict[str, Any]:
+def selected(site: str, specs: Sequence[Any], sizes: Any) -> dict[str, Any]:
     """Returns the heads of each row; one row without a label where the site has no heads."""
     if not has_heads(site):
         return {"": None}
     layer = site.partition(".")[2]
-    return choices(specs, model, int(layer) if layer else None)
+    return choices(specs, sizes, int(layer) if layer else None)
 
 
 def notes(source: str, donor: Donor | None, judged: bool) -> tuple[str, ...]:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.options import called, check_draws
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept
-from interp_tasks.measurement.subjects import Options, Subject
+from interp_tasks.measurement.subjects import Options, Planned, Subject
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -25,7 +25,7 @@ ALL = "all"
 WHAT = re.compile(r"[a-z_]+(-[a-z_]+)?")
 
 
-@experiment("Intervene", says={"draws": None, "what": [ALL]})
+@experiment("Intervene", says={"draws": None, "what": [ALL]}, metrics=metrics_of_task)
 def permute(
     refs: str | Sequence[str],
     draws: Annotated[int, typer.Option("--draws", metavar="N", help="Random permutations.")] = 20,
@@ -63,6 +63,10 @@ def permute(
     check_draws(draws)
     chosen = check_what(what)
 
+    def check(planned: Planned) -> None:
+        for name in chosen:
+            maker(planned, name)
+
     def look(subject: Subject) -> Measured:
         from circuits import draws as drawn
 
@@ -84,6 +88,7 @@ def permute(
             "Each draw is a random permutation of the positions in use, the same for every example and checkpoint.",
             "value: all draws pooled, its interval over examples. sd and range: of the values of single draws.",
         ),
+        check=check,
     )
 
 
@@ -104,7 +109,7 @@ def check_what(what: str | Sequence[str]) -> list[str]:
     return list(dict.fromkeys(given))
 
 
-def maker(subject: Subject, name: str) -> Callable[[int], PermutedPositions]:
+def maker(subject: Subject | Planned, name: str) -> Callable[[int], PermutedPositions]:
     """Returns a function that draws such a permutation from a seed."""
     from circuits import permute as permutations
 
@@ -122,12 +127,12 @@ def maker(subject: Subject, name: str) -> Callable[[int], PermutedPositions]:
     if name not in known:
         has = f"the grid has {', '.join(known)}" if known else "its task declares no grid of positions"
         raise UserError(
-            f"--what {name}: no such positions in {subject.checkpoint.ref}: {has}; write {ALL}, or one of those"
+            f"--what {name}: no such positions in {subject.name}: {has}; write {ALL}, or one of those"
         )
     return known[name]
 
 
-def grid_of(subject: Subject) -> tuple[tuple[int, ...], list[str]]:
+def grid_of(subject: Subject | Planned) -> tuple[tuple[int, ...], list[str]]:
     """Returns sizes and names of the grid of positions; empty where the axes are those of the inputs."""
     axes = () if subject.task is None else subject.task.grid_axes()
     axes = tuple(axis for axis in axes if axis.position is None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from types import ModuleType
@@ -26,6 +26,7 @@ class Experiment:
         name: of its command, its rows and its files: ``prime-order`` for ``prime_order``.
         place: the panel of ``interp-run --help`` that its command stands in, or the group it belongs to.
         samples: how many examples it takes where nothing is said, if not as many as the others.
+        metrics: the metrics that its rows can have, of a task; ``None``: only rows tell.
         says: settings that the head of its table names -> the value that goes without saying (``None``: none does).
     """
 
@@ -34,6 +35,7 @@ class Experiment:
     place: str
     says: Mapping[str, Any] = field(default_factory=dict)
     samples: int | None = None
+    metrics: Callable[[Any], Sequence[str]] | None = None
 
     def part(self, kind: str) -> ModuleType | None:
         """Imports ``table`` or ``figure`` of the experiment's folder; ``None`` where there is none."""
@@ -43,15 +45,24 @@ class Experiment:
         return importlib.import_module(f"{folder}.{kind}")
 
 
+def metrics_of_task(task: Any) -> Sequence[str]:
+    """Returns the names of a task's own metrics; nothing for a task that does not say."""
+    found: Sequence[str] = task.metric_names
+    return found
+
+
 def experiment(
-    group: str = "Look", says: Mapping[str, Any] | None = None, samples: int | None = None
+    group: str = "Look",
+    says: Mapping[str, Any] | None = None,
+    samples: int | None = None,
+    metrics: Callable[[Any], Sequence[str]] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorates a function: checks the types of its arguments, and registers it as an experiment."""
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
         call = checked(function)
         name = function.__name__.replace("_", "-")
-        EXPERIMENTS[name] = Experiment(name, call, group, says or {}, samples)
+        EXPERIMENTS[name] = Experiment(name, call, group, says or {}, samples, metrics)
         return call
 
     return register

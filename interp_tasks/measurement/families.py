@@ -28,4 +28,4 @@ def check_family(group: str, command: str, tasks: Mapping[str, str]) -> None:
     package, called = FAMILIES[group]
     for label, task in tasks.items():
         if BUILT_IN.get(task, package) != package:
-            raise UserError(f"interp-run {command} is for models of {called}, and {label} is of {task}")
+            raise UserError(f"{command} is for models of {called}, and {label} is of {task}")

@@ -17,6 +17,8 @@ MAX_COUNT = 2**40
 MAX_DRAWS = 100_000
 #: More heads than any layer has.
 MAX_HEADS = 4096
+#: So many names are all listed in a refusal.
+FEW_NAMES = 8
 #: The word for one row per head.
 EACH = "each"
 #: The word for one row per layer, of all its heads.
@@ -48,6 +50,18 @@ def check_choice(option: str, value: str, choices: Sequence[str]) -> str:
     return value
 
 
+def unknown(option: str, value: str, known: Sequence[str], what: str) -> UserError:
+    """Returns what to say of a name that there is not: which names there are, of many the closest."""
+    if len(known) <= FEW_NAMES:
+        return UserError(f"{option} {value!r}: the {what} are {', '.join(known)}; or write all")
+    from difflib import get_close_matches
+
+    close = get_close_matches(value, known, 3, 0) or known[:3]
+    return UserError(
+        f"{option} {value!r}: of {len(known)} {what} the closest are {', '.join(close)}; or write all"
+    )
+
+
 def check_heads(spec: str, option: str = "--heads", words: Sequence[str] = ("all", EACH, EACH_LAYER)) -> str:
     """Returns a head spec, or one of ``words``, normalised: no blanks, ``+`` between its parts.
 
@@ -66,7 +80,7 @@ def check_heads(spec: str, option: str = "--heads", words: Sequence[str] = ("all
     return "+".join(parts)
 
 
-def heads_of(spec: str) -> list[tuple[int, int]]:
+def heads_of(spec: str, option: str = "--heads") -> list[tuple[int, int]]:
     """Returns the (layer, head) pairs of a spec that :func:`check_heads` has passed, each once.
 
     Raises:
@@ -78,10 +92,10 @@ def heads_of(spec: str) -> list[tuple[int, int]]:
         end = last[0] if last else first
         if end < first:
             raise UserError(
-                f"--heads {spec!r}: {part!r} is not a range of heads; write the smaller number first"
+                f"{option} {spec!r}: {part!r} is not a range of heads; write the smaller number first"
             )
         if end - first > MAX_HEADS:
-            raise UserError(f"--heads {spec!r}: {part!r} is of more heads than any layer has")
+            raise UserError(f"{option} {spec!r}: {part!r} is of more heads than any layer has")
         chosen |= dict.fromkeys((layer, head) for head in range(first, end + 1))
     return list(chosen)
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.measurement.heads.edits import HeadChoice, check_layer, check_within
 from interp_tasks.measurement.options import (
     MAX_DRAWS,
-    check_heads,
     check_positions,
     check_site,
     has_heads,
 )
-from interp_tasks.measurement.subjects import Subject
+from interp_tasks.measurement.subjects import Planned, Subject
 from interp_tasks.measurement.untrained import untrained
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class ProbeSettings:
 
     sites: tuple[str, ...]
     targets: tuple[str, ...]
-    heads: str | None
+    heads: HeadChoice | None
     positions: tuple[int, ...] | None
     each_position: bool
     intercept: bool
@@ -68,7 +68,7 @@ class ProbeSettings:
             )
         read: dict[str, Any] = {
             **given,
-            "heads": None if heads is None else check_heads(heads, words=("all",)),
+            "heads": None if heads is None else HeadChoice.read(heads, words=("all",)),
             "positions": check_positions("--positions", positions)
             if isinstance(positions, str)
             else positions,
@@ -89,8 +89,26 @@ class ProbeSettings:
 
     def describe(self) -> dict[str, Any]:
         return {
-            name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()
+            name: list(value)
+            if isinstance(value, tuple)
+            else str(value)
+            if isinstance(value, HeadChoice)
+            else value
+            for name, value in vars(self).items()
         }
+
+    def check(self, planned: Planned) -> None:
+        """Refuses what a checkpoint has not: targets, heads, layers, positions.
+
+        Raises:
+            UserError, CircuitsError: in one line.
+        """
+        choose(planned, declared_by(planned), self.targets)
+        if self.heads is not None:
+            self.heads.resolve(planned.sizes)
+        for site in self.sites:
+            check_layer(planned, site)
+        check_within(planned, "--positions", self.positions)
 
 
 def read_penalties(text: str) -> tuple[float, ...]:
@@ -122,7 +140,7 @@ def probed(subject: Subject, settings: ProbeSettings) -> pandas.DataFrame:
         {name: target.values for name, target in chosen.items()},
         settings.sites,
         kind={name: target.kind for name, target in chosen.items()},
-        heads=settings.heads,
+        heads=None if settings.heads is None else settings.heads.spec(),
         positions=declared.positions if settings.positions is None else settings.positions,
         per_position=settings.each_position,
         splits=declared.splits,
@@ -137,7 +155,7 @@ def probed(subject: Subject, settings: ProbeSettings) -> pandas.DataFrame:
     return result.frame
 
 
-def declared_by(subject: Subject) -> ProbeTargets:
+def declared_by(subject: Subject | Planned) -> ProbeTargets:
     """Returns the targets that the checkpoint's task declares."""
     task, batch = subject.task, subject.batch
     assert task is not None
@@ -150,7 +168,9 @@ def declared_by(subject: Subject) -> ProbeTargets:
     return declared
 
 
-def choose(subject: Subject, declared: ProbeTargets, names: Sequence[str]) -> dict[str, ProbeTarget]:
+def choose(
+    subject: Subject | Planned, declared: ProbeTargets, names: Sequence[str]
+) -> dict[str, ProbeTarget]:
     """Returns the chosen targets, in the given order; all where none are named."""
     for name in names:
         if name not in declared.targets:

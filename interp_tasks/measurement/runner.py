@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.subjects import Examples, Options, Subject, resolve_refs, subjects
+from interp_tasks.measurement.subjects import Examples, Options, Planned, Subject, resolve_refs, subjects
 from interp_tasks.measurement.table import RATIO, tidy
 
 if TYPE_CHECKING:
@@ -41,8 +41,14 @@ def measure(
     *,
     config: Mapping[str, Any],
     notes: Sequence[str] = (),
+    check: Callable[[Planned], None] | None = None,
 ) -> Result:
-    """Measures one checkpoint after the other on the same examples; ``config`` is recorded with the rows."""
+    """Measures one checkpoint after the other on the same examples.
+
+    Args:
+        config: is recorded with the rows.
+        check: refuses what cannot be done with a checkpoint; called on all before the first is loaded.
+    """
     examples, device = Examples.of(options), options.get("device", "cpu")
     refs = resolve_refs(refs, examples)
 
@@ -51,7 +57,7 @@ def measure(
     frames: list[pandas.DataFrame] = []
     done: list[dict[str, Any]] = []
     own_notes: dict[str, None] = {}
-    for subject in subjects(refs, examples, device, options.get("progress")):
+    for subject in subjects(refs, examples, device, options.get("progress"), check):
         if subject.task is not None:
             own_notes.setdefault(subject.task.drop_metric.name)
         measured = look(subject)

@@ -114,6 +114,32 @@ class Examples:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """One checkpoint with its examples, not loaded yet: what can be checked before anything is measured.
+
+    Attributes:
+        named: the checkpoint.
+        sizes: the configuration of its model, as ``model.cfg`` has it: ``n_layers``, ``n_heads`` and so on.
+    """
+
+    named: Named
+    sizes: Any
+    task: Task | None
+    batch: Batch | None
+    tokens: Tensor
+    labels: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The REF of exactly this checkpoint."""
+        return self.named.resolved.ref
+
+    @property
+    def seed(self) -> int:
+        return int(self.labels["seed"])
+
+
+@dataclass(frozen=True)
 class Subject:
     """One checkpoint with its examples; ``task`` and ``batch`` are ``None`` where it runs on bare tokens.
 
@@ -129,6 +155,16 @@ class Subject:
     @property
     def model(self) -> Any:
         return self.checkpoint.model
+
+    @property
+    def name(self) -> str:
+        """The REF of exactly this checkpoint."""
+        return self.checkpoint.ref
+
+    @property
+    def sizes(self) -> Any:
+        """The configuration of the model."""
+        return self.checkpoint.model.cfg
 
     @property
     def seed(self) -> int:
@@ -197,42 +233,129 @@ def resolve_refs(refs: str | Sequence[str], examples: Examples) -> References:
 
 
 def subjects(
-    refs: str | Sequence[str], examples: Examples, device: str = "cpu", progress: Progress | None = None
+    refs: str | Sequence[str],
+    examples: Examples,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    check: Callable[[Planned], None] | None = None,
 ) -> Iterator[Subject]:
     """Load the checkpoints one after the other, each with its examples.
 
     Two checkpoints of equal tasks get the same batch; the task decides what a seed draws.
 
+    Args:
+        check: refuses what an experiment cannot do with a checkpoint; asked of all before the first is loaded.
+
     Raises:
         UserError: for a checkpoint without a task where none was given, or examples it cannot take.
         TaskError: for a task that does not fit the model.
     """
+    named = check_refs(refs, examples)
+    planned = plan(named, examples, device)
+    for each in planned:
+        if check is not None:
+            checked_alone(check, each, alone=len(named) == 1)
+    # Only now, since that takes seconds.
     from interp_tasks.checkpoints.load import load_resolved
 
-    named = check_refs(refs, examples)
+    own_task = read_task(examples)
+    loaded: Checkpoint | None = None
+    for each in planned:
+        if loaded is None or loaded.path != each.named.resolved.path:
+            if progress is not None:
+                progress(named.index(each.named), len(named), each.named.label)
+            loaded = None
+            loaded = load_resolved(each.named.resolved, device)
+            if own_task is not None and examples.tokens is None:
+                own_task.check_model(loaded.model)
+        yield Subject(loaded, each.task, each.batch, each.tokens, {**each.labels, "run": loaded.run})
+
+
+def plan(named: Sequence[Named], examples: Examples, device: str = "cpu") -> list[Planned]:
+    """Returns every checkpoint with its task and its examples, none of them loaded; a mixture for each of its parts.
+
+    Raises:
+        UserError, TaskError: for a checkpoint without a task, or whose model cannot take the examples.
+    """
+    from types import SimpleNamespace
+
+    from tasks import Task
+
     check_device(device)
     own_tokens = read_tokens(examples.tokens, examples.samples)
     own_task = read_task(examples)
     batches: dict[Task, Batch] = {}
-    for index, each in enumerate(named):
-        if progress is not None:
-            progress(index, len(named), each.label)
-        checkpoint = load_resolved(each.resolved, device)
-        labels = {"run": checkpoint.run, "ref": each.label, "step": checkpoint.step, "seed": examples.seed}
+    planned = []
+    for each in named:
+        meta = read_meta(each.resolved.path)
+        sizes = SimpleNamespace(**meta["model"])
+        labels = {
+            "run": each.resolved.run_name,
+            "ref": each.label,
+            "step": each.resolved.step,
+            "seed": examples.seed,
+            "split": None if own_tokens is not None else examples.split,
+        }
         if own_tokens is not None:
-            check_tokens_fit(own_tokens, checkpoint)
-            yield Subject(checkpoint, None, None, own_tokens.to(device), {**labels, "split": None})
+            check_tokens_fit(own_tokens, sizes, each.resolved.ref)
+            planned.append(Planned(each, sizes, None, None, own_tokens.to(device), labels))
             continue
-        checkpoint_task = own_task or checkpoint.require_task()
-        checkpoint_task.check_model(checkpoint.model)
+        checkpoint_task = own_task or task_of(each)
+        if type(checkpoint_task).check_model is Task.check_model:
+            # What a task of the user's own asks of a model shows when there is one.
+            checkpoint_task.check_model(SimpleNamespace(cfg=sizes))
         for part, task in (checkpoint_task.parts() or {"": checkpoint_task}).items():
             if task not in batches:
                 batches[task] = sample(task, examples).to(device)
             batch = batches[task]
             ref = f"{each.label} ({part})" if part else each.label
-            yield Subject(
-                checkpoint, task, batch, batch.tokens, {**labels, "ref": ref, "split": examples.split}
-            )
+            planned.append(Planned(each, sizes, task, batch, batch.tokens, {**labels, "ref": ref}))
+    return planned
+
+
+def tasks_of(named: Sequence[Named], examples: Examples) -> list[Task]:
+    """Returns the tasks that checkpoints are examined on, each once, made without any model.
+
+    Raises:
+        UserError, TaskError: for a checkpoint without a task, or a configuration that a task refuses.
+    """
+    own_task = read_task(examples)
+    wholes = [own_task] if own_task is not None else [task_of(each) for each in named]
+    parts = [part for whole in wholes for part in (whole.parts() or {"": whole}).values()]
+    return list(dict.fromkeys(parts))
+
+
+def task_of(named: Named) -> Task:
+    """Returns the task that a checkpoint names.
+
+    Raises:
+        UserError: where there is none.
+    """
+    from interp_tasks.checkpoints.run_files import META_FILE
+    from interp_tasks.checkpoints.stored_task import no_task, stored_task
+
+    meta = read_meta(named.resolved.path)
+    found = stored_task(meta, named.resolved.path / META_FILE)
+    if found is None:
+        raise no_task(meta, named.resolved.ref)
+    return found
+
+
+def checked_alone(check: Callable[[Planned], None], planned: Planned, *, alone: bool) -> None:
+    """Asks a check of one checkpoint; of several it is named in what ``circuits`` refuses.
+
+    Raises:
+        UserError: as the check says, or with the REF before it.
+        CircuitsError: of a checkpoint ``alone``.
+    """
+    from circuits.errors import CircuitsError
+
+    try:
+        check(planned)
+    except CircuitsError as error:
+        if alone:
+            raise
+        raise UserError(f"{planned.named.label}: {error}") from None
 
 
 def sample(task: Task, examples: Examples) -> Batch:
@@ -273,17 +396,12 @@ def read_tokens(tokens: Any, samples: int | None) -> Tensor | None:
     return torch.from_numpy(numpy.ascontiguousarray(array[:samples], dtype=numpy.int64))
 
 
-def check_tokens_fit(tokens: Tensor, checkpoint: Checkpoint) -> None:
-    sizes = checkpoint.model.cfg
+def check_tokens_fit(tokens: Tensor, sizes: Any, ref: str) -> None:
     if tokens.shape[1] > sizes.n_ctx:
-        raise UserError(
-            f"tokens have {tokens.shape[1]} positions, {checkpoint.ref} takes at most {sizes.n_ctx}"
-        )
+        raise UserError(f"tokens have {tokens.shape[1]} positions, {ref} takes at most {sizes.n_ctx}")
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= sizes.d_vocab:
-        raise UserError(
-            f"token ids run from {low} to {high}, {checkpoint.ref} knows 0 to {sizes.d_vocab - 1}"
-        )
+        raise UserError(f"token ids run from {low} to {high}, {ref} knows 0 to {sizes.d_vocab - 1}")
 
 
 def check_device(device: str) -> None:
@@ -310,6 +428,12 @@ def by_run(named: Sequence[Named]) -> dict[str, list[Named]]:
     for several in runs.values():
         several.sort(key=lambda one: one.resolved.step)
     return runs
+
+
+def in_runs(runs: Mapping[str, Sequence[Named]]) -> References:
+    """Returns the checkpoints of some runs, run by run, each labelled with the REF of exactly it."""
+    named = [Named(one.resolved.ref, one.resolved) for several in runs.values() for one in several]
+    return References([one.label for one in named], named)
 
 
 def run_of(subject: Subject) -> str:

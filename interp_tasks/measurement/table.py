@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import EXPERIMENTS
+from interp_tasks.measurement.options import unknown
 from interp_tasks.pages import Column, number, p_value, signed, with_interval
 
 if TYPE_CHECKING:
@@ -102,6 +102,11 @@ def own_metrics(config: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(name for part in parts for name in part.get("metrics of the tasks", ())))
 
 
+def plain_metric(name: Any) -> str:
+    """Returns the name of a metric without whose targets it is judged by, and not as a ratio."""
+    return str(name).removesuffix(RATIO).partition(" (")[0]
+
+
 def of_metric(frame: pandas.DataFrame, metric: str | None, config: Mapping[str, Any]) -> pandas.DataFrame:
     """Returns the rows of one metric, for all its targets and as a ratio; ``"all"`` returns all rows.
 
@@ -114,13 +119,13 @@ def of_metric(frame: pandas.DataFrame, metric: str | None, config: Mapping[str, 
     """
     if metric == "all":
         return frame
-    names = frame["metric"].map(lambda name: str(name).removesuffix(RATIO).partition(" (")[0])
+    names = frame["metric"].map(plain_metric)
     if metric is None:
         chosen = frame[names.isin(own_metrics(config))]
         return frame if chosen.empty else chosen
     chosen = frame[(names == metric) | (frame["metric"] == metric)]
     if chosen.empty:
-        raise UserError(f"--metric {metric!r}: the rows have {', '.join(dict.fromkeys(names))}; or write all")
+        raise unknown("--metric", metric, list(dict.fromkeys(names)), "metrics of the rows")
     return chosen
 
 

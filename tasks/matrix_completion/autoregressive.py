@@ -115,6 +115,11 @@ class AutoregressiveCompletion(Matrices):
             **self._errors(mean, batch),
         }
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        entries = ("accuracy_observed", "accuracy_hidden", "size_hidden", "sign_hidden")
+        return ("loss_answer", *entries, "mse_masked", "mse_observed")
+
     def decoded(self, model: HookedTransformer, batch: Batch) -> dict[str, Metric]:
         """Returns the metrics of tokens and values under greedy decoding.
 

@@ -94,6 +94,15 @@ class MatrixCompletion(Matrices):
             "mse_observed": (error.masked_fill(hidden, 0).sum(1), (~hidden).sum(1)),
         }
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return ("mse_all", "mse_masked", "mse_observed")
+
+    @property
+    def property_names(self) -> tuple[str, ...]:
+        """Names of what ``properties`` returns."""
+        return ("nuclear_norm",)
+
     def accuracies(self, output: Float[Tensor, "batch pos 1"], batch: Batch) -> dict[str, Metric]:
         """Returns ``accuracy_masked``, ``accuracy_observed``: whether an entry's output rounds to its grid value, as
         pairs.

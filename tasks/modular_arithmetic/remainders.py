@@ -140,6 +140,10 @@ class Miiii(ModularTask):
         losses = self._cross_entropies(output, batch).mean(0)
         return losses @ losses.new_tensor(self.loss_weights) / len(self.moduli)
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return ("loss", "accuracy", *(f"{name}_{q}" for q in self.moduli for name in ("loss", "accuracy")))
+
     def metrics(self, output: Float[Tensor, "batch _ classes"], batch: Batch) -> dict[str, Metric]:
         """Returns, per example, ``loss_q`` (CE_q / ln q), ``accuracy_q`` by prime and their means ``loss``,
         ``accuracy``.

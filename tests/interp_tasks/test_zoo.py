@@ -179,9 +179,9 @@ def test_a_recipe_is_trained_packed_listed_and_trained_again(own, capsys):
     )
     assert main(["runs", "zoo"]) == 0
     shown = capsys.readouterr().out
-    assert "matrix-completion-sizes, mse_masked" in shown
+    assert "matrix-completion-sizes · mse_masked" in shown
     assert "zoo:tiny" in shown
-    assert ", in zoo:tiny-logs/" in shown, "names short enough for 80 columns"
+    assert " · in zoo:tiny-logs/" in shown, "names short enough for 80 columns"
 
     # Another seed has other numbers; the same one, stopped after a step, has the same.
     again = replicate("zoo:tiny", 1, own / "again")

@@ -137,3 +137,13 @@ def test_a_config_that_cannot_be_is_refused_in_one_line(
     with pytest.raises(TaskError, match=says) as refused:
         tasks.get(name, **config)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [name for name in catalog.names() if not tasks.get(name).parts()])
+def test_a_task_says_what_its_metrics_are_called(name: str) -> None:
+    task = tasks.get(name)
+    batch = task.sample(2)
+    output = torch.zeros(len(batch), task.sequence_length, task.d_vocab_out)
+    assert task.metric_names == tuple(task.metrics(output, batch))
+    assert task.drop_metric.name in task.metric_names
+    assert getattr(task, "property_names", ()) == tuple(getattr(task, "properties", lambda _: ())(output))

@@ -41,14 +41,17 @@ class Checkpoints(Command):
         if self.format != "table":
             print_rows([{**row, "metrics": row["metrics"] or {}} for row in rows], self.format, [])
             return
-        # Each run is named once, so that a row fits 80 columns.
-        for name in runs:
+        for place, name in enumerate(runs):
+            if place:
+                write_line("")
             of_run = [row for row in rows if row["run"] == name]
-            write_line(f"{name} · {of_run[0]['task']}")
+            metrics = [whole(row["metrics"] or {}) for row in of_run]
+            names = list(dict.fromkeys(metric for each in metrics for metric in each))
             listed = [
-                {**row, "ref": f"@{row['step']}", "metrics": whole(row["metrics"] or {})} for row in of_run
+                {**dict.fromkeys(names), **each, "checkpoint": f"@{row['step']}", "marks": row["marks"]}
+                for row, each in zip(of_run, metrics, strict=True)
             ]
-            print_rows(listed, self.format, ["ref", "marks", "metrics"])
+            print_rows(listed, "table", ["checkpoint", "marks", *names], [str(name), str(of_run[0]["task"])])
 
 
 def whole(metrics: Mapping[str, Any]) -> dict[str, Any]:

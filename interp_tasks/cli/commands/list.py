@@ -7,6 +7,7 @@ from typing import Any
 
 from interp_tasks.cli.result_command import PrintingCommand
 from interp_tasks.cli.rows import print_rows
+from interp_tasks.cli.streams import write_line
 
 
 @dataclass(kw_only=True)
@@ -31,4 +32,21 @@ class Tasks(PrintingCommand):
             for name in catalog.names()
             for preset, sections in presets_of(name).items()
         ]
-        print_rows(rows, self.format, ["task", "preset", "settings"])
+        if self.format != "table":
+            print_rows(rows, self.format, [])
+            return
+        shown = [
+            {
+                **row,
+                "of the task": {
+                    key.removeprefix("task."): value
+                    for key, value in row["settings"].items()
+                    if key.startswith("task.")
+                },
+                "steps": row["settings"].get("train.steps", ""),
+            }
+            for row in rows
+        ]
+        print_rows(shown, "table", ["task", "preset", "of the task", "steps"])
+        write_line("")
+        write_line("All settings of the presets, of models and training too: --format json.")

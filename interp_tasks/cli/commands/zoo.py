@@ -101,16 +101,18 @@ class Zoo(Command):
         if self.format != "table":
             print_rows(rows, self.format, [])
             return
-        groups: dict[str, list[dict[str, Any]]] = {}
+        groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         for row in rows:
-            # Whole names are broken at 80 columns: a folder's stands in the heading.
+            # A folder's name stands in the heading.
             folder, slash, name = row["name"].partition("/")
-            heading = f"{row['task']}, {row['metric']}" + (f", in {folder}/" if slash else "")
+            heading = (row["task"], row["metric"], *([f"in {folder}/"] if slash else []))
             groups.setdefault(heading, []).append({**row, "name": name or folder})
-        for heading, members in groups.items():
-            console().print(heading)
-            print_rows([shown(row) for row in members], "table", ["name", "size", "seeds", "drop", "final"])
-            console().print()
+        for place, (heading, members) in enumerate(groups.items()):
+            if place:
+                console().print()
+            print_rows(
+                [shown(row) for row in members], "table", ["name", "size", "seeds", "drop", "final"], heading
+            )
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,9 @@ def _text(metric: str) -> Callable[[Mapping[str, Any]], str]:
         if not isinstance(cell, tuple):
             return ""
         value, low, high = cell
-        return number(value) if metric == PREDICTIONS else with_interval(number(value), low, high)
+        if metric == DISTANCE:
+            return with_interval(number(value), low, high)
+        correlation = "–" if math.isnan(value) else f"{value:.3f}"
+        return correlation if metric == PREDICTIONS else with_interval(correlation, low, high)
 
     return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -21,11 +21,17 @@ from interp_tasks.experiments.attention.table import (
     QUANTILES,
 )
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.heads.classes import READ, THRESHOLD, HeadClasses, classify_heads
+from interp_tasks.measurement.heads.classes import (
+    READ,
+    THRESHOLD,
+    HeadClasses,
+    check_scored,
+    classify_heads,
+)
 from interp_tasks.measurement.options import check_queries
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Options, Subject
+from interp_tasks.measurement.subjects import Options, Planned, Subject
 from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
@@ -34,6 +40,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from circuits.patterns import Classes, Maps
+
+Examined = TypeVar("Examined", Subject, Planned)
 
 
 @dataclass(frozen=True)
@@ -150,6 +158,9 @@ def attention(
     maps: dict[str, Maps] = {}
     classes: dict[str, Classes] = {}
 
+    def check(planned: Planned) -> None:
+        check_scored(under(planned, mask), template_names, chosen_queries)
+
     def looked(subject: Subject) -> Measured:
         from circuits import patterns
 
@@ -171,13 +182,14 @@ def attention(
             "threshold": threshold,
             "mask": mask,
         },
+        check=check,
     )
     return AttentionResult.of(
         result, notes=notes(classes, result.frame["metric"]), maps=maps, classes=classes
     )
 
 
-def under(subject: Subject, mask: str | None) -> Subject:
+def under(subject: Examined, mask: str | None) -> Examined:
     """Returns the subject with its examples under one mask.
 
     Raises:
@@ -187,7 +199,7 @@ def under(subject: Subject, mask: str | None) -> Subject:
         return subject
     hide = getattr(subject.task, "with_mask", None)
     if hide is None:
-        raise UserError(f"--mask {mask}: the examples of {subject.checkpoint.ref} are not hidden by a mask")
+        raise UserError(f"--mask {mask}: the examples of {subject.name} are not hidden by a mask")
     batch = hide(subject.batch, mask)
     return replace(subject, batch=batch, tokens=batch.tokens)
 

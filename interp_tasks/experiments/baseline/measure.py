@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.baselines.comparison import (
@@ -15,14 +15,16 @@ from interp_tasks.measurement.baselines.comparison import (
     forward,
     no_tokens,
 )
-from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.paired import paired
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Examples, Options, Subject, read_task
+from interp_tasks.measurement.subjects import Examples, Options, Planned, Subject, read_task
 from interp_tasks.measurement.table import tidy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from tasks import Task
 
 #: What is varied, unless another group of the task's variations is asked for.
 VARY = "p_mask"
@@ -30,7 +32,13 @@ VARY = "p_mask"
 ALONE = "alone"
 
 
-@experiment("matrix", says={"methods": [], "vary": VARY, "variants": []})
+def metrics_and_properties(task: Any) -> Sequence[str]:
+    """Returns the names of a task's metrics, and of the properties of its outputs."""
+    own = metrics_of_task(task)
+    return [*own, *getattr(task, "property_names", ())] if own else ()
+
+
+@experiment("matrix", says={"methods": [], "vary": VARY, "variants": []}, metrics=metrics_and_properties)
 def baseline(
     refs: str | Sequence[str] = (),
     methods: str | Sequence[str] = (),
@@ -66,24 +74,33 @@ def baseline(
         return methods_alone(methods, options)
     comparison = Comparison(Examples.of(options), options.get("progress"))
 
+    def going_through(task: Task) -> tuple[list[str], dict[str, Task]]:
+        """Returns the methods and the variations to go through."""
+        known = declared(task, "baselines")
+        using = chosen(known, methods, "--method", task) or list(known)[:1]
+        groups = declared(task, "variations")
+        (group,) = chosen(groups, [vary], "--vary", task)
+        names = chosen(groups[group], variants, "--variant", task) or list(groups[group])
+        return using, {name: groups[group][name] for name in names}
+
+    def check(planned: Planned) -> None:
+        assert planned.task is not None
+        going_through(planned.task)
+
     def look(subject: Subject) -> Measured:
         import pandas
 
         assert subject.task is not None
-        known = declared(subject.task, "baselines")
-        using = chosen(known, methods, "--method", subject.task) or list(known)[:1]
-        groups = declared(subject.task, "variations")
-        (group,) = chosen(groups, [vary], "--vary", subject.task)
+        using, tasks = going_through(subject.task)
         rows = []
-        for name in chosen(groups[group], variants, "--variant", subject.task) or list(groups[group]):
-            task = groups[group][name]
+        for name, task in tasks.items():
             task.check_model(subject.model)
             output = forward(subject.model, comparison.batch(task).tokens)
             rows += [{**row, "variant": name} for row in comparison.rows(task, output, using, subject.seed)]
         return Measured(pandas.DataFrame(rows), {})
 
     config = {"methods": methods, "vary": vary, "variants": variants}
-    result = measure("baseline", refs, options, look, config=config)
+    result = measure("baseline", refs, options, look, config=config, check=check)
     notes = (PAIRED, "baseline: the method named under intervention; effect and ratio: the model against it.")
     return ComparisonResult.of(result, notes=notes)
 

@@ -22,7 +22,15 @@ from interp_tasks.measurement.embeddings.tables import (
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Examples, Options, Subject, by_run, check_refs, run_of
+from interp_tasks.measurement.subjects import (
+    Examples,
+    Options,
+    Planned,
+    Subject,
+    by_run,
+    resolve_refs,
+    run_of,
+)
 from interp_tasks.measurement.untrained import untrained as untrained_model
 from interp_tasks.pages import Figure
 
@@ -33,6 +41,7 @@ if TYPE_CHECKING:
 
     from interp_tasks.measurement.embeddings.geometry import Array
     from interp_tasks.measurement.subjects import Named
+    from tasks import Task
 
 HALF_WAY = "half-way step of the alignment"
 
@@ -75,7 +84,27 @@ class EmbeddingsResult(Result):
         return "Values: principal components, coloured by bins half a unit wide. Positions: t-SNE, coloured by column."
 
 
-@experiment("matrix", says={"largest": None})
+def metrics_of_embeddings(task: Task) -> Sequence[str]:
+    """Returns the metrics that rows can have: of values by whether there are v and -v, of positions by axis."""
+    targets = EmbeddingTargets.of_task(task, None)
+    values = set(targets.values.values())
+    names: list[str] = []
+    if values:
+        names = ["variance of two components", ALIGNMENT, HALF_WAY]
+        if any(value > 0 and -value in values for value in values):
+            names += ["norm asymmetry", "norm symmetry", "sign separability", "magnitude correlation"]
+        if any(-value not in values for value in values):
+            # Without pairs, or where --largest leaves none.
+            names += ["value correlation, component 1", "value correlation, component 2"]
+    for prefix in ("", "t-SNE "):
+        for axis in targets.clustered_axes:
+            names += [f"{prefix}silhouette by {axis}", f"{prefix}silhouette by {axis}: p"]
+    if targets.axes:
+        names += ["norm variation", f"norm of the middle {next(iter(targets.axes))} / others"]
+    return names
+
+
+@experiment("matrix", says={"largest": None}, metrics=metrics_of_embeddings)
 def embeddings(
     refs: str | Sequence[str],
     largest: Annotated[
@@ -117,11 +146,15 @@ def embeddings(
     check_largest(largest)
     if options.get("tokens") is not None:
         raise UserError("embeddings needs a task that says what its tokens stand for: leave --tokens out")
-    ends = Ends.of(check_refs(refs, Examples.of(options)), options.get("device", "cpu"))
+    refs = resolve_refs(refs, Examples.of(options))
+    ends = Ends.of(refs.named, options.get("device", "cpu"))
     tokens: dict[str, pandas.DataFrame] = {}
     positions: dict[str, pandas.DataFrame] = {}
     remarks: dict[str, None] = {}
     aligned: dict[str, dict[int, Array]] = {}
+
+    def check(planned: Planned) -> None:
+        EmbeddingTargets.of(planned, largest)
 
     def look(subject: Subject) -> Measured:
         import pandas
@@ -149,7 +182,7 @@ def embeddings(
             remarks[note] = None
         return Measured(pandas.DataFrame(rows), {})
 
-    result = measure("embeddings", refs, options, look, config={"largest": largest})
+    result = measure("embeddings", refs, options, look, config={"largest": largest}, check=check)
     frame = result.frame.assign(split=WEIGHTS)
     return EmbeddingsResult.of(
         result,
@@ -190,14 +223,13 @@ class Ends:
         return cls(ends, device)
 
     def of_subject(self, subject: Subject) -> Tables | None:
-        from interp_tasks.checkpoints import load_checkpoint
+        from interp_tasks.checkpoints.load import load_resolved
 
         run = run_of(subject)
         if run not in self.last:
             return None
         if run not in self.loaded:
-            ref = self.last[run].resolved.ref
-            self.loaded = {run: Tables.of(load_checkpoint(ref, device=self.device).model)}
+            self.loaded = {run: Tables.of(load_resolved(self.last[run].resolved, self.device).model)}
         return self.loaded[run]
 
 
@@ -300,21 +332,18 @@ def position_rows(
     common: dict[str, Any] = {"variant": "positions", "site": "pos_embed", "n": cells, "engine": "exact"}
     rows: list[dict[str, Any]] = []
     for prefix, coordinates in (("", points), ("t-SNE ", plane)):
-        for axis, size in targets.axes.items():
-            if 1 < size < cells:
-                clusters = clustered(coordinates, targets.labels(axis), seed)
-                about = {**common, "intervention": "against permuted labels"}
-                row: dict[str, Any] = {
-                    "value": clusters.value,
-                    "baseline": clusters.null,
-                    "effect": clusters.value - clusters.null,
-                }
-                rows.append(
-                    {**about, "metric": f"{prefix}silhouette by {axis}", **row, "p_value": clusters.p_value}
-                )
-                rows.append(
-                    {**about, "metric": f"{prefix}silhouette by {axis}: p", "value": clusters.p_value}
-                )
+        for axis in targets.clustered_axes:
+            clusters = clustered(coordinates, targets.labels(axis), seed)
+            about = {**common, "intervention": "against permuted labels"}
+            row: dict[str, Any] = {
+                "value": clusters.value,
+                "baseline": clusters.null,
+                "effect": clusters.value - clusters.null,
+            }
+            rows.append(
+                {**about, "metric": f"{prefix}silhouette by {axis}", **row, "p_value": clusters.p_value}
+            )
+            rows.append({**about, "metric": f"{prefix}silhouette by {axis}: p", "value": clusters.p_value})
     measured = of_norms(targets, norms)
     other = {}
     if untrained_tables is not None and untrained_tables.positions is not None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.neurons.active_counts import MIN_CHECKPOINTS
+from interp_tasks.measurement.heads.edits import check_layer
 from interp_tasks.measurement.runner import TOKENS_PER_PASS
-from interp_tasks.measurement.subjects import Subject
+from interp_tasks.measurement.subjects import Planned, Subject
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +62,7 @@ class MeasuredFeatures:
         return self.spectrum.variance
 
 
-def input_axes(subject: Subject) -> tuple[GridAxis, GridAxis]:
+def input_axes(subject: Subject | Planned) -> tuple[GridAxis, GridAxis]:
     """Returns the two digits of a checkpoint's task.
 
     Raises:
@@ -85,14 +86,23 @@ def input_axes(subject: Subject) -> tuple[GridAxis, GridAxis]:
     return axes[0], axes[1]
 
 
+def check_features(planned: Planned, kind: str, layer: int | None, chosen: Sequence[int]) -> None:
+    """Refuses a task without two input digits, and a layer or neurons that a checkpoint does not have.
+
+    Raises:
+        UserError: in one line.
+    """
+    input_axes(planned)
+    check_layer(planned, kind if layer is None else f"{kind}.{layer}")
+    neurons = planned.sizes.d_model if kind == "mlp_out" else planned.sizes.d_mlp
+    if kind != "pattern" and max(chosen) >= neurons:
+        raise UserError(f"--neurons {max(chosen)}: {kind} of {planned.name} has neurons 0-{neurons - 1}")
+
+
 def features_at(
     subject: Subject, axes: tuple[GridAxis, GridAxis], kind: str, layer: int | None
 ) -> Iterator[Features]:
-    """Yields the features of each layer and read position over the complete grid, a few examples at a time.
-
-    Raises:
-        UserError: for a layer there is not.
-    """
+    """Yields the features of each layer and read position over the complete grid, a few examples at a time."""
     import torch
 
     from circuits import cache
@@ -100,8 +110,6 @@ def features_at(
 
     task: Any = subject.task
     layers = range(subject.model.cfg.n_layers) if layer is None else [layer]
-    if layers[-1] >= subject.model.cfg.n_layers:
-        raise UserError(f"--site {kind}.{layer}: the model has layers 0 to {subject.model.cfg.n_layers - 1}")
     tokens = task.input_grid().tokens.to(subject.tokens.device)
     grid = Grid.of_inputs(
         tokens, {axis.name: int(axis.position or 0) for axis in axes}, [axis.values for axis in axes]
@@ -131,17 +139,8 @@ def features_at(
 
 
 def wanted_of(features: Features, chosen: Sequence[int]) -> list[int]:
-    """Returns the indices of the features that get images and separate rows.
-
-    Raises:
-        UserError: for a neuron there is not.
-    """
-    count = len(features.names)
-    if features.site == "pattern":
-        return list(range(count))
-    if max(chosen) >= count:
-        raise UserError(f"--neurons {max(chosen)}: {features.label} has neurons 0 to {count - 1}")
-    return list(chosen)
+    """Returns the indices of the features that get images and separate rows."""
+    return list(range(len(features.names))) if features.site == "pattern" else list(chosen)
 
 
 def measured(features: Features, threshold: float, draws: int, seed: int) -> MeasuredFeatures:

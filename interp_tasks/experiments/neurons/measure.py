@@ -13,6 +13,7 @@ from interp_tasks.experiments.neurons.active_counts import MIN_CHECKPOINTS
 from interp_tasks.experiments.neurons.active_history import History
 from interp_tasks.experiments.neurons.features import (
     MeasuredFeatures,
+    check_features,
     features_at,
     input_axes,
     measured,
@@ -24,7 +25,7 @@ from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.key_rules import THRESHOLD, check_threshold
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Options, Subject
+from interp_tasks.measurement.subjects import Options, Planned, Subject
 from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
@@ -152,6 +153,9 @@ def neurons(
     images: dict[str, dict[str, Image]] = {}
     history = History()
 
+    def check(planned: Planned) -> None:
+        check_features(planned, kind, layer, chosen)
+
     def looked(subject: Subject) -> Measured:
         import pandas
 
@@ -169,7 +173,7 @@ def neurons(
         return Measured(pandas.DataFrame(rows), {})
 
     config = {"neurons": list(chosen), "site": site, "threshold": threshold, "draws": draws}
-    result = measure("neurons", refs, options, looked, config=config)
+    result = measure("neurons", refs, options, looked, config=config, check=check)
     import pandas
 
     from interp_tasks.measurement.table import tidy

@@ -105,4 +105,4 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
 
 
 def pairs(row: Mapping[str, Any]) -> str:
-    return f"{row[PAIRS]:.0f} ({row['relabelled']:.0f})"
+    return "" if math.isnan(row[PAIRS]) else f"{row[PAIRS]:.0f} ({row['relabelled']:.0f})"

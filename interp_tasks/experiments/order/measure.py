@@ -14,7 +14,15 @@ from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Examples, Options, Subject, by_run, check_refs, run_of
+from interp_tasks.measurement.subjects import (
+    Examples,
+    Options,
+    Subject,
+    by_run,
+    in_runs,
+    resolve_refs,
+    run_of,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -102,12 +110,11 @@ def order(
     check_choice("--start", start, STARTS)
     if options.get("tokens") is not None:
         raise UserError("order needs a task: leave --tokens out, or give --task NAME instead")
-    runs = checked_runs(check_refs(refs, Examples.of(options)))
+    found = resolve_refs(refs, Examples.of(options))
+    runs = checked_runs(found.named)
     plateaus = {run: plateau_step(run, named) if start == "plateau" else None for run, named in runs.items()}
     device = options.get("device", "cpu")
-    followed = {
-        run: RunQuantities(named, RunEnd(named[-1].resolved.ref, device)) for run, named in runs.items()
-    }
+    followed = {run: RunQuantities(named, RunEnd(named[-1].resolved, device)) for run, named in runs.items()}
 
     def look(subject: Subject) -> Measured:
         import pandas
@@ -119,9 +126,9 @@ def order(
         return Measured(pandas.DataFrame(rows), {})
 
     result = measure(
-        "order", refs_of(runs), options, look, config={"kinds": list(chosen_kinds), "start": start}
+        "order", in_runs(runs), options, look, config={"kinds": list(chosen_kinds), "start": start}
     )
-    config = {**result.config, "refs": [refs] if isinstance(refs, str) else list(refs)}
+    config = {**result.config, "refs": list(found)}
     notes = (
         f"step at 50%: of the way from {'the plateau' if start == 'plateau' else 'the first checkpoint'} to the last "
         "checkpoint, made for good, interpolated between stored steps.",
@@ -154,11 +161,6 @@ def checked_runs(named: Sequence[Named]) -> dict[str, list[Named]]:
             run = several[0].resolved.run_name
             raise UserError(f"{run}: {len(several)} checkpoints; order needs at least 4, such as {run}@all")
     return runs
-
-
-def refs_of(runs: Mapping[str, Sequence[Named]]) -> list[str]:
-    """Returns REFs by run and ascending step, so that the last of a run is measured last."""
-    return [one.resolved.ref for several in runs.values() for one in several]
 
 
 def plateau_step(run: str, named: Sequence[Named]) -> int:

@@ -13,7 +13,7 @@ from interp_tasks.measurement.paired import read
 from interp_tasks.measurement.subjects import Subject
 
 if TYPE_CHECKING:
-    from interp_tasks.checkpoints import Checkpoint
+    from interp_tasks.checkpoints import Checkpoint, ResolvedCheckpoint
     from interp_tasks.measurement.embeddings.geometry import Array
 
 TOKENS_PER_PASS = 32768
@@ -27,16 +27,16 @@ class RunEnd:
         ref, device: of the checkpoint, and where it is loaded.
     """
 
-    ref: str
+    resolved: ResolvedCheckpoint
     device: str
     _checkpoint: Checkpoint | None = None
     _classes: Mapping[str, Any] | None = None
 
     def checkpoint(self) -> Checkpoint:
-        from interp_tasks.checkpoints import load_checkpoint
+        from interp_tasks.checkpoints.load import load_resolved
 
         if self._checkpoint is None:
-            self._checkpoint = load_checkpoint(self.ref, device=self.device)
+            self._checkpoint = load_resolved(self.resolved, self.device)
         return self._checkpoint
 
     def classes(self, subject: Subject) -> Mapping[str, Any]:

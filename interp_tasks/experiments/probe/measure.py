@@ -156,5 +156,12 @@ def probe(
         return Measured(tidy_rows(table, settings), {})
 
     options = {**options, "samples": options.get("samples") or SAMPLES}
-    result = measure("probe", refs, options, look, config={"method": settings.method, **settings.describe()})
+    result = measure(
+        "probe",
+        refs,
+        options,
+        look,
+        config={"method": settings.method, **settings.describe()},
+        check=settings.check,
+    )
     return ProbeResult.of(result, notes=tuple(notes(settings, tables)), tables=tables)

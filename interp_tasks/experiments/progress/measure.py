@@ -14,7 +14,16 @@ from interp_tasks.measurement.key_rules import RULES, THRESHOLD, read_rule
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Examples, Options, Subject, by_run, check_refs, run_of
+from interp_tasks.measurement.subjects import (
+    Examples,
+    Options,
+    Planned,
+    Subject,
+    by_run,
+    in_runs,
+    resolve_refs,
+    run_of,
+)
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -24,6 +33,7 @@ if TYPE_CHECKING:
     from interp_tasks.experiments.progress.inputs import Answer, Inputs
     from interp_tasks.experiments.progress.logits import Row
     from interp_tasks.measurement.subjects import Named
+    from tasks import Task
 
 #: What is measured of every checkpoint, and of the last one of each run alone.
 CURVES, MECHANISM = ("losses", "gini", "weights"), ("map", "neurons", "attention", "skips")
@@ -144,18 +154,20 @@ def progress(
     chosen = None if keys is None else tuple(keys)
     if options.get("tokens") is not None:
         raise UserError("progress needs a task: leave --tokens out, or give --task NAME instead")
-    runs = by_run(check_refs(refs, Examples.of(options)))
+    found = resolve_refs(refs, Examples.of(options))
+    runs = by_run(found.named)
     followed = {run: RunMeasures(named) for run, named in runs.items()}
     tables: dict[Any, Inputs] = {}
     splits: list[str] = []
 
+    def check(planned: Planned) -> None:
+        if planned.task not in tables:
+            tables[planned.task] = read_inputs_of(planned.task, wanted, chosen)
+
     def look(subject: Subject) -> Measured:
         import pandas
 
-        task = subject.task
-        if task not in tables:
-            tables[task] = read_inputs_of(subject, wanted, chosen)
-        inputs = tables[task]
+        inputs = tables[subject.task]
         run_measures = followed[run_of(subject)]
         if not run_measures.keys:
             run_measures.keys = final_keys(
@@ -175,9 +187,8 @@ def progress(
         "answers": wanted,
         "kinds": list(chosen_kinds) if kinds else [],
     }
-    ordered = [one.resolved.ref for several in runs.values() for one in several]
-    result = measure("progress", ordered, options, look, config=config)
-    given = {"refs": [refs] if isinstance(refs, str) else list(refs)}
+    result = measure("progress", in_runs(runs), options, look, config=config, check=check)
+    given = {"refs": list(found)}
     # A row says which inputs it is of, not what its checkpoint's examples were drawn from.
     result.frame["split"] = splits
     return ProgressResult.of(
@@ -229,10 +240,11 @@ def read_keys(text: str | None) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def read_inputs_of(subject: Subject, answers: Sequence[str], keys: tuple[int, ...] | None) -> Inputs:
+def read_inputs_of(task: Task | None, answers: Sequence[str], keys: tuple[int, ...] | None) -> Inputs:
+    """Returns the inputs of a task with the chosen answers; refuses several where keys are given."""
     from interp_tasks.experiments.progress.inputs import read_inputs
 
-    inputs = read_inputs(subject.task, answers)
+    inputs = read_inputs(task, answers)
     if keys is not None and len(inputs.answers) > 1:
         raise UserError(
             f"--keys are of one answer, this task has {len(inputs.answers)}: choose one by --answer, such as "

@@ -11,11 +11,11 @@ import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.donors import Donor, check_donors
-from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.options import COMPONENTS, EACH, called, check_components, check_layers
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure, swept
-from interp_tasks.measurement.subjects import Examples, Options, Subject
+from interp_tasks.measurement.subjects import Examples, Options, Planned, Subject, resolve_refs
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -52,7 +52,7 @@ class TransplantResult(Result):
         )
 
 
-@experiment("Intervene", says={"source": None, "components": None, "layers": None})
+@experiment("Intervene", says={"source": None, "components": None, "layers": None}, metrics=metrics_of_task)
 def transplant(
     refs: str | Sequence[str],
     source: Annotated[
@@ -101,8 +101,15 @@ def transplant(
     if not given:
         raise UserError("--components: nothing to transplant; write qkv, mlp, attn, ...")
     chosen_layers = check_layers(layers, given)
+    refs = resolve_refs(refs, Examples.of(options))
     donors = check_donors(source, refs, Examples.of(options))
     variants_of_donor: dict[Donor, dict[str, Any]] = {}
+
+    def check(planned: Planned) -> None:
+        # Sources have the architecture of every REF.
+        for layer in chosen_layers or ():
+            if layer >= planned.sizes.n_layers:
+                raise UserError(f"--layers {layer}: {planned.name} has layers 0-{planned.sizes.n_layers - 1}")
 
     def look(subject: Subject) -> Measured:
         for donor in donors:
@@ -138,6 +145,7 @@ def transplant(
             "layers": chosen_layers,
         },
         notes=(f"Weights come from {whose}{limited}; everything else stays the checkpoint's own.",),
+        check=check,
     )
     moved = (f"{row}: {', '.join(parameters(one))}" for row, one in variants_of_donor[donors[0]].items())
     notes = (*result.notes, f"Moved, N being every such layer: {'; '.join(moved)}.")

@@ -22,7 +22,7 @@ from interp_tasks.measurement.embeddings.tables import WEIGHTS, Tables, tables_o
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
-from interp_tasks.measurement.subjects import Examples, Options, Subject, check_refs, run_of
+from interp_tasks.measurement.subjects import Examples, Options, References, Subject, resolve_refs, run_of
 from interp_tasks.measurement.untrained import BESIDE
 from interp_tasks.measurement.untrained import untrained as untrained_model
 from interp_tasks.pages import Figure
@@ -136,8 +136,11 @@ def weights(
     """
     if options.get("tokens") is not None:
         raise UserError("weights needs a task that says what its tokens stand for: leave --tokens out")
-    ref_names, controls = ([given] if isinstance(given, str) else list(given) for given in (refs, control))
-    check_control(ref_names, controls, Examples.of(options))
+    examples = Examples.of(options)
+    examined = resolve_refs(refs, examples)
+    controls = resolve_refs(control, examples) if control else References([], [])
+    check_control(examined, controls)
+    every_ref = References([*examined, *controls], [*examined.named, *controls.named])
     shown: dict[str, CheckpointView] = {}
     control_tables: dict[Any, list[Tables]] = {}
     ordered: dict[bool, None] = {}
@@ -162,8 +165,8 @@ def weights(
         shown[str(subject.labels["ref"])] = CheckpointView(tuple(seen), compared, raw(subject.model))
         return Measured(pandas.DataFrame([*similarity_rows, *rows]), {})
 
-    config = {"control": controls, "untrained": untrained, "every": every}
-    result = measure("weights", [*ref_names, *controls], options, look, config=config)
+    config = {"control": list(controls), "untrained": untrained, "every": every}
+    result = measure("weights", every_ref, options, look, config=config)
     frame = result.frame.assign(split=WEIGHTS)
     # No run trained these.
     frame.loc[frame["intervention"].str.startswith(BESIDE), "n_runs"] = 0
@@ -201,12 +204,10 @@ def notes(controls: Sequence[str], untrained: bool, every: bool, ordered: bool) 
         yield f"untrained: mean of {MODELS} untrained models of the architecture, with the range of 95% of them."
 
 
-def check_control(refs: Sequence[str], controls: Sequence[str], examples: Examples) -> None:
+def check_control(refs: References, controls: References) -> None:
     """Refuse a control that is the checkpoint itself."""
-    if not controls:
-        return
-    named = {each.resolved.path for each in check_refs(refs, examples)}
-    for each in check_refs(controls, examples):
+    named = {each.resolved.path for each in refs.named}
+    for each in controls.named:
         if each.resolved.path in named:
             raise UserError(f"--control {each.label} is a checkpoint of --ckpt too: give another model")
 

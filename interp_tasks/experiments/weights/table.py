@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.experiments.weights.position_similarity import COSINE, PEARSON
-from interp_tasks.experiments.weights.tensors import BEST, NORM
+from interp_tasks.experiments.weights.tensors import BEST, LEADING, NORM, SPECTRUM
 from interp_tasks.measurement.table import filled, value_text
 from interp_tasks.measurement.untrained import BESIDE
 from interp_tasks.pages import Column, number, p_value, with_interval
@@ -26,23 +26,33 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         columns={"ci_low": "beside low", "ci_high": "beside high"}
     )
     rows = frame[~of_others].merge(ranges, on=keys, how="left")
-    return rows.assign(what=[what(row) for row in rows.to_dict("records")])
+    labels = [subject_and_metric(row) for row in rows.to_dict("records")]
+    return rows.assign(of=[of for of, _ in labels], what=[what for _, what in labels])
 
 
-def what(row: Mapping[Any, Any]) -> str:
-    """Returns the metric, with the part of the tensor where the metric does not imply it."""
-    metric, part = row["metric"], row["intervention"]
+def subject_and_metric(row: Mapping[Any, Any]) -> tuple[str, str]:
+    """Returns what a row is about, the same for rows of one kind, and its metric in few words."""
+    of, metric, part = str(row["variant"]), str(row["metric"]), str(row["intervention"])
+    kind, _, number = of.partition(" ")
+    table, _, rest = part.partition(", ")
     if metric in (PEARSON, COSINE):
-        return f"{metric}, {part}"
-    if metric == NORM or (metric == BEST and str(row["variant"]).startswith("vector")):
-        return f"{metric}; {part}" if metric == NORM else f"share at its best; {part}"
-    return f"{metric} ({part})" if metric == BEST else str(metric)
+        return f"{of}, over dimensions", f"{metric.partition(' ')[0]}, {part.removesuffix(' dimensions')}"
+    if metric == NORM:
+        above = "above both" if " and " in rest else rest.removesuffix(" digits")
+        return f"{table}, norms by frequency", f"{number}: {above}"
+    if metric == BEST and kind == "vector":
+        return f"{table}, share of each vector at its best frequency", f"{number}: at {rest}"
+    if part == LEADING:
+        return f"{of}, {LEADING}", metric.replace("the best", "best")
+    if part == SPECTRUM:
+        return f"{of}, frequencies", metric.removeprefix("frequencies ").removesuffix(" of the components")
+    return of, metric
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
     """Returns the columns of ``view_rows``."""
     columns = [
-        Column("of", "variant"),
+        Column("of", "of"),
         Column("metric", "what"),
         Column("value [95% CI]", "value", value_text),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.paired import LEVEL
 from interp_tasks.measurement.paired import resamples as bootstrap_weights
-from interp_tasks.measurement.subjects import Subject
+from interp_tasks.measurement.subjects import Planned, Subject
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,14 +31,18 @@ class EmbeddingTargets:
     axes: Mapping[str, int]
 
     @classmethod
-    def of(cls, subject: Subject, largest: float | None) -> EmbeddingTargets:
-        """Returns the values and axes that the task declares.
+    def of(cls, subject: Subject | Planned, largest: float | None) -> EmbeddingTargets:
+        """Returns the values and axes that a checkpoint's task declares; see :meth:`of_task`."""
+        assert subject.task is not None
+        return cls.of_task(subject.task, largest)
+
+    @classmethod
+    def of_task(cls, task: Task, largest: float | None) -> EmbeddingTargets:
+        """Returns the values and axes that a task declares.
 
         Raises:
             UserError: if it says nothing, or no value is left.
         """
-        task = subject.task
-        assert task is not None
         values = {
             token: value
             for token, value in task.token_values().items()
@@ -51,6 +56,12 @@ class EmbeddingTargets:
         if values and len(values) < 4:
             raise UserError(f"--largest {largest:g}: {len(values)} values are left; at least 4 are needed")
         return cls(values, axes)
+
+    @property
+    def clustered_axes(self) -> list[str]:
+        """Returns the axes of which positions can make clusters: those of neither one line nor all positions."""
+        cells = math.prod(self.axes.values())
+        return [axis for axis, size in self.axes.items() if 1 < size < cells]
 
     def labels(self, axis: str) -> np.ndarray:
         """Returns where each position of the grid lies along an axis."""

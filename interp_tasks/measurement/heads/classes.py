@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.heads.edits import positions
-from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, Subject
+from interp_tasks.measurement.heads.edits import check_within, positions
+from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, Planned, Subject
 
 if TYPE_CHECKING:
     import numpy
@@ -117,7 +117,9 @@ def declared_rules(subject: Subject) -> dict[str, Any]:
     return {} if declare is None else dict(declare())
 
 
-def chosen_templates(subject: Subject, names: Sequence[str]) -> dict[str, Tensor | Callable[[Any], Tensor]]:
+def chosen_templates(
+    subject: Subject | Planned, names: Sequence[str]
+) -> dict[str, Tensor | Callable[[Any], Tensor]]:
     """Returns the chosen templates by name."""
     from circuits import patterns
 
@@ -133,16 +135,27 @@ def chosen_templates(subject: Subject, names: Sequence[str]) -> dict[str, Tensor
     for name in names:
         if name not in known:
             raise UserError(
-                f"--template {name!r}: {subject.checkpoint.ref} has no such template; write {', '.join(known)}"
+                f"--template {name!r}: {subject.name} has no such template; write {', '.join(known)}"
             )
     return {name: known[name] for name in dict.fromkeys(names or declared)}
 
 
-def chosen_queries(subject: Subject, queries: str | tuple[int, ...] | None) -> Any:
+def chosen_queries(subject: Subject | Planned, queries: str | tuple[int, ...] | None) -> Any:
     """Returns the queries to score, as ``circuits`` takes them."""
     if queries != READ:
         return positions(subject, queries)
     return None if subject.task is None else list(subject.task.read_positions)
+
+
+def check_scored(planned: Planned, names: Sequence[str], queries: str | tuple[int, ...] | None) -> None:
+    """Refuses templates and queries that a checkpoint's examples do not have.
+
+    Raises:
+        UserError: in one line.
+    """
+    chosen_templates(planned, names)
+    chosen_queries(planned, queries)
+    check_within(planned, "--queries", queries)
 
 
 def changed_examples(subject: Subject) -> dict[str, Any]:

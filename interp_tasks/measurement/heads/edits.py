@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -16,15 +16,17 @@ from interp_tasks.measurement.options import (
     MODES,
     called,
     check_choice,
+    check_groups,
     check_heads,
     check_keys,
     check_queries,
     heads_of,
 )
-from interp_tasks.measurement.subjects import Subject
+from interp_tasks.measurement.subjects import Planned, Subject
 
 if TYPE_CHECKING:
     from circuits import Head, Intervention
+    from circuits.model.heads import HeadSpec
 
 
 HEADS_HELP = "all, each (a row per head), each-layer, or heads such as 0.1+2.3-5. Repeat for rows."
@@ -82,6 +84,16 @@ class HeadEdit:
             f"The {name} is taken over the examples evaluated{', in the edited pass itself' if within else ''}.",
         )
 
+    def check(self, planned: Planned) -> None:
+        """Refuses positions that a checkpoint's examples do not have.
+
+        Raises:
+            UserError: in one line.
+        """
+        positions(planned, self.queries)
+        check_within(planned, "--queries", self.queries)
+        check_within(planned, "--keys", self.keys)
+
     def on(self, subject: Subject, chosen: dict[str, tuple[Head, ...]]) -> dict[str, Intervention]:
         """Returns the edit of each choice of heads, by its label."""
         from circuits import ablate
@@ -120,8 +132,22 @@ class HeadChoice:
     def __str__(self) -> str:
         return self.text
 
+    def spec(self) -> HeadSpec:
+        """Returns the choice as ``circuits`` takes it: ``all``, or heads."""
+        from circuits import Head
+        from circuits.model.heads import HeadSpec
+
+        given = None if self.label == "all" else tuple(Head(*one) for one in self.heads)
+        return HeadSpec(repr(self.text), given)
+
+    def resolve(self, sizes: Any) -> tuple[Head, ...]:
+        """Returns the heads in a model of these sizes; ``circuits`` refuses those that there are not."""
+        from circuits import Head
+
+        return tuple(head for head in self.spec().resolve(sizes) if isinstance(head, Head))
+
     @classmethod
-    def read(cls, spec: Any) -> HeadChoice:
+    def read(cls, spec: Any, option: str = "--heads", words: Sequence[str] = WORDS) -> HeadChoice:
         """Read a spec, or a list of (layer, head).
 
         Raises:
@@ -130,8 +156,8 @@ class HeadChoice:
         if not isinstance(spec, str):
             given = pairs(spec)
             return cls(str(given), "+".join(f"{layer}.{head}" for layer, head in given), tuple(given))
-        text = check_heads(spec)
-        return cls(text, text, () if text in WORDS else tuple(heads_of(text)))
+        text = check_heads(spec, option, words)
+        return cls(text, text, () if text in WORDS else tuple(heads_of(text, option)))
 
 
 def read_specs(heads: str | Sequence[Any]) -> list[HeadChoice]:
@@ -169,16 +195,19 @@ def is_pairs(heads: Any) -> bool:
     )
 
 
-def choices(specs: Sequence[HeadChoice], model: Any, layer: int | None = None) -> dict[str, tuple[Head, ...]]:
+def choices(specs: Sequence[HeadChoice], sizes: Any, layer: int | None = None) -> dict[str, tuple[Head, ...]]:
     """Row label -> heads, in the order asked for; ``all``, ``each`` and ``each-layer`` within ``layer`` where that is
     given.
-    """
-    from circuits import Head, heads
-    from circuits.model.heads import HeadSpec
 
-    every = [head for head in heads("all", model) if layer is None or head.layer == layer]
+    Args:
+        sizes: of the model, as its configuration has them.
+
+    Raises:
+        UserError, CircuitsError: for a layer or a head that there is not.
+    """
+    every = [head for head in every_head(sizes) if layer is None or head.layer == layer]
     if not every:
-        raise UserError(f"no layer {layer}: the model has layers 0-{model.cfg.n_layers - 1}")
+        raise UserError(f"no layer {layer}: the model has layers 0-{sizes.n_layers - 1}")
     chosen: dict[str, tuple[Head, ...]] = {}
     for spec in specs:
         if spec.label == EACH:
@@ -188,9 +217,49 @@ def choices(specs: Sequence[HeadChoice], model: Any, layer: int | None = None) -
         elif spec.label == "all":
             chosen[spec.label] = tuple(every)
         else:
-            spec_of_model = HeadSpec(repr(spec.text), tuple(Head(*one) for one in spec.heads))
-            chosen[spec.label] = tuple(head for head in heads(spec_of_model, model) if isinstance(head, Head))
+            chosen[spec.label] = spec.resolve(sizes)
     return chosen
+
+
+def every_head(sizes: Any) -> list[Head]:
+    """Returns all heads of a model of these sizes."""
+    from circuits import Head
+
+    return [Head(layer, head) for layer in range(sizes.n_layers) for head in range(sizes.n_heads)]
+
+
+def check_within(planned: Planned, option: str, given: Any) -> None:
+    """Refuses positions beyond a checkpoint's examples.
+
+    Raises:
+        UserError: in one line.
+    """
+    there = planned.tokens.shape[1]
+    for position in () if given is None or isinstance(given, str) else given:
+        if not -there <= position < there:
+            raise UserError(
+                f"{option}: no position {position}: the examples of {planned.name} have positions 0-{there - 1}"
+            )
+
+
+def check_layer(planned: Planned, site: str) -> None:
+    """Refuses a site in a layer that a model lacks.
+
+    Raises:
+        UserError: in one line.
+    """
+    layer = site.partition(".")[2]
+    if layer and int(layer) >= planned.sizes.n_layers:
+        raise UserError(f"--site {site}: {planned.name} has layers 0-{planned.sizes.n_layers - 1}")
+
+
+def read_groups(groups: Mapping[str, str] | Iterable[str]) -> dict[str, HeadChoice]:
+    """Returns groups of heads by the names that a user gives them.
+
+    Raises:
+        UserError: in one line.
+    """
+    return {name: HeadChoice.read(spec, "--group", ("all",)) for name, spec in check_groups(groups).items()}
 
 
 def by_layer(every: Sequence[Head]) -> dict[str, tuple[Head, ...]]:
@@ -199,7 +268,7 @@ def by_layer(every: Sequence[Head]) -> dict[str, tuple[Head, ...]]:
     return {f"layer {layer}": tuple(head for head in every if head.layer == layer) for layer in layers}
 
 
-def positions(subject: Subject, queries: str | tuple[int, ...] | None) -> Any:
+def positions(subject: Subject | Planned, queries: str | tuple[int, ...] | None) -> Any:
     """Returns the positions to edit: as given, or for a name the boolean mask ``[batch pos]`` that the examples carry.
 
     ``observed`` is the complement of ``hidden``.
@@ -213,13 +282,13 @@ def positions(subject: Subject, queries: str | tuple[int, ...] | None) -> Any:
     if queries not in masks:
         named = "".join(f"{key}, " for key in masks)
         raise UserError(
-            f"--queries {queries!r}: the examples of {subject.checkpoint.ref} have no such mask; "
+            f"--queries {queries!r}: the examples of {subject.name} have no such mask; "
             f"write all, {named}or positions such as 0,3"
         )
     return masks[queries]
 
 
-def is_mask(mask: Any, subject: Subject) -> bool:
+def is_mask(mask: Any, subject: Subject | Planned) -> bool:
     import torch
 
     return mask.dtype == torch.bool and mask.shape == subject.tokens.shape

@@ -187,7 +187,7 @@ def test_people_see_the_metric_that_is_the_tasks_own(call, monkeypatch):
     assert whole == {"mse_all", "mse_masked", "mse_observed"}
     assert {row["metric"] for row in records(call, "--ckpt", "run@40", "--metric", "mse_all")} == {"mse_all"}
     line = call("ablation", "--ckpt", "run@40", "--metric", "mse", *SMALL)[2]
-    assert "the rows have mse_all, mse_masked, mse_observed; or write all" in line
+    assert "the metrics are mse_all, mse_masked, mse_observed; or write all" in line
 
 
 @pytest.mark.parametrize(
@@ -207,9 +207,11 @@ def test_short_names_tell_checkpoints_apart(refs, names):
 def test_a_p_column_stands_only_where_rows_differ_in_it(call):
     same = call("ablation", "--ckpt", "run@40", *SMALL)[1]
     differ = call("ablation", "--ckpt", "run@40", "--metric", "all", "--heads", "each", *SMALL)[1]
-    assert "p adj. is " in same
-    assert "p adj. is " not in differ
-    assert "p adj.\n" in re.sub(r" +\n", "\n", differ)
+    head, columns, _ = same.split("\n", 2)
+    assert re.search(r" · p adj\. \d\.\d+$", head)
+    assert "p adj." not in columns
+    assert "p adj." not in differ.splitlines()[0]
+    assert "p adj.\n" in differ
 
 
 def test_the_head_says_all_heads_and_nothing_twice(call):
@@ -360,9 +362,9 @@ def test_checkpoints_lists_steps_and_marks(call):
     code, out, _ = call("runs", "checkpoints", "--ckpt", "run")
     name, head, *rows = out.splitlines()
     assert name == "run · matrix-completion"
-    assert head.split() == ["ref", "marks", "metrics"]
+    assert head.split() == ["checkpoint", "marks"], "this run has logged nothing"
     assert [row.split()[0] for row in rows] == ["@0", "@10", "@40"]
-    assert rows[1].startswith("@10  pre, onset")
+    assert rows[1].split()[:3] == ["@10", "pre,", "onset"]
 
 
 @pytest.mark.parametrize(
@@ -707,7 +709,7 @@ def test_an_old_name_is_answered_with_the_new_one(call, path):
     code, out, err = call(path[-1], "--ckpt", "run")
     new = f"interp-run {' '.join(path)}"
     assert (code, out) == (2, "")
-    assert err == f"interp-run: interp-run {path[-1]} is now {new}; see {new} --help\n"
+    assert err == f"interp-run: {path[-1]} is now {new}; see {new} --help\n"
 
 
 def test_a_misspelled_command_leaves_the_others_as_they_are():
@@ -734,7 +736,7 @@ def test_a_command_of_another_group_is_named(call, path, now):
 
 
 def test_the_schema_moved_too_and_the_version_is_said(call):
-    assert call("schema")[2] == "interp-run: interp-run schema is now interp-run --schema\n"
+    assert call("schema")[2] == "interp-run: schema is now interp-run --schema\n"
     assert json.loads(call("--schema")[1])["$defs"]
     assert call("--version")[1] == f"interp-run {versions()['interp-tasks']}\n"
 
@@ -875,3 +877,114 @@ def test_progress_is_drawn_on_a_terminal(command, root, tmp_path):
     assert process.wait() == 0, seen.decode()
     assert b"/" in seen
     assert b"Traceback" not in seen
+
+
+def test_a_wrong_metric_is_refused_before_anything_is_loaded(call, monkeypatch):
+    def loaded(*arguments):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("interp_tasks.checkpoints.load.load_resolved", loaded)
+    code, out, err = call("ablation", "--ckpt", "run@40", "--metric", "mse_maskd", *SMALL)
+    line = (
+        "interp-run: --metric 'mse_maskd': the metrics are mse_all, mse_masked, mse_observed; or write all\n"
+    )
+    assert (code, out, err) == (2, "", line)
+    code, out, err = call("ablation", "--ckpt", "zoo:miiii-113@last", "--metric", "los_3", *SMALL)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(
+        r"interp-run: --metric 'los_3': of 60 metrics the closest are loss_3, .*; or write all\n", err
+    )
+    line = call("matrix", "baseline", "--ckpt", "run@40", "--metric", "nuclear", *SMALL)[2]
+    assert "mse_observed, nuclear_norm; or write all" in line, "properties of outputs are metrics of baseline"
+    with pytest.raises(AssertionError, match="a model was loaded"):
+        call("ablation", "--ckpt", "run@40", "--metric", "mse_masked (source)", *SMALL)
+
+
+#: What the shallower of two models lacks, and what is said of it.
+LACKING = {
+    "ablation --heads 2.1": "run@40: heads '2.1': no head 2.1: the model has layers 0-1 and heads 0-1",
+    "ablation --queries 15": "--queries: no position 15: the examples of run@40 have positions 0-8",
+    "ablation --keys 15": "--keys: no position 15: the examples of run@40 have positions 0-8",
+    "heads --group mine=2.0": "run@40: heads '2.0': no head 2.0: the model has layers 0-1 and heads 0-1",
+    "heads --by-class --least 4": "--least 4: run@40 has 4 heads; fewer than that",
+    "patch --source negated --site z.2": "--site z.2: run@40 has layers 0-1",
+    "patch --source negated --site resid_pre.2": "--site resid_pre.2: run@40 has layers 0-1",
+    "patch --source negated --heads 2.1": "run@40: heads '2.1': no head 2.1: the model has layers 0-1 and heads 0-1",
+    "probe --site z --heads 2.1": "run@40: heads '2.1': no head 2.1: the model has layers 0-1 and heads 0-1",
+    "probe --site resid_post.2": "--site resid_post.2: run@40 has layers 0-1",
+    "probe --positions 15": "--positions: no position 15: the examples of run@40 have positions 0-8",
+}
+
+
+@pytest.mark.parametrize("asked", LACKING)
+def test_every_ref_is_checked_before_the_first_is_loaded(call, monkeypatch, asked):
+    """The first REF has three layers of four heads and 16 positions, the second two layers of two heads and 9."""
+    monkeypatch.setattr("interp_tasks.checkpoints.load.load_resolved", None)
+    command, *options = asked.split()
+    refs = ["--ckpt", "zoo:matrix-completion-4x4@post", "--ckpt", "run@40"]
+    code, out, err = call(command, *refs, *options, "--samples", "12")
+    assert (code, out, err) == (2, "", f"interp-run: {LACKING[asked]}\n")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("patch --source mirrored", "which declares negated"),
+        ("attention --template roww", "has no such template"),
+        ("ablation --queries seen", "have no such mask"),
+        ("permute --what diagonals", "no such positions in run@40"),
+        ("probe --target truth", "declares true_element"),
+        ("matrix baseline --method magic", "declares nuclear norm"),
+        ("matrix baseline --vary seed", "--vary 'seed'"),
+    ],
+)
+def test_what_a_task_declares_is_known_before_a_model_is_loaded(call, monkeypatch, asked, said):
+    monkeypatch.setattr("interp_tasks.checkpoints.load.load_resolved", None)
+    code, out, err = call(*asked.split(), "--ckpt", "run@40", "--samples", "12")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("modular progress --answer product", "--answer 'product': task 'modular-addition' has sum"),
+        (
+            "modular neurons --site mlp_post.1",
+            "--site mlp_post.1: zoo:modular-addition-113@3000 has layers 0-0",
+        ),
+        ("modular neurons --neurons 512", "--neurons 512: mlp_post of"),
+        ("modular neurons --site mlp_out --neurons 128", "has neurons 0-127"),
+        ("modular detector --metric recal", "'modular-addition' has none"),
+        ("modular detector --metric recal --ckpt zoo:miiii-113@last", "--metric 'recal': of 11 metrics"),
+        ("matrix embeddings --metric norms --ckpt run@40", "--metric 'norms': of"),
+        ("matrix embeddings --largest 0.05 --ckpt run@40", "at least 4 are needed"),
+        ("transplant --source run@0 --layers 2 --ckpt run@40", "--layers 2: run@40 has layers 0-1"),
+    ],
+)
+def test_what_experiments_of_models_lack_is_said_before_one_is_loaded(call, monkeypatch, asked, said):
+    monkeypatch.setattr("interp_tasks.checkpoints.load.load_resolved", None)
+    refs = [] if "--ckpt" in asked else ["--ckpt", "zoo:modular-addition-113@last"]
+    code, out, err = call(*asked.split(), *refs)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "ablation --ckpt run@all",
+        "patch --ckpt run@all --source negated",
+        "matrix embeddings --ckpt run@all",
+        "modular weights --ckpt zoo:modular-addition-113@last",
+        "modular progress --ckpt zoo:modular-addition-113@last",
+    ],
+)
+def test_a_ref_is_resolved_once(call, monkeypatch, asked):
+    from interp_tasks.measurement import subjects
+
+    resolved, real = [], subjects.resolve
+    monkeypatch.setattr(subjects, "resolve", lambda ref: resolved.append(ref) or real(ref))
+    samples = [] if asked.startswith("modular") else ["--samples", "4"]
+    assert call(*asked.split(), *samples)[0] == 0
+    assert resolved == [asked.split("--ckpt ")[1].split()[0]]

@@ -371,7 +371,7 @@ def test_bad_requests_are_refused_in_one_line(task, models, folders, tmp_path):
         (transplant, {"source": other}, "n_layers is 1, not 2"),
         (transplant, {"source": folders[1], "components": "qvk"}, "no component 'qvk'; choose from q, k"),
         (transplant, {"source": folders[1], "components": []}, "nothing to transplant"),
-        (transplant, {"source": folders[1], "layers": "2"}, "no (weights|layer)"),
+        (transplant, {"source": folders[1], "layers": "2"}, "--layers 2: .* has layers 0-1"),
         (transplant, {"source": folders[1], "layers": "a"}, "counted from 0"),
         (patch, {"source": "negativ"}, "declares negated"),
         (patch, {"source": other}, "n_layers is 1, not 2"),

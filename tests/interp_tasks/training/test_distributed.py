@@ -291,7 +291,7 @@ def test_other_commands_are_of_one_process(tmp_path):
     statuses = wait(start(2, lambda rank: main(["tasks"]), tmp_path))
     assert statuses == [2, 2]
     assert said(tmp_path, "err") == [
-        "interp-run: interp-run tasks list is of one process: only train is started by torchrun\n",
+        "interp-run: tasks list is of one process: only train is started by torchrun\n",
         "",
     ]
 

@@ -10,7 +10,7 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, embeddings
-from interp_tasks.experiments.embeddings.measure import HALF_WAY, half_way
+from interp_tasks.experiments.embeddings.measure import HALF_WAY, half_way, metrics_of_embeddings
 from interp_tasks.measurement.crossings import crossing
 from interp_tasks.measurement.embeddings.geometry import (
     clustered,
@@ -140,7 +140,7 @@ def value_of(frame, metric, column="value"):
     return row[column]
 
 
-def test_an_arrangement_made_by_hand_is_found(made):
+def test_an_arrangement_made_by_hand_is_found(made, task):
     result = embeddings(made)
     frame = result.frame
     assert tuple(frame.columns) == COLUMNS
@@ -154,7 +154,9 @@ def test_an_arrangement_made_by_hand_is_found(made):
     assert value_of(frame, "silhouette by row: p") > 0.5
     assert value_of(frame, "norm of the middle row / others") == pytest.approx(0.5)
     assert value_of(frame, "sign separability", "baseline") < 1
-    assert ALIGNMENT not in set(frame["metric"])
+    # Of a single checkpoint nothing is said about the way to the last.
+    assert {*metrics_of_embeddings(task)} - set(frame["metric"]) == {ALIGNMENT, HALF_WAY}
+    assert set(frame["metric"]) < {*metrics_of_embeddings(task)}
     # 21 values in [-1, 1], of 31 on the grid.
     assert set(frame.loc[frame["variant"] == "tokens", "n"]) == {21}
     assert len(result.tokens[made]) == 21
@@ -224,6 +226,7 @@ def test_modular_tasks_have_values_without_signs(tmp_path):
     found = embeddings(str(save_checkpoint(tmp_path / "c", model, task, step=0))).frame
     assert set(found["variant"]) == {"tokens"}
     assert {"value correlation, component 1", "value correlation, component 2"} < set(found["metric"])
+    assert {*metrics_of_embeddings(task)} - set(found["metric"]) == {ALIGNMENT, HALF_WAY}
 
 
 def test_the_command_prints_a_table_and_refuses_what_cannot_be(made, capsys):

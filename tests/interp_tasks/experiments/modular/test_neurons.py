@@ -288,8 +288,8 @@ def test_figures_show_values_and_shares_in_percent(folder):
     ("given", "told"),
     [
         ({"site": "z"}, "choose mlp_pre, mlp_post, mlp_out or pattern"),
-        ({"site": "mlp_post.3"}, "the model has layers 0 to 0"),
-        ({"neurons": [12]}, "mlp_post.0 has neurons 0 to 11"),
+        ({"site": "mlp_post.3"}, "has layers 0-0"),
+        ({"neurons": [12]}, "has neurons 0-11"),
         ({"draws": 0}, "--draws 0"),
         ({"threshold": 2.0}, "--threshold 2"),
     ],
