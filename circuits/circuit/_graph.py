@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from circuits.circuit._names import Edge, Input, Member, Node, Where
 from circuits.errors import CircuitsError
 from circuits.model.sites import KINDS, Site
 from circuits.model.surface import Surface
 from circuits.validate import is_whole
+
+
+class Layer(NamedTuple):
+    """The edges into the same input of a layer's heads, of an MLP or of the output."""
+
+    site: str
+    layer: int | None
+    heads: tuple[int | None, ...]
+    #: By sender, its edges to each of the heads.
+    edges: tuple[tuple[Node, tuple[Edge, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -67,24 +77,19 @@ class Graph:
     def describe(self) -> dict[str, Any]:
         return asdict(self)
 
-    @cached_property
+    @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes in the order of computation."""
-        nodes = [Node("embed"), *([Node("pos_embed")] if self.positions else [])]
-        for layer in range(self.n_layers):
-            nodes += [Node("z", layer, head) for head in range(self.n_heads)]
-            nodes += [Node("mlp_out", layer)] if self.mlps else []
-        return tuple(nodes)
+        return _nodes(self)
 
-    @cached_property
-    def inputs(self) -> tuple[Input, ...]:
-        """The inputs in the order of computation."""
-        inputs: list[Input] = []
-        for layer in range(self.n_layers):
-            for site in ("q", "k", "v"):
-                inputs += self.heads_of(Input(site, layer))
-            inputs += [Input("mlp_pre", layer)] if self.mlps else []
-        return (*inputs, Input("resid_post"))
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """All edges, by what receives them."""
+        return _layers(self)
+
+    @property
+    def edges(self) -> frozenset[Edge]:
+        return _edges(self)
 
     def heads_of(self, layer_input: Input) -> list[Input]:
         """Returns the inputs of heads or groups that an input of a whole layer consists of; any other as it is."""
@@ -94,24 +99,10 @@ class Graph:
         count = self.key_heads if grouped else self.n_heads
         return [Input(layer_input.site, layer_input.layer, head, grouped) for head in range(count)]
 
-    def senders(self, receiver: Input) -> Iterator[Node]:
-        """Yields the nodes that are computed before an input is read."""
-        for node in self.nodes:
-            if node.stage >= receiver.stage:
-                return
-            if not (self.parallel and node.site == "z" and node.layer == receiver.layer):
-                yield node
-
-    @cached_property
-    def edges(self) -> frozenset[Edge]:
-        return frozenset(
-            Edge(sender, receiver) for receiver in self.inputs for sender in self.senders(receiver)
-        )
-
     def members(self, kind: str) -> frozenset[Member]:
         return frozenset(self.nodes) if kind == "nodes" else self.edges
 
-    def fitted(self, where: dict[Member, Where], kind: str, caller: str) -> dict[Member, Where]:
+    def fitted(self, where: Mapping[Member, Where], kind: str, caller: str) -> Mapping[Member, Where]:
         """Returns the same members with inputs of whole layers resolved; refuses those that the model lacks."""
         known = self.members(kind)
         if where.keys() <= known:
@@ -143,3 +134,33 @@ class Graph:
         if receiver is not None and receiver.grouped:
             has += f", {self.key_heads} key-value groups" if shared else ", each with its own keys and values"
         return f"no {'node' if receiver is None else 'edge'} {member}: the model has {has}"
+
+
+# Graphs are few and small values, and their edges are many: each is listed once.
+@lru_cache(maxsize=16)
+def _nodes(graph: Graph) -> tuple[Node, ...]:
+    nodes = [Node("embed"), *([Node("pos_embed")] if graph.positions else [])]
+    for layer in range(graph.n_layers):
+        nodes += [Node("z", layer, head) for head in range(graph.n_heads)]
+        nodes += [Node("mlp_out", layer)] if graph.mlps else []
+    return tuple(nodes)
+
+
+@lru_cache(maxsize=16)
+def _layers(graph: Graph) -> tuple[Layer, ...]:
+    inputs = [Input(site, layer) for layer in range(graph.n_layers) for site in ("q", "k", "v")]
+    inputs += [Input("mlp_pre", layer) for layer in range(graph.n_layers) if graph.mlps]
+    layers: list[Layer] = []
+    for one in [*inputs, Input("resid_post")]:
+        parts = graph.heads_of(one)
+        senders = [node for node in graph.nodes if node.stage < one.stage]
+        if graph.parallel:
+            senders = [node for node in senders if node.layer is None or node.layer != one.layer]
+        edges = tuple((node, tuple(Edge(node, part) for part in parts)) for node in senders)
+        layers.append(Layer(one.site, one.layer, tuple(part.head for part in parts), edges))
+    return tuple(layers)
+
+
+@lru_cache(maxsize=16)
+def _edges(graph: Graph) -> frozenset[Edge]:
+    return frozenset(edge for layer in graph.layers for _, edges in layer.edges for edge in edges)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from circuits.circuit._graph import Graph
-from circuits.circuit._names import EVERYWHERE, NOWHERE, Edge, Member, Node, Where
+from circuits.circuit._graph import Graph, Layer
+from circuits.circuit._names import EVERYWHERE, NOWHERE, Member, Node, Where
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.interventions.base import (
@@ -43,27 +44,16 @@ class CircuitEdit(Intervention):
 
     def plan(self, surface: Surface) -> tuple[ActivationEdit | Cut, ...]:
         self.replacement.check(surface, self.label)
-        steps = _Steps(self.label, surface, self.replacement)
-        graph = Graph.of(surface)
-        if self.circuit.kind == "nodes":
-            # All outgoing edges of a node are cut where its output is replaced.
-            cut_nodes = self._cut(graph)
-            return tuple(
-                steps.sender(node, at)
-                for node in graph.nodes
-                if (at := cut_nodes.get(node, NOWHERE)) != NOWHERE
-            )
-        return tuple(steps.cuts(graph, self._cut(graph)))
-
-    def _cut(self, graph: Graph) -> dict[Any, Where]:
-        """Returns the members that carry the source's values, with the positions at which they do."""
-        where = graph.fitted(self.circuit.where, self.circuit.kind, self.label)
-        if not self.keep:
-            return where
-        outside: dict[Member, Where] = dict.fromkeys(graph.members(self.circuit.kind), EVERYWHERE)
-        for member, at in where.items():
-            outside[member] = at.inverse
-        return outside
+        graph, kind = Graph.of(surface), self.circuit.kind
+        where: Mapping[Member, Where] = self.circuit.where
+        if self.circuit.graph != graph:
+            where = graph.fitted(where, kind, self.label)
+        steps = _Steps(self.label, surface, self.replacement, where, self.keep)
+        if kind == "edges":
+            return tuple(cut for layer in graph.layers for cut in steps.cuts(layer))
+        # All outgoing edges of a node are cut where its output is replaced.
+        cut_nodes = ((node, steps.cut_at(node)) for node in graph.nodes)
+        return tuple(steps.sender(node, at) for node, at in cut_nodes if at != NOWHERE)
 
     def describe(self) -> dict[str, Any]:
         circuit: dict[str, Any] = {
@@ -87,10 +77,25 @@ class CircuitEdit(Intervention):
 class _Steps:
     """Makes the steps of one plan; edges that share a sender and its positions share the sender's step."""
 
-    def __init__(self, label: str, surface: Surface, replacement: Replacement) -> None:
+    def __init__(
+        self,
+        label: str,
+        surface: Surface,
+        replacement: Replacement,
+        where: Mapping[Member, Where],
+        keep: bool,
+    ) -> None:
         self._label, self._surface, self._replacement = label, surface, replacement
+        self._where, self._keep = where, keep
         self._senders: dict[tuple[Node, Where], ActivationEdit] = {}
         self._replacements: dict[frozenset[int], Replacement] = {}
+
+    def cut_at(self, member: Member) -> Where:
+        """Returns the positions at which a node or an edge carries the source's values."""
+        at = self._where.get(member)
+        if at is None:
+            return EVERYWHERE if self._keep else NOWHERE
+        return at.inverse if self._keep else at
 
     def sender(self, node: Node, at: Where) -> ActivationEdit:
         if (node, at) not in self._senders:
@@ -112,25 +117,21 @@ class _Steps:
             )
         return self._senders[node, at]
 
-    def cuts(self, graph: Graph, where: dict[Edge, Where]) -> list[Cut]:
-        """Returns the cuts of some edges: one for the heads of a layer that a sender is cut off from alike."""
-        heads_by_cut: dict[tuple[Node, Where, str, int], list[int]] = {}
+    def cuts(self, layer: Layer) -> list[Cut]:
+        """Returns the cuts of edges into a layer: one for all heads from which a sender is cut off alike."""
+        number = self._surface.n_layers - 1 if layer.layer is None else layer.layer
+        hook, kind = Site(layer.site, number).hook(), KINDS[layer.site]
         cuts: list[Cut] = []
-        for receiver in graph.inputs:
-            layer = self._surface.n_layers - 1 if receiver.layer is None else receiver.layer
-            for node in graph.senders(receiver):
-                at = where.get(Edge(node, receiver), NOWHERE)
-                if at == NOWHERE:
-                    continue
-                if receiver.head is None:
-                    cuts.append(self._cut(node, at, receiver.site, layer, None))
-                else:
-                    heads_by_cut.setdefault((node, at, receiver.site, layer), []).append(receiver.head)
-        return cuts + [self._cut(*key, tuple(heads)) for key, heads in heads_by_cut.items()]
-
-    def _cut(self, node: Node, at: Where, site: str, layer: int, heads: tuple[int, ...] | None) -> Cut:
-        receiver = Receiver(Site(site, layer).hook(), KINDS[site], layer, heads)
-        return Cut(self._label, self.sender(node, at), receiver)
+        for node, edges in layer.edges:
+            heads_by_where: dict[Where, list[int]] = {}
+            for head, edge in zip(layer.heads, edges, strict=True):
+                at = self.cut_at(edge)
+                if at is not NOWHERE and at != NOWHERE:
+                    heads_by_where.setdefault(at, []).extend([] if head is None else [head])
+            for at, heads in heads_by_where.items():
+                receiver = Receiver(hook, kind, number, tuple(heads) or None)
+                cuts.append(Cut(self._label, self.sender(node, at), receiver))
+        return cuts
 
 
 @dataclass(frozen=True)

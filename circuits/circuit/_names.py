@@ -18,7 +18,8 @@ INPUTS = "an input of a head (1.3.q), of a key-value group (1.k0.v), an MLP (mlp
 
 _HEAD = re.compile(r"(?:(\d{1,6})\.(\d{1,6})|[Ll](\d{1,6})[Hh](\d{1,6}))", re.ASCII)
 _MLP = re.compile(r"mlp(?:_out\.|_pre\.)?(\d{1,6})", re.ASCII)
-_GROUP = re.compile(r"(\d{1,6})\.k(\d{1,6})\.([kv])", re.ASCII)
+# Tables have the heads that a group serves behind its name.
+_GROUP = re.compile(r"(?:(\d{1,6})\.k|[Ll](\d{1,6})[Kk])(\d{1,6})\.([kv])(?: \(heads? [\d,]+\))?", re.ASCII)
 _LAYER = re.compile(r"(?:([qkv])\.(\d{1,6})|(\d{1,6})\.([qkv]))", re.ASCII)
 _POSITIONS = re.compile(r"(all but )?(\d{1,6}(?:,\d{1,6})*)", re.ASCII)
 
@@ -185,7 +186,7 @@ def _read_input(name: str, text: str, caller: str) -> Input:
     if (match := _MLP.fullmatch(name)) and not name.startswith("mlp_out"):
         return Input("mlp_pre", int(match[1]))
     if match := _GROUP.fullmatch(name):
-        return Input(match[3], int(match[1]), int(match[2]), True)
+        return Input(match[4], int(match[1] or match[2]), int(match[3]), True)
     if match := _LAYER.fullmatch(name):
         site, layer = (match[1], match[2]) if match[1] else (match[4], match[3])
         return Input(site, int(layer))

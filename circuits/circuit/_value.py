@@ -119,7 +119,8 @@ class Circuit:
         if None not in (self.graph, other.graph) and self.graph != other.graph:
             raise CircuitsError("the circuits are of models of different shapes")
         graph = self.graph or other.graph
-        first, second = self.where, other.where
+        first: Mapping[Member, Where] = self.where
+        second: Mapping[Member, Where] = other.where
         if graph is not None:
             first, second = (graph.fitted(where, self.kind, _CALLER) for where in (first, second))
         members = {
