@@ -10,11 +10,12 @@ circuit.curve(model, {"IG": found}, base, source, metric)    # faithfulness over
 from __future__ import annotations
 
 from collections.abc import Iterable
+from os import PathLike
 from typing import Any
 
 from circuits.circuit._curve import MIB_SHARES, Curve, curve
 from circuits.circuit._evaluation import Evaluation, evaluate
-from circuits.circuit._files import read
+from circuits.circuit._files import read_parts
 from circuits.circuit._graph import Graph
 from circuits.circuit._intervention import CircuitEdit
 from circuits.circuit._value import Circuit, full_of, made
@@ -58,6 +59,14 @@ def nodes(names: Iterable[str] | str, model: Any = None) -> Circuit:
         model: as in `edges`.
     """
     return made(names, "nodes", None if model is None else Graph.of(Surface.of(model)), "circuit.nodes")
+
+
+def read(path: str | PathLike[str]) -> Circuit:
+    """Reads a circuit that `Circuit.write` has written; nothing but JSON is read.
+
+    Raises `CircuitsError` for a file that cannot be read, is no circuit, or names what no model can have.
+    """
+    return Circuit.of(*read_parts(path))
 
 
 def full(model: Any, kind: str = "edges") -> Circuit:

@@ -9,26 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from circuits.circuit._graph import Graph
-from circuits.circuit._names import Member, Where, read_member
-from circuits.circuit._value import Circuit, Effect
+from circuits.circuit._names import Effect, Member, Where, read_member
 from circuits.errors import CircuitsError
 
 FORMAT = 1
 
 
-def write(circuit: Circuit, path: str | PathLike[str]) -> None:
-    text = json.dumps({"format": FORMAT, **circuit.describe()}, indent=1, allow_nan=False)
+def write(described: dict[str, Any], path: str | PathLike[str]) -> None:
+    """Writes the description of a circuit."""
+    text = json.dumps({"format": FORMAT, **described}, indent=1, allow_nan=False)
     try:
         Path(path).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise CircuitsError(f"circuit.write: cannot write {path}: {error.strerror or error}") from error
 
 
-def read(path: str | PathLike[str]) -> Circuit:
-    """Reads a circuit that `Circuit.write` has written; nothing but JSON is read.
-
-    Raises `CircuitsError` for a file that cannot be read, is no circuit, or names what no model has.
-    """
+def read_parts(
+    path: str | PathLike[str],
+) -> tuple[str, dict[Member, Where], Graph | None, dict[Member, Effect]]:
+    """Returns what a file says of a circuit: its kind, members, graph and effects."""
     caller = f"circuit.read: {path}"
     try:
         given = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -57,7 +56,7 @@ def read(path: str | PathLike[str]) -> Circuit:
     graph = None if given.get("graph") is None else Graph.read(given["graph"], caller)
     if graph is not None:
         graph.fitted(where, given["kind"], caller)
-    return Circuit.of(given["kind"], where, graph, effects)
+    return given["kind"], where, graph, effects
 
 
 def _read_effect(row: dict[str, Any], caller: str) -> Effect:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from circuits.circuit._graph import Graph, Layer
 from circuits.circuit._names import EVERYWHERE, NOWHERE, Member, Node, Where
-from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.interventions.base import (
     ActivationEdit,
@@ -34,11 +33,31 @@ HOW = ("resample", "mean", "zero")
 _LISTED = 500
 
 
+class Members(Protocol):
+    """A circuit, as an intervention sees it."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def graph(self) -> Graph | None: ...
+
+    @property
+    def where(self) -> Mapping[Member, Where]: ...
+
+    @property
+    def sha256(self) -> str: ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[str]: ...
+
+
 @dataclass(frozen=True)
 class CircuitEdit(Intervention):
     """Keeps a circuit, or cuts it: the edges outside, or inside, carry the values of the replacement."""
 
-    circuit: Circuit
+    circuit: Members
     replacement: Replacement
     keep: bool
 
@@ -162,7 +181,7 @@ class Elsewhere(Replacement):
         return {**self.inner.describe(), "all but positions": sorted(self.positions)}
 
 
-def circuit_edit(circuit: Circuit, source: Any, how: Any, keep: bool) -> CircuitEdit:
+def circuit_edit(circuit: Members, source: Any, how: Any, keep: bool) -> CircuitEdit:
     caller = "circuit.keep" if keep else "circuit.cut"
     return CircuitEdit(circuit, read_source(source, how, caller), keep)
 

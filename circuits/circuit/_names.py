@@ -137,6 +137,14 @@ class Edge(NamedTuple):
 Member = Edge | Node
 
 
+class Effect(NamedTuple):
+    """What a screening found out about a member: the estimate of its effect, and the exact one where measured."""
+
+    metric: str | None = None
+    estimate: float | None = None
+    effect: float | None = None
+
+
 def read_member(text: object, kind: str, caller: str) -> tuple[Member, Where]:
     """Returns the node or edge that a text names, and its positions.
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from circuits.circuit._names import Member, Where, read_member
-from circuits.circuit._value import Circuit, Effect
+from circuits.circuit._names import Effect, Member, Where, read_member
+from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.validate import is_whole, read_choice
 

@@ -7,26 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from circuits.circuit._files import write
 from circuits.circuit._graph import Graph
-from circuits.circuit._names import EVERYWHERE, NOWHERE, Edge, Member, Where, read_member
+from circuits.circuit._intervention import CircuitEdit, circuit_edit
+from circuits.circuit._names import EVERYWHERE, NOWHERE, Edge, Effect, Member, Where, read_member
 from circuits.errors import CircuitsError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from circuits.circuit._intervention import CircuitEdit
-
 _CALLER = "circuit"
-
-
-class Effect(NamedTuple):
-    """What a screening found out about a member: the estimate of its effect, and the exact one where measured."""
-
-    metric: str | None = None
-    estimate: float | None = None
-    effect: float | None = None
 
 
 @dataclass(frozen=True)
@@ -143,8 +135,6 @@ class Circuit:
             how: what an edge outside carries: "resample", what the sender writes on the source, row by row; "mean",
                 its mean over the source's examples, per position; "zero", nothing.
         """
-        from circuits.circuit._intervention import circuit_edit
-
         return circuit_edit(self, source, how, keep=True)
 
     def cut(self, source: Any = None, how: str = "resample") -> CircuitEdit:
@@ -152,8 +142,6 @@ class Circuit:
 
         Arguments as in `keep`.
         """
-        from circuits.circuit._intervention import circuit_edit
-
         return circuit_edit(self, source, how, keep=False)
 
     # ---- As data
@@ -206,9 +194,7 @@ class Circuit:
 
     def write(self, path: str | PathLike[str]) -> None:
         """Writes the circuit as JSON, which `circuit.read` reads."""
-        from circuits.circuit._files import write
-
-        write(self, path)
+        write(self.describe(), path)
 
     def __repr__(self) -> str:
         shown = ", ".join(name for name, _ in zip(self, range(6), strict=False))
