@@ -241,8 +241,12 @@ def stacked(runs: Sequence[PerExample], metric: str) -> tuple[np.ndarray, np.nda
 
 def joined(parts: Sequence[PerExample]) -> PerExample:
     return {
-        name: tuple(np.concatenate([part[name][i] for part in parts]) for i in (0, 1)) for name in parts[0]
-    }  # type: ignore[misc]
+        name: (
+            np.concatenate([part[name][0] for part in parts]),
+            np.concatenate([part[name][1] for part in parts]),
+        )
+        for name in parts[0]
+    }
 
 
 def _sends_positions(member: Member) -> bool:

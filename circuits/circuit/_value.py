@@ -215,6 +215,4 @@ def made(names: Iterable[Any], kind: str, graph: Graph | None, caller: str) -> C
     for name in names:
         member, at = read_member(name, kind, caller)
         where[member] = where.get(member, NOWHERE) | at
-    if graph is not None:
-        where = graph.fitted(where, kind, caller)
-    return Circuit.of(kind, where, graph)
+    return Circuit.of(kind, where if graph is None else graph.fitted(where, kind, caller), graph)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -204,7 +205,7 @@ def _curve(start: _Place, end: _Place, group: str) -> tuple[list[float], list[fl
     return [float(x) for x in xs], [float(y) for y in ys]
 
 
-def _hover(row: dict[str, Any]) -> str:
+def _hover(row: Mapping[Any, Any]) -> str:
     lines = [f"<b>{row['name']}</b>"]
     if row["positions"] != "all":
         lines.append(f"at {row['positions']}")
