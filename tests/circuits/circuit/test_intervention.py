@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from circuits import CircuitsError, cache, circuit, edit, patch, run, sweep
+from circuits import CircuitsError, cache, circuit, edit, intervene, patch, run, sweep
 
 # Settings of random models; each circuit is of one of them.
 MODELS = {
@@ -22,8 +22,9 @@ MODELS = {
 class ByHand:
     """A pre-norm model's forward from its parameters, with separate inputs for every receiver."""
 
-    def __init__(self, model) -> None:
-        self.cfg = model.cfg
+    def __init__(self, model, bent=None) -> None:
+        """bent: a layer and a function of the stream between its heads and its MLP, None for none."""
+        self.cfg, self.bent = model.cfg, bent
         self.w = {name.replace("attn._", "attn."): value.detach() for name, value in model.named_parameters()}
 
     def norm(self, x, name):
@@ -40,10 +41,15 @@ class ByHand:
         batch, length = tokens.shape
         positions = w["pos_embed.W_pos"][:length].expand(batch, -1, -1)
         written = {"embed": w["embed.W_E"][tokens], "pos_embed": positions}
-        bias = torch.zeros_like(positions)
 
         def into(receiver):
-            return sum(hears(sender, receiver, own) for sender, own in written.items()) + bias
+            stream = torch.zeros_like(positions)
+            for sender, own in written.items():
+                bias = sender.startswith("b_O")
+                stream = stream + (own if bias else hears(sender, receiver, own))
+                if bias and self.bent is not None and sender == f"b_O.{self.bent[0]}":
+                    stream = self.bent[1](stream)
+            return stream
 
         key_heads = w["blocks.0.attn.W_K"].shape[0]
         for layer in range(cfg.n_layers):
@@ -66,7 +72,7 @@ class ByHand:
                 z = scores.softmax(-1) @ values[group]
                 outputs[f"{layer}.{head}"] = z @ w[f"{attn}.W_O"][head]
             written |= outputs
-            bias = bias + w[f"{attn}.b_O"]
+            written[f"b_O.{layer}"] = w[f"{attn}.b_O"]
             if not cfg.attn_only:
                 mlp = f"blocks.{layer}.mlp"
                 x = (
@@ -303,6 +309,37 @@ def test_edits_act_on_the_run_that_is_kept(two_layers, tokens, other_tokens):
         (circuit.edges(c).keep(other_tokens), double),
     ):
         agrees(run(two_layers, tokens, *order), expected, clean)
+
+
+def test_an_edit_of_the_stream_acts_on_every_receivers_own(hooked_only, make_model, tokens, other_tokens):
+    """Senders before it and after it, and receivers on both sides of it."""
+    model = make_model(0, hooked_only, n_layers=3)
+
+    def bend(x):
+        return (1.3 * x).tanh()
+
+    by_hand = ByHand(model, bent=(1, bend))
+    # The source's own pass has no edits.
+    theirs = sources(ByHand(model), other_tokens, "resample")
+    rng = np.random.default_rng(0)
+    names = list(circuit.full(model))
+    for share in (0.3, 0.6, 0.9):
+        chosen = {name for name in names if rng.random() < share}
+        expected, clean = by_hand.kept(tokens, theirs, chosen), by_hand(tokens)
+        assert float((expected - clean).abs().max()) > 0.01
+        kept = circuit.edges(sorted(chosen)).keep(other_tokens)
+        agrees(run(model, tokens, kept, edit("resid_mid.1", bend)), expected, clean)
+
+
+def test_an_edit_of_an_inner_block_is_seen_by_cuts_of_an_outer_one(causal, tokens, other_tokens):
+    """An MLP hears what the edit makes of its own stream, whichever block the edit stands in."""
+    kept = (circuit.full(causal) - circuit.edges(["embed -> mlp1", "0.1 -> mlp1"])).keep(other_tokens)
+    bent = edit("resid_mid.1", lambda x: (1.3 * x).tanh())
+    together = run(causal, tokens, kept, bent)
+    with intervene(causal, kept):
+        inner = run(causal, tokens, bent)
+    assert float((together - run(causal, tokens, bent)).abs().max()) > 0.001
+    torch.testing.assert_close(inner, together, rtol=0, atol=1e-12)
 
 
 def test_one_forward_per_circuit(two_layers, tokens, other_tokens):
