@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from circuits.interventions.custom import edit
     from circuits.interventions.variants import Draws, draws, grid
     from circuits.logit_lens import Lens, lens
-    from circuits.model.heads import Head, heads
+    from circuits.model.heads import Head, KeyValueGroup, heads
     from circuits.model.sites import Site
+    from circuits.sae import splice
     from circuits.sweeps.metrics import logit_difference
     from circuits.sweeps.sweep import compare, sweep
     from circuits.sweeps.table import SweepResult
@@ -49,6 +50,7 @@ __all__ = [
     "Draws",
     "Head",
     "Intervention",
+    "KeyValueGroup",
     "Lens",
     "Site",
     "SweepResult",
@@ -70,6 +72,7 @@ __all__ = [
     "plots",
     "probe",
     "run",
+    "splice",
     "sweep",
     "transplant",
     "variance",
@@ -96,6 +99,7 @@ _HOMES = {
     "Draws": "circuits.interventions.variants",
     "Head": "circuits.model.heads",
     "Intervention": "circuits.interventions.base",
+    "KeyValueGroup": "circuits.model.heads",
     "Lens": "circuits.logit_lens",
     "Site": "circuits.model.sites",
     "SweepResult": "circuits.sweeps.table",
@@ -109,6 +113,7 @@ _HOMES = {
     "lens": "circuits.logit_lens",
     "logit_difference": "circuits.sweeps.metrics",
     "run": "circuits.interventions.apply",
+    "splice": "circuits.sae",
     "sweep": "circuits.sweeps.sweep",
 }
 

@@ -32,7 +32,18 @@ from circuits.model.sites import Site
 from circuits.tensors import Snapshot
 from circuits.validate import is_whole, made_by, read_choice, read_indices, read_seed, read_tokens
 
-__all__ = ["classes", "each", "frequencies", "mean", "mean_pattern", "neurons", "resample", "uniform", "zero"]
+__all__ = [
+    "classes",
+    "each",
+    "features",
+    "frequencies",
+    "mean",
+    "mean_pattern",
+    "neurons",
+    "resample",
+    "uniform",
+    "zero",
+]
 
 Tokens = Shaped[Tensor, "batch pos *input"]
 
@@ -153,25 +164,59 @@ def neurons(
             does).
     """
     caller = "ablate.neurons"
-    how = read_choice(how, ("zero", "mean", "resample"), caller, "how")
-    for name, value, needed in (("reference", reference, "mean"), ("source", source, "resample")):
-        if value is None and how == needed:
-            raise CircuitsError(f"{caller}: how={how!r} needs {name}=, tokens [batch pos]")
-        if value is not None and how != needed:
-            raise CircuitsError(f"{caller}: {name}= goes with how={needed!r}, here how={how!r}")
+    replacement = _read_how(how, reference, source, seed, caller)
     layers = read_indices(layer, caller, "layer") or ()
     if len(layers) != 1:
         raise CircuitsError(f"{caller}: layer={layer!r}; give one layer, counting from 0")
     if neurons is None:
         raise CircuitsError(f"{caller}: no neurons given")
     place = read_place(Site("mlp_post", layers[0]), None, caller, neurons)
-    if how == "mean":
-        replacement: Replacement = Mean(read_tokens(reference, caller, "reference"))
-    elif how == "resample":
-        replacement = _resampled(source, seed, caller)
-    else:
-        replacement = Zero()
     return Edit(caller, (place,), replacement, read_queries(queries, positions, caller))
+
+
+def features(
+    site: Any,
+    features: Any,
+    how: str = "zero",
+    *,
+    reference: Tokens | None = None,
+    source: Tokens | None = None,
+    seed: int = 0,
+    queries: Any = None,
+    positions: Any = None,
+) -> Edit:
+    """Ablates features of the autoencoder that is spliced in at a site (`circuits.splice`); its error stays.
+
+    Args:
+        site: "resid_post.1", or "features.resid_post.1".
+        features: indices from 0, or a boolean mask [feature].
+        how: as in `neurons`.
+        reference: see `how`.
+        source: see `how`.
+        seed: see `how`.
+    """
+    caller = "ablate.features"
+    replacement = _read_how(how, reference, source, seed, caller)
+    if features is None:
+        raise CircuitsError(f"{caller}: no features given")
+    given = read_place(site, None, caller).site
+    named = given if given.kind.unit == "feature" else f"features.{given}"
+    place = read_place(named, None, caller, features=features)
+    return Edit(caller, (place,), replacement, read_queries(queries, positions, caller))
+
+
+def _read_how(
+    how: Any, reference: Tokens | None, source: Tokens | None, seed: int, caller: str
+) -> Replacement:
+    how = read_choice(how, ("zero", "mean", "resample"), caller, "how")
+    for name, value, needed in (("reference", reference, "mean"), ("source", source, "resample")):
+        if value is None and how == needed:
+            raise CircuitsError(f"{caller}: how={how!r} needs {name}=, tokens [batch pos]")
+        if value is not None and how != needed:
+            raise CircuitsError(f"{caller}: {name}= goes with how={needed!r}, here how={how!r}")
+    if how == "mean":
+        return Mean(read_tokens(reference, caller, "reference"))
+    return _resampled(source, seed, caller) if how == "resample" else Zero()
 
 
 def frequencies(

@@ -2,7 +2,7 @@
 
 
 class CircuitsError(ValueError):
-    """A request that cannot be served. The message is one line: what was asked, and what would be valid."""
+    """An error in a request; its message says in one line what was requested and what would be valid."""
 
     def __init__(self, message: str) -> None:
         # What was asked may be anything, a large tensor too.

@@ -22,12 +22,12 @@ def cos_sin(x: Tensor, frequency: int, period: int) -> Tensor:
 
 
 def products(x: Tensor, frequency: int, period: int) -> Tensor:
-    """The products over the columns of x [n column] of {1, cos, sin}, but for the constant, [n function].
+    """Returns the products over the columns of x [n column] of {1, cos, sin}, but for the constant, [n function].
 
     The last column varies fastest; for two columns there are 8 (3 at the highest frequency of an even period).
     """
-    found = torch.ones(len(x), 1, dtype=torch.float64, device=x.device)
+    table = torch.ones(len(x), 1, dtype=torch.float64, device=x.device)
     for column in x.T:
         each = torch.cat([torch.ones_like(column)[:, None], cos_sin(column, frequency, period)], 1)
-        found = (found[:, :, None] * each[:, None, :]).flatten(1)
-    return found[:, 1:]
+        table = (table[:, :, None] * each[:, None, :]).flatten(1)
+    return table[:, 1:]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from circuits.interventions.apply import Activations, intervene, run
 from circuits.interventions.base import Intervention
 from circuits.interventions.custom import edit
 from circuits.model.heads import Head
+from circuits.model.projections import Projections
 from circuits.model.sites import Site
 from circuits.model.surface import Surface
 from circuits.validate import read_run_tokens
@@ -30,16 +32,20 @@ class Lens:
             alone, applied to the normalised output of the embeddings and of each layer.
         contributions: "embed", "pos_embed", "L0H0", ..., "b_O.0", "mlp_out.0", ..., in the order they are added: each
             component's direct contribution to the output, along the residual stream, with the scale of every norm on
-            the way fixed at its value in this run: that of the final norm; in a post-norm model also those after each
-            sum, whose biases are "ln_embed", "ln1.0", "ln2.0", .... "edits" is the contribution of interventions on the
-            residual stream itself.
-        constant: [out], the biases of the read-out. Contributions and constant add up to `output`.
+            the way fixed at its value in this run: that of the final norm; of the norm that attention's output passes
+            before it is added, where there is one (Gemma 2, OLMo 2), so that heads have a share of it; in a post-norm
+            model also those after each sum, whose biases are "ln_embed", "ln1.0", "ln2.0", .... "edits" is the
+            contribution of interventions on the residual stream itself.
+        constant: [out], the biases of the read-out. Contributions and constant add up to `output`; where logits pass a
+            soft cap, to what comes to the cap.
+        soft_cap: the bound c of a soft cap, output = c·tanh(logits / c); None where there is none.
     """
 
     output: Tensor
     readouts: Mapping[str, Tensor]
     contributions: Mapping[str, Tensor]
     constant: Tensor
+    soft_cap: float | None = None
 
     def plot(self, positions: Any = None) -> Any:
         """Returns a plotly figure of each component's direct contribution and each read-out's distance from the output.
@@ -52,15 +58,18 @@ class Lens:
 
     def without(self, name: str) -> Tensor:
         """Returns the output without one component's direct contribution."""
-        return self.output - self.contributions[name]
+        if self.soft_cap is None:
+            return self.output - self.contributions[name]
+        parts = [part for other, part in self.contributions.items() if other != name]
+        return _capped(sum(parts, self.constant), self.soft_cap)
 
 
 def lens(model: Any, tokens: Any, *interventions: Intervention) -> Lens:
     """Computes the logit lens (nostalgebraist 2020) and direct logit attribution (Elhage et al. 2021).
 
     Read-outs are computed by the model itself, which is run once more per layer with its last residual stream replaced.
-    Contributions need a final norm (LayerNorm, RMS or none) and a linear unembedding: a model is refused if they do not
-    add up to its output (soft caps). Interventions, if any, are in force. Eval mode, no gradients.
+    Contributions need norms that are LayerNorm, RMS or none, and a linear unembedding, but for a soft cap of its
+    output: a model is refused if they do not add up. Interventions, if any, are in force. Eval mode, no gradients.
     """
     surface = Surface.of(model)
     tokens = read_run_tokens(tokens, "lens")
@@ -86,11 +95,13 @@ def lens(model: Any, tokens: Any, *interventions: Intervention) -> Lens:
         components = _components(surface, seen, bool(interventions))
         read_out = _ReadOut.of(surface, seen[Site("resid_post", layers[-1])], output)
         contributions = {name: read_out.linear(part) for name, part in components.items()}
-    return Lens(output, readouts, contributions, read_out.constant)
+    return Lens(output, readouts, contributions, read_out.constant, _soft_cap(surface))
 
 
 _PARTS = tuple(Site(name) for name in ("embed", "pos_embed", "z", "mlp_out"))
 _SUMS = tuple(Site(name) for name in ("resid_mid", "resid_post"))
+# Accuracy of the RMS norm of a bridge, which computes in single precision whatever the precision of the model.
+_SINGLE = 1e-6
 #: The hook of the normalised output of a layer of a post-norm model.
 _LAYER_OUTPUT = "blocks.{}.hook_normalized_resid_post"
 
@@ -100,11 +111,17 @@ def _components(surface: Surface, seen: Activations, edited: bool) -> dict[str, 
 
     Norms on the way are treated as linear maps, with their scales fixed at those of this run.
     """
-    weights = {name: value.detach() for name, value in surface.named_weights().items()}
+    # Buffers too: processed weights of a bridge are partly held in them.
+    weights = surface.model.state_dict()
+    projections = Projections.of(surface)
     shape = seen["embed"].shape
     components = {
         name: seen[name].expand(shape) for name in ("embed", "pos_embed") if Site(name).hook() in seen
     }
+
+    tolerance = _relative_tolerance(seen["embed"].dtype)
+    if surface.bridged and surface.sublayer_norm("attn_out", 0) is not None:
+        tolerance = max(tolerance, _SINGLE)
 
     def attribute_remainder(stream: Tensor) -> None:
         """Attributes the part of the stream that no component has added to "edits"."""
@@ -112,7 +129,7 @@ def _components(surface: Surface, seen: Activations, edited: bool) -> dict[str, 
         remainder = stream - parts.sum(0)
         # Positions are compared one by one, because one may have entries that are far larger than all others.
         largest = torch.maximum(parts.abs().amax((0, -1)), stream.abs().amax(-1))
-        if bool((remainder.abs().amax(-1) <= _relative_tolerance(stream.dtype) * largest).all()):
+        if bool((remainder.abs().amax(-1) <= tolerance * largest).all()):
             return
         if not edited:
             raise CircuitsError(
@@ -137,16 +154,18 @@ def _components(surface: Surface, seen: Activations, edited: bool) -> dict[str, 
     normalise("embed", None)
     for layer in range(surface.n_layers):
         z = seen[Site("z", layer)]
-        prefix = f"blocks.{layer}.attn"
-        out = weights.get(f"{prefix}.W_O")
-        if out is None:
-            # The weight of a torch Linear is [d_model, head * d_head].
-            out = weights[f"{prefix}.o.weight"].T.reshape(z.shape[2], z.shape[3], -1)
-        for head in range(z.shape[2]):
-            components[Head(layer, head).label] = z[:, :, head] @ out[head]
-        bias = weights.get(f"{prefix}.b_O", weights.get(f"{prefix}.o.bias"))
+        weight, bias = projections.outward("z", layer)
+        out = weight.detach().unflatten(0, z.shape[2:])
+        added = {Head(layer, head).label: z[:, :, head] @ out[head] for head in range(z.shape[2])}
         if bias is not None:
-            components[f"b_O.{layer}"] = bias.expand(shape)
+            added[f"b_O.{layer}"] = bias.detach().expand(shape)
+        path = surface.sublayer_norm("attn_out", layer)
+        if path is not None:
+            norm = _FrozenNorm.of(surface, path, torch.stack(list(added.values())).sum(0))
+            added = {name: norm.linear(part) for name, part in added.items()}
+            if norm.shift is not None:
+                added[f"{path.split('.')[-1]}.{layer}"] = norm.shift.expand(shape)
+        components |= added
         if Site("mlp_out", layer).hook() in seen:
             normalise("resid_mid", layer)
             components[f"mlp_out.{layer}"] = seen[Site("mlp_out", layer)]
@@ -164,6 +183,85 @@ def _eps(surface: Surface) -> float:
 
 #: Units in the last place by which a read-out that is the model's may differ from its output.
 _UNITS = 16
+
+
+def _units(dtype: torch.dtype, bridged: bool) -> float:
+    """Returns the largest difference, relative to the terms of a sum, that counts as rounding."""
+    # The RMS norm of a bridge computes in single precision, whatever the precision of the model.
+    return _UNITS * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps if bridged else 0.0)
+
+
+def _largest(x: Tensor, centred: bool, scale: Tensor | float) -> Tensor:
+    """Returns the size of the terms of each entry of a norm of x, which subtracts the mean where it centres."""
+    centre = x - x.mean(-1, keepdim=True) if centred else x
+    return (centre.abs() + x.abs().amax(-1, keepdim=True)) / scale
+
+
+def _soft_cap(surface: Surface) -> float | None:
+    cap = float(getattr(surface.model.cfg, "output_logits_soft_cap", None) or 0)
+    return cap if cap > 0 else None
+
+
+def _capped(logits: Tensor, cap: float | None) -> Tensor:
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def _norm_kinds(x: Tensor, eps: float) -> Iterator[tuple[bool, Tensor | float]]:
+    """Yields (whether it centres, its scale at x) of LayerNorm, of an RMS norm, and of none."""
+    for centred, normed in ((True, True), (False, True), (False, False)):
+        centre = x - x.mean(-1, keepdim=True) if centred else x
+        yield centred, (centre.square().mean(-1, keepdim=True) + eps).sqrt() if normed else 1.0
+
+
+def _gains(weight: Tensor | None) -> list[Tensor | float]:
+    """Returns what a norm of this weight may multiply by: the weight, or 1 more (Gemma)."""
+    return [1.0] if weight is None else [weight, 1 + weight]
+
+
+@dataclass(frozen=True)
+class _FrozenNorm:
+    """A norm whose scale is fixed at that of one input: a linear map of the input's parts, plus `shift`."""
+
+    centred: bool
+    scale: Tensor | float  # [batch pos 1]
+    gain: Tensor | float  # [d_model]
+    shift: Tensor | None  # [d_model]
+
+    def linear(self, part: Tensor) -> Tensor:
+        if self.centred:
+            part = part - part.mean(-1, keepdim=True)
+        return part / self.scale * self.gain
+
+    def rounding(self, x: Tensor, bridged: bool) -> Tensor:
+        """Returns the error [batch pos d_model] that rounding may cause in the norm of x."""
+        entries = _largest(x, self.centred, self.scale) * torch.as_tensor(self.gain).abs()
+        terms = entries + (0.0 if self.shift is None else self.shift.abs())
+        return _units(x.dtype, bridged) * terms.clamp(min=1e-30)
+
+    @classmethod
+    def of(cls, surface: Surface, path: str, x: Tensor) -> _FrozenNorm:
+        """Takes the norm at `path` for LayerNorm, RMS norm or none, whichever makes of `x` what it makes itself."""
+        module: Any = surface.model.get_submodule(path)
+        gain, shift = (
+            next(
+                (value.detach() for name in names if (value := getattr(module, name, None)) is not None), None
+            )
+            for names in (("w", "weight"), ("b", "bias"))
+        )
+        with torch.no_grad():
+            output: Tensor = module(x)
+        best, smallest = None, torch.inf
+        for (centred, scale), one in product(_norm_kinds(x, _eps(surface)), _gains(gain)):
+            candidate = cls(centred, scale, one, shift)
+            predicted = candidate.linear(x) + (0.0 if shift is None else shift)
+            error = float(((predicted - output).abs() / candidate.rounding(x, surface.bridged)).max())
+            if error < smallest:
+                best, smallest = candidate, error
+        if best is None or not smallest <= 1:
+            raise CircuitsError(
+                f"lens: {path} is neither LayerNorm nor RMS norm, so the heads before it have no share of what it adds"
+            )
+        return best
 
 
 @dataclass(frozen=True)
@@ -188,15 +286,12 @@ class _ReadOut:
         Errors of the products add up as independent ones do. In the norm a mean is subtracted, so that the largest
         entry of the stream counts in each.
         """
-        centred = stream - stream.mean(-1, keepdim=True) if self.centred else stream
-        entries = (centred.abs() + stream.abs().amax(-1, keepdim=True)) / self.scale
+        entries = _largest(stream, self.centred, self.scale)
         # At least in single precision, as squares overflow earlier.
         wide = torch.promote_types(stream.dtype, torch.float32)
         constant = self.constant.to(wide).nan_to_num(posinf=0, neginf=0)
         terms = entries.to(wide).square() @ self.weight.to(wide).square() + constant.square()
-        # The RMS norm of a bridge computes in single precision, whatever the precision of the model.
-        least = torch.finfo(torch.float32).eps if self.bridged else 0.0
-        return _UNITS * max(torch.finfo(stream.dtype).eps, least) * terms.sqrt().clamp(min=1e-30)
+        return _units(stream.dtype, self.bridged) * terms.sqrt().clamp(min=1e-30)
 
     @classmethod
     def of(cls, surface: Surface, stream: Tensor, output: Tensor) -> _ReadOut:
@@ -211,14 +306,11 @@ class _ReadOut:
         gain = weights.get(f"{norm}.w", weights.get(f"{norm}.weight"))
         shift = weights.get(f"{norm}.b", weights.get(f"{norm}.bias"))
         constant = bias.clone() if shift is None else bias + shift @ weight
-        folded = weight if gain is None else gain[:, None] * weight
-        eps = _eps(surface)
         best, smallest = None, torch.inf
-        for centred, normed in ((True, True), (False, True), (False, False)):
-            centre = stream - stream.mean(-1, keepdim=True) if centred else stream
-            scale = (centre.square().mean(-1, keepdim=True) + eps).sqrt() if normed else 1.0
+        for (centred, scale), one in product(_norm_kinds(stream, _eps(surface)), _gains(gain)):
+            folded = one[:, None] * weight if isinstance(one, Tensor) else weight
             candidate = cls(centred, scale, folded, constant, surface.bridged)
-            predicted = candidate.linear(stream) + constant
+            predicted = _capped(candidate.linear(stream) + constant, _soft_cap(surface))
             # Entries that are equal count as 0 even if infinite, as with a bias that rules an output out.
             difference = (predicted - output).abs().masked_fill(predicted == output, 0)
             error = float((difference / candidate.rounding(stream)).max())
@@ -227,8 +319,8 @@ class _ReadOut:
         # The comparison is negated so that NaN counts as a difference.
         if best is None or not smallest <= 1:
             raise CircuitsError(
-                "lens: the output of this model is not a linear function of its normalised residual stream (a soft "
-                "cap, or a norm other than LayerNorm and RMS), so contributions would not add up"
+                "lens: the output of this model is not a linear function of its normalised residual stream (a norm "
+                "other than LayerNorm and RMS, or a read-out of its own), so contributions would not add up"
             )
         return best
 

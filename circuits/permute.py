@@ -36,7 +36,7 @@ class Permuted(Replacement):
     order: tuple[int, ...] | None
 
     def prepare(self, run: RunContext) -> str | None:
-        """Names the reason why the model reads other rows than the first in order, such as padding, or None."""
+        """Returns names the reason why the model reads other rows than the first in order, such as padding, or None."""
         is_padded = run.tokens is not None and masks_itself(run.surface, run.tokens)
         return "padding" if is_padded else unusual(run.given)
 

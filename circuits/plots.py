@@ -1,4 +1,4 @@
-"""Figures of what was measured, as plotly figures with titles, axes and units; and files of them.
+"""Draws results as plotly figures with titles, axes and units, and writes figures to files.
 
     from circuits import plots
 
@@ -39,7 +39,7 @@ def attention(
     *,
     title: str | None = None,
 ) -> Any:
-    """A plotly figure: a heatmap per head, layers down, heads across, in one colour scale that begins at 0.
+    """Returns a plotly figure: a heatmap per head, layers down, heads across, in one colour scale that begins at 0.
 
         plots.attention(patterns.attention(model, tokens))
         plots.attention(cache(model, tokens, ["pattern.0"]).popitem()[1].mean(0))
@@ -67,7 +67,7 @@ def attention(
 def spectrum(
     values: Any, keys: Iterable[Any] = (), *, by: str | None = None, title: str | None = None
 ) -> Any:
-    """A plotly figure of the share of the variance that each frequency carries, all features together.
+    """Returns a plotly figure of the share of the variance that each frequency carries, all features together.
 
         plots.spectrum(fourier.spectrum(model.W_E[:113]))
         plots.spectrum(found, fourier.key_frequencies(found))

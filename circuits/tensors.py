@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
@@ -85,8 +86,8 @@ class Snapshot:
         return f"tensor({text['shape']}, {text['dtype']}, sha256={self.sha256[:12]})"
 
 
-def as_dense_tensor(given: Any, what: str) -> Any:
-    """Returns an array or tensor as a dense tensor that has values, and anything else as it is.
+def as_dense_tensor(given: Any, label: str) -> Any:
+    """Returns an array or tensor as a dense tensor that has values; returns anything else unchanged.
 
     It is copied only where torch cannot read an array in place: backwards, write-protected or in foreign byte order.
     """
@@ -95,7 +96,7 @@ def as_dense_tensor(given: Any, what: str) -> Any:
             return torch.from_numpy(np.require(given, given.dtype.newbyteorder("="), ["C", "W"]))
         except TypeError as error:
             raise CircuitsError(
-                f"{what}: torch has no numbers of {given.dtype}, which the array holds"
+                f"{label}: torch has no numbers of {given.dtype}, which the array holds"
             ) from error
     if isinstance(given, Tensor):
         unsupported = [
@@ -109,7 +110,7 @@ def as_dense_tensor(given: Any, what: str) -> Any:
             if is_kind
         ]
         if unsupported:
-            raise CircuitsError(f"{what}: got a {unsupported[0]} tensor; give a dense one that has values")
+            raise CircuitsError(f"{label}: got a {unsupported[0]} tensor; give a dense one that has values")
         if given.is_inference():
             # Autograd refuses tensors made under torch.inference_mode, even as ids.
             with torch.inference_mode(False):
@@ -120,11 +121,42 @@ def as_dense_tensor(given: Any, what: str) -> Any:
 Positions = tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Span:
+    """Positions from `start` to before `stop`, as in a slice, or by name: those of the prompt, or the new ones."""
+
+    start: int | None = None
+    stop: int | None = None
+    name: str | None = None
+
+    @property
+    def relative(self) -> bool:
+        """Whether it depends on the length of the prompt."""
+        return self.name is not None or min(self.start or 0, self.stop or 0) < 0
+
+    def bounds(self, prompt: int) -> tuple[float, float]:
+        """Returns its first position, and that after its last, for a prompt of this length; its end is open without
+        `stop`.
+        """
+        if self.name is not None:
+            return (0, prompt) if self.name == "prompt" else (prompt, float("inf"))
+        first, last = self.start or 0, float("inf") if self.stop is None else self.stop
+        return (first + prompt if first < 0 else first), (last + prompt if last < 0 else last)
+
+    def __str__(self) -> str:
+        bounds = ("" if bound is None else str(bound) for bound in (self.start, self.stop))
+        return self.name or ":".join(bounds)
+
+
+#: Names of positions while a model generates.
+SPANS = ("prompt", "new")
+
+
 class _Array(tuple[int, ...]):
     """Positions 0 and 1 from an array; in a run of two positions such an array could also mean a mask."""
 
 
-def refuse_numbers_as_mask(given: Any, what: str, mask: str) -> None:
+def refuse_numbers_as_mask(given: Any, label: str, mask: str) -> None:
     """Refuses whole numbers that may be meant as a mask: only 0 and 1, with repeats or as bytes.
 
     Args:
@@ -143,29 +175,44 @@ def refuse_numbers_as_mask(given: Any, what: str, mask: str) -> None:
         return
     if distinct and distinct <= {0, 1} and (len(numbers) > len(distinct) or is_bytes):
         raise CircuitsError(
-            f"{what}: {len(numbers)} numbers that are all 0 or 1 can be read as a mask {mask} or as the numbers 0 and "
+            f"{label}: {len(numbers)} numbers that are all 0 or 1 can be read as a mask {mask} or as the numbers 0 and "
             "1; give a mask as booleans, and numbers once each, as a list of int"
         )
 
 
-def parse_positions(given: Any, what: str) -> Positions | Snapshot | None:
+def parse_span(given: Any, label: str) -> Span | None:
+    """Reads positions given as a slice, as "prompt" or as "new"; None for anything else."""
+    if isinstance(given, str) and given in SPANS:
+        return Span(name=given)
+    if not isinstance(given, slice):
+        return None
+    try:
+        bounds = [None if one is None else operator.index(one) for one in (given.start, given.stop)]
+    except TypeError as error:
+        raise CircuitsError(f"{label}: a slice of positions has whole numbers, got {given}") from error
+    if given.step not in (None, 1):
+        raise CircuitsError(f"{label}: a slice of positions has no step, got {given}")
+    return Span(bounds[0], bounds[1])
+
+
+def parse_positions(given: Any, label: str) -> Positions | Snapshot | None:
     """Reads positions: integers (negative ones count from the end) or a boolean mask, [pos] or [batch pos]."""
     if given is None:
         return None
-    given = as_dense_tensor(given, what)
+    given = as_dense_tensor(given, label)
     is_array = isinstance(given, Tensor)
     if isinstance(given, Tensor) and given.dtype == torch.bool:
         if given.ndim not in (1, 2):
-            raise CircuitsError(f"{what}: a mask is [pos] or [batch pos], this one is {list(given.shape)}")
+            raise CircuitsError(f"{label}: a mask is [pos] or [batch pos], this one is {list(given.shape)}")
         if not bool(given.any()):
-            raise CircuitsError(f"{what}: the mask {list(given.shape)} selects nothing")
+            raise CircuitsError(f"{label}: the mask {list(given.shape)} selects nothing")
         return Snapshot(given)
     if isinstance(given, Tensor) and given.ndim > 1:
         raise CircuitsError(
-            f"{what}: positions are one list for all examples, a mask of each example's is boolean; got "
+            f"{label}: positions are one list for all examples, a mask of each example's is boolean; got "
             f"{str(given.dtype).removeprefix('torch.')} {list(given.shape)}"
         )
-    refuse_numbers_as_mask(given, what, "[pos]")
+    refuse_numbers_as_mask(given, label, "[pos]")
     if isinstance(given, Tensor):
         given = given.reshape(-1).tolist()
     if not isinstance(given, Iterable) or isinstance(given, str):
@@ -177,10 +224,10 @@ def parse_positions(given: Any, what: str) -> Positions | Snapshot | None:
         parsed = tuple(dict.fromkeys(operator.index(position) for position in given))
     except TypeError as error:
         raise CircuitsError(
-            f"{what}: positions are integers or a boolean mask [batch pos], got {given!r}"
+            f"{label}: positions are integers or a boolean mask [batch pos], got {given!r}"
         ) from error
     if not parsed:
-        raise CircuitsError(f"{what}: no position given")
+        raise CircuitsError(f"{label}: no position given")
     return _Array(parsed) if is_array and set(parsed) == {0, 1} else parsed
 
 
@@ -189,19 +236,21 @@ def is_bool(number: Any) -> bool:
     return isinstance(number, bool | np.bool_) or (isinstance(number, Tensor) and number.dtype == torch.bool)
 
 
-def select_positions(positions: Positions, length: int, what: str) -> Tensor:
+def select_positions(positions: Positions, length: int, label: str) -> Tensor:
     """Returns a boolean mask [length] that is true at `positions`."""
     outside = [position for position in positions if not -length <= position < length]
     if outside:
-        raise CircuitsError(f"{what}: no position {outside[0]}: the run has positions 0-{length - 1}")
+        raise CircuitsError(f"{label}: no position {outside[0]}: the run has positions 0-{length - 1}")
     if isinstance(positions, _Array) and length == len(positions):
-        refuse_numbers_as_mask(np.array(positions, dtype=np.uint8), what, "[pos]")
+        refuse_numbers_as_mask(np.array(positions, dtype=np.uint8), label, "[pos]")
     mask = torch.zeros(length, dtype=torch.bool)
     mask[list(positions)] = True
     return mask
 
 
-def describe_positions(positions: Positions | Snapshot | None) -> Any:
+def describe_positions(positions: Positions | Span | Snapshot | None) -> Any:
     if isinstance(positions, Snapshot):
         return positions.describe()
+    if isinstance(positions, Span):
+        return str(positions)
     return None if positions is None else list(positions)

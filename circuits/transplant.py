@@ -30,8 +30,8 @@ _PARTS: dict[str, tuple[bool, str]] = {
     "v": (True, r"attn\.(_?W_V|_?b_V|v\.(weight|bias))"),
     "o": (True, r"attn\.(W_O|b_O|o\.(weight|bias))"),
     "mlp": (True, r"mlp\.(?!ln\.).+"),
-    "ln1": (True, r"ln1\..+"),
-    "ln2": (True, r"ln2\..+"),
+    "ln1": (True, r"ln1(_post)?\..+"),
+    "ln2": (True, r"ln2(_post)?\..+"),
     "embed": (False, r"embed\..+"),
     "pos_embed": (False, r"pos_embed\..+"),
     "unembed": (False, r"unembed\..+"),
@@ -130,9 +130,9 @@ def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
 
     Args:
         components: one or several of q, k, v, qkv, o, attn (= q, k, v, o), mlp, embed, pos_embed, unembed, ln1, ln2,
-            ln_embed (after the embeddings of a post-norm model), ln_final, ln (those four, as far as the model has
-            them), each with its biases; `COMPONENTS` lists them, and `describe()` every parameter by name. Attention
-            and MLP never include a LayerNorm.
+            (with those after attention and MLP), ln_embed (after the embeddings of a post-norm model), ln_final, ln
+            (those four, as far as the model has them), each with its biases; `COMPONENTS` lists them, and `describe()`
+            every parameter by name. Attention and MLP never include a LayerNorm.
         layers: the layers (0-based) whose parts are transplanted; default: all.
 
     Only the named weights are copied, immediately, so that the source may change or be deleted. They are put in before
@@ -219,7 +219,9 @@ def _refuse_shared(label: str, names: Iterable[str], parameters: Mapping[str, nn
     for name in names:
         device, start, end = spans[name]
         for other, (where, first, last) in spans.items():
-            if other != name and where == device and max(start, first) < min(end, last):
+            apart = other == name or where != device or max(start, first) >= min(end, last)
+            # The q, k and v of GPT-2's bridge are columns of one matrix: the memory of one lies between the others'.
+            if not apart and _share_memory(parameters[name], parameters[other]):
                 one, two = (
                     parameter_name for parameter_name in parameters if parameter_name in (name, other)
                 )
@@ -234,3 +236,22 @@ def _span(parameter: Tensor) -> tuple[torch.device, int, int]:
     entries = 1 + sum((size - 1) * step for size, step in steps) if parameter.numel() else 0
     start = parameter.data_ptr()
     return parameter.device, start, start + entries * parameter.element_size()
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    """Tells whether two tensors have an entry in common, of which `_span` says that they may."""
+    start = min(one.data_ptr(), other.data_ptr())
+    length = max(_span(one)[2], _span(other)[2]) - start
+    # numpy compares addresses alone: this memory is never read, and so never taken.
+    memory = np.empty(length, np.uint8)
+    views = [
+        np.ndarray(
+            tuple(tensor.shape),
+            np.dtype((np.void, tensor.element_size())),
+            memory,
+            tensor.data_ptr() - start,
+            tuple(step * tensor.element_size() for step in tensor.stride()),
+        )
+        for tensor in (one, other)
+    ]
+    return bool(np.shares_memory(*views))

@@ -30,11 +30,11 @@ def read_run_tokens(tokens: Any, caller: str) -> Tensor:
     return _read_inputs(tokens, f"{caller}: tokens", "a tensor [batch pos]")
 
 
-def _read_inputs(tokens: Any, what: str, wanted: str) -> Tensor:
-    tokens = as_dense_tensor(tokens, what)
+def _read_inputs(tokens: Any, label: str, wanted: str) -> Tensor:
+    tokens = as_dense_tensor(tokens, label)
     if not isinstance(tokens, Tensor) or tokens.ndim < 2 or tokens.numel() == 0:
         got = list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise CircuitsError(f"{what} must be {wanted}, got {got}")
+        raise CircuitsError(f"{label} must be {wanted}, got {got}")
     # Embedding layers take only int32 and int64 as ids; indexing with bytes would treat them as a mask.
     is_ids = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
     return tokens.long() if is_ids and tokens.dtype not in (torch.int32, torch.int64) else tokens

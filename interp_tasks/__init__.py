@@ -1,4 +1,4 @@
-"""The application: train, store and load models, run experiments on them. The command line is ``interp-run``.
+"""Trains, stores and loads models, and runs experiments on them. The command line is ``interp-run``.
 
 Names load on first use, so that ``import interp_tasks`` costs nothing.
 """

@@ -2,7 +2,7 @@
 
 
 class UserError(ValueError):
-    """A user's mistake: the message says in one line what is wrong and what would be right."""
+    """A user's mistake; the message says in one line what is wrong and what would be right."""
 
 
 class Stopped(Exception):

@@ -30,7 +30,7 @@ class NotRegular(OSError):
 
 
 def open_regular(file: Path) -> BinaryIO:
-    """A regular file, open for reading.
+    """Opens a regular file for reading.
 
     Raises:
         NotRegular: for anything else.
@@ -52,11 +52,11 @@ def open_regular(file: Path) -> BinaryIO:
     return opened
 
 
-def read_file(file: Path, what: str, most: int | None = None, option: str = "") -> bytes:
-    """The content of a regular file: a pipe or a device in its place may never end.
+def read_file(file: Path, noun: str, most: int | None = None, option: str = "") -> bytes:
+    """Returns the content of a regular file; refuses a pipe or a device, which may never end.
 
     Args:
-        what: that it should hold.
+        noun: that it should hold.
         most: bytes; ``None``: as many as it has.
         option: that names the file.
 
@@ -68,20 +68,20 @@ def read_file(file: Path, what: str, most: int | None = None, option: str = "") 
         with open_regular(file) as opened:
             content = opened.read() if most is None else opened.read(most + 1)
     except NotRegular:
-        raise UserError(f"{named} is no regular file: it should hold {what}") from None
+        raise UserError(f"{named} is no regular file: it should hold {noun}") from None
     except FileNotFoundError:
-        raise UserError(f"{named} is missing: it would hold {what}") from None
+        raise UserError(f"{named} is missing: it would hold {noun}") from None
     except OSError as error:
         raise UserError(f"cannot read {named}: {error.strerror}") from None
     except ValueError as error:  # a null character in its name
         raise UserError(f"cannot read {named}: {error}") from None
     if most is not None and len(content) > most:
-        raise UserError(f"{named} is longer than {most >> 20} MiB: it should hold {what}")
+        raise UserError(f"{named} is longer than {most >> 20} MiB: it should hold {noun}")
     return content
 
 
 def check_file(file: Path, option: str) -> None:
-    """Refuse what is no regular file.
+    """Refuses a path that is no regular file.
 
     Raises:
         UserError: headed by the option that names it.
@@ -98,20 +98,20 @@ def check_file(file: Path, option: str) -> None:
         raise UserError(f"{option} {file}: it is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}")
 
 
-def read_toml(file: Path, what: str, option: str = "") -> dict[str, Any]:
-    """The content of a TOML file.
+def read_toml(file: Path, noun: str, option: str = "") -> dict[str, Any]:
+    """Returns the content of a TOML file.
 
     Raises:
         UserError: in one line.
     """
     named = f"{option} {file}".lstrip()
     try:
-        values = tomllib.loads(read_file(file, what, MAX_TEXT, option).decode())
+        values = tomllib.loads(read_file(file, noun, MAX_TEXT, option).decode())
         check_numbers(values)
     except UnicodeDecodeError:
-        raise UserError(f"{named} is no UTF-8 text: it should hold {what}") from None
+        raise UserError(f"{named} is no UTF-8 text: it should hold {noun}") from None
     except RecursionError:
-        raise UserError(f"{named} is nested too deeply: it should hold {what}") from None
+        raise UserError(f"{named} is nested too deeply: it should hold {noun}") from None
     except UserError:
         raise
     except ValueError as error:  # numbers that Python refuses to read included
@@ -135,7 +135,7 @@ def check_numbers(value: Any) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """Reads what a user typed as JSON.
+    """Reads a user's text as JSON.
 
     Raises:
         json.JSONDecodeError: for what is no JSON.

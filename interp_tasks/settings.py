@@ -21,7 +21,7 @@ MAX_SEEDS = 10_000
 
 
 def read_settings(given: Sequence[str]) -> dict[str, str]:
-    """``["train.steps=100"]`` -> ``{"train.steps": "100"}``; the last of two wins."""
+    """Parses ``["train.steps=100"]`` to ``{"train.steps": "100"}``; the last of two wins."""
     settings = {}
     for text in given:
         key, equals, value = text.partition("=")
@@ -32,7 +32,7 @@ def read_settings(given: Sequence[str]) -> dict[str, str]:
 
 
 def read_seeds(text: str | None) -> list[int] | None:
-    """``0:8`` -> 0 to 7 (end excluded), ``3`` -> 3, ``0,2,5`` -> those."""
+    """Parses seeds: ``0:8`` is 0 to 7 (end excluded), ``3`` is 3, ``0,2,5`` are those."""
     if text is None:
         return None
     try:
@@ -74,26 +74,26 @@ def import_file(path: Path) -> None:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         lines = [line for file, line in frames(error) if Path(file) == path or Path(file) == path.resolve()]
-        where = f", line {lines[-1]}" if lines else ""
-        raise UserError(f"--import {path}{where}: {type(error).__name__}: {error}") from error
+        line_text = f", line {lines[-1]}" if lines else ""
+        raise UserError(f"--import {path}{line_text}: {type(error).__name__}: {error}") from error
 
 
 def frames(error: BaseException) -> list[tuple[str, int]]:
-    found = []
+    locations = []
     trace = error.__traceback__
     while trace is not None:
-        found.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+        locations.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
         trace = trace.tb_next
     if isinstance(error, SyntaxError) and error.filename:
-        found.append((error.filename, error.lineno or 0))
-    return found
+        locations.append((error.filename, error.lineno or 0))
+    return locations
 
 
 DEVICE = re.compile(r"cpu|(cuda|mps)(:\d+)?", re.ASCII)
 
 
 def check_device(device: str) -> None:
-    """Refuse what cannot be the name of a device; whether it is there, torch says.
+    """Refuses a text that cannot name a device; torch knows later whether the device exists.
 
     Raises:
         UserError: in one line.
@@ -103,7 +103,7 @@ def check_device(device: str) -> None:
 
 
 def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:
-    """A task's own settings as ``--set`` gives them."""
+    """Returns a task's own settings as ``--set`` gives them."""
     if not settings:
         return {}
     from interp_tasks.training.config import list_keys, typed

@@ -15,7 +15,7 @@ LAYOUT = "\n\t"
 
 
 def printable(text: str, *, keep: str = "", json: bool = False) -> str:
-    """The text with every character that a terminal would obey spelled out: ``\\x1b``.
+    """Returns the text with control characters spelled out, such as ``\\x1b``.
 
     Args:
         keep: characters left as they are, such as ``LAYOUT``.
@@ -32,7 +32,7 @@ def printable(text: str, *, keep: str = "", json: bool = False) -> str:
 
 
 def brief(text: str, most: int = QUOTED) -> str:
-    """The text, or its two ends where it is longer than ``most``."""
+    """Returns the text, or its two ends where it is longer than ``most``."""
     if len(text) <= most:
         return text
     left = most - 3
@@ -40,7 +40,7 @@ def brief(text: str, most: int = QUOTED) -> str:
 
 
 def one_line(message: str, written: Iterable[str] = ()) -> str:
-    """A refusal as one line of at most ``LONGEST`` characters.
+    """Returns a refusal as one line of at most ``LONGEST`` characters.
 
     Args:
         written: what the user wrote; where it is quoted, it is shortened to ``QUOTED`` characters, and so is any other
@@ -55,5 +55,5 @@ def one_line(message: str, written: Iterable[str] = ()) -> str:
 
 
 def flat(text: str) -> str:
-    """In one line; a blank for every run of white space."""
+    """Returns a text in one line, with a blank for every run of white space."""
     return " ".join(text.split())

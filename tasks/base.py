@@ -289,7 +289,7 @@ class Task(BaseModel, ABC):
         return build_hooked_transformer(sizes, settings or self.Model(), seed)
 
     def constrain(self, model: HookedTransformer, settings: ModelSettings) -> None:
-        """Restores what the settings hold fixed, after weights were copied in."""
+        """Restores the parameters that the settings hold fixed, after weights were copied in."""
 
     def check_model(self, model: HookedTransformer) -> None:
         """Refuses, in one line, a model that cannot take this task's inputs."""
@@ -327,12 +327,12 @@ def pool(metrics: Mapping[str, Metric]) -> dict[str, float | None]:
 
 def pool_parts(metrics_by_part: Mapping[str, Mapping[str, Metric]]) -> dict[str, float | None]:
     """Pools each metric over the examples of all parts together, and over each named part as ``metric (part)``."""
-    whole: dict[str, Metric] = {}
+    pooled: dict[str, Metric] = {}
     for name in next(iter(metrics_by_part.values())):
         values_by_part = [metrics[name] for metrics in metrics_by_part.values()]
         pairs = [one for one in values_by_part if isinstance(one, tuple)]
         values = [one for one in values_by_part if not isinstance(one, tuple)]
-        whole[name] = (
+        pooled[name] = (
             (torch.cat([one[0] for one in pairs]), torch.cat([one[1] for one in pairs]))
             if pairs
             else torch.cat(values)
@@ -343,4 +343,4 @@ def pool_parts(metrics_by_part: Mapping[str, Mapping[str, Metric]]) -> dict[str,
         if part
         for name, metric in metrics.items()
     }
-    return pool(whole | of_parts)
+    return pool(pooled | of_parts)

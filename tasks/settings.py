@@ -117,9 +117,9 @@ def one_line(
         key = ".".join([section, *map(str, complaint["loc"])])
         if complaint["type"] == "extra_forbidden":
             first, *rest = map(str, complaint["loc"])
-            where, last = key.rpartition(".")[::2]
+            parent, last = key.rpartition(".")[::2]
             known = (inner or {}).get(first, ()) if rest else valid
-            complaints.append(unknown_key(where, last, known) if known else f"no setting {key}")
+            complaints.append(unknown_key(parent, last, known) if known else f"no setting {key}")
             continue
         message = complaint["msg"].removeprefix("Value error, ")
         shown = f", got {given(complaint['input'])}" if complaint["loc"] else ""

@@ -148,7 +148,7 @@ class _Steps:
                 if at is not NOWHERE and at != NOWHERE:
                     heads_by_where.setdefault(at, []).extend([] if head is None else [head])
             for at, heads in heads_by_where.items():
-                receiver = Receiver(hook, kind, number, tuple(heads) or None)
+                receiver = Receiver(hook, kind, number, tuple(heads) or None, self._surface.has_groups(kind))
                 cuts.append(Cut(self._label, self.sender(node, at), receiver))
         return cuts
 

@@ -37,6 +37,8 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "gated_mlp": (False,),
     "use_local_attn": (False,),
     "use_qk_norm": (False,),
+    "parallel_attn_mlp": (False,),
+    "use_normalization_before_and_after": (False,),
     "dtype": (torch.float32, torch.float64),
 }
 
@@ -109,6 +111,8 @@ class Replay:
             weights: a state_dict, or several stacked. Default: the model's own.
         """
         cfg: Any = surface.model.cfg
+        if surface.huggingface is not None:
+            raise NotReplayed(f"the bridge of a {surface.huggingface.family.wrapped} is not replayed")
         for setting, values in _PLAIN.items():
             value = getattr(cfg, setting, values[0])
             if value not in values:
@@ -118,6 +122,8 @@ class Replay:
         dtypes = {weight.dtype for weight in surface.model.parameters()}
         if len(dtypes) > 1 or not dtypes <= set(_PLAIN["dtype"]):
             raise NotReplayed("half or mixed precision is not replayed")
+        if surface.norms_after_only:
+            raise NotReplayed("norms after attention and MLP alone are not replayed")
         if surface.heads_at["k"] != surface.n_heads:
             raise NotReplayed("grouped key-value heads are not replayed")
         if getattr(cfg, "act_fn", None) not in _ACTIVATIONS and not getattr(cfg, "attn_only", False):

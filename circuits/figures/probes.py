@@ -1,4 +1,4 @@
-"""Draws a probe's table: values over layers, with their controls."""
+"""Draws a probe's table: scores over layers, with their controls."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def figure(frame: pd.DataFrame, by: str | None = None) -> Any:
 
 
 def _names(frame: pd.DataFrame, by: str | None) -> list[str]:
-    """Names the line of each row by the columns whose values differ in this table, and by the split."""
+    """Returns names the line of each row by the columns whose values differ in this table, and by the split."""
     columns = {"site": "", "head": "head ", "position": "position "}
     columns = columns if by is None else {by: "", **columns}
     prefixes = {name: text for name, text in columns.items() if frame[name].nunique(dropna=False) > 1}

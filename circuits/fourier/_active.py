@@ -1,4 +1,4 @@
-"""Finds the frequencies that carry more variance than any would if the coordinates' values were relabelled."""
+"""Finds active frequencies: those whose share of variance no frequency has when coordinates are relabelled."""
 
 from __future__ import annotations
 

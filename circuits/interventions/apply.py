@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, Cut, Intervention, Receiver, Step, WeightEdit
 from circuits.interventions.cuts import check_cuts, cutting, renew
-from circuits.interventions.forward_pass import ForwardPass, writer
+from circuits.interventions.forward_pass import CACHED, ForwardPass, writer
 from circuits.interventions.reference_runs import Reference, References
+from circuits.model.generation import unreached, watching
 from circuits.model.hooks import Handle
 from circuits.model.locks import exclusive
 from circuits.model.record import evaluating, recording
 from circuits.model.sites import Site, closest_sites
+from circuits.model.splices import put_in_line
 from circuits.model.state import editing, replaced, state_of
 from circuits.model.surface import Surface
 from circuits.validate import read_run_tokens
@@ -41,6 +43,8 @@ def planned(interventions: Iterable[Any], surface: Surface) -> Plan:
             )
         plan += intervention.plan(surface)
     if cuts := [step for step in plan if isinstance(step, Cut)]:
+        if surface.spliced:
+            raise CircuitsError(f"{cuts[0].label}: paths are not served while an autoencoder is spliced in")
         check_cuts(cuts, surface)
     return tuple(plan)
 
@@ -94,13 +98,14 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
     with ExitStack() as stack:
         if plan:
             stack.enter_context(editing(surface.model))
+            stack.enter_context(watching(surface.model))
         stack.enter_context(
             replaced(
                 surface.model,
                 [(weight_edit.parameter, weight_edit.value.tensor) for weight_edit in weight_edits],
             )
         )
-        runs = _Runs(call, [*writes, *(cut.sender for cut in cuts)])
+        runs = _Runs(call, [*writes, *(cut.sender for cut in cuts)], cuts)
         stack.callback(surface.on_run(runs.begin, runs.end, runs.begin_unseen).remove)
         for index, write in enumerate(writes):
             hook_function = writer(write, call, partial(_count, fired, index))
@@ -108,6 +113,7 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
         for write in writes:
             for name, hook in write.replacement.reads(write).items():
                 stack.enter_context(_reading(surface, hook, partial(_read, call, write, name)))
+        put_in_line(surface.model, surface.on_forward)
         _put_readers_last(surface)
         received = stack.enter_context(cutting(surface, cuts, call))
         if not cuts:
@@ -121,12 +127,25 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
     ]
     for label, place, count in counts:
         if count == 0:
-            raise CircuitsError(_silent(surface, label, place, runs.count))
+            raise CircuitsError(_silent(surface, label, place, runs.count, call))
+    for write in writes:
+        late = unreached(write.positions, call.windows.end) if call.windows.end else None
+        if late is not None:
+            raise CircuitsError(
+                f"{write.label}: no position {late}: the model generated up to position {call.windows.end - 1}"
+            )
 
 
-def _silent(surface: Surface, label: str, write: ActivationEdit | Receiver, runs: int) -> str:
+def _silent(
+    surface: Surface, label: str, write: ActivationEdit | Receiver, runs: int, call: ForwardPass
+) -> str:
     if runs == 0:
         return f"{label}: the model was not run inside the block"
+    if call.windows.end and isinstance(write, ActivationEdit) and write.positions is not None:
+        return (
+            f"{label}: none of its positions came in {runs} run(s), up to position {call.windows.end - 1}, so nothing "
+            "was edited"
+        )
     others = [name for name in surface.site_names() if name != write.kind.name]
     return (
         f"{label}: {write.hook} never fired in {runs} run(s), so nothing was edited; the model has it switched "
@@ -173,14 +192,15 @@ class _Runs:
     `ForwardPass`.
     """
 
-    def __init__(self, call: ForwardPass, writes: list[ActivationEdit]) -> None:
+    def __init__(self, call: ForwardPass, writes: list[ActivationEdit], cuts: list[Cut]) -> None:
         self.count = 0
-        self._call, self._writes = call, writes
+        self._call, self._writes, self._cuts = call, writes, cuts
 
     def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if not self._call.state.suspended:
             self.count += 1
             self._call.begin(self._writes, args, kwargs)
+            self._refuse_cuts()
 
     def end(self) -> None:
         if not self._call.state.suspended:
@@ -190,6 +210,13 @@ class _Runs:
         if not self._call.state.suspended:
             self.count += 1
             self._call.begin_unseen(self._writes, kwargs)
+            self._refuse_cuts()
+
+    def _refuse_cuts(self) -> None:
+        if self._cuts and self._call.frame.window.open:
+            raise CircuitsError(
+                f"{self._cuts[0].label}: paths are not served while the model generates, or with {CACHED}"
+            )
 
 
 def _count(fired: list[int], index: int) -> None:

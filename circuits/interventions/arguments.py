@@ -11,8 +11,16 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.edits import Place
 from circuits.model.heads import looks_like_heads, parse_heads
-from circuits.model.sites import Site
-from circuits.tensors import Positions, Snapshot, as_dense_tensor, parse_positions, refuse_numbers_as_mask
+from circuits.model.sites import UNITS, Site
+from circuits.tensors import (
+    Positions,
+    Snapshot,
+    Span,
+    as_dense_tensor,
+    parse_positions,
+    parse_span,
+    refuse_numbers_as_mask,
+)
 from circuits.validate import read_indices
 
 
@@ -42,35 +50,58 @@ def read_heads(spec: Any, site: str, caller: str) -> tuple[Place, ...]:
         raise CircuitsError(f"{caller}: {error}") from error
 
 
-def read_place(site: Any, heads: Any, caller: str, neurons: Any = None) -> Place:
-    """Reads a site, and heads or neurons of it where those are given."""
-    chosen, d_mlp = (None, None) if neurons is None else read_neurons(neurons, caller)
+def read_place(site: Any, heads: Any, caller: str, neurons: Any = None, features: Any = None) -> Place:
+    """Reads a site, and heads, neurons or features of it where those are given."""
+    unit, units = ("feature", features) if neurons is None else ("neuron", neurons)
+    chosen, size = (None, None) if units is None else read_neurons(units, caller, f"{unit}s")
     try:
-        return Place(Site.parse(site), None if heads is None else parse_heads(heads), chosen, d_mlp)
+        parsed = Site.parse(site)
+        if units is not None:
+            _refuse_other_units(parsed, unit)
+        return Place(parsed, None if heads is None else parse_heads(heads), chosen, size)
     except CircuitsError as error:
         raise CircuitsError(f"{caller}: {error}") from error
 
 
-def read_neurons(neurons: Any, caller: str) -> tuple[tuple[int, ...], int | None]:
-    """Reads neuron indices, or a boolean mask [d_mlp] of them; second, the length of the mask."""
+def refuse_other_units(site: Site, by: str, caller: str) -> None:
+    """Refuses by="neuron" and by="feature" at a site that has others, or none."""
+    if by in UNITS.values():
+        try:
+            _refuse_other_units(site, by)
+        except CircuitsError as error:
+            raise CircuitsError(f"{caller}: {error}") from error
+
+
+def _refuse_other_units(site: Site, unit: str) -> None:
+    if site.kind.unit != unit:
+        where = (
+            "at mlp_pre and mlp_post" if unit == "neuron" else 'of a spliced SAE, at "features.resid_post.1"'
+        )
+        raise CircuitsError(f"site {site} has no {unit}s; those are {where}")
+
+
+def read_neurons(neurons: Any, caller: str, units: str = "neurons") -> tuple[tuple[int, ...], int | None]:
+    """Reads indices of neurons or features, or a boolean mask of them all; second, the length of the mask."""
+    axis = "[d_mlp]" if units == "neurons" else "[feature]"
     size = None
-    neurons = as_dense_tensor(neurons, f"{caller}: neurons")
+    neurons = as_dense_tensor(neurons, f"{caller}: {units}")
     if isinstance(neurons, Tensor) and neurons.dtype == torch.bool:
         if neurons.ndim != 1 or not bool(neurons.any()):
             raise CircuitsError(
-                f"{caller}: a mask of neurons is [d_mlp] and selects some; got {list(neurons.shape)}"
+                f"{caller}: a mask of {units} is {axis} and selects some; got {list(neurons.shape)}"
             )
         size = len(neurons)
         neurons = neurons.nonzero().flatten()
     else:
-        refuse_numbers_as_mask(neurons, f"{caller}: neurons", "[d_mlp]")
-    return read_indices(neurons, caller, "neurons") or (), size
+        refuse_numbers_as_mask(neurons, f"{caller}: {units}", axis)
+    return read_indices(neurons, caller, units) or (), size
 
 
-def read_queries(queries: Any, positions: Any, caller: str) -> Positions | Snapshot | None:
+def read_queries(queries: Any, positions: Any, caller: str) -> Positions | Span | Snapshot | None:
     if queries is not None and positions is not None:
         raise CircuitsError(f"{caller}: queries= and positions= are the same; give one")
-    return parse_positions(positions if queries is None else queries, caller)
+    given = positions if queries is None else queries
+    return parse_span(given, caller) or parse_positions(given, caller)
 
 
 def read_keys(keys: Any, caller: str) -> Positions | None:

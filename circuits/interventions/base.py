@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.reference_runs import Reference
+from circuits.model.generation import WHOLE, Window
 from circuits.model.sites import SiteKind
 from circuits.model.surface import Surface
-from circuits.tensors import Positions, Snapshot, select_positions
+from circuits.tensors import Positions, Snapshot, Span
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class HookContext:
     tokens: Tensor | None  # the model's inputs; None where only a part of the model was called
     rows: slice | Tensor | None  # rows of the whole batch in this call; None: all of them
     total: int | None
+    window: Window = WHOLE  # the positions of the run
 
     def reference(self, name: str, current: Tensor) -> Tensor:
         """Returns the result of a clean pass, on the device and in the dtype of the activation."""
@@ -86,6 +88,9 @@ class Replacement(ABC):
         """
         return None
 
+    #: Whether it does what it says in runs that go on from earlier ones, with a key-value cache too.
+    while_generating: ClassVar[bool] = False
+
     #: The direction of a patch, for tables.
     direction: ClassVar[str | None] = None
 
@@ -107,8 +112,9 @@ class ActivationEdit:
     layer: int | None
     replacement: Replacement
     heads: tuple[int, ...] | None = None
+    groups: bool = False  # whether `heads` are numbers of key-value groups
     neurons: tuple[int, ...] | None = None
-    positions: Positions | Snapshot | None = None
+    positions: Positions | Span | Snapshot | None = None
     # The finite value this model gives to masked attention scores, if it has one.
     masked_score: float | None = None
 
@@ -116,7 +122,13 @@ class ActivationEdit:
         """Returns this edit with another replacement."""
         return replace(self, replacement=replacement)
 
-    def selected(self, current: Tensor, rows: slice | Tensor | None, total: int | None) -> Tensor:
+    def selected(
+        self,
+        current: Tensor,
+        rows: slice | Tensor | None,
+        total: int | None,
+        window: Window = WHOLE,
+    ) -> Tensor:
         """Returns the boolean mask of the entries to replace; it broadcasts to `current`."""
         mask = torch.ones((1,) * current.ndim, dtype=torch.bool, device=current.device)
         for chosen, axis in ((self.heads, self.kind.head_axis), (self.neurons, current.ndim - 1)):
@@ -125,28 +137,30 @@ class ActivationEdit:
                 along[list(chosen)] = True
                 mask = mask & _along(along, axis, current.ndim)
         axis = self.kind.query_axis
+        length = current.shape[axis]
         if isinstance(self.positions, Snapshot):
-            whole = self.positions.tensor.to(current.device)
-            if whole.ndim == 1:
-                if len(whole) != current.shape[axis]:
+            given = self.positions.tensor.to(current.device)
+            whole = window.of_mask(given, length)
+            if given.ndim == 1:
+                if whole is None:
                     raise CircuitsError(
-                        f"{self.label}: the mask is [pos] = {list(whole.shape)}, the run has {current.shape[axis]} "
-                        "positions"
+                        f"{self.label}: the mask is [pos] = {list(given.shape)}, the run has "
+                        f"{window.prompt or length} positions"
                     )
                 return mask & _along(whole, axis, current.ndim)
             batch = current.shape[0] if total is None else total
-            if whole.shape != (batch, current.shape[axis]):
+            if whole is None or len(whole) != batch:
                 raise CircuitsError(
-                    f"{self.label}: the mask is [batch pos] = {list(whole.shape)}, "
-                    f"the run is {[batch, current.shape[axis]]}"
+                    f"{self.label}: the mask is [batch pos] = {list(given.shape)}, "
+                    f"the run is {[batch, window.prompt or length]}"
                 )
             whole = whole if rows is None else whole[rows]
             shape = [1] * current.ndim
             shape[0], shape[axis] = whole.shape
             mask = mask & whole.reshape(shape)
         elif self.positions is not None:
-            at = select_positions(self.positions, current.shape[axis], self.label)
-            mask = mask & _along(at.to(current.device), axis, current.ndim)
+            chosen_here = window.selected(self.positions, length, self.label)
+            mask = mask & _along(chosen_here.to(current.device), axis, current.ndim)
         return mask
 
 
@@ -172,6 +186,7 @@ class Receiver:
     kind: SiteKind
     layer: int
     heads: tuple[int, ...] | None
+    groups: bool = False  # whether `heads` are numbers of key-value groups
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,17 @@ def edit(
     *,
     queries: Any = None,
     neurons: Any = None,
+    features: Any = None,
 ) -> Edit:
     """Replaces the activation at `site` by `fn(activation)`: steering, scaling, noise, anything.
 
     `fn` gets a copy of the whole activation (for z [batch pos head d_head]) and returns a tensor of the
-    same shape; only the chosen heads,
-    positions and (at mlp_pre and mlp_post) neurons of it are used. It must depend on nothing but its
-    argument for results to be the same under every chunk size.
+    same shape; only the chosen heads, positions, neurons (at mlp_pre and mlp_post) and features (of a
+    spliced SAE) of it are used. It must depend on nothing but its argument for results to be the same under every chunk
+    size, and treat positions alike to be the same with and without a key-value cache.
     """
     if not callable(fn):
         raise CircuitsError(f"edit: fn must be a function of the activation, got {fn!r}")
     check_call(fn, "edit: fn is given the activation alone", None)
-    place = read_place(site, heads, "edit", neurons)
+    place = read_place(site, heads, "edit", neurons, features)
     return Edit("edit", (place,), Computed(fn), read_queries(queries, positions, "edit"))

@@ -6,7 +6,8 @@ into a receiver that are not cut therefore carry what the edited run computes.
 
 No second run is needed. The input of each site is read before any hook there. Edits and the user's hooks act on a
 receiver's stream as they act on the run's: where hooks f change the stream x, a difference d that passes the site
-becomes f(x + d) − f(x).
+becomes f(x + d) − f(x). Where a norm stands between a component's weights and the stream, f is that norm: the
+differences of all senders before it that a receiver is cut off from pass it together.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from circuits.model.sites import KINDS
 from circuits.model.surface import Surface
 from circuits.tensors import Snapshot
 
-#: Sites of senders and of receivers, with their order within a layer.
+#: Sites of senders and of receivers, with their order within a layer of serial blocks.
 SENDERS = {"embed": -2, "pos_embed": -2, "z": 0, "attn_out": 1, "mlp_post": 2, "mlp_out": 3}
 RECEIVERS = {"q": 0, "k": 0, "v": 0, "mlp_pre": 2, "resid_post": 4}
 _PER_LAYER = 10
@@ -38,8 +39,18 @@ _RUN_KEY = "cut edges"
 
 
 def order_of(name: str, layer: int | None, table: dict[str, int]) -> int:
-    """Returns a site's place in the order of computation, by `SENDERS` or `RECEIVERS`."""
+    """Returns a site's place in the order of computation, by `SENDERS` or `receivers_of`."""
     return table[name] + (_PER_LAYER * layer if layer is not None else -_PER_LAYER)
+
+
+def receivers_of(surface: Surface) -> dict[str, int]:
+    """Returns the sites of receivers with their order within a layer of this model: where attention and MLP run in
+    parallel, they read the same stream and neither hears the other.
+
+    Raises `CircuitsError` for a model whose paths were not compared with a forward by hand.
+    """
+    surface.refuse_unproved_paths()
+    return RECEIVERS | {"mlp_pre": RECEIVERS["q"]} if surface.parallel else RECEIVERS
 
 
 Group = frozenset[int]  # numbers of the senders that a receiver is cut off from
@@ -47,8 +58,9 @@ Group = frozenset[int]  # numbers of the senders that a receiver is cut off from
 
 def check_cuts(cuts: Sequence[Cut], surface: Surface) -> None:
     """Refuses cuts that cannot be one edit: an edge that is cut twice, or different `through`."""
+    receivers = receivers_of(surface)
     # Sorted, so that a stream comes before its readers.
-    cuts = sorted(cuts, key=lambda cut: order_of(cut.receiver.kind.name, cut.receiver.layer, RECEIVERS))
+    cuts = sorted(cuts, key=lambda cut: order_of(cut.receiver.kind.name, cut.receiver.layer, receivers))
     ways = list(dict.fromkeys(cut.through for cut in cuts))
     if len(ways) > 1:
         raise CircuitsError(
@@ -58,14 +70,14 @@ def check_cuts(cuts: Sequence[Cut], surface: Surface) -> None:
     known: dict[tuple[object, ...], list[tuple[Cut, frozenset[int | None]]]] = {}
     streams: dict[object, list[Cut]] = {}
     for cut in cuts:
-        order = order_of(cut.receiver.kind.name, cut.receiver.layer, RECEIVERS)
+        order = order_of(cut.receiver.kind.name, cut.receiver.layer, receivers)
         heads = frozenset(_heads(cut.receiver, surface))
         for part in _parts(cut.sender, surface):
             places = known.setdefault((part, cut.receiver.hook), [])
             others = [(other, heads & there) for other, there in places if not heads.isdisjoint(there)]
             # All later receivers read a stream that receives, so the sender reaches them through it.
             for other in streams.get(part, ()):
-                if order_of("resid_post", other.receiver.layer, RECEIVERS) < order:
+                if order_of("resid_post", other.receiver.layer, receivers) < order:
                     others.append((other, heads))
             for other, shared in others:
                 if not _disjoint(cut, other):
@@ -203,6 +215,7 @@ class CutHooks:
     def __init__(self, surface: Surface, blocks: Sequence[_Block]) -> None:
         self._surface, self._blocks = surface, tuple(blocks)
         self._projections = Projections.of(surface)
+        self._receivers = receivers_of(surface)
         self._through_mlps = blocks[0].cuts[0].through == "mlps"
         self._senders: list[_Sender] = []
         self._at: dict[str, list[int]] = {}  # senders by hook
@@ -235,7 +248,7 @@ class CutHooks:
         self._groups = {place: frozenset(numbers_there) for place, numbers_there in groups.items()}
         for block in self._blocks:
             for cut in block.cuts:
-                order = order_of(cut.receiver.kind.name, cut.receiver.layer, RECEIVERS)
+                order = self._order(cut.receiver.kind.name, cut.receiver.layer)
                 for head in _heads(cut.receiver, self._surface):
                     group = self._groups[cut.receiver.hook, head]
                     self._last[group] = max(order, self._last.get(group, order))
@@ -292,15 +305,19 @@ class CutHooks:
         if run is None:
             return
         if layer == self._layers[0] and run.left is not None:
-            run.left = self._normalised(run, "embed", None, run.left, order_of("q", layer, RECEIVERS))
-        wanted_later = max(self._last.values()) >= order_of("q", layer, RECEIVERS)
+            run.left = self._normalised(run, "embed", None, run.left, self._order("q", layer))
+        wanted_later = max(self._last.values()) >= self._order("q", layer)
         if run.left is not None and (run.changes or run.carried) and wanted_later:
             # Whatever changed the stream between blocks would change the differences as well.
             label = self._blocks[0].cuts[0].label
             check_made(
                 x, run.left, label, f"what comes to block {layer} differs from what was handed on to it"
             )
-        stream = self._stream(run, _hook("resid_pre", layer), order_of("q", layer, RECEIVERS), x)
+        beyond_mlp = self._through_mlp(layer) if self._surface.parallel else []
+        arriving = self._changes(run, beyond_mlp, x)
+        stream = self._stream(run, _hook("resid_pre", layer), self._order("q", layer), x)
+        if self._surface.parallel:
+            self._before_mlp(run, layer, beyond_mlp, x, arriving, stream)
         heads_by_site = {
             site: heads
             for site in _BY_HEAD
@@ -362,14 +379,19 @@ class CutHooks:
         inner, changes = run.inner.pop(OUTPUTS[site], (None, {}))
         if inner is not None:
             weight, bias = self._projections.outward(OUTPUTS[site], layer)
-            computed = inner.flatten(2) @ weight
+            output = inner.flatten(2) @ weight
             label = self._senders[next(iter(changes))].label
-            computed = computed if bias is None else computed + bias
-            check_made(x, computed, label, f"{hook} differs from what the weights make of {OUTPUTS[site]}")
+            output = output if bias is None else output + bias
+            added = self._added_by(run, site, layer, output)
+            check_made(x, added, label, f"{hook} differs from what the weights make of {OUTPUTS[site]}")
             differences = {
                 number: self._outward(number, change, weight) for number, change in changes.items()
             }
-            if after is x:
+            if added is not output:
+                # From the output computed here, so that what has not changed stays exactly as it is.
+                whole = partial(self._to_stream, run, site, layer)
+                self._carry(run, whole, output, whole(output), differences)
+            elif after is x:
                 run.changes |= differences
             else:
                 self._carry(run, partial(self._through, run, hook), x, after, differences)
@@ -385,14 +407,30 @@ class CutHooks:
         run, hook = self._current_run(), _hook("resid_mid", layer)
         if run is None:
             return
-        order, receiver = order_of("mlp_pre", layer, RECEIVERS), (_hook("mlp_pre", layer), None)
-        groups = [group for group, last in self._last.items() if last > order] if self._through_mlps else []
-        arriving = self._changes(run, groups, x) if groups else None
+        order, groups = self._order("mlp_pre", layer), self._through_mlp(layer)
+        arriving = self._changes(run, groups, x)
         stream = self._normalised(run, "resid_mid", layer, self._stream(run, hook, order, x), order)
+        self._before_mlp(run, layer, groups, x, arriving, stream)
+
+    def _through_mlp(self, layer: int) -> list[Group]:
+        """Returns the groups on whose streams the MLP of a layer is recomputed."""
+        order = self._order("mlp_pre", layer)
+        if not self._through_mlps or _hook("mlp_out", layer) not in self._surface.hooks:
+            return []
+        return [group for group, last in self._last.items() if last > order]
+
+    def _before_mlp(
+        self, run: _CutRun, layer: int, groups: Sequence[Group], x: Tensor, arriving: Tensor, stream: Tensor
+    ) -> None:
+        """Prepares what the MLP of a layer receives, and its outputs on the streams of some groups.
+
+        Args:
+            x: the stream that it reads, before the hooks there; `arriving` are the groups' differences.
+            stream: the same after them.
+        """
+        receiver = _hook("mlp_pre", layer), None
         if receiver in self._groups:
             (run.into_mlp,) = self._received(run, [self._groups[receiver]], stream)
-        if arriving is None or _hook("mlp_out", layer) not in self._surface.hooks:
-            return
         run.busy = True
         try:
             for group, coming, leaving in zip(
@@ -434,7 +472,7 @@ class CutHooks:
             (change,) = self._received(run, [self._groups[hook, None]], x)
             x = new = x + change
             self._has_received(hook)
-        order = order_of("resid_post", layer, RECEIVERS)
+        order = self._order("resid_post", layer)
         # Copied, as a hook on the block may write to it in place.
         left = self._normalised(run, "resid_post", layer, self._stream(run, hook, order, x), order)
         run.left = left.clone()
@@ -443,6 +481,9 @@ class CutHooks:
         return new
 
     # ---- Helpers
+
+    def _order(self, receiver: str, layer: int) -> int:
+        return order_of(receiver, layer, self._receivers)
 
     @property
     def _frame(self) -> RunState:
@@ -462,6 +503,20 @@ class CutHooks:
             return self._surface.through(hook, x)
         finally:
             run.busy = False
+
+    def _added_by(self, run: _CutRun, site: str, layer: int, output: Tensor) -> Tensor:
+        """Returns what comes to the hooks at attn_out or mlp_out of a sublayer's output; the same object where no norm
+        stands between.
+        """
+        run.busy = True
+        try:
+            return self._projections.added(site, layer, output)
+        finally:
+            run.busy = False
+
+    def _to_stream(self, run: _CutRun, site: str, layer: int, output: Tensor) -> Tensor:
+        """Returns what a sublayer's output adds to the stream, past its norm and the hooks at attn_out or mlp_out."""
+        return self._through(run, _hook(site, layer), self._added_by(run, site, layer, output))
 
     def _stream(self, run: _CutRun, hook: str, order: int, x: Tensor) -> Tensor:
         """Returns the run's stream after a site; where hooks change it there, the collected differences change too."""
@@ -495,11 +550,11 @@ class CutHooks:
         changes: dict[int, Tensor],
         order: int | None = None,
     ) -> None:
-        """Adapts differences, group by group, to a function f of the stream (hooks or a norm): d becomes f(x + d) −
-        f(x).
+        """Adapts differences, group by group, to a function f of the stream or of what is added to it: d becomes
+        f(x + d) − f(x).
 
         Args:
-            onward: the function f; `after` is f(x).
+            onward: the function f (hooks, a norm, or a norm and the hooks after it); `after` is f(x).
             order: order of the site, where it is on the stream itself; then `carried` is adapted too.
         """
         for group, last in self._last.items():
@@ -528,6 +583,8 @@ class CutHooks:
         """Returns the same differences, of the senders that the run has passed so far."""
         numbers = list(run.changes)
         differences = stream.new_zeros(len(groups), *stream.shape)
+        if not groups:
+            return differences
         if numbers:
             stacked, columns = self._stacked(run, numbers, stream)
             member = stream.new_tensor([[number in group for number in columns] for group in groups])

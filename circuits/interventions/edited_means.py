@@ -22,6 +22,8 @@ class EditedMean(Mean):
     is the one that this replacement belongs to; no other edit is on in that pass.
     """
 
+    while_generating = False
+
     name: str = ""
     places: tuple[Any, ...] = ()
     positions: Any = None

@@ -13,6 +13,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, HookContext
 from circuits.interventions.reference_runs import References
+from circuits.model.generation import WHOLE, Window, Windows, cache_of, past_length, under_way
 from circuits.model.state import State
 from circuits.model.surface import Surface
 
@@ -24,10 +25,11 @@ def unusual(kwargs: Mapping[str, Any]) -> str | None:
     mask, places = kwargs.get("attention_mask"), kwargs.get("position_ids")
     if mask is not None and not bool(torch.as_tensor(mask).bool().all()):
         return "padding"
-    if places is not None and bool((places != torch.arange(places.shape[-1], device=places.device)).any()):
-        return "position_ids"
-    names = ("past_kv_cache", "past_key_values", "past_kv_cache_entry")
-    return CACHED if any(kwargs.get(name) is not None for name in names) else None
+    if places is not None:
+        start = past_length(kwargs)
+        if bool((places != torch.arange(start, start + places.shape[-1], device=places.device)).any()):
+            return "position_ids"
+    return None if cache_of(kwargs) is None else CACHED
 
 
 @dataclass
@@ -37,6 +39,7 @@ class RunState:
     given: Mapping[str, Any] = field(default_factory=dict)  # by the argument's name
     tokens: Tensor | None = None
     whole: bool = False  # whether the whole model was called
+    window: Window = WHOLE
     prepared: dict[int, Any] = field(default_factory=dict)  # by id of the write
     reads: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by id of the write
     known: dict[Hashable, Any] = field(default_factory=dict)
@@ -51,6 +54,7 @@ class ForwardPass:
     state: State
     # The first one stands for a part of the model that was called alone.
     _frames: list[RunState] = field(default_factory=lambda: [RunState()])
+    windows: Windows = field(default_factory=Windows)
 
     @property
     def frame(self) -> RunState:
@@ -68,7 +72,11 @@ class ForwardPass:
         self, writes: Sequence[ActivationEdit], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         """Starts a run of the model on these inputs."""
-        self._frames.append(RunState(kwargs, self.surface.tokens_of(args, kwargs), whole=True))
+        tokens = self.surface.tokens_of(args, kwargs)
+        self._frames.append(RunState(kwargs, tokens, whole=True))
+        if len(self._frames) == 2:
+            # A run within a run, which a hook starts, is none of those that generate.
+            self._follow(kwargs, tokens)
         self._prepare(writes)
 
     def end(self) -> None:
@@ -78,20 +86,24 @@ class ForwardPass:
     def begin_unseen(self, writes: Sequence[ActivationEdit], kwargs: Mapping[str, Any]) -> None:
         """Starts a run whose inputs are unknown, but for these arguments of its first block."""
         self._frames[:] = [RunState(kwargs)]
+        self._follow(kwargs, kwargs.get("resid_pre"))
         self._prepare(writes)
+
+    def _follow(self, kwargs: Mapping[str, Any], inputs: Tensor | None) -> None:
+        length = None if inputs is None else inputs.shape[1]
+        self.frame.window = self.windows.next(self.surface.model, kwargs, length, self.frame.whole)
 
     def _prepare(self, writes: Sequence[ActivationEdit]) -> None:
         odd = unusual(self.frame.given)
         for write in writes:
-            if odd is not None and write.replacement.references(write):
+            if self.frame.window.open and not write.replacement.while_generating:
+                raise CircuitsError(
+                    f"{write.label}: not served while the model generates, or with {CACHED}; edit runs on whole prompts"
+                )
+            if odd not in (None, CACHED) and write.replacement.references(write):
                 raise CircuitsError(
                     f"{write.label}: this call has {odd}, which a clean pass on the tokens given would not have; patch "
                     "from activations cached with it, or run without"
-                )
-            if odd == CACHED and write.positions is not None:
-                raise CircuitsError(
-                    f"{write.label}: with {odd} positions are counted anew in every call; edit all of them, or run "
-                    "without"
                 )
         self.frame.prepared = {id(write): write.replacement.prepare(self) for write in writes}
 
@@ -122,10 +134,23 @@ def _replace(
 ) -> Tensor | None:
     if call.state.suspended:
         return None
+    _refuse_outside(write, call)
     new, selected = replacement_for(write, call, current)
-    if fired is not None:
+    # While the model generates, positions that are named may come in a later run.
+    if fired is not None and (not call.frame.window.open or bool(selected.any())):
         fired()
     return torch.where(selected, new, current)
+
+
+def _refuse_outside(write: ActivationEdit, call: ForwardPass) -> None:
+    """Refuses what depends on the position where the model adds position embeddings outside of its forward pass."""
+    if write.layer is not None or call.frame.whole or under_way(call.surface.model) is None:
+        return
+    if write.positions is not None or write.replacement.references(write):
+        raise CircuitsError(
+            f"{write.label}: {call.surface.family}.generate embeds outside of the forward pass, where positions are "
+            "unknown; edit resid_pre.0"
+        )
 
 
 def replacement_for(
@@ -137,7 +162,8 @@ def replacement_for(
         value_of: a smaller tensor that broadcasts to `current`, for a replacement that does not look at its entries.
     """
     state = call.state
-    selected = write.selected(current, state.rows, state.total)
+    window = call.frame.window
+    selected = write.selected(current, state.rows, state.total, window)
     references = write.replacement.references(write)
     context = HookContext(
         write,
@@ -148,5 +174,6 @@ def replacement_for(
         call.tokens,
         state.rows,
         state.total,
+        window,
     )
     return write.replacement.value(current if value_of is None else value_of, context), selected

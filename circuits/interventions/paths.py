@@ -8,7 +8,7 @@ from typing import Any
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Cut, Intervention, Receiver
-from circuits.interventions.cuts import RECEIVERS, SENDERS, order_of
+from circuits.interventions.cuts import RECEIVERS, SENDERS, order_of, receivers_of
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.replacements import DIRECTION
 from circuits.model.sites import Site
@@ -32,14 +32,24 @@ class Path(Intervention):
         except CircuitsError as error:
             raise CircuitsError(f"{self.label}: {error}") from error
         last = max(order_of(write.kind.name, write.layer, SENDERS) for write in senders)
+        table = receivers_of(surface)
         for place, layer, _, _ in places:
+            name = place.site.kind.name
             # Equal orders are refused too: z is computed from q, k and v, and mlp_post from mlp_pre.
-            if order_of(place.site.kind.name, layer, RECEIVERS) <= last:
+            if order_of(name, layer, table) <= last:
+                parallel = surface.parallel and order_of(name, layer, RECEIVERS) > last
+                reason = "it is computed before the sender is"
                 raise CircuitsError(
-                    f"{self.label}: no path to {place.site.kind.name}.{layer}: it is computed before the sender is"
+                    f"{self.label}: no path to {name}.{layer}: "
+                    f"{'this model runs attention and MLP of a layer in parallel' if parallel else reason}"
                 )
         return tuple(
-            Cut(self.label, write, Receiver(hook, place.site.kind, layer, heads), self.through)
+            Cut(
+                self.label,
+                write,
+                Receiver(hook, place.site.kind, layer, heads, surface.has_groups(place.site.kind)),
+                self.through,
+            )
             for place, layer, hook, heads in places
             if layer is not None
             for write in senders

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,10 +12,11 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, HookContext, Replacement
 from circuits.interventions.reference_runs import MeanOver, Reference
+from circuits.model.generation import at
 from circuits.model.padding import refuse_padding
 from circuits.model.sites import KINDS
 from circuits.model.surface import Surface
-from circuits.tensors import Positions, Snapshot, as_dense_tensor, select_positions
+from circuits.tensors import Positions, Snapshot, as_dense_tensor
 
 # The direction of every patch, as descriptions give it.
 DIRECTION = "source -> run"
@@ -23,6 +24,8 @@ DIRECTION = "source -> run"
 
 @dataclass(frozen=True)
 class Zero(Replacement):
+    while_generating = True
+
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         if context.write.kind.name == "scores":
             # A zero in the place of a masked score would let a query see its future.
@@ -38,6 +41,8 @@ class Zero(Replacement):
 @dataclass(frozen=True)
 class Mean(Replacement):
     """The mean of the same activation over a reference batch; per position unless `over` is "batch,pos"."""
+
+    while_generating = True
 
     tokens: Snapshot
     over: str = "batch"
@@ -56,8 +61,7 @@ class Mean(Replacement):
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         mean = context.reference("mean", current)
-        _same_shape(mean, current, context.write, "reference", pooled=self.over == "batch,pos")
-        return mean
+        return _in_place(mean, current, context, "reference", pooled=self.over == "batch,pos")
 
     def describe(self) -> dict[str, Any]:
         return {"value": "mean", "over": self.over, "reference": self.tokens.describe()}
@@ -66,6 +70,8 @@ class Mean(Replacement):
 @dataclass(frozen=True)
 class Resample(Replacement):
     """The activation of another example: row i gets row d(i) of the source, d a derangement of the whole batch."""
+
+    while_generating = True
 
     tokens: Snapshot
     seed: int
@@ -77,8 +83,7 @@ class Resample(Replacement):
         return {"source": Reference(self.tokens, write.hook)}
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
-        source = context.reference("source", current)
-        _same_shape(source, current, context.write, "source")
+        source = _in_place(context.reference("source", current), current, context, "source")
         order = derangement(source.shape[0], self.seed).to(source.device)
         return context.per_example(source[order], current.shape[0], "the source")
 
@@ -90,6 +95,7 @@ class Resample(Replacement):
 class FromTokens(Replacement):
     """The activation of another run, given by its tokens. A source of one example serves every row."""
 
+    while_generating = True
     direction = DIRECTION
 
     tokens: Snapshot
@@ -108,6 +114,7 @@ class FromTokens(Replacement):
 class FromTensors(Replacement):
     """Activations given as tensors, by full hook name."""
 
+    while_generating = True
     direction = DIRECTION
 
     activations: tuple[tuple[str, Snapshot], ...]
@@ -130,6 +137,8 @@ class FromTensors(Replacement):
 class Computed(Replacement):
     """The result of a function of the activation."""
 
+    while_generating = True
+
     function: Callable[[Tensor], Tensor]
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
@@ -151,6 +160,8 @@ class Computed(Replacement):
 class Uniform(Replacement):
     """Equal attention to every key that the query may see, or to those of `keys` that it may see."""
 
+    while_generating = True
+
     keys: Positions | None = None
 
     def reads(self, write: ActivationEdit) -> dict[str, str]:
@@ -164,7 +175,11 @@ class Uniform(Replacement):
         may_see = visible(scores, context.write.masked_score)
         chosen = may_see
         if self.keys is not None:
-            keys = select_positions(self.keys, current.shape[-1], f"{label}, keys {list(self.keys)}")
+            window = context.window
+            # The keys of a call end where its queries do; a sliding cache has dropped the first of them.
+            end = window.start + current.shape[-2] if window.open else current.shape[-1]
+            of_keys = replace(window, start=end - current.shape[-1], whole=True)
+            keys = of_keys.selected(self.keys, current.shape[-1], f"{label}, keys {list(self.keys)}")
             chosen = may_see & keys.to(current.device)
             fully_masked = (
                 context.selected & may_see.any(-1, keepdim=True) & ~chosen.any(-1, keepdim=True)
@@ -226,8 +241,37 @@ def _same_shape(
         )
 
 
+def _in_place(
+    source: Tensor, current: Tensor, context: HookContext, what: str, pooled: bool = False
+) -> Tensor:
+    """Returns the part of a source, or of a reference, at the positions of the run; refuses other shapes."""
+    write, window = context.write, context.window
+    if window.open and source.ndim == current.ndim:
+        axis, masked = write.kind.query_axis, 0.0
+        if not pooled:
+            beyond = context.selected.narrow(axis, 0, context.selected.shape[axis]).any(
+                [other for other in range(current.ndim) if other != axis]
+            )
+            late = beyond.expand(current.shape[axis])[max(0, source.shape[axis] - window.start) :]
+            if bool(late.any()):
+                position = max(window.start, source.shape[axis]) + int(late.nonzero()[0])
+                raise CircuitsError(
+                    f"{write.label}: no position {position} in the {what}, which has {source.shape[axis]}; name those "
+                    'to edit (positions="prompt")'
+                    + (', or give over="batch,pos"' if what == "reference" else "")
+                )
+            source = at(source, axis, window.start, current.shape[axis], 0.0)
+        if "key" in write.kind.axes:
+            if write.kind.name == "scores":
+                masked = -torch.inf if write.masked_score is None else write.masked_score
+            first = window.start + current.shape[axis] - current.shape[-1]
+            source = at(source, write.kind.axes.index("key"), first, current.shape[-1], masked)
+    _same_shape(source, current, write, what, pooled)
+    return source
+
+
 def _source_rows(source: Tensor, current: Tensor, context: HookContext) -> Tensor:
-    _same_shape(source, current, context.write, "source")
+    source = _in_place(source, current, context, "source")
     if source.shape[0] == 1:
         return source
     return context.per_example(source, current.shape[0], f"the source {list(source.shape)}")

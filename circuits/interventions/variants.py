@@ -12,7 +12,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Intervention
-from circuits.model.heads import Head
+from circuits.model.heads import Head, KeyValueGroup
 from circuits.tensors import Snapshot, as_dense_tensor
 from circuits.validate import is_whole, made_by, read_seed
 
@@ -64,7 +64,7 @@ def named(axis: str, item: Any) -> tuple[str, Any]:
     """Returns the name of an item in a table, and the item as `make` takes it."""
     if isinstance(item, Tensor | np.ndarray):
         return repr(Snapshot(as_dense_tensor(item, f"{axis or 'item'}"))), item
-    if isinstance(item, Head):
+    if isinstance(item, Head | KeyValueGroup):
         return item.label, [item]
     if _is_number(item) and axis:
         return f"{_SINGULAR.get(axis, axis)} {item}", int(item)
@@ -80,7 +80,7 @@ def _is_number(item: Any) -> bool:
 
 def _names_itself(axis: str, item: Any) -> bool:
     """Tells whether an item has a name; a pair of numbers that stands for a head has none."""
-    return isinstance(item, Head | str) or (_is_number(item) and axis in _SINGULAR)
+    return isinstance(item, Head | KeyValueGroup | str) or (_is_number(item) and axis in _SINGULAR)
 
 
 _SINGULAR = {
@@ -88,6 +88,7 @@ _SINGULAR = {
     "queries": "position",
     "layers": "layer",
     "neurons": "neuron",
+    "features": "feature",
     "keys": "key",
 }
 

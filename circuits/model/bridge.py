@@ -1,11 +1,12 @@
-"""Reads and writes the activations of a native `TransformerBridge` (transformer-lens 3.9 to 4.3).
+"""Reads and writes the activations of a `TransformerBridge` (transformer-lens 3.9 to 4.3).
 
-There a hook point is not always in line. Heads are hooked flat, and split here. A write at `resid_mid`
-(the input of ln2) does not reach the skip connection, so the difference is put in at the end of the block.
-The hook of `scores` fires after the fact, with the pattern, and on 3.9 so does that of `pattern`. These two
-are recomputed (`_AttentionHooks`) from the outputs of the layer's q, k and v projections, and the edited values are
-put in where the model takes them, as the pattern or, on 3.9, as z = pattern @ v. Every such forward first checks
-that the recomputed values are the model's own.
+There a hook point is not always in line. Heads are hooked flat, and split here. A write at `resid_mid` (the input
+of ln2) does not reach the skip connection, so the difference is put in at the end of the block.
+
+In a native bridge the hook of `scores` fires after the fact, with the pattern, and on 3.9 so does that of `pattern`.
+These two are recomputed (`_AttentionHooks`) from the outputs of the layer's q, k and v projections, and the edited
+values are put in where the model takes them, as the pattern or, on 3.9, as z = pattern @ v. Every such forward first
+checks that the recomputed values are the model's own. Bridges around Hugging Face models: bridge_huggingface.
 """
 
 from __future__ import annotations
@@ -47,20 +48,13 @@ _NEEDED = (
 )
 
 
-class NativeBridge:
-    """Hooks one native bridge at the sites of `KINDS`."""
+class Bridge:
+    """Hooks one bridge at the sites of `KINDS`."""
 
-    def __init__(self, model: nn.Module, hooks: Mapping[str, nn.Module]) -> None:
-        native: Any = model.__dict__.get("original_model")
-        if _class_of(native) != "NativeModel":
-            raise CircuitsError(
-                f"TransformerBridge is served when it is native (boot_native); this one wraps {_class_of(native)}"
-            )
-        self._native: nn.Module = native
+    def __init__(self, model: nn.Module, hooks: Mapping[str, nn.Module], wrapped: nn.Module) -> None:
+        self._wrapped = wrapped
         self._hooks = hooks
         self._blocks = list(model.get_submodule("blocks").children())
-        for layer, block in enumerate(self._blocks):
-            _refuse_foreign(block, layer)
         self._sites = {
             kind.hook.format(layer): (kind.name, layer)
             for kind in KINDS.values()
@@ -70,7 +64,19 @@ class NativeBridge:
 
     @property
     def key_heads(self) -> int:
-        return int(self._attention(0).n_kv_heads)
+        """The number of key-value heads."""
+        raise NotImplementedError
+
+    def _d_head(self, layer: int) -> int:
+        raise NotImplementedError
+
+    def block(self, layer: int) -> Any:
+        """Returns the module whose attributes ln1, ln2 and mlp are the parts of a block, with their hook points."""
+        raise NotImplementedError
+
+    def _recomputed(self, site: str, layer: int, function: Function) -> Handle | None:
+        """Hooks a site that is recomputed; returns None where its hook point is in line."""
+        return None
 
     def on_forward(self, hook: str, function: Function) -> Handle:
         module = self._hooks[hook]
@@ -78,27 +84,24 @@ class NativeBridge:
         given = self._when_used(layer, function)
         if layer is None:
             return on_hook_point(module, given)
-        attention = self._attention(layer)
         if site in _BY_HEAD:
-            return on_hook_point(module, _by_head(given, int(attention.d_head)))
-        if site == "resid_mid":
+            return on_hook_point(module, _by_head(given, self._d_head(layer)))
+        if site == "resid_mid" and self.on_branch(site):
             return _StreamWrite(given, module, layer).put_on(
                 self._hooks[KINDS["resid_post"].hook.format(layer)]
             )
-        if site == "scores" or (site == "pattern" and not _pattern_in_line(attention)):
-            return _attention_hooks_of(attention, layer).listen(site, given)
-        return on_hook_point(module, given)
+        return self._recomputed(site, layer, given) or on_hook_point(module, given)
 
     def before(self, hook: str, function: Function) -> Handle:
         site, layer = self._sites.get(hook, (hook, None))
         given = self._when_used(layer, function)
         if layer is not None and site in _BY_HEAD:
-            given = _by_head(given, int(self._attention(layer).d_head))
+            given = _by_head(given, self._d_head(layer))
         return before_module(self._hooks[hook], given)
 
     def through(self, hook: str, activation: Tensor) -> Tensor:
         site, layer = self._sites.get(hook, (hook, None))
-        if layer is not None and site == "resid_mid":
+        if layer is not None and site == "resid_mid" and self.on_branch(site):
             output = passed(self._hooks[hook], activation)
             if output is not activation:
                 _refuse_other_writes(activation, _stream_writes.get(self._hooks[hook], []), output, layer)
@@ -109,15 +112,19 @@ class NativeBridge:
         output = passed(self._hooks[hook], flat)
         return activation if output is flat else output.unflatten(-1, activation.shape[-2:])
 
+    def on_branch(self, site: str) -> bool:
+        """Tells whether a hook point of the residual stream feeds only the MLP."""
+        return site == "resid_mid"
+
     def on_run(
         self, begin: Callable[[tuple[Any, ...], Mapping[str, Any]], None], end: Callable[[], None]
     ) -> Handle:
         # `run_with_hooks` and `run_with_cache` bypass the bridge's own __call__; every run calls the wrapped model.
         return Handles(
-            self._native.register_forward_pre_hook(
+            self._wrapped.register_forward_pre_hook(
                 lambda module, args, kwargs: begin(*_for_bridge(module, args, kwargs)), with_kwargs=True
             ),
-            self._native.register_forward_hook(lambda module, inputs, output: end(), always_call=True),
+            self._wrapped.register_forward_hook(lambda module, inputs, output: end(), always_call=True),
         )
 
     def _when_used(self, layer: int | None, function: Function) -> Function:
@@ -130,15 +137,52 @@ class NativeBridge:
         start = getattr(self._blocks[0], "_start_at_layer_idx", None)
         return start is None or (layer is not None and layer >= start)
 
+
+class NativeBridge(Bridge):
+    """Hooks one native bridge (boot_native)."""
+
+    def __init__(self, model: nn.Module, hooks: Mapping[str, nn.Module], wrapped: nn.Module) -> None:
+        super().__init__(model, hooks, wrapped)
+        for layer, block in enumerate(self._blocks):
+            _refuse_foreign(block, layer)
+
+    @property
+    def key_heads(self) -> int:
+        return int(self._attention(0).n_kv_heads)
+
+    def block(self, layer: int) -> Any:
+        return _inner(self._blocks[layer])
+
+    def _d_head(self, layer: int) -> int:
+        return int(self._attention(layer).d_head)
+
+    def _recomputed(self, site: str, layer: int, function: Function) -> Handle | None:
+        attention = self._attention(layer)
+        if site == "scores" or (site == "pattern" and not _pattern_in_line(attention)):
+            return _attention_hooks_of(attention, layer).listen(site, function)
+        return None
+
     def _attention(self, layer: int) -> Any:
         return _inner(_inner(self._blocks[layer]).attn)
 
 
+def wrapped_model(model: nn.Module) -> nn.Module:
+    """Returns the model that a bridge is around."""
+    wrapped: Any = model.__dict__.get("original_model")
+    if not isinstance(wrapped, nn.Module):
+        raise CircuitsError(f"this {type(model).__name__} has no original_model, and is not served")
+    return wrapped
+
+
+def is_native(wrapped: nn.Module) -> bool:
+    return _class_of(wrapped) == "NativeModel"
+
+
 def _for_bridge(
-    native: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    wrapped: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Converts the wrapped model's arguments into those of the bridge: the inputs, and all arguments by name."""
-    given = bound(type(native).forward, args, kwargs)
+    given = bound(type(wrapped).forward, args, kwargs)
     vectors = given.pop("inputs_embeds", None)
     tokens = given.get("input_ids", args[0] if args else None)
     return (tokens if vectors is None else vectors,), given
@@ -152,7 +196,8 @@ def _pattern_in_line(attention: Any) -> bool:
 
 
 def _by_head(function: Function, d_head: int) -> Function:
-    return lambda flat: _flattened(function(flat.unflatten(-1, (-1, d_head))))
+    # With `use_split_qkv_input` the heads are apart already.
+    return lambda x: function(x) if x.ndim == 4 else _flattened(function(x.unflatten(-1, (-1, d_head))))
 
 
 def _flattened(by_head: Tensor | None) -> Tensor | None:
@@ -198,7 +243,8 @@ class _StreamWrite:
         # of the block.
         if self.change is None:
             return None
-        stream = inputs[0] + self.change
+        # The MLP of some models has batch and positions on one axis.
+        stream = inputs[0] + self.change.reshape(inputs[0].shape)
         # Digits lost by rounding next to a large old stream do not come back when that is removed. Half precision
         # promises less.
         rounding, least = torch.finfo(stream.dtype).eps * self._largest, float(stream.detach().abs().max())

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from circuits.errors import CircuitsError
 
 if TYPE_CHECKING:
+    from circuits.model.sites import SiteKind
     from circuits.model.surface import Surface
 
 SYNTAX = (
-    '"all", "0.1" (layer.head), "2.3-5", "L0H1", several joined by "," or "+", or a list of (layer, head)'
+    '"all", "0.1" (layer.head), "2.3-5", "L0H1", "0.k1" (a key-value group), several joined by "," or "+", or a list '
+    "of (layer, head)"
 )
 
-_DOTTED = re.compile(r"(\d{1,6})\.(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
-_LETTERED = re.compile(r"[Ll](\d{1,6})[Hh](\d{1,6})", re.ASCII)
+_DOTTED = re.compile(r"(\d{1,6})\.([kK]?)(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
+_LETTERED = re.compile(r"[Ll](\d{1,6})([HhKk])(\d{1,6})", re.ASCII)
 
 
 class Head(NamedTuple):
@@ -35,28 +37,105 @@ class Head(NamedTuple):
         return f"{self.layer}.{self.head}"
 
 
+@dataclass(frozen=True, order=True)
+class KeyValueGroup:
+    """One key-value head that several heads share (grouped-query attention). Both numbers count from 0."""
+
+    layer: int
+    group: int
+
+    @property
+    def label(self) -> str:
+        return f"L{self.layer}K{self.group}"
+
+    def __str__(self) -> str:
+        return f"{self.layer}.k{self.group}"
+
+    def serves(self, model: Any) -> tuple[Head, ...]:
+        """Returns the heads of a model (or of a `Surface`) that share these keys and values."""
+        from circuits.model.surface import Surface
+
+        surface = model if isinstance(model, Surface) else Surface.of(model)
+        size = surface.n_heads // surface.key_value_heads
+        return tuple(Head(self.layer, self.group * size + one) for one in range(size))
+
+
+AnyHead = Head | KeyValueGroup
+
+
+def index_of(one: AnyHead) -> int:
+    """Returns the place on the head axis of an activation."""
+    return one.head if isinstance(one, Head) else one.group
+
+
+def at_index(kind: SiteKind, layer: int, index: int, surface: Surface) -> AnyHead:
+    """Returns what stands at a place on the head axis of a site: a head, or a key-value group."""
+    return KeyValueGroup(layer, index) if surface.has_groups(kind) else Head(layer, index)
+
+
+def label_in(one: AnyHead, surface: Surface, site: str = "") -> str:
+    """Returns the label for tables, with a site where that is given: "L0H1", "L0H1.q", "L0K1.k (heads 2,3)"."""
+    label = f"{one.label}.{site}" if site else one.label
+    if isinstance(one, Head):
+        return label
+    return f"{label} (heads {','.join(str(head.head) for head in one.serves(surface))})"
+
+
 @dataclass(frozen=True)
 class HeadSpec:
     """A choice of heads not yet tied to a model. `heads` is None for "all"; `text` is what the user wrote."""
 
     text: str = field(compare=False)
-    heads: tuple[Head, ...] | None
+    heads: tuple[AnyHead, ...] | None
 
     def __post_init__(self) -> None:
         if self.heads == ():
             raise CircuitsError(f"heads {self.text}: an empty choice; write {SYNTAX}")
 
-    def resolve(self, surface: Surface) -> tuple[Head, ...]:
+    def resolve(self, surface: Surface) -> tuple[AnyHead, ...]:
         """Returns the heads in `surface`; raises an error that repeats the spec if one of them does not exist there."""
         if self.heads is None:
             return tuple(Head(x, y) for x in range(surface.n_layers) for y in range(surface.n_heads))
-        for head in self.heads:
-            if not (0 <= head.layer < surface.n_layers and 0 <= head.head < surface.n_heads):
+        for one in self.heads:
+            if isinstance(one, KeyValueGroup) and surface.key_value_heads == surface.n_heads:
                 raise CircuitsError(
-                    f"heads {self.text}: no head {head}: the model has "
-                    f"layers 0-{surface.n_layers - 1} and heads 0-{surface.n_heads - 1}"
+                    f"heads {self.text}: no key-value group {one}: each head of this model has keys and values of its "
+                    f"own; write {Head(one.layer, one.group)}"
+                )
+            what, count = ("head", surface.n_heads)
+            if isinstance(one, KeyValueGroup):
+                what, count = "key-value group", surface.key_value_heads
+            if not (0 <= one.layer < surface.n_layers and 0 <= index_of(one) < count):
+                raise CircuitsError(
+                    f"heads {self.text}: no {what} {one}: the model has "
+                    f"layers 0-{surface.n_layers - 1} and {what}s 0-{count - 1}"
                 )
         return self.heads
+
+    def on_axis(self, kind: SiteKind, surface: Surface) -> tuple[AnyHead, ...]:
+        """Returns what the spec names on the head axis of a site, which under grouped-query attention is key-value
+        groups at k and v, and heads elsewhere; raises an error that names the other where a spec has the wrong one.
+        """
+        resolved, groups = self.resolve(surface), surface.has_groups(kind)
+        if self.heads is None:
+            return tuple(
+                at_index(kind, layer, index, surface)
+                for layer in range(surface.n_layers)
+                for index in range(surface.head_count(kind))
+            )
+        for one in resolved:
+            if isinstance(one, Head) and groups:
+                shared = KeyValueGroup(one.layer, one.head * surface.key_value_heads // surface.n_heads)
+                raise CircuitsError(
+                    f"site {kind.name}: head {one} shares key-value group {shared} ({_listed(shared, surface)}) and "
+                    f"cannot be named there alone; write {shared}"
+                )
+            if isinstance(one, KeyValueGroup) and not groups:
+                raise CircuitsError(
+                    f"site {kind.name}: key-value group {one} is at k and v only; it serves {_listed(one, surface)}: "
+                    "name those"
+                )
+        return resolved
 
     def describe(self) -> str | list[str]:
         return "all" if self.heads is None else [str(head) for head in self.heads]
@@ -72,6 +151,8 @@ def parse_heads(spec: Any) -> HeadSpec:
     text = repr(spec)
     if hasattr(spec, "tolist"):
         spec = _dense(spec)
+    if isinstance(spec, KeyValueGroup):
+        spec = [spec]
     if isinstance(spec, str):
         if spec.strip().lower() == "all":
             return HeadSpec(text, None)
@@ -83,6 +164,8 @@ def parse_heads(spec: Any) -> HeadSpec:
         for item in spec:
             if _is_pair(item):
                 parsed.append(Head(*map(operator.index, item)))
+            elif isinstance(item, KeyValueGroup):
+                parsed.append(item)
             elif isinstance(item, str) and item.strip().lower() != "all":
                 parsed.extend(parse_heads(item).heads or ())
             else:
@@ -101,33 +184,47 @@ def _dense(spec: Any) -> Any:
 
 
 def looks_like_heads(text: str) -> bool:
-    """Tells whether a string is meant as heads rather than as a site: digits first, or "L0H1", or "all"."""
-    return bool(re.match(r"\s*(\d|[Ll]\d+[Hh]|all\s*$)", text)) or not text.strip()
+    """Tells whether a string is meant as heads rather than as a site: digits first, or "L0H1", "L0K1", or "all"."""
+    return bool(re.match(r"\s*(\d|[Ll]\d+[HhKk]|all\s*$)", text)) or not text.strip()
 
 
-def heads(spec: Any, model: Any) -> tuple[Head, ...]:
+@overload
+def heads(spec: Literal["all"], model: Any) -> tuple[Head, ...]: ...
+@overload
+def heads(spec: Any, model: Any) -> tuple[AnyHead, ...]: ...
+def heads(spec: Any, model: Any) -> tuple[AnyHead, ...]:
     """Returns the heads that `spec` names in `model`, 0-based, without repeats, never empty.
 
     `spec` is "all", "0.1, 2.3-5" (layer.head, a range of heads with its end included), "L0H1", "0.1+0.2",
-    or a list of (layer, head). Raises `CircuitsError` for text that is not a spec and for a head the model
-    lacks.
+    or a list of (layer, head). Where heads share keys and values (grouped-query attention), "0.k1" or "L0K1" is
+    key-value group 1 of layer 0, a `KeyValueGroup`, which edits at k and v and receivers of paths take. Raises
+    `CircuitsError` for text that is not a spec and for a head or group the model lacks.
     """
     from circuits.model.surface import Surface
 
     return parse_heads(spec).resolve(Surface.of(model))
 
 
-def _parse_part(part: str, text: str) -> list[Head]:
+def _listed(group: KeyValueGroup, surface: Surface) -> str:
+    served = group.serves(surface)
+    return f"head{'s' * (len(served) > 1)} {','.join(map(str, served))}"
+
+
+def _parse_part(part: str, text: str) -> list[AnyHead]:
     if match := _LETTERED.fullmatch(part):
-        return [Head(int(match[1]), int(match[2]))]
+        return [_named(match[2] in "kK")(int(match[1]), int(match[3]))]
     match = _DOTTED.fullmatch(part)
     if match is None:
         raise CircuitsError(f"heads {text}: cannot read {part!r} as a head; write {SYNTAX}")
-    layer, first = int(match[1]), int(match[2])
-    last = int(match[3]) if match[3] else first
+    layer, first = int(match[1]), int(match[3])
+    last = int(match[4]) if match[4] else first
     if last < first or last - first > 4096:
         raise CircuitsError(f"heads {text}: {part!r} is not a range of heads; write the smaller number first")
-    return [Head(layer, head) for head in range(first, last + 1)]
+    return [_named(bool(match[2]))(layer, number) for number in range(first, last + 1)]
+
+
+def _named(group: bool) -> Callable[[int, int], AnyHead]:
+    return KeyValueGroup if group else Head
 
 
 def _is_pair(item: Any) -> bool:

@@ -22,7 +22,9 @@ OUTPUTS = {"attn_out": "z", "mlp_out": "mlp_post"}
 
 @dataclass(frozen=True)
 class Projections:
-    """The norms and weights of one model, as they are at the time of each call."""
+    """The norms and weights of one model, as they are at the time of each call: all that is known of its blocks to
+    what follows differences through them.
+    """
 
     surface: Surface
     tensors: Mapping[str, Tensor]  # its parameters and buffers
@@ -33,7 +35,7 @@ class Projections:
 
     def norm(self, layer: int, streams: Tensor) -> Tensor:
         """Returns the input of a layer's attention for residual streams [row pos d_model], that is their norm."""
-        if self.surface.post_norm:
+        if self.surface.post_norm or self.surface.norms_after_only:
             return streams.clone()  # a caller may keep both
         normed: Tensor = self._block(layer).ln1(streams)
         return normed
@@ -46,11 +48,24 @@ class Projections:
         normed: Tensor = self.surface.model.get_submodule(path)(stream)
         return normed
 
+    def added(self, site: str, layer: int, output: Tensor) -> Tensor:
+        """Returns what is added to the stream, before the hooks at attn_out or mlp_out: the output of the sublayer's
+        weights, normalised where a norm follows them, else the same object.
+        """
+        path = self.surface.sublayer_norm(site, layer)
+        if path is None:
+            return output
+        normed: Tensor = self.surface.model.get_submodule(path)(output)
+        return normed
+
     def by_head(self, site: str, layer: int) -> tuple[Tensor, Tensor]:
-        """Returns the weights of q, k or v [head d_model d_head] and the biases [head d_head]."""
+        """Returns the weights of q, k or v [head d_model d_head] and the biases [head d_head]; under grouped-query
+        attention those of k and v by key-value group.
+        """
         path, heads = f"blocks.{layer}.attn", self.surface.head_count(KINDS[site])
         if f"{path}.{site}.weight" in self.tensors:
-            weight, bias = self.tensors[f"{path}.{site}.weight"], self.tensors[f"{path}.{site}.bias"]
+            weight, bias = self.tensors[f"{path}.{site}.weight"], self.tensors.get(f"{path}.{site}.bias")
+            bias = weight.new_zeros(weight.shape[0]) if bias is None else bias
             return weight.unflatten(0, (heads, -1)).mT, bias.unflatten(0, (heads, -1))
         parameters = []
         for name in (f"W_{site.upper()}", f"b_{site.upper()}"):
@@ -68,7 +83,9 @@ class Projections:
         path = f"blocks.{layer}.{'attn' if site == 'z' else 'mlp'}"
         name, capital = ("o", "O") if site == "z" else ("out", "out")
         if f"{path}.{name}.weight" in self.tensors:
-            return self.tensors[f"{path}.{name}.weight"].mT, self.tensors.get(f"{path}.{name}.bias")
+            weight = self.tensors[f"{path}.{name}.weight"]
+            weight = weight if self.surface.is_input_first(f"{path}.{name}") else weight.mT
+            return weight, self.tensors.get(f"{path}.{name}.bias")
         weight = self._weight(f"{path}.W_{capital}")
         return weight.flatten(0, -2), self.tensors.get(f"{path}.b_{capital}")
 
@@ -76,21 +93,22 @@ class Projections:
         """Returns the output of a layer's MLP, which is added to a residual stream, with all hooks inside it.
 
         Args:
-            arriving: the stream before the hooks at resid_mid.
+            arriving: the stream before the hooks at resid_mid; in a parallel block, at resid_pre.
             stream: the stream after them.
         """
         block = self._block(layer)
         if self.surface.bridged:
-            # There the hook point is the norm's own.
-            output: Tensor = block.mlp(block.ln2(arriving))
-            return output
+            # The hook point of resid_mid is the norm's own; that of a parallel block's stream is not.
+            output: Tensor = block.mlp(block.ln2(stream if self.surface.parallel else arriving))
+            normed: Tensor = block.ln2_post(output) if hasattr(block, "ln2_post") else output
+            return normed
         if getattr(self.surface.model.cfg, "use_hook_mlp_in", False):
             stream = block.hook_mlp_in(stream)
-        return block.apply_mlp(stream if self.surface.post_norm else block.ln2(stream))
+        reads_stream = self.surface.post_norm or self.surface.norms_after_only
+        return block.apply_mlp(stream if reads_stream else block.ln2(stream))
 
     def _block(self, layer: int) -> Any:
-        block = self.surface.model.get_submodule(f"blocks.{layer}")
-        return block.get_submodule("_original_component") if self.surface.bridged else block
+        return self.surface.block(layer)
 
     def _weight(self, *names: str) -> Tensor:
         for name in names:

@@ -25,6 +25,16 @@ class SiteKind:
         return "{}" in self.hook
 
     @property
+    def whole(self) -> str:
+        """The name of the site of the model that it is, or is a part of."""
+        return self.name.split(".")[-1] if self.name.startswith(_PREFIXES) else self.name
+
+    @property
+    def unit(self) -> str | None:
+        """What an entry of its last axis is called, where entries are edited one by one."""
+        return UNITS.get(self.axes[-1])
+
+    @property
     def head_axis(self) -> int | None:
         return self.axes.index("head") if "head" in self.axes else None
 
@@ -60,8 +70,30 @@ KINDS: dict[str, SiteKind] = {
     )
 }
 
+#: What an entry of these axes is called.
+UNITS = {"d_mlp": "neuron", "feature": "feature"}
+
+# A site into which a sparse autoencoder is spliced (`circuits.model.splices`) has two parts, which are sites too.
+FEATURES, ERROR = "features", "error"
+_PREFIXES = (f"{FEATURES}.", f"{ERROR}.")
+
 # A hook outside the table is taken as [batch pos ...]; its further axes are unknown.
 _UNLISTED_AXES = ("batch", "pos", "...")
+
+
+def part_of(part: str, whole: SiteKind) -> SiteKind:
+    """Returns the kind of a part, features or error, of a site into which an autoencoder is spliced."""
+    axes = (*whole.axes[:2], "feature") if part == FEATURES else whole.axes
+    return SiteKind(f"{part}.{whole.name}", f"{whole.hook}.{part}", axes)
+
+
+#: The kinds of activations that have a position axis of their own, with their parts.
+_PARTS = {
+    kind.name: kind
+    for whole in KINDS.values()
+    if whole.axes[1] == "pos"
+    for kind in (part_of(FEATURES, whole), part_of(ERROR, whole))
+}
 
 
 @dataclass(frozen=True)
@@ -88,8 +120,13 @@ class Site:
                 raise CircuitsError(
                     f"site {self.name!r}: layer={self.layer!r}; give a whole number from 0, or None"
                 ) from error
-        if self.name not in KINDS:
+        if self.name not in KINDS and self.name not in _PARTS:
             short, layer = _from_hook(self.name)
+            if self.name.startswith(_PREFIXES):
+                raise CircuitsError(
+                    f"no site {self.name!r}: an autoencoder is spliced in at one of "
+                    f"{', '.join(name.split('.')[1] for name in _PARTS if name.startswith(FEATURES))}"
+                )
             if short is None and "hook_" not in self.name:
                 raise CircuitsError(f"no site {self.name!r}; closest: {', '.join(closest_sites(self.name))}")
             if short is not None:
@@ -109,13 +146,13 @@ class Site:
             raise CircuitsError(
                 f'not a site: {spec!r}; write "z", "z.2", a full hook name or Site("z", layer=2)'
             )
-        if match := re.fullmatch(r"(\w+)\.(\d{1,6})", spec.strip()):
+        if match := re.fullmatch(r"((?:\w+\.)?\w+)\.(\d{1,6})", spec.strip()):
             return cls(match[1], int(match[2]))
         return cls(spec.strip())
 
     @property
     def kind(self) -> SiteKind:
-        return KINDS.get(self.name) or SiteKind(self.name, self.name, _UNLISTED_AXES)
+        return KINDS.get(self.name) or _PARTS.get(self.name) or SiteKind(self.name, self.name, _UNLISTED_AXES)
 
     def hook(self, layer: int | None = None) -> str:
         """Returns the full hook name, at `layer` where the site itself names none."""
@@ -134,7 +171,7 @@ def closest_sites(name: str, among: Iterable[str] = KINDS) -> list[str]:
 
 
 def _from_hook(hook: str) -> tuple[str | None, int | None]:
-    for kind in KINDS.values():
+    for kind in (*KINDS.values(), *_PARTS.values()):
         match = re.fullmatch(re.escape(kind.hook).replace(r"\{\}", r"(\d+)"), hook)
         if match:
             return kind.name, int(match[1]) if kind.per_layer else None

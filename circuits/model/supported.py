@@ -28,8 +28,8 @@ PROVED: dict[str, tuple[Any, ...]] = {
     "load_in_4bit": (False,),
     "quantization_method": (None,),
 }
-# Architectures for which HookedTransformer itself computes something else.
-_OTHER_MODELS = ("Olmoe", "Olmo2", "Olmo3")
+# Architectures for which HookedTransformer has its norms after attention and MLP, and none before.
+_NORMS_AFTER_ONLY = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
 
 
 def refuse_unproved(model: nn.Module) -> None:
@@ -61,19 +61,23 @@ def is_post_norm(hooks: Mapping[str, nn.Module], n_layers: int) -> bool:
     return all(normed)
 
 
-def refuse_other_blocks(model: nn.Module, hooks: Mapping[str, nn.Module], n_layers: int) -> None:
-    """Refuses blocks in which sites mean something else: with attention and MLP in parallel, or with a norm after
-    either.
+def is_parallel(hooks: Mapping[str, nn.Module], n_layers: int) -> bool:
+    """Tells whether the MLP of each block reads the stream that attention reads: there is then no sum between them.
+
+    Mixed models are refused.
     """
-    architecture = str(getattr(model.cfg, "original_architecture", None) or "")
-    for layer in range(n_layers):
-        block = model.get_submodule(f"blocks.{layer}")
-        if f"blocks.{layer}.mlp.hook_pre" in hooks and f"blocks.{layer}.hook_resid_mid" not in hooks:
-            raise CircuitsError(
-                f"block {layer} runs attention and MLP in parallel; circuits serves serial blocks only"
-            )
-        if hasattr(block, "ln1_post") or architecture.startswith(_OTHER_MODELS):
-            raise CircuitsError(
-                f"block {layer} normalises what attention adds, or q and k together; circuits serves blocks with "
-                "norms before attention and MLP, or after the residual sums"
-            )
+    layers = [layer for layer in range(n_layers) if f"blocks.{layer}.mlp.hook_pre" in hooks]
+    parallel = [f"blocks.{layer}.hook_resid_mid" not in hooks for layer in layers]
+    if len(set(parallel)) > 1:
+        raise CircuitsError(
+            f"blocks {layers[parallel.index(True)]} and {layers[parallel.index(False)]} differ: one runs attention and "
+            "MLP in parallel, one does not; circuits serves models whose blocks are all of one kind"
+        )
+    return any(parallel)
+
+
+def has_norms_after_only(model: nn.Module) -> bool:
+    """Tells whether attention and MLP of a HookedTransformer read the stream as it is, and ln1 and ln2 stand after
+    them.
+    """
+    return getattr(model.cfg, "original_architecture", None) in _NORMS_AFTER_ONLY

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.bridge import FAMILY as BRIDGE
-from circuits.model.bridge import NativeBridge
+from circuits.model.bridge_huggingface import HuggingFaceBridge
+from circuits.model.bridges import bridge_of
+from circuits.model.families import FAMILIES
 from circuits.model.hooks import (
     Function,
     Handle,
@@ -27,7 +29,8 @@ from circuits.model.hooks import (
     passed,
 )
 from circuits.model.sites import KINDS, Site, SiteKind
-from circuits.model.supported import is_post_norm, refuse_other_blocks, refuse_unproved
+from circuits.model.splices import splices_of
+from circuits.model.supported import has_norms_after_only, is_parallel, is_post_norm, refuse_unproved
 
 # (model class, site) pairs at which a written value is what the model goes on with, established by a random
 # write against a hand-written forward (tests/circuits/model/test_surface.py). In HookedTransformer a hook point
@@ -69,12 +72,20 @@ class Surface:
             hooks.pop("hook_pos_embed", None)
         self.n_layers: int = cfg.n_layers
         self.n_heads: int = cfg.n_heads
-        refuse_other_blocks(model, hooks, self.n_layers)
         if self.family in IN_LINE:
             refuse_unproved(model)
         #: True if each residual sum is normalised to become the stream, with no norm before attention and MLP.
         self.post_norm: bool = is_post_norm(hooks, self.n_layers)
-        self._bridge = NativeBridge(model, hooks) if self.family == BRIDGE else None
+        #: True if the MLP of a block reads what its attention reads; then there is no resid_mid.
+        self.parallel: bool = is_parallel(hooks, self.n_layers)
+        #: True if ln1 and ln2 normalise what attention and MLP add, and nothing what they read.
+        self.norms_after_only: bool = self.family in IN_LINE and has_norms_after_only(model)
+        self._bridge = bridge_of(model, hooks, self.parallel) if self.family == BRIDGE else None
+        #: The hook points of the autoencoders that are spliced in now.
+        self.spliced = {
+            name: point for splice in splices_of(model).values() for name, point in splice.hooks.items()
+        }
+        hooks.update(self.spliced)
         key_heads = self._bridge.key_heads if self._bridge is not None else _key_heads(cfg)
         self.sizes: dict[str, int | None] = {
             "head": cfg.n_heads,
@@ -94,7 +105,7 @@ class Surface:
         """Returns (layer, full hook name) for each place that `site` names, limited to `layers` where given."""
         if site.layer is not None and site.layer >= self.n_layers:
             raise CircuitsError(f"no site {site}: the model has layers 0-{self.n_layers - 1}")
-        if site.kind.name not in QUALIFIED[self.family] and self.family not in IN_LINE:
+        if site.kind.whole not in QUALIFIED[self.family] and self.family not in IN_LINE:
             raise CircuitsError(f"site {site} is not qualified for writing on a {self.family}")
         if not site.kind.per_layer:
             places: list[tuple[int | None, str]] = [(None, site.hook())]
@@ -104,6 +115,10 @@ class Surface:
             wanted = range(self.n_layers) if layers is None else layers
             places = [(layer, site.hook(layer)) for layer in wanted]
         present = [(layer, hook) for layer, hook in places if hook in self.hooks]
+        if not present and site.kind.whole != site.name:
+            raise CircuitsError(
+                f"no site {site}: no autoencoder is spliced in there; circuits.splice does that"
+            )
         if not present:
             raise CircuitsError(f"no site {site} in this model; it has {', '.join(self.site_names())}")
         return present
@@ -112,9 +127,24 @@ class Surface:
         """Returns the sites of the table that the model has."""
         return [kind.name for kind in KINDS.values() if kind.hook.format(0) in self.hooks]
 
+    @property
+    def key_value_heads(self) -> int:
+        """The number of heads at k and v: fewer than `n_heads` under grouped-query attention."""
+        return self.heads_at["k"]
+
+    def has_groups(self, kind: SiteKind) -> bool:
+        """Tells whether the head axis of a site holds key-value groups, that several heads share."""
+        return kind.head_axis is not None and self.head_count(kind) != self.n_heads
+
     def head_count(self, kind: SiteKind) -> int:
         """Returns the size of the head axis of `kind`; k and v have fewer where key-value heads are grouped."""
-        return self.heads_at.get(kind.name, self.n_heads)
+        return self.heads_at.get(kind.whole, self.n_heads)
+
+    def width(self, kind: SiteKind, hook: str) -> int | None:
+        """Returns the number of neurons or features at a hook; None where there are none, or the config gives none."""
+        if kind.unit != "feature":
+            return self.sizes["d_mlp"] if kind.unit else None
+        return next(splice.width for splice in splices_of(self.model).values() if hook in splice.hooks)
 
     def shape(self, kind: SiteKind, batch: int, pos: int) -> tuple[int | None, ...]:
         """Returns the shape of an activation, with None where the config does not give the size."""
@@ -140,6 +170,31 @@ class Surface:
             return "ln_embed" if hasattr(self.model, "ln_embed") else None
         first = site == "resid_mid" or not hasattr(self.model.get_submodule(f"blocks.{layer}"), "mlp")
         return f"blocks.{layer}.{'ln1' if first else 'ln2'}"
+
+    def sublayer_norm(self, site: str, layer: int) -> str | None:
+        """Returns the path of the norm that the output of attention or of the MLP passes before it is added to the
+        stream; None where there is none. The hook points of these outputs stand after it.
+
+        Args:
+            site: "attn_out" or "mlp_out".
+        """
+        norm = "ln1" if site == "attn_out" else "ln2"
+        norm = norm if self.norms_after_only else f"{norm}_post"
+        block = self.model.get_submodule(f"blocks.{layer}")
+        return f"blocks.{layer}.{norm}" if hasattr(block, norm) else None
+
+    def block(self, layer: int) -> Any:
+        """Returns the module whose attributes ln1, ln2 and mlp are the parts of a block, with their hook points."""
+        return (
+            self.model.get_submodule(f"blocks.{layer}") if self._bridge is None else self._bridge.block(layer)
+        )
+
+    def is_input_first(self, path: str) -> bool:
+        """Tells whether the weight of a linear map of a bridge is [in out], as in GPT-2, and not [out in]."""
+        module: Any = self.model
+        for name in path.split("."):
+            module = module[int(name)] if name.isdigit() else getattr(module, name)
+        return type(getattr(module, "original_component", module)).__name__ == "Conv1D"
 
     @property
     def device(self) -> torch.device:
@@ -198,7 +253,7 @@ class Surface:
         before left. `remove()` of the handle removes all traces of the function.
         """
         revocable = Revocable(function)
-        if self._bridge is not None:
+        if self._bridge is not None and hook not in self.spliced:
             return Handles(revocable, self._bridge.on_forward(hook, revocable))
         return Handles(revocable, on_hook_point(self.hooks[hook], revocable))
 
@@ -207,7 +262,7 @@ class Surface:
         None, replaces the input.
         """
         revocable = Revocable(function)
-        if self._bridge is not None:
+        if self._bridge is not None and hook not in self.spliced:
             return Handles(revocable, self._bridge.before(hook, revocable))
         return Handles(revocable, before_module(self.hooks[hook], revocable))
 
@@ -216,17 +271,35 @@ class Surface:
         reads instead.
         """
         revocable = Revocable(function)
-        if self._bridge is not None:
+        if self._bridge is not None and not self.parallel:
             # The hook point of ln2 feeds only the MLP; the function runs after all hooks that are there now.
             return Handles(
                 revocable, on_hook_point(self.hooks[KINDS["resid_mid"].hook.format(layer)], revocable)
             )
-        # In a post-norm block the norms are on the stream, and the MLP reads that as it is.
-        unhooked = "mlp" if self.post_norm else "ln2"
-        mlp_input = "hook_mlp_in" if getattr(self.model.cfg, "use_hook_mlp_in", False) else unhooked
-        return Handles(
-            revocable, before_module(self.model.get_submodule(f"blocks.{layer}.{mlp_input}"), revocable)
-        )
+        block: Any = self.block(layer)
+        if self._bridge is None and getattr(self.model.cfg, "use_hook_mlp_in", False):
+            reader = block.hook_mlp_in
+        elif self.post_norm or self.norms_after_only:
+            # The MLP reads the stream as it is.
+            reader = block.mlp
+        else:
+            reader = getattr(block, "ln2", block.ln1)
+            if reader is block.ln1:
+                raise CircuitsError(
+                    f"blocks.{layer}: ln1 and ln2 are one module, so what the MLP reads cannot be told from what "
+                    "attention reads; give each its own, with the same parameters"
+                )
+        return Handles(revocable, before_module(reader, revocable))
+
+    def refuse_unproved_paths(self) -> None:
+        """Refuses a bridge around a Hugging Face model whose paths were not compared with a forward by hand."""
+        bridge = self.huggingface
+        if bridge is not None and not bridge.family.paths:
+            served = ", ".join(family.name for family in FAMILIES if family.paths)
+            raise CircuitsError(
+                f"paths on a TransformerBridge around {bridge.family.wrapped} were not compared with a forward by "
+                f"hand, and are not served (served: {served}); patch.activations is"
+            )
 
     def before_norm(self, name: str, layer: int, function: Function) -> Handle | None:
         """Call `function` with what comes to a norm of a block, ln1 or ln2, before any hook of it.
@@ -235,7 +308,7 @@ class Surface:
         """
         block = (
             None
-            if self._bridge is not None or self.post_norm
+            if self._bridge is not None or self.post_norm or self.norms_after_only
             else self.model.get_submodule(f"blocks.{layer}")
         )
         norm = getattr(block, name, None)
@@ -249,13 +322,18 @@ class Surface:
 
         The activation itself is not written to, as hooks may work in place and the run will reach them again.
         """
-        if self._bridge is not None:
+        if self._bridge is not None and hook not in self.spliced:
             return self._bridge.through(hook, activation)
         return passed(self.hooks[hook], activation)
 
     @property
     def bridged(self) -> bool:
         return self._bridge is not None
+
+    @property
+    def huggingface(self) -> HuggingFaceBridge | None:
+        """The hooks of a bridge around a Hugging Face model; None for other models."""
+        return self._bridge if isinstance(self._bridge, HuggingFaceBridge) else None
 
     def on_run(
         self, begin: Begin, end: Callable[[], None] | None = None, direct: Direct | None = None

@@ -12,7 +12,7 @@ from circuits.interventions.base import Replacement
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.paths import Path, check_ends
 from circuits.interventions.replacements import FromTensors, FromTokens
-from circuits.model.heads import looks_like_heads, parse_heads
+from circuits.model.heads import Head, HeadSpec, KeyValueGroup, looks_like_heads, parse_heads
 from circuits.model.sites import Site
 from circuits.tensors import Snapshot, as_dense_tensor
 from circuits.validate import read_choice, read_tokens
@@ -26,18 +26,19 @@ def activations(
     *,
     queries: Any = None,
     neurons: Any = None,
+    features: Any = None,
 ) -> Edit:
     """Replaces the activation at `site` by that of `source`, at some heads and positions or at all.
 
     `source` is tokens [batch pos], run on the model without the edits of open blocks, or a mapping from
     hook names to tensors (what `cache` or `run_with_cache` gives), of which only the tensors named by
     `site` are copied. It has a batch of 1, which then serves every example, or the run's batch; anything
-    else is an error. Heads can be chosen at z, q, k, v, scores and pattern, neurons at mlp_pre and
-    mlp_post. The direction is source -> run:
-    the run's own input stays as it is.
+    else is an error. Heads can be chosen at z, q, k, v, scores and pattern (under grouped-query attention
+    key-value groups, "0.k1", at k and v), neurons at mlp_pre and mlp_post, features where an
+    autoencoder is spliced in. The direction is source -> run: the run's own input stays as it is.
     """
     caller = "patch.activations"
-    place = read_place(site, heads, caller, neurons)
+    place = read_place(site, heads, caller, neurons, features)
     return Edit(
         caller, (place,), _read_source(place, source, caller), read_queries(queries, positions, caller)
     )
@@ -62,8 +63,8 @@ def path(
     Args:
         sender: heads ("0.1"), or a site that writes to the residual stream: "z", "attn_out.0", "mlp_out.1",
             "mlp_post.1", "embed", "pos_embed".
-        receiver: heads (their q, k and v), a site "q.2", "k.2", "v.2", "mlp_pre.1", a pair of such a site and heads
-            ("q", "2.3"), or "output": the last residual stream.
+        receiver: heads (their q, k and v), a key-value group "2.k1" (its k and v), a site "q.2", "k.2", "v.2",
+            "mlp_pre.1", a pair of such a site and heads or groups ("q", "2.3"), or "output": the last residual stream.
         source: as in `activations`.
         through: "mlps" or None, see above.
         queries: the positions at which the sender is replaced; `positions` is another name. The direction is
@@ -97,7 +98,12 @@ def _receivers(receiver: Any, caller: str) -> tuple[Place, ...]:
         chosen = parse_heads(receiver)
     except CircuitsError as error:
         raise CircuitsError(f"{caller}: {error}") from error
-    return tuple(Place(Site(name), chosen) for name in ("q", "k", "v"))
+    groups = tuple(one for one in chosen.heads or () if isinstance(one, KeyValueGroup))
+    if not groups:
+        return tuple(Place(Site(name), chosen) for name in ("q", "k", "v"))
+    alone = tuple(one for one in chosen.heads or () if isinstance(one, Head))
+    places = [Place(Site(name), HeadSpec(chosen.text, alone)) for name in ("q", "k", "v") if alone]
+    return (*places, *(Place(Site(name), HeadSpec(chosen.text, groups)) for name in ("k", "v")))
 
 
 def _read_source(place: Place, source: Any, caller: str) -> Replacement:

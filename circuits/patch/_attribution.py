@@ -8,11 +8,11 @@ import numpy as np
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_place
-from circuits.model.heads import Head
+from circuits.interventions.arguments import read_place, refuse_other_units
+from circuits.model.heads import Head, at_index, label_in
 from circuits.model.sites import Site, SiteKind
 from circuits.model.surface import Surface
-from circuits.patch._gradients import EXAMPLES_PER_PASS, Pair, change, undisturbed
+from circuits.patch._gradients import EXAMPLES_PER_PASS, Pair, difference, ready_for_gradients
 from circuits.statistics import Resampling
 from circuits.sweeps.metrics import PerExample, read_values
 from circuits.sweeps.table import (
@@ -55,8 +55,9 @@ def attribution(
             that of its second.
         site: one site, of one layer ("resid_pre.1") or of every one ("z").
         batch: as in `sweep`.
-        by: the parts that get a row: "head", "position", "head,position", "neuron" or "layer"; "auto" takes heads where
-            the site has them (k and v have none where heads share key-value heads), else positions.
+        by: the parts that get a row: "head", "position", "head,position", "neuron", "feature" (of a spliced
+            SAE) or "layer"; "auto" takes heads where the site has them (at k and v under grouped-query attention:
+            key-value groups), else positions.
 
     A row's `effect` is the estimate, per example and with its interval; `value` is `baseline` plus the
     estimate. Where the metric returns (sum, count) pairs, counts are those at base. The direction, source -> base, is
@@ -69,7 +70,7 @@ def attribution(
     if any(not is_whole(count, 1) for count in (draws, flips)):
         raise CircuitsError(f"{CALLER}: draws and flips are positive numbers, got {draws} and {flips}")
     places, kind = pair.surface.at(place.site), place.site.kind
-    by = _read_by(by, place.site, pair.surface)
+    by = _read_by(by, place.site)
     seed = read_seed(seed, CALLER)
     settings = {
         "seed": seed,
@@ -87,7 +88,7 @@ def attribution(
         for layer, hook in places:
             shifts = {name: _summed(shift, kind, by) for name, shift in estimates[hook].items()}
             for index in np.ndindex(next(iter(shifts.values())).shape[1:]):
-                row = _row(kind, layer, by, index)
+                row = _row(pair.surface, kind, layer, by, index)
                 candidate = measured.setdefault(row["variant"], Measured(row["variant"], row))
                 entry = (slice(None), *index)
                 candidate.parts.append(
@@ -105,21 +106,23 @@ def _estimates(
 ) -> tuple[PerExample, dict[str, dict[str, Tensor]]]:
     """Returns the metrics at base, and (source − base)·gradient, shaped as the activation, by hook and metric."""
     hooks = [hook for _, hook in places]
-    with undisturbed(piece.surface):
+    with ready_for_gradients(piece.surface):
         source_activations = piece.run(piece.source, hooks).activations
         base_run = piece.run(piece.base, hooks, graph=True)
         values = piece.values(base_run.output, base_run.output)
         estimates: dict[str, dict[str, Tensor]] = {hook: {} for hook in hooks}
         for name, gradients in piece.gradients(base_run, values, hooks).items():
             for hook, gradient in gradients.items():
-                estimate = change(base_run.activations[hook], source_activations[hook]) * gradient.double()
+                estimate = (
+                    difference(base_run.activations[hook], source_activations[hook]) * gradient.double()
+                )
                 estimates[hook][name] = piece.finite(estimate, name, hook)
     return read_values(values, "metric", len(piece.base), BASELINE), estimates
 
 
 def _summed(shift: Tensor, kind: SiteKind, by: str) -> np.ndarray:
     """Sums over all axes but the examples and those that `by` names; returns [n ...], in the order of `by`."""
-    kept_axes = [0, *(_axis(kind, part) for part in by.split(",") if part != "layer")]
+    kept_axes = [0, *(_axis(kind, part) % shift.ndim for part in by.split(",") if part != "layer")]
     summed_axes = [axis for axis in range(shift.ndim) if axis not in kept_axes]
     total = shift.sum(summed_axes) if summed_axes else shift
     order = [sorted(kept_axes).index(axis) for axis in kept_axes]
@@ -127,37 +130,33 @@ def _summed(shift: Tensor, kind: SiteKind, by: str) -> np.ndarray:
 
 
 def _axis(kind: SiteKind, part: str) -> int:
-    return {"head": kind.head_axis, "position": kind.query_axis, "neuron": len(kind.axes) - 1}[part] or 0
+    return {"head": kind.head_axis, "position": kind.query_axis, "neuron": -1, "feature": -1}[part] or 0
 
 
-def _row(kind: SiteKind, layer: int | None, by: str, index: tuple[int, ...]) -> Row:
+def _row(surface: Surface, kind: SiteKind, layer: int | None, by: str, index: tuple[int, ...]) -> Row:
     parts = dict(zip([part for part in by.split(",") if part != "layer"], index, strict=True))
     where = kind.name if layer is None else f"{kind.name}.{layer}"
-    labels = [Head(layer or 0, parts["head"]).label if "head" in parts else where]
+    one = at_index(kind, layer or 0, parts["head"], surface) if "head" in parts else None
+    labels = [where if one is None else label_in(one, surface)]
     labels += [f"{part} {number}" for part, number in parts.items() if part != "head"]
     return {
         "variant": ", ".join(labels),
         "intervention": f"{CALLER} ({DIRECTION})",
         "site": kind.name,
         "layer": layer,
-        "head": parts.get("head"),
+        "head": one.head if isinstance(one, Head) else None,
         "position": parts.get("position"),
     }
 
 
-def _read_by(by: str, site: Site, surface: Surface) -> str:
-    by = read_choice(by, ("auto", "head", "position", "head,position", "neuron", "layer"), CALLER, "by")
+def _read_by(by: str, site: Site) -> str:
+    by = read_choice(
+        by, ("auto", "head", "position", "head,position", "neuron", "feature", "layer"), CALLER, "by"
+    )
     kind = site.kind
-    shared = kind.head_axis is not None and surface.head_count(kind) != surface.n_heads
     if by == "auto":
-        return "position" if kind.head_axis is None or shared else "head"
+        return "position" if kind.head_axis is None else "head"
     if "head" in by and kind.head_axis is None:
         raise CircuitsError(f"{CALLER}: site {site} has no heads; by= position, neuron or layer")
-    if "head" in by and shared:
-        raise CircuitsError(
-            f"{CALLER}: at site {site} heads share {surface.head_count(kind)} key-value heads, and none has one of its "
-            "own; by= position or layer"
-        )
-    if by == "neuron" and kind.axes[-1] != "d_mlp":
-        raise CircuitsError(f"{CALLER}: site {site} has no neurons; those are at mlp_pre and mlp_post")
+    refuse_other_units(site, by, CALLER)
     return by

@@ -13,14 +13,22 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.cuts import RECEIVERS, SENDERS, order_of
+from circuits.interventions.cuts import SENDERS, order_of, receivers_of
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.paths import Path
 from circuits.interventions.replacements import DIRECTION, FromTokens
-from circuits.model.heads import Head, HeadSpec
+from circuits.model.heads import HeadSpec, at_index, index_of, label_in
 from circuits.model.sites import KINDS, Site
 from circuits.model.surface import Surface
-from circuits.patch._gradients import EXAMPLES_PER_PASS, Pair, Run, between, change, midpoints, undisturbed
+from circuits.patch._gradients import (
+    EXAMPLES_PER_PASS,
+    Pair,
+    Run,
+    between,
+    difference,
+    midpoints,
+    ready_for_gradients,
+)
 from circuits.patch._ranking import Candidate, Counts, ranked, read_steps, refuse_inside_blocks
 from circuits.patch._result import ScreenResult
 from circuits.patch._screen import INPUTS, METHODS
@@ -49,11 +57,9 @@ class End:
 
     @property
     def head(self) -> int | None:
-        return (
-            None
-            if self.place.heads is None or self.place.heads.heads is None
-            else self.place.heads.heads[0].head
-        )
+        """The place on the head axis, of a head or a key-value group; None for a whole site."""
+        chosen = None if self.place.heads is None else self.place.heads.heads
+        return None if chosen is None else index_of(chosen[0])
 
 
 def edges(
@@ -75,7 +81,8 @@ def edges(
     An edge leads from a sender (embed, a head, an MLP) to a receiver computed after it (a head's q, k or v, the
     pre-activations of an MLP, the output), past everything between. The estimate is the change, source − base, of the
     sender's output to the residual stream, times ∂metric/∂(the residual stream as read by this receiver only),
-    summed over positions (edge attribution patching: Syed et al. 2023, arXiv:2310.10348).
+    summed over positions (edge attribution patching: Syed et al. 2023, arXiv:2310.10348). Where a norm stands between a
+    head and the stream, the change is what the norm makes of it to first order, in the run of the gradient.
 
     Args:
         method: "gradient", the gradient at base: the derivative of the metric along `patch.path`. "integrated", the
@@ -90,8 +97,9 @@ def edges(
         draws: as in `patch.screen`.
         flips: as in `patch.screen`.
 
-    Heads that share key-value heads are one receiver per layer at k and v, as in `patch.path`. Position embeddings are
-    equal in both runs and are no senders. Refused inside a block of `intervene` that edits the model.
+    Heads that share keys and values are one receiver at k and v, their key-value group. In parallel blocks the MLP
+    does not hear the heads of its layer. Position embeddings are equal in both runs and are no senders. Refused inside
+    a block of `intervene` that edits the model.
     """
     pair = Pair.read(CALLER, model, base, source, metric, batch)
     read_choice(method, METHODS, CALLER, "method")
@@ -104,7 +112,7 @@ def edges(
     candidates: dict[tuple[str, str], Candidate] = {}
     per_example = len(senders) * pair.base.shape[1] * (pair.surface.sizes["d_model"] or 1)
     for piece in pair.pieces(max(1, min(EXAMPLES_PER_PASS, NUMBERS // per_example))):
-        with undisturbed(pair.surface):
+        with ready_for_gradients(pair.surface):
             _refuse_edited_streams(piece)
             values, estimates = _estimates(
                 piece, senders, receivers, steps if method == "integrated" else None
@@ -128,7 +136,7 @@ def _estimates(
     piece: Pair, senders: list[End], receivers: list[End], steps: int | None
 ) -> tuple[PerExample, dict[str, dict[str, Tensor]]]:
     """Returns the metrics at base, and estimates [sender n] by receiver and metric, for senders before the receiver."""
-    streams = {one.hook: _stream(one) for one in receivers}
+    streams = {one.hook: _stream(piece.surface, one) for one in receivers}
     sum_sites = _sums(piece.surface)
     sender_hooks = dict.fromkeys([sender.hook for sender in senders])
     attn_outs = [KINDS["attn_out"].hook.format(layer) for layer in range(piece.surface.n_layers)]
@@ -136,11 +144,15 @@ def _estimates(
     normed_hooks = [site.hook() for site in sum_sites[1:] if piece.surface.stream_norm(site.name, site.layer)]
     receiver_hooks = dict.fromkeys([*(stream.hook() for stream in streams.values()), *streams, *normed_hooks])
     source_activations = piece.run(piece.source, dict.fromkeys([*sender_hooks, *input_hooks])).activations
+    # Where a norm follows, what a head's change adds depends on the run.
+    z_hooks = [KINDS["z"].hook.format(layer) for layer in range(piece.surface.n_layers)]
+    bent_hooks = [*z_hooks, *attn_outs] if piece.surface.sublayer_norm("attn_out", 0) else []
     base_run = piece.run(
         piece.base, dict.fromkeys([*sender_hooks, *input_hooks, *attn_outs, *receiver_hooks]), graph=True
     )
     clean = base_run.output.detach()
-    changes = _changes(senders, base_run, source_activations)
+    gaps = {hook: difference(base_run.activations[hook], source_activations[hook]) for hook in sender_hooks}
+    changes = _changes(senders, base_run, gaps)
 
     estimates: dict[str, dict[str, Tensor]] = {one.name: {} for one in receivers}
     for fraction in [None] if steps is None else midpoints(steps):
@@ -150,7 +162,10 @@ def _estimates(
                 hook: between(base_run.activations[hook], source_activations[hook], fraction)
                 for hook in input_hooks
             }
-            run = piece.run(piece.base, receiver_hooks, interpolated, graph=True)
+            run = piece.run(
+                piece.base, dict.fromkeys([*receiver_hooks, *bent_hooks]), interpolated, graph=True
+            )
+            changes = _changes(senders, run, gaps) if bent_hooks else changes
         for name, gradients in piece.gradients(run, piece.values(run.output, clean), streams).items():
             for receiver in receivers:
                 n_senders = sum(sender.order < receiver.order for sender in senders)
@@ -207,26 +222,30 @@ def _refuse_edited_streams(piece: Pair) -> None:
         surface.model(piece.base.to(surface.device, copy=True))
 
 
-def _changes(senders: list[End], base_run: Run, source_activations: dict[str, Tensor]) -> Tensor:
-    """Returns each sender's change of the residual stream, source − base: [sender batch pos d_model], float64."""
-    changes: list[Tensor] = []
-    for sender in senders:
-        gap = change(base_run.activations[sender.hook], source_activations[sender.hook])
-        if sender.head is not None:
-            gap = _through_output(base_run, sender, gap)
-        changes.append(gap)
+def _changes(senders: list[End], run: Run, gaps: dict[str, Tensor]) -> Tensor:
+    """Returns each sender's change of the residual stream, source − base: [sender batch pos d_model], float64.
+
+    Args:
+        run: the run in which a change of z is carried to the stream.
+        gaps: source − base by hook.
+    """
+    changes = [
+        gaps[sender.hook] if sender.head is None else _through_output(run, sender, gaps[sender.hook])
+        for sender in senders
+    ]
     return torch.stack([gap.expand_as(changes[-1]) for gap in changes])
 
 
-def _through_output(base_run: Run, sender: End, gap: Tensor) -> Tensor:
-    """Carries a change of one head's z forward to attn_out, through W_O and any hooks on the way.
+def _through_output(run: Run, sender: End, gap: Tensor) -> Tensor:
+    """Carries a change of one head's z forward to attn_out, to first order: through W_O, a norm that follows it, and
+    any hooks on the way.
 
     The Jacobian-vector product is computed by backward passes: the vector-Jacobian product is linear in its vector, and
     its gradient there is the Jacobian-vector product.
     """
     z, out = (
-        base_run.activations[sender.hook],
-        base_run.activations[sender.hook.replace("attn.hook_z", "hook_attn_out")],
+        run.activations[sender.hook],
+        run.activations[sender.hook.replace("attn.hook_z", "hook_attn_out")],
     )
     head_change = torch.zeros_like(z)
     head_change[:, :, sender.head] = gap[:, :, sender.head].to(z.dtype)
@@ -252,11 +271,10 @@ def _to_stream(run: Run, receiver: End, stream: str, gradient: Tensor) -> Tensor
     return stream_gradient
 
 
-def _stream(receiver: End) -> Site:
+def _stream(surface: Surface, receiver: End) -> Site:
     """Returns the site of the residual stream that a receiver reads."""
-    site = receiver.place.site.name
-    before = {"mlp_pre": "resid_mid", "resid_post": "resid_post"}.get(site, "resid_pre")
-    return Site(before, receiver.layer)
+    before = {"resid_post": "resid_post", "mlp_pre": "resid_pre" if surface.parallel else "resid_mid"}
+    return Site(before.get(receiver.place.site.name, "resid_pre"), receiver.layer)
 
 
 def _sums(surface: Surface) -> list[Site]:
@@ -315,36 +333,38 @@ def _senders(surface: Surface) -> list[End]:
     senders: list[End] = []
     for site in ("embed", "z", "mlp_out"):
         if KINDS[site].hook.format(0) in surface.hooks:
-            senders += _ends(surface, site, SENDERS, heads=site == "z")
+            senders += _ends(surface, site, SENDERS)
     return sorted(senders, key=lambda sender: sender.order)
 
 
 def _receivers(surface: Surface) -> list[End]:
     receivers: list[End] = []
+    table = receivers_of(surface)
     for site in ("q", "k", "v"):
-        receivers += _ends(surface, site, RECEIVERS, heads=surface.head_count(KINDS[site]) == surface.n_heads)
+        receivers += _ends(surface, site, table)
     if KINDS["mlp_pre"].hook.format(0) in surface.hooks:
         # The hook is the MLP's output, because in a gated MLP hook_pre is only one of its reads of the stream.
         receivers += [
             replace(receiver, hook=KINDS["mlp_out"].hook.format(receiver.layer))
-            for receiver in _ends(surface, "mlp_pre", RECEIVERS, heads=False)
+            for receiver in _ends(surface, "mlp_pre", table)
         ]
     last = Site("resid_post", surface.n_layers - 1)
-    order = order_of(last.name, last.layer, RECEIVERS)
+    order = order_of(last.name, last.layer, table)
     receivers.append(End("output", Place(last), last.layer, last.hook(), order))
     return sorted(receivers, key=lambda receiver: receiver.order)
 
 
-def _ends(surface: Surface, name: str, table: dict[str, int], heads: bool) -> list[End]:
+def _ends(surface: Surface, name: str, table: dict[str, int]) -> list[End]:
     ends: list[End] = []
+    kind = KINDS[name]
     for layer, hook in surface.at(Site(name)):
         order, site = order_of(name, layer, table), Site(name, layer)
-        if not heads:
+        if kind.head_axis is None:
             ends.append(End(str(site), Place(site), layer, hook, order))
             continue
-        for number in range(surface.n_heads):
-            head = Head(layer or 0, number)
-            label = head.label + ("" if name == "z" else f".{name}")
+        for index in range(surface.head_count(kind)):
+            head = at_index(kind, layer or 0, index, surface)
+            label = label_in(head, surface, "" if name == "z" else name)
             ends.append(End(label, Place(Site(name), HeadSpec(str(head), (head,))), layer, hook, order))
     return ends
 

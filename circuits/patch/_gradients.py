@@ -148,21 +148,23 @@ class Pair:
             }
         return by_metric
 
-    def finite(self, estimate: Tensor, metric: str, where: str) -> Tensor:
+    def finite(self, estimate: Tensor, metric: str, description: str) -> Tensor:
         """Returns the estimate, or raises `CircuitsError` if it is not finite."""
         if not bool(estimate.isfinite().all()):
-            raise CircuitsError(f"{self.caller}: metric {metric}: the estimate at {where} is not finite")
+            raise CircuitsError(
+                f"{self.caller}: metric {metric}: the estimate at {description} is not finite"
+            )
         return estimate
 
 
 @contextmanager
-def undisturbed(surface: Surface) -> Iterator[None]:
-    """Suspends the edits of all blocks, with the model in eval mode and inference mode off, so that gradients work."""
+def ready_for_gradients(surface: Surface) -> Iterator[None]:
+    """Suspends the edits of all blocks, sets eval mode and leaves inference mode, so that gradients work."""
     with torch.inference_mode(False), suspended(surface.model), evaluating(surface.model):
         yield
 
 
-def change(base: Tensor, source: Tensor) -> Tensor:
+def difference(base: Tensor, source: Tensor) -> Tensor:
     """Returns source − base, in float64, for every example of base."""
     gap = (source.detach() - base.detach()).double()
     # Masked scores are minus infinity in both runs, so their difference is set to 0.

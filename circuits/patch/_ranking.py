@@ -14,7 +14,7 @@ from circuits.interventions.base import Intervention
 from circuits.model.state import state_of
 from circuits.patch._gradients import Pair
 from circuits.patch._result import ScreenResult, make_screen
-from circuits.statistics import LEVEL, bootstrap, interval, ratio
+from circuits.statistics import LEVEL, bootstrap, interval, ratio, spearman
 from circuits.sweeps.measure import Group
 from circuits.sweeps.metrics import PerExample, own_positions
 from circuits.sweeps.sweep import swept
@@ -174,18 +174,6 @@ def _rank_agreement(estimates: np.ndarray, entries: np.ndarray, exact: Sequence[
         bounds = interval(spearman(resampled[0], resampled[1] - resampled[2])[:, None], LEVEL)
         low, high = float(bounds[0][0]), float(bounds[1][0])
     return {"spearman": float(correlation), "ci_low": low, "ci_high": high}
-
-
-def spearman(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Returns the rank correlation of each row of two arrays [rows items], with ties at their mean rank.
-
-    NaN where there are fewer than 3 items or all on one side are equal.
-    """
-    if one.shape[1] < 3:
-        return np.full(len(one), np.nan)
-    ranks = [pd.DataFrame(values).rank(axis=1).to_numpy() for values in (one, other)]
-    left, right = (values - values.mean(1, keepdims=True) for values in ranks)
-    return ratio((left * right).sum(1), np.sqrt((left**2).sum(1) * (right**2).sum(1)))
 
 
 def refuse_inside_blocks(pair: Pair) -> None:

@@ -84,6 +84,6 @@ def make_screen(
     """Joins the estimates of all metrics with the exact measurements."""
     measured = exact.frame[["variant", "metric", *_EXACT]]
     frame = pd.concat(tables.values()).merge(measured, how="left", on=["variant", "metric"])
-    integer_columns = [name for name in ("layer", "head", "position", "neuron") if name in frame]
+    integer_columns = [name for name in ("layer", "head", "position", "neuron", "feature") if name in frame]
     frame = frame.astype(dict.fromkeys(integer_columns, "Int64"))
     return ScreenResult(frame, correlation, exact, settings)

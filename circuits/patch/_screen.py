@@ -10,13 +10,20 @@ import numpy as np
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.arguments import read_place
+from circuits.interventions.arguments import read_place, refuse_other_units
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.replacements import DIRECTION, FromTokens
-from circuits.model.heads import Head, HeadSpec
-from circuits.model.sites import Site, SiteKind
+from circuits.model.heads import AnyHead, Head, HeadSpec, at_index, label_in
+from circuits.model.sites import UNITS, Site, SiteKind
 from circuits.model.surface import Surface
-from circuits.patch._gradients import EXAMPLES_PER_PASS, Pair, between, change, midpoints, undisturbed
+from circuits.patch._gradients import (
+    EXAMPLES_PER_PASS,
+    Pair,
+    between,
+    difference,
+    midpoints,
+    ready_for_gradients,
+)
 from circuits.patch._ranking import Candidate, Counts, ranked, read_steps, refuse_inside_blocks
 from circuits.patch._result import ScreenResult
 from circuits.sweeps.metrics import PerExample, read_values
@@ -61,8 +68,10 @@ def screen(
         batch: as in `patch.attribution`.
         sites: one or several, of a layer ("mlp_out.1") or of every one ("z"); by default embed, z and mlp_out, as far
             as the model has them.
-        by: the parts that get a row: "component", each head where the site has heads, else the site of a layer;
-            "position", each of these at each position; "neuron", each neuron, at mlp_pre and mlp_post.
+        by: the parts that get a row: "component", each head where the site has heads (at k and v under grouped-query
+            attention: each key-value group), else the site of a layer;
+            "position", each of these at each position; "neuron", each neuron, at mlp_pre and mlp_post; "feature", each
+            feature of a spliced SAE (`circuits.splice`).
         method: "gradient", (source − base)·∂metric/∂site at base (Nanda 2023): one forward pass, and a backward pass
             per metric, for all sites together; unreliable where base is near the minimum of a loss. "integrated", the
             same with the mean of the gradients at `steps` midpoints on a straight line from base to source
@@ -84,7 +93,7 @@ def screen(
     pair = Pair.read(CALLER, model, base, source, metric, batch)
     read_choice(method, METHODS, CALLER, "method")
     read_choice(line, LINES, CALLER, "line")
-    read_choice(by, ("component", "position", "neuron"), CALLER, "by")
+    read_choice(by, ("component", "position", "neuron", "feature"), CALLER, "by")
     steps, counts = read_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips)
     layer_sites = _read_sites(sites, pair.surface, by)
     refuse_inside_blocks(pair)
@@ -93,20 +102,25 @@ def screen(
     baseline: list[PerExample] = []
     candidates: dict[str, Candidate] = {}
     for piece in pair.pieces(EXAMPLES_PER_PASS):
-        with undisturbed(pair.surface):
+        with ready_for_gradients(pair.surface):
             values, estimates = _estimates(piece, [hook for _, _, hook in layer_sites], method, steps, line)
         baseline.append(values)
         for site, layer, hook in layer_sites:
-            row_axes = _row_axes(site.kind, by, pair.surface)
+            row_axes = _row_axes(site.kind, by)
             for name, estimate in estimates[hook].items():
                 sums = _summed(estimate, list(row_axes.values()))
                 for index in np.ndindex(sums.shape[1:]):
                     parts = dict(zip(row_axes, index, strict=True))
-                    label = _label(site, layer, parts)
+                    head = (
+                        at_index(site.kind, layer or 0, parts.pop("head"), pair.surface)
+                        if "head" in parts
+                        else None
+                    )
+                    label = _label(pair.surface, site, layer, head, parts)
                     if label not in candidates:
-                        description = _description(label, site, layer, parts)
+                        description = _description(label, site, layer, head, parts)
                         candidates[label] = Candidate(
-                            description, partial(_patch, site, layer, parts, source_value)
+                            description, partial(_patch, site, layer, head, parts, source_value)
                         )
                     entry = (slice(None), *index)
                     candidates[label].add(name, sums[entry])
@@ -149,7 +163,7 @@ def _estimates(
     estimates = {
         hook: {
             name: piece.finite(
-                change(base_run.activations[hook], source_activations[hook]) * gradient, name, hook
+                difference(base_run.activations[hook], source_activations[hook]) * gradient, name, hook
             )
             for name, gradient in by_metric.items()
         }
@@ -168,8 +182,7 @@ def _read_sites(given: Any, surface: Surface, by: str) -> list[_LayerSite]:
         raise CircuitsError(f'{CALLER}: no site given; name some, such as "z" or ["z", "mlp_out.1"]')
     layer_sites: list[_LayerSite] = []
     for site in sites:
-        if by == "neuron" and site.kind.axes[-1] != "d_mlp":
-            raise CircuitsError(f"{CALLER}: site {site} has no neurons; those are at mlp_pre and mlp_post")
+        refuse_other_units(site, by, CALLER)
         layer_sites += [(Site(site.name), layer, hook) for layer, hook in surface.at(site)]
     # A layer that is named twice ("z", "z.1") is kept once.
     return list({hook: layer_site for layer_site in layer_sites for hook in (layer_site[2],)}.values())
@@ -183,12 +196,12 @@ def _site(site: Site, layer: int | None) -> Site:
     return site if layer is None else Site(site.name, layer)
 
 
-def _row_axes(kind: SiteKind, by: str, surface: Surface) -> dict[str, int]:
-    """Returns the axes that rows index: heads, unless they share key-value heads and cannot be patched alone."""
-    if by == "neuron":
-        return {"neuron": len(kind.axes) - 1}
+def _row_axes(kind: SiteKind, by: str) -> dict[str, int]:
+    """Returns the axes that rows index."""
+    if by in UNITS.values():
+        return {by: len(kind.axes) - 1}
     axes: dict[str, int] = {}
-    if kind.head_axis is not None and surface.head_count(kind) == surface.n_heads:
+    if kind.head_axis is not None:
         axes["head"] = kind.head_axis
     return axes | ({"position": kind.query_axis} if by == "position" else {})
 
@@ -201,24 +214,31 @@ def _summed(estimate: Tensor, kept_axes: list[int]) -> np.ndarray:
     return total.permute(0, *order).cpu().numpy()
 
 
-def _label(site: Site, layer: int | None, parts: dict[str, int]) -> str:
+def _label(
+    surface: Surface, site: Site, layer: int | None, head: AnyHead | None, parts: dict[str, int]
+) -> str:
     where = str(_site(site, layer))
-    if "head" in parts:
-        where = Head(layer or 0, parts["head"]).label + ("" if site.name == "z" else f".{site.name}")
-    return ", ".join([where, *(f"{part} {number}" for part, number in parts.items() if part != "head")])
+    if head is not None:
+        where = label_in(head, surface, "" if site.name == "z" else site.name)
+    return ", ".join([where, *(f"{part} {number}" for part, number in parts.items())])
 
 
-def _description(label: str, site: Site, layer: int | None, parts: dict[str, int]) -> Row:
-    numbers = {name: parts.get(name) for name in ("head", "position", "neuron")}
+def _description(
+    label: str, site: Site, layer: int | None, head: AnyHead | None, parts: dict[str, int]
+) -> Row:
+    numbers = {"head": head.head if isinstance(head, Head) else None}
+    numbers |= {name: parts.get(name) for name in ("position", "feature" if "feature" in parts else "neuron")}
     title = f"patch.activations ({DIRECTION})"
     return {"variant": label, "intervention": title, "site": site.name, "layer": layer, **numbers}
 
 
-def _patch(site: Site, layer: int | None, parts: dict[str, int], source_value: FromTokens) -> Edit:
+def _patch(
+    site: Site, layer: int | None, head: AnyHead | None, parts: dict[str, int], source_value: FromTokens
+) -> Edit:
     """Returns the `patch.activations` edit of one row."""
-    place = Place(_site(site, layer), neurons=(parts["neuron"],) if "neuron" in parts else None)
-    if "head" in parts:
-        head = Head(layer or 0, parts["head"])
+    units = tuple(parts[unit] for unit in UNITS.values() if unit in parts)
+    place = Place(_site(site, layer), neurons=units or None)
+    if head is not None:
         place = Place(site, HeadSpec(str(head), (head,)))
     positions = (parts["position"],) if "position" in parts else None
     return Edit("patch.activations", (place,), source_value, positions)

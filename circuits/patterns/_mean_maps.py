@@ -12,9 +12,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.model.surface import Surface
-from circuits.patterns._read import chunks, look_at, read_layers, selected_queries
-from circuits.validate import read_run_tokens
+from circuits.patterns._read import PatternPass
 
 
 @dataclass(frozen=True)
@@ -80,23 +78,15 @@ def attention(
         queries: positions, or a boolean mask [batch pos]; a query's row is the mean over the examples that select it.
         chunk: tokens per forward. Inside `intervene` the edits are in force.
     """
-    caller = "patterns.attention"
-    surface, tokens = Surface.of(model), read_run_tokens(tokens, caller)
-    chosen = read_layers(layers, surface, caller)
-    selected = selected_queries(surface, queries, positions, tokens, caller)
-    length = tokens.shape[1]
-    total = torch.zeros(len(chosen), surface.n_heads, length, length, dtype=torch.float64)
-    entropy, uniform_entropy = torch.zeros(2, len(chosen), surface.n_heads, dtype=torch.float64)
-    for rows in chunks(surface, tokens, chosen, chunk, caller):
-        query_weights = selected[rows, None].double().to(surface.device)  # [batch 1 query]
-        look_at(
-            surface,
-            tokens,
-            rows,
-            chosen,
-            partial(_add, (total, entropy, uniform_entropy), chosen, query_weights),
-        )
-    return Maps(total / selected.sum(0).double()[:, None], entropy / uniform_entropy, chosen, len(tokens))
+    reading = PatternPass.read("patterns.attention", model, tokens, layers, queries, positions)
+    shape, length = (len(reading.layers), reading.surface.n_heads), reading.tokens.shape[1]
+    total = torch.zeros(*shape, length, length, dtype=torch.float64)
+    entropy, uniform_entropy = torch.zeros(2, *shape, dtype=torch.float64)
+    for rows, query_mask in reading.chunks(chunk):
+        sums = total, entropy, uniform_entropy
+        reading.look(rows, partial(_add, sums, reading.layers, query_mask.double()))
+    mean = total / reading.selected.sum(0).double()[:, None]
+    return Maps(mean, entropy / uniform_entropy, reading.layers, len(reading.tokens))
 
 
 def _add(

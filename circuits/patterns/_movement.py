@@ -11,13 +11,9 @@ import pandas as pd
 from jaxtyping import Shaped
 from torch import Tensor
 
-from circuits.errors import CircuitsError
-from circuits.interventions.replacements import derangement
 from circuits.model.heads import Head
-from circuits.model.surface import Surface
-from circuits.patterns._read import chunks, look_at, read_draws, read_layers, selected_queries
-from circuits.statistics import LEVEL, bootstrap, interval, ratio
-from circuits.validate import read_run_tokens, read_seed
+from circuits.patterns._read import PairedPass
+from circuits.statistics import LEVEL, interval, ratio
 
 
 @dataclass(frozen=True)
@@ -68,38 +64,16 @@ def movement(
         chunk: tokens per forward. Inside `intervene` the edits are in force.
     """
     caller = "patterns.movement"
-    surface, tokens, other = (
-        Surface.of(model),
-        read_run_tokens(tokens, caller),
-        read_run_tokens(other, caller),
-    )
-    if tokens.shape != other.shape or len(tokens) < 2:
-        raise CircuitsError(
-            f"{caller}: two inputs of one shape are compared row by row, at least 2 rows; got {list(tokens.shape)} and "
-            f"{list(other.shape)}"
-        )
-    chosen = read_layers(layers, surface, caller)
-    seed, draws = read_seed(seed, caller), read_draws(draws, caller)
-    selected = selected_queries(surface, queries, positions, tokens, caller)
-    order = derangement(len(tokens), seed)
-    sums = np.zeros((2, len(chosen), surface.n_heads, len(tokens)))
-    for rows in chunks(surface, tokens, chosen, chunk, caller):
-        query_weights = selected[rows, None].double().to(surface.device)  # [batch 1 query]
+    pairs = PairedPass.read_pair(caller, model, tokens, other, layers, queries, positions, seed, draws)
+    sums = pairs.zeros()
+    for rows, query_mask in pairs.chunks(chunk):
         before: dict[int, Tensor] = {}
-        look_at(surface, tokens, rows, chosen, partial(_keep, before))
-        pairings: tuple[slice | Tensor, ...] = (rows, order[rows])
+        pairs.look(rows, partial(_keep, before))
+        pairings: tuple[slice | Tensor, ...] = (rows, pairs.order[rows])
         for distances, other_rows in zip(sums, pairings, strict=True):
-            look_at(
-                surface,
-                other,
-                other_rows,
-                chosen,
-                partial(_compare, distances[..., rows], chosen, before, query_weights),
-            )
-    counts = selected.sum(1).double().numpy()
-    heads = [Head(layer, head) for layer in chosen for head in range(surface.n_heads)]
-    paired, unpaired = sums.reshape(2, len(heads), -1)
-    return Movement(_frame(heads, paired, unpaired, counts, seed, draws))
+            compare = partial(_compare, distances[..., rows], pairs.layers, before, query_mask.double())
+            pairs.look(other_rows, compare, pairs.other)
+    return Movement(_frame(pairs, sums))
 
 
 def _keep(patterns: dict[int, Tensor], layer: int, pattern: Tensor, seen: Tensor) -> None:
@@ -120,20 +94,11 @@ def _compare(
     distances[layers.index(layer)] = (distance * query_weights).sum(-1).T.cpu().numpy()
 
 
-def _frame(
-    heads: list[Head], paired: np.ndarray, unpaired: np.ndarray, counts: np.ndarray, seed: int, draws: int
-) -> pd.DataFrame:
-    series, entries = (
-        np.concatenate([paired, unpaired]),
-        np.broadcast_to(counts, (2 * len(heads), len(counts))),
-    )
-    value = ratio(series.sum(1), entries.sum(1))
-    all_resamples = bootstrap(series, entries, seed, draws)
-    paired_mean, unpaired_mean = value[: len(heads)], value[len(heads) :]
-    paired_resamples, unpaired_resamples = all_resamples[:, : len(heads)], all_resamples[:, len(heads) :]
+def _frame(pairs: PairedPass, sums: np.ndarray) -> pd.DataFrame:
+    (paired_mean, unpaired_mean), (paired_resamples, unpaired_resamples) = pairs.means(sums)
     table_columns: dict[str, Any] = {
-        "layer": [head.layer for head in heads],
-        "head": [head.head for head in heads],
+        "layer": [head.layer for head in pairs.heads],
+        "head": [head.head for head in pairs.heads],
     }
     for name, values, resampled in (
         ("distance", paired_mean, paired_resamples),
@@ -145,4 +110,4 @@ def _frame(
         if resampled is not None:
             prefix = "" if name == "distance" else f"{name}_"
             table_columns[f"{prefix}ci_low"], table_columns[f"{prefix}ci_high"] = interval(resampled, LEVEL)
-    return pd.DataFrame(table_columns | {"n": len(counts)})
+    return pd.DataFrame(table_columns | {"n": len(pairs.tokens)})

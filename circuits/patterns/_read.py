@@ -3,29 +3,131 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_queries
-from circuits.interventions.replacements import visible
+from circuits.interventions.replacements import derangement, visible
+from circuits.model.generation import WHOLE
+from circuits.model.heads import Head
 from circuits.model.hooks import Function
 from circuits.model.padding import refuse_padding
 from circuits.model.record import evaluating, keep_in, listening
 from circuits.model.sites import KINDS
 from circuits.model.state import running_rows
 from circuits.model.surface import Surface
-from circuits.tensors import Snapshot, select_positions
-from circuits.validate import is_whole, read_indices
+from circuits.statistics import bootstrap, ratio
+from circuits.tensors import Snapshot
+from circuits.validate import is_whole, read_indices, read_run_tokens, read_seed
 
 # The most tokens per forward pass, and entries of the patterns of all its layers, under chunk="auto".
 AUTO_CHUNK, AUTO_ENTRIES = 16384, 2**24
 
 # Called with a layer, its pattern, and the mask of the keys that each query may see, both [batch head query key].
 Look = Callable[[int, Tensor, Tensor], None]
+
+
+@dataclass(frozen=True)
+class PatternPass:
+    """The inputs of a pass over a model's patterns: tokens, the layers to read, and the queries that count.
+
+    Attributes:
+        layers: ascending.
+        selected: bool [batch pos], the queries that count.
+    """
+
+    caller: str
+    surface: Surface
+    tokens: Tensor
+    layers: tuple[int, ...]
+    selected: Tensor
+
+    @classmethod
+    def read(
+        cls, caller: str, model: Any, tokens: Any, layers: Any, queries: Any, positions: Any
+    ) -> PatternPass:
+        """Reads the arguments that all passes share."""
+        surface, tokens = Surface.of(model), read_run_tokens(tokens, caller)
+        chosen = read_layers(layers, surface, caller)
+        return cls(
+            caller, surface, tokens, chosen, selected_queries(surface, queries, positions, tokens, caller)
+        )
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """All heads of the layers, layer by layer."""
+        return tuple(Head(layer, head) for layer in self.layers for head in range(self.surface.n_heads))
+
+    def chunks(self, chunk: int | str) -> Iterator[tuple[slice, Tensor]]:
+        """Yields the rows of each forward pass and their mask of queries that count, bool [batch 1 query]."""
+        for rows in chunks(self.surface, self.tokens, self.layers, chunk, self.caller):
+            yield rows, self.selected[rows, None].to(self.surface.device)
+
+    def look(self, rows: slice | Tensor, look: Look, tokens: Tensor | None = None) -> None:
+        """Passes the patterns of these rows, of the pass's tokens or of others paired with them, to `look`."""
+        look_at(self.surface, self.tokens if tokens is None else tokens, rows, self.layers, look)
+
+
+@dataclass(frozen=True)
+class PairedPass(PatternPass):
+    """The inputs of passes over two inputs that are compared row by row, with a control that pairs other rows.
+
+    Attributes:
+        other: the second input, of the shape of `tokens`.
+        order: [batch], the row of the control's pair: a derangement drawn from `seed`.
+        seed: also of the bootstrap, of `draws` resamples.
+    """
+
+    other: Tensor
+    order: Tensor
+    seed: int
+    draws: int
+
+    @classmethod
+    def read_pair(
+        cls,
+        caller: str,
+        model: Any,
+        tokens: Any,
+        other: Any,
+        layers: Any,
+        queries: Any,
+        positions: Any,
+        seed: Any,
+        draws: Any,
+    ) -> PairedPass:
+        """Reads the arguments; raises `CircuitsError` unless both inputs have one shape, of at least 2 rows."""
+        tokens, other = read_run_tokens(tokens, caller), read_run_tokens(other, caller)
+        if tokens.shape != other.shape or len(tokens) < 2:
+            raise CircuitsError(
+                f"{caller}: two inputs of one shape are compared row by row, at least 2 rows; got "
+                f"{list(tokens.shape)} and {list(other.shape)}"
+            )
+        seed, draws = read_seed(seed, caller), read_draws(draws, caller)
+        first = PatternPass.read(caller, model, tokens, layers, queries, positions)
+        return cls(**vars(first), other=other, order=derangement(len(tokens), seed), seed=seed, draws=draws)
+
+    def zeros(self) -> np.ndarray:
+        """Returns zeros [pairing layer head example], to add to; the pairings are the pairs and the control."""
+        return np.zeros((2, len(self.layers), self.surface.n_heads, len(self.tokens)))
+
+    def means(self, sums: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+        """Returns means over queries and examples [pairing head], and their resamples [draw head] for each pairing.
+
+        Args:
+            sums: over queries, [pairing layer head example].
+        """
+        series = sums.reshape(-1, len(self.tokens))
+        entries = np.broadcast_to(self.selected.sum(1).double().numpy(), series.shape)
+        resampled = bootstrap(series, entries, self.seed, self.draws)
+        paired, unpaired = np.split(resampled, 2, axis=1)
+        return ratio(series.sum(1), entries.sum(1)).reshape(2, -1), (paired, unpaired)
 
 
 def look_at(
@@ -112,7 +214,7 @@ def _selected(queries: Any, positions: Any, tokens: Tensor, caller: str) -> Tens
     if chosen is None:
         return torch.ones(1, length, dtype=torch.bool).expand(batch, -1)
     if not isinstance(chosen, Snapshot):
-        return select_positions(chosen, length, caller).expand(batch, -1)
+        return WHOLE.selected(chosen, length, caller).expand(batch, -1)
     mask = chosen.tensor.cpu()
     if tuple(mask.shape) not in ((length,), (batch, length)):
         raise CircuitsError(

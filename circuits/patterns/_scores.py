@@ -15,11 +15,10 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.model.heads import Head
-from circuits.model.surface import Surface
-from circuits.patterns._read import chunks, look_at, read_draws, read_layers, selected_queries
+from circuits.patterns._read import PatternPass, read_draws
 from circuits.patterns._templates import read_templates, template_keys
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
-from circuits.validate import read_run_tokens, read_seed
+from circuits.validate import read_seed
 
 
 @dataclass(frozen=True)
@@ -97,23 +96,20 @@ def scores(
         chunk: tokens per forward. Inside `intervene` the edits are in force.
     """
     caller = "patterns.scores"
-    surface, tokens = Surface.of(model), read_run_tokens(tokens, caller)
-    chosen = read_layers(layers, surface, caller)
+    reading = PatternPass.read(caller, model, tokens, layers, queries, positions)
+    tokens, heads = reading.tokens, reading.heads
     seed, draws = read_seed(seed, caller), read_draws(draws, caller)
-    selected = selected_queries(surface, queries, positions, tokens, caller)
     if batch is not None and len(batch) != len(tokens):
         raise CircuitsError(f"{caller}: tokens have {len(tokens)} examples, batch has {len(batch)}")
     by_name = read_templates(templates, tokens, batch is not None)
-    sums = np.zeros((3, len(chosen), surface.n_heads, len(by_name), len(tokens)))
-    for rows in chunks(surface, tokens, chosen, chunk, caller):
+    sums = np.zeros((3, len(reading.layers), reading.surface.n_heads, len(by_name), len(tokens)))
+    for rows, query_mask in reading.chunks(chunk):
         examples = tokens[rows] if batch is None else batch[rows]
         keys = [
-            template_keys(name, template, examples, rows, tokens[rows]).to(surface.device)
+            template_keys(name, template, examples, rows, tokens[rows]).to(query_mask.device)
             for name, template in by_name.items()
         ]
-        query_mask = selected[rows, None].to(surface.device)  # [batch 1 query]
-        look_at(surface, tokens, rows, chosen, partial(_take, sums[..., rows], chosen, keys, query_mask))
-    heads = tuple(Head(layer, head) for layer in chosen for head in range(surface.n_heads))
+        reading.look(rows, partial(_take, sums[..., rows], reading.layers, keys, query_mask))
     measured = sums.reshape(3, len(heads), len(by_name), len(tokens))
     mass, chance, counts = measured
     frame = _frame(heads, tuple(by_name), measured, _resampled(mass, chance, counts, seed, draws))

@@ -13,13 +13,10 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.replacements import derangement
 from circuits.model.heads import Head
-from circuits.model.surface import Surface
-from circuits.patterns._read import chunks, look_at, read_draws, read_layers, selected_queries
-from circuits.statistics import LEVEL, bootstrap, interval, ratio
+from circuits.patterns._read import PairedPass
+from circuits.statistics import LEVEL, interval
 from circuits.tensors import as_dense_tensor
-from circuits.validate import read_run_tokens, read_seed
 
 
 @dataclass(frozen=True)
@@ -82,43 +79,35 @@ def follow(
     Inside `intervene` the edits are in force.
     """
     caller = "patterns.follow"
-    surface, tokens, other = (
-        Surface.of(model),
-        read_run_tokens(tokens, caller),
-        read_run_tokens(other, caller),
-    )
-    if tokens.shape != other.shape or len(tokens) < 2:
-        raise CircuitsError(
-            f"{caller}: two inputs of one shape are compared row by row, at least 2 rows; got {list(tokens.shape)} and "
-            f"{list(other.shape)}"
-        )
-    of_key = _whole(groups, tokens.shape[1], "groups", caller)
+    pairs = PairedPass.read_pair(caller, model, tokens, other, layers, queries, positions, seed, draws)
+    count, length = pairs.tokens.shape[:2]
+    of_key = _whole(groups, length, "groups", caller)
     group_before, group_after = (
-        _whole(values, len(tokens), name, caller) for values, name in ((before, "before"), (after, "after"))
+        _whole(values, count, name, caller) for values, name in ((before, "before"), (after, "after"))
     )
     if bool((group_before == group_after).any()):
         raise CircuitsError(
             f"{caller}: in {int((group_before == group_after).sum())} pairs nothing moves: before equals after"
         )
-    chosen = read_layers(layers, surface, caller)
-    seed, draws = read_seed(seed, caller), read_draws(draws, caller)
-    selected = selected_queries(surface, queries, positions, tokens, caller)
-    order = derangement(len(tokens), seed)
-    member = torch.nn.functional.one_hot(of_key).double().to(surface.device)  # [key group]
-    sums = np.zeros((2, len(chosen), surface.n_heads, len(tokens)))
-    for rows in chunks(surface, tokens, chosen, chunk, caller):
-        query_weights = selected[rows, None].double().to(surface.device)
+    device = pairs.surface.device
+    member = torch.nn.functional.one_hot(of_key).double().to(device)  # [key group]
+    sums = pairs.zeros()
+    for rows, query_mask in pairs.chunks(chunk):
         attended: dict[int, Tensor] = {}
-        look_at(surface, tokens, rows, chosen, partial(_keep, attended, member))
-        for follow_counts, pairs in zip(sums, (torch.arange(len(tokens)), order), strict=True):
-            places = group_before[pairs][rows].to(surface.device), group_after[pairs][rows].to(surface.device)
+        pairs.look(rows, partial(_keep, attended, member))
+        for follow_counts, judged_by in zip(sums, (torch.arange(count), pairs.order), strict=True):
+            places = group_before[judged_by][rows].to(device), group_after[judged_by][rows].to(device)
             compare = partial(
-                _compare, follow_counts[..., rows], chosen, attended, member, places, query_weights
+                _compare,
+                follow_counts[..., rows],
+                pairs.layers,
+                attended,
+                member,
+                places,
+                query_mask.double(),
             )
-            look_at(surface, other, rows, chosen, compare)
-    counts = selected.sum(1).double().numpy()
-    heads = [Head(layer, head) for layer in chosen for head in range(surface.n_heads)]
-    return Following(_frame(heads, sums.reshape(2 * len(heads), -1), counts, seed, draws))
+            pairs.look(rows, compare, pairs.other)
+    return Following(_frame(pairs, sums))
 
 
 def _whole(given: Any, length: int, name: str, caller: str) -> Tensor:
@@ -162,23 +151,21 @@ def _compare(
     follow_counts[layers.index(layer)] = (follows * query_weights).sum(-1).T.cpu().numpy()
 
 
-def _frame(heads: list[Head], series: np.ndarray, counts: np.ndarray, seed: int, draws: int) -> pd.DataFrame:
-    entries = np.broadcast_to(counts, series.shape)
-    value, resampled = ratio(series.sum(1), entries.sum(1)), bootstrap(series, entries, seed, draws)
-    paired, unpaired = slice(None, len(heads)), slice(len(heads), None)
-    low, high = interval(resampled[:, paired], LEVEL)
-    effect_low, effect_high = interval(resampled[:, paired] - resampled[:, unpaired], LEVEL)
+def _frame(pairs: PairedPass, sums: np.ndarray) -> pd.DataFrame:
+    (paired, unpaired), (paired_resamples, unpaired_resamples) = pairs.means(sums)
+    low, high = interval(paired_resamples, LEVEL)
+    effect_low, effect_high = interval(paired_resamples - unpaired_resamples, LEVEL)
     return pd.DataFrame(
         {
-            "layer": [head.layer for head in heads],
-            "head": [head.head for head in heads],
-            "share": value[paired],
+            "layer": [head.layer for head in pairs.heads],
+            "head": [head.head for head in pairs.heads],
+            "share": paired,
             "ci_low": low,
             "ci_high": high,
-            "unpaired": value[unpaired],
-            "effect": value[paired] - value[unpaired],
+            "unpaired": unpaired,
+            "effect": paired - unpaired,
             "effect_ci_low": effect_low,
             "effect_ci_high": effect_high,
-            "n": len(counts),
+            "n": len(pairs.tokens),
         }
     )

@@ -53,7 +53,7 @@ class ProbeSite:
 def parse_sites(
     surface: Surface, sites: Any, heads: Any, positions: Iterable[int] | None
 ) -> tuple[ProbeSite, ...]:
-    """Returns each (site, layer), head and position that has a probe of its own, in this order.
+    """Returns each (site, layer), head and position at which a probe is fitted, in this order.
 
     Args:
         heads: None concatenates the heads of a site; else each chosen head has a probe of its own.

@@ -125,7 +125,7 @@ def _read_splits(splits: Any, batch: int, pos: int) -> dict[str, Tensor]:
     return {str(name): _mask(f"split {name!r}", mask, batch, pos) for name, mask in splits.items()}
 
 
-def _mask(what: str, mask: Any, batch: int, pos: int) -> Tensor:
+def _mask(label: str, mask: Any, batch: int, pos: int) -> Tensor:
     if isinstance(mask, np.ndarray):
         mask = torch.from_numpy(mask)
     shape = tuple(mask.shape) if isinstance(mask, Tensor) else None
@@ -136,6 +136,6 @@ def _mask(what: str, mask: Any, batch: int, pos: int) -> Tensor:
     ):
         got = type(mask).__name__ if shape is None else f"{str(mask.dtype)[6:]} {list(shape)}"
         raise CircuitsError(
-            f"probe, {what}: a mask is boolean, [batch pos] = [{batch}, {pos}], [batch 1] or [pos]; got {got}"
+            f"probe, {label}: a mask is boolean, [batch pos] = [{batch}, {pos}], [batch 1] or [pos]; got {got}"
         )
     return mask.detach().cpu().expand(batch, pos)

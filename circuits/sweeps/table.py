@@ -236,7 +236,10 @@ def about(interventions: Sequence[Intervention], plan: Iterable[Step]) -> Row:
     places = [step.receiver if isinstance(step, Cut) else step for step in plan]
     layers = {place.layer for place in places}
     writes = [place for place in places if not isinstance(place, WeightEdit)]
-    heads = {head for write in writes for head in (write.heads if write.heads is not None else (None,))}
+    # A key-value group is several heads.
+    heads: set[int | None] = set()
+    for write in writes:
+        heads |= {None} if write.heads is None or write.groups else set(write.heads)
     if len(writes) < len(places):
         heads.add(None)
     positions = {

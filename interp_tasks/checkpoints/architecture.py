@@ -26,7 +26,7 @@ MAX_TABLES = 1 << 30
 
 
 def config_to_json(config: HookedTransformerConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """Every field that shapes the model, but ``dtype`` as its parameters have it (``cfg`` can lag behind).
+    """Returns every field that shapes the model, but ``dtype`` as its parameters have it (``cfg`` can lag behind).
 
     Raises:
         UserError: for a field that JSON cannot hold.
@@ -41,7 +41,7 @@ def config_to_json(config: HookedTransformerConfig, dtype: torch.dtype) -> dict[
 
 
 def parameter_shapes(stored: Mapping[str, Any], count: int, file: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the parameters of the model that a stored config describes; takes no memory for them.
+    """Returns names and shapes of the parameters of the model that a stored config describes; takes no memory for them.
 
     Args:
         count: how many parameters there are, in the weights file.
@@ -61,7 +61,7 @@ def parameter_shapes(stored: Mapping[str, Any], count: int, file: Path) -> dict[
 
 
 def model_from_json(stored: Mapping[str, Any], file: Path, device: str = "cpu") -> HookedTransformer:
-    """The model that a stored config describes, its parameters not yet filled in.
+    """Returns the model that a stored config describes, its parameters not yet filled in.
 
     Raises:
         UserError: naming ``file``, for a config that this transformer-lens does not know or refuses.
@@ -102,12 +102,12 @@ def check_rebuilds(model: HookedTransformer, config: Mapping[str, Any]) -> None:
         UserError: naming the first tensor in which the two differ.
     """
     shapes, buffers = _rebuilt(json.dumps(config, sort_keys=True))
-    found = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    differing = [name for name in {**shapes, **found} if found.get(name) != shapes.get(name)]
+    built_shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    differing = [name for name in {**shapes, **built_shapes} if built_shapes.get(name) != shapes.get(name)]
     for name in differing[:1]:
         raise UserError(
             f"the model is not the one its config describes: parameter {name} has shape "
-            f"{_shape(found.get(name))} in the model and {_shape(shapes.get(name))} by the config"
+            f"{_shape(built_shapes.get(name))} in the model and {_shape(shapes.get(name))} by the config"
         )
     present = dict(model.named_buffers())
     for name, buffer in buffers.items():

@@ -21,7 +21,7 @@ _TEMPORARY = re.compile(r"^\..*\.tmp-[0-9a-f]{32}$")
 
 
 def folder_of(out: Any) -> Path:
-    """The folder that a caller gives to write to.
+    """Returns the folder that a caller gives to write to.
 
     Raises:
         UserError: for what is no path, or none that the operating system could take.
@@ -39,12 +39,12 @@ def folder_of(out: Any) -> Path:
 
 
 def is_temporary(path: Path) -> bool:
-    """True for what a writer that was killed may leave behind."""
+    """Tells whether a name is one that a killed writer may leave behind."""
     return _TEMPORARY.match(path.name) is not None
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name that nothing else has, in the same folder (a rename across file systems is not atomic)."""
+    """Returns a name that nothing else has, in the same folder (a rename across file systems is not atomic)."""
     return path.parent / f".{path.name}.tmp-{uuid.uuid4().hex}"
 
 
@@ -116,7 +116,7 @@ def remove_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """An operating system's refusal to write, as one line that names the file."""
+    """Turns a refusal of the operating system into a `UserError` of one line that names the file."""
     try:
         yield
     except OSError as error:
@@ -126,7 +126,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def to_json(value: Any, where: str = "value") -> Any:
-    """Plain JSON of nested mappings, sequences and numbers (numpy's and torch's scalars too).
+    """Returns plain JSON of nested mappings, sequences and numbers (numpy's and torch's scalars too).
 
     NaN and infinities become ``None``: JSON has no word for them.
 
@@ -154,7 +154,7 @@ def to_json(value: Any, where: str = "value") -> Any:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Readable JSON, one trailing newline."""
+    """Returns readable JSON with one trailing newline."""
     plain = to_json(value)
     try:
         return (json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()

@@ -13,7 +13,7 @@ from interp_tasks.errors import UserError
 
 
 def describe_run(path: str | Path) -> list[dict[str, Any]]:
-    """One row per checkpoint: ``step, marks, bytes, dtype, training_state, task, metrics, saved_at, path``.
+    """Returns a row per checkpoint: ``step, marks, bytes, dtype, training_state, task, metrics, saved_at, path``.
 
     ``marks`` lists those of pre, onset, end and post that fall on the step: none where the run shows no drop.
 

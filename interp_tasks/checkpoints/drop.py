@@ -91,7 +91,7 @@ def detect_drop(
     direction: Literal["down", "up"],
     theory: float | None = None,
 ) -> Drop | None:
-    """The drop in a logged metric; ``None`` if there is none.
+    """Returns the drop in a logged metric; ``None`` if there is none.
 
     Args:
         steps: ascending, any spacing.
@@ -107,12 +107,12 @@ def detect_drop(
     if len(steps) != len(values):
         raise ValueError(f"{len(steps)} steps and {len(values)} values")
     logged = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-    kept = np.isfinite(logged)
-    at = np.asarray(steps, dtype=np.float64)[kept]
+    is_finite = np.isfinite(logged)
+    at = np.asarray(steps, dtype=np.float64)[is_finite]
     if (np.diff(at) <= 0).any():
         raise ValueError("steps must ascend")
     # Seen as a fall, whichever way the metric goes.
-    curve = logged[kept] if direction == "down" else -logged[kept]
+    curve = logged[is_finite] if direction == "down" else -logged[is_finite]
     if len(curve) < MIN_VALUES:
         return None
     final = final_level(list(curve))
@@ -159,19 +159,19 @@ def detect_drop(
 
 
 def _leaves(theory: float, plateau: float, final: float, direction: Literal["down", "up"]) -> bool:
-    """Returns whether a fall begins on the plateau by theory and makes half of the way from there to a perfect score.
+    """Tells whether a fall begins on the theoretical plateau and goes at least half-way to a perfect score.
 
     Args:
         plateau, final: as falls, whichever way the metric goes.
     """
     perfect = 0.0 if direction == "down" else -1.0
-    whole = (theory if direction == "down" else -theory) - perfect
-    begins_on_it = abs(plateau - perfect - whole) <= LEAST_CHANGE * whole
-    return begins_on_it and final - perfect <= (1 - LEAST_WAY) * whole
+    full_way = (theory if direction == "down" else -theory) - perfect
+    begins_on_it = abs(plateau - perfect - full_way) <= LEAST_CHANGE * full_way
+    return begins_on_it and final - perfect <= (1 - LEAST_WAY) * full_way
 
 
 def _first_crossing(curve: Array, level: float, window: int) -> int | None:
-    """The first index at which the curve comes below a level lastingly, having been above it lastingly."""
+    """Returns the first index at which the curve comes below a level lastingly, having been above it lastingly."""
     below = (curve < level) & (_medians(curve, 0, window - 1) < level)
     below[1:] &= _medians(curve, -window, -1)[1:] > level
     below[0] = False
@@ -179,7 +179,7 @@ def _first_crossing(curve: Array, level: float, window: int) -> int | None:
 
 
 def first_lasting(values: Sequence[float], level: float) -> int | None:
-    """The first index at which finite values are below a level lastingly, as a drop's steps are."""
+    """Returns the first index at which finite values are below a level lastingly, as a drop's steps are."""
     import numpy as np
 
     curve = np.asarray(values, dtype=np.float64)
@@ -188,7 +188,7 @@ def first_lasting(values: Sequence[float], level: float) -> int | None:
 
 
 def _last_before(curve: Array, crossing: int, level: float, window: int) -> int:
-    """The last index before the crossing at which the smoothed curve is above a level."""
+    """Returns the last index before the crossing at which the smoothed curve is above a level."""
     import numpy as np
 
     above = np.flatnonzero(_medians(curve, -(window // 2), window // 2)[:crossing] > level)
@@ -196,7 +196,7 @@ def _last_before(curve: Array, crossing: int, level: float, window: int) -> int:
 
 
 def _first_after(curve: Array, crossing: int, level: float, window: int) -> int:
-    """The first index from the crossing on at which the curve is below a level lastingly, or the last."""
+    """Returns the first index from the crossing on at which the curve is below a level lastingly, or the last."""
     import numpy as np
 
     below = np.flatnonzero(((curve < level) & (_medians(curve, 0, window - 1) < level))[crossing:])
@@ -204,7 +204,7 @@ def _first_after(curve: Array, crossing: int, level: float, window: int) -> int:
 
 
 def plateau_steps(steps: Sequence[int], drop: Drop) -> list[int]:
-    """The logged steps that a drop's plateau is taken over."""
+    """Returns the logged steps that a drop's plateau is taken over."""
     import numpy as np
 
     at = np.asarray(steps, dtype=np.float64)
@@ -212,7 +212,7 @@ def plateau_steps(steps: Sequence[int], drop: Drop) -> list[int]:
 
 
 def _plateau_indices(at: Array, crossing: int) -> NDArray[np.int64]:
-    """Values logged between a tenth and a half of the crossing; if the log is too coarse, all before it."""
+    """Returns the indices between a tenth and a half of the crossing, or all before it in a coarse log."""
     import numpy as np
 
     step = at[crossing]
@@ -221,7 +221,7 @@ def _plateau_indices(at: Array, crossing: int) -> NDArray[np.int64]:
 
 
 def _speed(at: Array, curve: Array, indices: NDArray[np.int64]) -> float:
-    """Fall per step, from the median of the earlier half to that of the later half."""
+    """Returns the fall per step, from the median of the earlier half to that of the later half."""
     import numpy as np
 
     half = len(indices) // 2
@@ -231,7 +231,7 @@ def _speed(at: Array, curve: Array, indices: NDArray[np.int64]) -> float:
 
 
 def _level_before_best_split(at: Array, curve: Array) -> float:
-    """The higher level in the best description of the curve as one level and then a lower one."""
+    """Returns the higher level in the best description of the curve as one level and then a lower one."""
     import numpy as np
 
     edges = np.concatenate([at[:1], (at[1:] + at[:-1]) / 2, at[-1:]])
@@ -258,7 +258,7 @@ def _weighted_median(values: Array, weights: Array) -> float:
 
 
 def _medians(curve: Array, first: int, last: int) -> Array:
-    """At each index i, the median of curve[i + first] ... curve[i + last], as far as they exist (or NaN)."""
+    """Returns at each index i the median of curve[i + first] ... curve[i + last], NaN where none of them exists."""
     import numpy as np
 
     padded = np.full((len(curve), last - first + 1), np.nan)

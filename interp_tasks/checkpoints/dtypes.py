@@ -17,7 +17,7 @@ _DTYPES = {
 
 
 def as_dense_tensor(tensor: Tensor) -> Tensor:
-    """Detached, on the CPU, contiguous, and owner of its storage (safetensors refuses a shared one)."""
+    """Returns a detached, contiguous tensor on the CPU that owns its storage (safetensors refuses a shared one)."""
     # Cloned even where it may own its storage: two names for one storage are refused too.
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
@@ -27,7 +27,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_named(name: Any) -> torch.dtype | None:
-    """The floating dtype of that name, or ``None``."""
+    """Returns the floating dtype of that name, or ``None``."""
     return _DTYPES.get(name) if isinstance(name, str) else None
 
 
@@ -36,7 +36,7 @@ def dtype_names() -> list[str]:
 
 
 def tensors_metadata(content: bytes) -> dict[str, str]:
-    """The free-text part of a safetensors header (whose validity the caller has checked)."""
+    """Returns the free-text part of a safetensors header (whose validity the caller has checked)."""
     length = int.from_bytes(content[:8], "little")
     metadata: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__", {})
     return metadata

@@ -47,7 +47,7 @@ class Checkpoint:
     run: str | None
 
     def require_task(self) -> Task:
-        """The task.
+        """Returns the task.
 
         Raises:
             UserError: saying why there is none.
@@ -64,7 +64,7 @@ class Checkpoint:
 
 
 def load_checkpoint(ref: str | Path, device: str | torch.device = "cpu") -> Checkpoint:
-    """The one checkpoint that a REF names.
+    """Returns the one checkpoint that a REF names.
 
     Raises:
         UserError: in one line, for a REF that names none or several, or whatever is wrong with its files.
@@ -79,19 +79,19 @@ def load_checkpoint(ref: str | Path, device: str | torch.device = "cpu") -> Chec
 
 
 def load_checkpoints(ref: str | Path, device: str | torch.device = "cpu") -> Iterator[Checkpoint]:
-    """The checkpoints that a REF names, each loaded when it is reached; the REF itself is checked at once."""
+    """Returns the checkpoints that a REF names, each loaded when it is reached; the REF itself is checked at once."""
     resolved = resolve(ref)
     return (load_resolved(each, device) for each in resolved)
 
 
 def load_parameters(path: str | Path) -> dict[str, Tensor]:
-    """The parameters in a checkpoint folder by name, in the dtype they are stored in, checked and finite."""
+    """Returns the parameters in a checkpoint folder by name, in the dtype they are stored in, checked and finite."""
     folder = Path(path)
     return read_parameters(folder, read_meta(folder))
 
 
 def read_parameters(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a checkpoint's weights file, checked against its ``meta.json`` and finite."""
+    """Returns the tensors of a checkpoint's weights file, checked against its ``meta.json`` and finite."""
     file = folder / WEIGHTS_FILE
     if dtype_named(meta["weights"].get("dtype")) is None:
         raise UserError(

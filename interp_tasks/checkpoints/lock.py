@@ -15,7 +15,7 @@ class RunLock:
     """An exclusive flock on ``RUN/.lock``; the file stays: removing it would race with another opener."""
 
     def __init__(self, run: Path) -> None:
-        """Take the lock.
+        """Takes the lock.
 
         Raises:
             UserError: naming the holder, if it is held.

@@ -18,7 +18,7 @@ MARKS = ("pre", "onset", "end", "post")
 
 
 def find_marks(run: str | Path, run_name: str | None = None) -> dict[str, int]:
-    """The step of each mark.
+    """Returns the step of each mark.
 
     ``pre`` lies well inside the plateau (of the steps before the onset, the one nearest to a quarter of it;
     step 0 only if there is no other), ``onset`` and ``end`` are the stored steps either side of the detected
@@ -49,7 +49,7 @@ def marks_of(folder: Path, described: dict[str, Any], name: str) -> dict[str, in
 
 
 def find_drop(run: Path, described: dict[str, Any], name: str) -> Drop:
-    """The drop that a run's own metrics show.
+    """Returns the drop that a run's own metrics show.
 
     Raises:
         UserError: if there is none.
@@ -89,7 +89,7 @@ def find_drop(run: Path, described: dict[str, Any], name: str) -> Drop:
 
 
 def theoretical_plateau(described: Mapping[str, Any]) -> float | None:
-    """The plateau of a run's drop metric by theory, from its ``run.json``; ``None`` where there is none.
+    """Returns the plateau of a run's drop metric by theory, from its ``run.json``; ``None`` where there is none.
 
     A run that does not say is older than this: its task is asked, if it is known here by the config of that time.
     """
@@ -113,7 +113,7 @@ def theoretical_plateau(described: Mapping[str, Any]) -> float | None:
 
 
 def marks_around(drop: Drop, steps: list[int], name: str) -> dict[str, int]:
-    """The marks of a drop among stored steps.
+    """Returns the marks of a drop among stored steps.
 
     Raises:
         UserError: if no checkpoint lies on one of its sides.

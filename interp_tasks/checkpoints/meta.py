@@ -1,4 +1,4 @@
-"""``meta.json``: what a checkpoint says of itself, signed: a changed byte is noticed. Knows no torch."""
+"""Reads and writes ``meta.json``, the signed description of a checkpoint. Needs no torch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _FORM: dict[str, Callable[[Any], bool]] = {
 
 
 def signed(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The meta data with a sha256 over all of it: a changed byte is noticed here as in the weights."""
+    """Returns the meta data with a sha256 over all of it: a changed byte is noticed here as in the weights."""
     return {**meta, "sha256": meta_sha256(meta)}
 
 
@@ -57,7 +57,7 @@ def meta_sha256(meta: Mapping[str, Any]) -> str:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """A checkpoint's ``meta.json``, checked.
+    """Returns a checkpoint's ``meta.json``, checked.
 
     Raises:
         UserError: for a foreign folder, a mangled file, or a format of another version.
@@ -82,7 +82,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Returns whether a checkpoint's description is good, and its weights are there in the size that it says."""
+    """Tells whether a checkpoint's description is valid and its weights have the size stated there."""
     try:
         return (folder / WEIGHTS_FILE).stat().st_size == read_meta(folder)["weights"].get("bytes")
     except (UserError, OSError):
@@ -90,8 +90,8 @@ def is_whole(folder: Path) -> bool:
 
 
 def reached(run: Path) -> int | None:
-    """The step that a run would go on from: of its last checkpoint, or of a stop after it."""
-    found = stored_steps(run)[-1:]
+    """Returns the step that a run would go on from: of its last checkpoint, or of a stop after it."""
+    last_steps = stored_steps(run)[-1:]
     with contextlib.suppress(UserError):
-        found.append(read_meta(run / STOPPED_FOLDER)["step"])
-    return max(found, default=None)
+        last_steps.append(read_meta(run / STOPPED_FOLDER)["step"])
+    return max(last_steps, default=None)

@@ -22,7 +22,7 @@ class MetricsLog:
         self._file: IO[bytes] | None = None
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """One JSON line, handed to the system at once: a killed process loses none of them."""
+        """Appends one JSON line and hands it to the system at once, so that a killed process loses none."""
         if type(line.get("step")) is not int:
             raise ValueError(f"a metrics line needs an integer step, got {line.get('step')!r}")
         content = json.dumps(to_json(line, "line"), ensure_ascii=False, allow_nan=False)
@@ -32,7 +32,7 @@ class MetricsLog:
             file.flush()
 
     def sync(self) -> None:
-        """Wait until the disk has every line."""
+        """Waits until the disk has every line."""
         with writing(self.path):
             os.fsync(self._opened().fileno())
 
@@ -42,7 +42,7 @@ class MetricsLog:
             self._file = None
 
     def cut(self, last: int) -> None:
-        """Keep the lines of steps up to ``last``.
+        """Keeps only the lines of steps up to ``last``.
 
         What was written after the checkpoint of that step may be torn; what was before it may not.
 
@@ -69,7 +69,7 @@ class MetricsLog:
         return self._file
 
     def _step(self, line: bytes) -> int | None:
-        """The step of a line, ``None`` if it is mangled."""
+        """Returns the step of a line, ``None`` if it is mangled."""
         try:
             step: int = parse_metrics_line(line, self.path, 0)["step"]
         except UserError:

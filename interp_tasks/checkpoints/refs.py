@@ -56,7 +56,7 @@ class ResolvedCheckpoint:
 
 
 def resolve(ref: str | Path) -> list[ResolvedCheckpoint]:
-    """The stored checkpoints that a REF names, at least one, in the order of runs and then of the selectors.
+    """Returns the stored checkpoints that a REF names, at least one, in the order of runs and then of the selectors.
 
     Raises:
         UserError: in one line, if it names none, or is not a REF.
@@ -68,11 +68,11 @@ def resolve(ref: str | Path) -> list[ResolvedCheckpoint]:
         runs, selectors = [text], None
     else:
         runs, selectors = _split(text)
-    found: dict[Path, ResolvedCheckpoint] = {}
+    resolved: dict[Path, ResolvedCheckpoint] = {}
     for run in runs:
         for checkpoint in _in_run(run, selectors, text):
-            found.setdefault(checkpoint.path, checkpoint)
-    return list(found.values())
+            resolved.setdefault(checkpoint.path, checkpoint)
+    return list(resolved.values())
 
 
 def zoo_folder() -> Path:
@@ -81,7 +81,7 @@ def zoo_folder() -> Path:
 
 
 def zoo_names() -> list[str]:
-    """The shipped runs, as ``zoo:NAME`` takes them; those in a folder of several as ``FOLDER/NAME``."""
+    """Returns the shipped runs, as ``zoo:NAME`` takes them; those in a folder of several as ``FOLDER/NAME``."""
     folder = zoo_folder()
     names = [run.relative_to(folder).as_posix() for run in _runs_below(folder)] if folder.is_dir() else []
     return sorted(names, key=natural_key)
@@ -127,7 +127,7 @@ def _is_either(path: Path) -> bool:
 
 
 def natural_key(text: str) -> list[tuple[int, str]]:
-    """Sort key under which the numbers within names count as numbers."""
+    """Returns a sort key under which the numbers within names count as numbers."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
@@ -173,7 +173,7 @@ def _in_run(name: str, selectors: list[str] | None, text: str) -> list[ResolvedC
 
 
 def find_run(name: str) -> Path:
-    """The folder of a run given as a path or as ``zoo:NAME``; only the latter is checked to exist."""
+    """Returns the folder of a run given as a path or as ``zoo:NAME``; only the latter is checked to exist."""
     if not name.startswith(ZOO):
         return Path(name)
     shipped = name.removeprefix(ZOO)
@@ -204,7 +204,7 @@ def _close_folder(path: Path) -> str:
 
 
 def _from_folder(path: Path) -> ResolvedCheckpoint:
-    """A checkpoint given by its folder; where that lies in a run, it is named as the run would name it."""
+    """Returns a checkpoint given by its folder; where that lies in a run, it is named as the run would name it."""
     step = read_meta(path)["step"]
     run = path.parent.parent
     in_run = path.parent.name == CHECKPOINTS_FOLDER and path == checkpoint_folder(run, step)

@@ -30,7 +30,7 @@ class Schedule:
     rates: Callable[[Mapping[str, Any]], Callable[[int], float]]
 
     def change(self, old: Mapping[str, Any], new: Mapping[str, Any], taken: int) -> str:
-        """The first of ``taken`` steps whose rate would be another, in words; nothing if there is none."""
+        """Returns the first of ``taken`` steps whose rate would be another, in words; nothing if there is none."""
         before, after = self.rates(old), self.rates(new)
         for update in range(taken):
             if before(update) != after(update):
@@ -48,7 +48,7 @@ def run_json(
     defaults: Mapping[str, Mapping[str, Any]] | None = None,
     schedule: Schedule | None = None,
 ) -> dict[str, Any]:
-    """The content ``run.json`` should have now: fresh, or the existing one with this opening recorded.
+    """Returns the content ``run.json`` should have now: fresh, or the existing one with this opening recorded.
 
     Args:
         defaults: section -> setting -> what it is where nothing is said.
@@ -92,20 +92,20 @@ def _listed(pairs: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
-    """Dotted keys at which two nested mappings differ, with both values."""
+    """Returns the dotted keys at which two nested mappings differ, with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
-        found: dict[str, tuple[Any, Any]] = {}
+        differing: dict[str, tuple[Any, Any]] = {}
         for name in [*old, *(name for name in new if name not in old)]:
             dotted = f"{key}.{name}" if key else name
-            found |= differences(old.get(name, _MISSING), new.get(name, _MISSING), dotted)
-        return found
+            differing |= differences(old.get(name, _MISSING), new.get(name, _MISSING), dotted)
+        return differing
     return {} if old == new and type(old) is type(new) else {key: (old, new)}
 
 
 def _completed(
     old: Mapping[str, Any], new: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The old config with the settings that are newer than the run: they had their defaults when it began."""
+    """Returns the old config with the settings that are newer than the run: they had their defaults when it began."""
     completed = dict(old)
     for section, known in defaults.items():
         if isinstance(old.get(section), dict) and isinstance(new.get(section), dict):

@@ -41,7 +41,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def is_run(path: Path) -> bool:
-    """True for a trainer's run, and for any folder whose ``checkpoints/`` holds numbered checkpoints."""
+    """Tells whether a folder is a trainer's run, or its ``checkpoints/`` holds numbered checkpoints."""
     return (path / RUN_FILE).is_file() or bool(stored_steps(path))
 
 
@@ -72,7 +72,7 @@ def check_free(folder: Path, kind: str) -> None:
 
 
 def stored_steps(run: str | Path) -> list[int]:
-    """The steps that a run has checkpoints of, ascending; empty for what is no run folder."""
+    """Returns the steps of a run's checkpoints, ascending; empty for a folder that is no run."""
     folder = Path(run) / CHECKPOINTS_FOLDER
     if not folder.is_dir():
         return []
@@ -83,7 +83,7 @@ def stored_steps(run: str | Path) -> list[int]:
 
 
 def parse_json(content: bytes) -> Any:
-    """JSON as people and this program write it.
+    """Parses JSON as people and this program write it.
 
     Raises:
         ValueError: for anything else, nesting without end and numbers that no float can hold included.
@@ -116,26 +116,28 @@ def is_step(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**53
 
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
-    """A JSON object from a file.
+def read_json(path: Path, description: str) -> dict[str, Any]:
+    """Returns a JSON object from a file.
 
     Raises:
         UserError: in one line, if the file is missing, unreadable, not JSON, or not an object.
     """
     try:
-        content = parse_json(read_file(path, what, MAX_JSON))
+        content = parse_json(read_file(path, description, MAX_JSON))
     except UserError:
         raise
     except ValueError as error:
         complaint = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path} is not valid JSON ({complaint}): it should hold {what}") from None
+        raise UserError(f"{path} is not valid JSON ({complaint}): it should hold {description}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path} holds a JSON {type(content).__name__}, not an object: it should hold {what}")
+        raise UserError(
+            f"{path} holds a JSON {type(content).__name__}, not an object: it should hold {description}"
+        )
     return content
 
 
 def read_run(path: str | Path) -> dict[str, Any]:
-    """A run's ``run.json``.
+    """Returns a run's ``run.json``.
 
     Raises:
         UserError: if the folder has none, or it is mangled.
@@ -173,7 +175,7 @@ _RUN_FORM: dict[str, Callable[[Any], bool]] = {
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The logged lines of a run, in order; a last line that a killed writer left unfinished is dropped.
+    """Returns the logged lines of a run, in order; a last line that a killed writer left unfinished is dropped.
 
     Raises:
         UserError: if there is no log, or an earlier line is not a JSON object with a step.
@@ -189,7 +191,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def read_clock(path: str | Path) -> dict[int, float]:
-    """Step -> seconds of training until then; empty for a run without a clock.
+    """Returns step -> seconds of training until then; empty for a run without a clock.
 
     A clock is no part of what a run is: what cannot be read of it is left out.
     """
@@ -198,7 +200,7 @@ def read_clock(path: str | Path) -> dict[int, float]:
         raw = read_file(file, "the seconds of training")
     except UserError:
         return {}
-    found = {}
+    times = {}
     for number, line in enumerate(raw.split(b"\n")[:-1], start=1):
         try:
             content = parse_metrics_line(line, file, number)
@@ -206,8 +208,8 @@ def read_clock(path: str | Path) -> dict[int, float]:
             continue
         seconds = content.get("seconds")
         if isinstance(seconds, (int, float)) and seconds >= 0:
-            found[content["step"]] = float(seconds)
-    return found
+            times[content["step"]] = float(seconds)
+    return times
 
 
 def parse_metrics_line(line: bytes, file: Path, number: int) -> dict[str, Any]:

@@ -141,7 +141,7 @@ class RunFolder:
             self._lock.release()
 
     def resume(self, at: int | None = None) -> ResumePoint | None:
-        """The newest state that training can go on from, of a checkpoint or a stop; ``None`` for a run without one.
+        """Returns the newest state that training can go on from; ``None`` for a run that has none.
 
         What is later is removed: checkpoints, and lines of the metrics log. Call it before the first ``log``.
 
@@ -198,11 +198,11 @@ class RunFolder:
 
     def finish(self, peaks: Mapping[str, int]) -> None:
         """Note in ``run.json`` the peaks of memory in bytes; of several openings the largest."""
-        there = read_run(self.path)
-        before = there.get("peak_memory") or {}
-        kept = {name: max(peak, before.get(name, 0)) for name, peak in peaks.items()}
+        run = read_run(self.path)
+        before = run.get("peak_memory") or {}
+        highest = {name: max(peak, before.get(name, 0)) for name, peak in peaks.items()}
         with writing(self.path):
-            replace_file(self.path / RUN_FILE, json_bytes({**there, "peak_memory": {**before, **kept}}))
+            replace_file(self.path / RUN_FILE, json_bytes({**run, "peak_memory": {**before, **highest}}))
 
     def save(
         self,
@@ -212,7 +212,7 @@ class RunFolder:
         training_state: TrainingState,
         metrics: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Store the checkpoint of a step; a step stored already with the same weights is left as it is.
+        """Stores the checkpoint of a step; a step that is stored with the same weights is not written again.
 
         Raises:
             UserError: if other weights are stored for that step, or the model or disk refuses.
@@ -232,7 +232,7 @@ class RunFolder:
     def save_stop(
         self, step: int, model: HookedTransformer, task: Task | None, training_state: TrainingState
     ) -> None:
-        """Store where a run stops between two checkpoints; it is gone once the next of these is there.
+        """Stores the state at a stop between two checkpoints; the next checkpoint replaces it.
 
         Raises:
             UserError: if the model or disk refuses.
@@ -263,7 +263,7 @@ class RunFolder:
 
 
 def resumable(run: Path) -> list[int]:
-    """The steps that training can go on from, ascending; 0 alone of a run that has stored nothing yet."""
+    """Returns the steps that training can go on from, ascending; 0 alone of a run that has stored nothing yet."""
     folders = [checkpoint_folder(run, step) for step in stored_steps(run)]
     stopped = run / STOPPED_FOLDER
     if not folders and not stopped.exists():
@@ -300,9 +300,9 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what a killed writer left half-written."""
-    for place in (folder, folder / CHECKPOINTS_FOLDER):
-        for entry in place.iterdir() if place.is_dir() else ():
+    """Removes files that a killed writer left half-written."""
+    for parent in (folder, folder / CHECKPOINTS_FOLDER):
+        for entry in parent.iterdir() if parent.is_dir() else ():
             if is_temporary(entry):
                 if entry.is_dir():
                     shutil.rmtree(entry)

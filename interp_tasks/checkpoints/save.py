@@ -103,7 +103,7 @@ def save_checkpoint(
 
 
 def weights_bytes(model: HookedTransformer, weights_dtype: str | None) -> bytes:
-    """All parameters as one safetensors file; never buffers, which hold −inf and are rebuilt."""
+    """Returns all parameters as one safetensors file; never buffers, which hold −inf and are rebuilt."""
     dtype = dtype_named(weights_dtype)
     if weights_dtype is not None and dtype is None:
         raise UserError(f"no weights_dtype {weights_dtype!r}: it is one of {', '.join(dtype_names())}")
@@ -122,19 +122,19 @@ def weights_bytes(model: HookedTransformer, weights_dtype: str | None) -> bytes:
 
 
 def parameter_dtype(model: HookedTransformer) -> torch.dtype:
-    """The one dtype of all parameters.
+    """Returns the one dtype of all parameters.
 
     Raises:
         UserError: if they differ, or it is none that can be stored.
     """
-    found = {parameter.dtype for parameter in model.parameters()}
-    names = sorted(map(dtype_name, found))
-    if len(found) != 1 or names[0] not in dtype_names():
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    names = sorted(map(dtype_name, dtypes))
+    if len(dtypes) != 1 or names[0] not in dtype_names():
         raise UserError(
             f"a stored model has parameters of one dtype, of {', '.join(dtype_names())}; "
             f"got {', '.join(names)}"
         )
-    return found.pop()
+    return dtypes.pop()
 
 
 def versions() -> dict[str, str]:

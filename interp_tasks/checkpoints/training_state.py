@@ -1,4 +1,4 @@
-"""The training state: what a run needs besides weights to go on as if it had never stopped."""
+"""Stores the training state: everything besides weights that a run needs to resume exactly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TrainingState:
 
 
 def training_state_bytes(state: TrainingState) -> bytes:
-    """The state as one safetensors file, the JSON part in its header.
+    """Returns the state as one safetensors file, the JSON part in its header.
 
     Raises:
         UserError: for data that JSON cannot hold.
@@ -43,7 +43,7 @@ def training_state_bytes(state: TrainingState) -> bytes:
 
 
 def read_training_state(folder: Path, meta: Mapping[str, Any]) -> TrainingState | None:
-    """The training state of a checkpoint, checked against its digest; ``None`` where none is kept.
+    """Returns the training state of a checkpoint, checked against its digest; ``None`` where none is kept.
 
     Raises:
         UserError: if it is there and mangled.

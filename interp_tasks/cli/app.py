@@ -49,25 +49,25 @@ GROUPS = {
 
 @cache
 def program() -> CommandGroup:
-    """``interp-run`` with all its commands, none of them loaded."""
+    """Returns ``interp-run`` with all its commands, none of them loaded."""
     placed: dict[str, list[Entry]] = {}
-    for place, listed in COMMANDS.items():
-        placed[place] = [Entry(name, help, partial(load_command, place)) for name, help in listed.items()]
+    for group, listed in COMMANDS.items():
+        placed[group] = [Entry(name, help, partial(load_command, group)) for name, help in listed.items()]
     for each in EXPERIMENTS.values():
         placed.setdefault(each.place, []).append(
             Entry(each.name, first_paragraph(each.function), partial(load_experiment, each))
         )
     moved = {"schema": "interp-run --schema"}
     paths: dict[str, list[str]] = {}
-    for place, some in placed.items():
-        for entry in some:
-            paths.setdefault(entry.name, []).append(f"interp-run {path_of(place, entry.name)}")
+    for group, listed_commands in placed.items():
+        for entry in listed_commands:
+            paths.setdefault(entry.name, []).append(f"interp-run {path_of(group, entry.name)}")
     for name, (panel, help, default) in GROUPS.items():
-        mine = placed.pop(name)
-        moved |= {entry.name: f"interp-run {name} {entry.name}" for entry in mine}
-        made = group_of(name, help, mine, default=default)
-        made.elsewhere = paths
-        placed.setdefault(panel, []).append(Entry(name, help, partial(already, made)))
+        default_commands = placed.pop(name)
+        moved |= {entry.name: f"interp-run {name} {entry.name}" for entry in default_commands}
+        command_group = group_of(name, help, default_commands, default=default)
+        command_group.elsewhere = paths
+        placed.setdefault(panel, []).append(Entry(name, help, partial(already, command_group)))
     panels = dict.fromkeys([*PANELS, *placed])
     entries = [
         Entry(entry.name, entry.help, entry.load, panel)
@@ -77,57 +77,57 @@ def program() -> CommandGroup:
     return group_of("interp-run", HELP, entries, interp_run, moved=moved)
 
 
-def already(made: CommandGroup, name: str) -> CommandGroup:
-    """A group, which needs no loading."""
-    return made
+def already(group: CommandGroup, name: str) -> CommandGroup:
+    """Returns the group itself, which needs no loading."""
+    return group
 
 
-def load_command(place: str, name: str) -> object:
-    """The command in ``interp_tasks/cli/commands/NAME.py``."""
-    return make_command(path_of(place, name), of_module(import_module(f"interp_tasks.cli.commands.{name}")))
+def load_command(group: str, name: str) -> object:
+    """Returns the command in ``interp_tasks/cli/commands/NAME.py``."""
+    return make_command(path_of(group, name), of_module(import_module(f"interp_tasks.cli.commands.{name}")))
 
 
 def load_experiment(experiment: Experiment, name: str) -> object:
-    """The command of an experiment: made from its signature, or in ``cli/commands`` where that does not say all."""
-    own = own_command(experiment)
-    made = command_of(experiment) if own is None else of_module(own)
-    return make_command(path_of(experiment.place, name), made, experiment.place)
+    """Returns an experiment's command, made from its signature or defined in ``cli/commands``."""
+    command_class = own_command(experiment)
+    command = command_of(experiment) if command_class is None else of_module(command_class)
+    return make_command(path_of(experiment.place, name), command, experiment.place)
 
 
 def own_command(experiment: Experiment) -> ModuleType | None:
-    """The module that writes an experiment's command out, where there is one."""
+    """Returns the module that writes an experiment's command out, where there is one."""
     module = f"interp_tasks.cli.commands.{experiment.function.__name__}"
     return import_module(module) if find_spec(module) is not None else None
 
 
 def of_module(module: ModuleType) -> type[Command]:
-    """The one command that a module defines."""
-    (found,) = (
+    """Returns the one command that a module defines."""
+    (command_class,) = (
         each
         for each in vars(module).values()
         if isinstance(each, type) and issubclass(each, Command) and each.__module__ == module.__name__
     )
-    return found
+    return command_class
 
 
-def path_of(place: str, name: str) -> str:
-    return f"{place} {name}" if place in GROUPS else name
+def path_of(group: str, name: str) -> str:
+    return f"{group} {name}" if group in GROUPS else name
 
 
-def say_version(asked: bool) -> bool:
+def say_version(is_wanted: bool) -> bool:
     """Print the version, and stop."""
-    if asked:
+    if is_wanted:
         write_line(f"interp-run {versions()['interp-tasks']}")
         raise typer.Exit
-    return asked
+    return is_wanted
 
 
-def print_schema(asked: bool) -> bool:
+def print_schema(is_wanted: bool) -> bool:
     """Print the schema, and stop."""
-    if asked:
+    if is_wanted:
         write_data(files("interp_tasks.cli").joinpath("output.schema.json").read_text("utf-8"))
         raise typer.Exit
-    return asked
+    return is_wanted
 
 
 def interp_run(
@@ -142,7 +142,7 @@ def interp_run(
         ),
     ] = False,
 ) -> None:
-    """The options of ``interp-run`` itself; the help is ``HELP``."""
+    """Holds the options of ``interp-run`` itself; the help is ``HELP``."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

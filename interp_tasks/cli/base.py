@@ -61,7 +61,7 @@ def asks_for_help(parameters: Sequence[Any]) -> bool:
 
 
 def spelled(parameter: Any) -> str:
-    """``--queries`` with what else it is called, or the name of an argument."""
+    """Returns an option with its other names, or the name of an argument."""
     if parameter.param_type_name != "option":
         return f"the argument {parameter.metavar or parameter.name}"
     first, *others = parameter.opts
@@ -80,7 +80,7 @@ class Command(ABC):
 
     @property
     def tasks(self) -> Mapping[str, str]:
-        """REF or run -> the name of its task, of what the command examines."""
+        """Returns the task's name of each REF or run that the command examines."""
         return {}
 
     @abstractmethod
@@ -97,13 +97,13 @@ class Command(ABC):
 
 
 def make_command(path: str, command_class: type[Command], group: str = "") -> Any:
-    """A :class:`Command` as what ``interp-run PATH`` calls; required options come first, those shared by most last.
+    """Makes the function behind ``interp-run PATH`` of a :class:`Command`: required options first, shared ones last.
 
     Args:
         group: of one task's experiments; checkpoints of another task are refused before they are loaded.
     """
     hints = get_type_hints(command_class, include_extras=True)
-    depth = {name: place for place, base in enumerate(command_class.__mro__) for name in own_fields(base)}
+    depth = {name: rank for rank, base in enumerate(command_class.__mro__) for name in own_fields(base)}
     parameters: list[inspect.Parameter] = []
     for item in sorted(fields(command_class), key=lambda item: (is_given(item), depth[item.name])):
         default: Any = inspect.Parameter.empty
@@ -144,18 +144,18 @@ def example(parameter: Any) -> str:
         "REF": "zoo:matrix-completion-4x4@post or RUN@last",
         "RUN": "zoo:matrix-completion-4x4 or runs/mine",
     }
-    such = given.get(parameter.metavar)
+    value = given.get(parameter.metavar)
     return f"{parameter.opts[0]} {parameter.metavar}" + (
-        f", such as {such}" if such else f": {parameter.help}"
+        f", such as {value}" if value else f": {parameter.help}"
     )
 
 
 def own_fields(base: type) -> list[str]:
-    """The options a class declares itself."""
+    """Returns the options a class declares itself."""
     return list(inspect.get_annotations(base))
 
 
 def help_text(command_class: type) -> str:
-    """The docstring with its paragraphs unwrapped, for the terminal to wrap."""
+    """Returns the docstring with its paragraphs unwrapped, for the terminal to wrap."""
     paragraphs = (inspect.getdoc(command_class) or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)

@@ -63,13 +63,13 @@ class ExamplesCommand(PrintingCommand):
         super().check()
 
     def examples(self) -> Examples:
-        """Checks and returns the examples asked for."""
+        """Checks and returns the examples that the options choose."""
         examples = Examples.of(self.common(None))
         examples.check()
         return examples
 
     def common(self, progress: Progress | None) -> Options:
-        """The shared options as an experiment's function takes them."""
+        """Returns the shared options as an experiment's function takes them."""
         return {
             "progress": progress,
             "samples": self.samples,

@@ -37,7 +37,7 @@ USER_ERRORS_ELSEWHERE = (("tasks.base", "TaskError"), ("circuits.errors", "Circu
 
 @contextlib.contextmanager
 def quiet_libraries(debug: bool) -> Iterator[None]:
-    """Keep warnings and log lines of libraries off the terminal, unless debugging."""
+    """Keeps warnings and log lines of libraries off the terminal, unless debugging."""
     if debug:
         yield
         return
@@ -126,13 +126,13 @@ def guarded(command: Callable[[], Any], debug: bool, written: Sequence[str]) -> 
 
 
 def closed_pipe() -> int:
-    """The reader (``head``, say) has seen enough."""
+    """Returns the exit status for a reader (``head``, say) that has closed the pipe, and silences stdout."""
     silence(sys.stdout)
     return CLOSED_PIPE
 
 
 def refusal(error: OSError) -> str | None:
-    """Describes in one line what the operating system refused; ``None`` for what it did not say."""
+    """Describes in one line a refusal of the operating system; ``None`` where it gave no reason."""
     if error.filename == STDOUT:
         silence(sys.stdout)
         return f"cannot write to stdout: {error.strerror}"
@@ -149,13 +149,13 @@ def not_text(name: str) -> bool:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """MemoryError, or what torch's CPU and CUDA allocators raise instead."""
+    """Tells whether an error is MemoryError, or one that torch's allocators raise instead."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text
 
 
 def is_without_models(error: ImportError) -> bool:
-    """No transformer-lens, or a release that no longer has ``HookedTransformer`` (it names it, but not itself)."""
+    """Tells whether transformer-lens is missing, or a release without ``HookedTransformer``."""
     return error.name == "transformer_lens" or "'HookedTransformer" in str(error)
 
 
@@ -167,7 +167,7 @@ def user_errors() -> tuple[type[Exception], ...]:
 
 
 def refuse(message: str, debug: bool, written: Sequence[str] = (), *, of_one: bool = False) -> None:
-    """One line on stderr: of several processes that torchrun started the first says it, unless it is ``of_one``."""
+    """Prints one line on stderr; of several processes of torchrun only the first does, unless it is ``of_one``."""
     if follows() and not of_one:
         return
     if debug:
@@ -176,12 +176,12 @@ def refuse(message: str, debug: bool, written: Sequence[str] = (), *, of_one: bo
 
 
 def parts_of(arguments: Sequence[str]) -> list[str]:
-    """The arguments, and of ``--option=value`` and ``key=value`` what stands on the right."""
+    """Returns the arguments, and of ``--option=value`` and ``key=value`` what stands on the right."""
     return [part for text in arguments for part in (text, *text.split("=", 2)[1:])]
 
 
 def usage_message(error: Any) -> str:
-    """A complaint about the arguments themselves, with what would be valid and where to read on."""
+    """Returns a complaint about the arguments themselves, with what would be valid and where to read on."""
     message = " ".join(str(error.format_message()).split()).rstrip(".")
     message = message[:1].lower() + message[1:]
     context = getattr(error, "ctx", None)

@@ -27,7 +27,7 @@ SHARED = ("refs", "runs", "progress")
 
 
 def command_of(experiment: Experiment) -> type[Command]:
-    """The command class of an experiment; its fields are the function's parameters.
+    """Returns the command class of an experiment; its fields are the function's parameters.
 
     Raises:
         TypeError: for a parameter that is no option.
@@ -78,7 +78,7 @@ def command_of(experiment: Experiment) -> type[Command]:
 def read_annotation(
     function: Callable[..., Any], parameter: inspect.Parameter
 ) -> tuple[Any, OptionInfo, Callable[[Any], Any] | None]:
-    """A parameter's type on the command line, its option, and what converts its values."""
+    """Returns a parameter's type on the command line, its option, and what converts its values."""
     hint = parameter.annotation
     if isinstance(hint, str):
         hint = eval(hint, inspect.unwrap(function).__globals__)
@@ -94,7 +94,7 @@ def read_annotation(
 
 
 def field_of(parameter: inspect.Parameter, type_: Any, option: OptionInfo) -> tuple[Any, ...]:
-    """A field of the command, with the function's default as the command line would write it."""
+    """Returns a field of the command, with the function's default as the command line would write it."""
     hint = Annotated[type_, option]
     default: Any = parameter.default
     if get_origin(type_) is list:
@@ -110,7 +110,7 @@ def field_of(parameter: inspect.Parameter, type_: Any, option: OptionInfo) -> tu
 
 
 def help_of(function: Callable[..., Any]) -> str:
-    """The first paragraph of a docstring, and the second where that is not of its arguments."""
+    """Returns the first paragraph of a docstring, and the second where that is not of its arguments."""
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
-    kept = paragraphs[:1] + [each for each in paragraphs[1:2] if not each.startswith(("Args:", "Returns:"))]
-    return "\n\n".join(kept).replace("``", "")
+    shown = paragraphs[:1] + [each for each in paragraphs[1:2] if not each.startswith(("Args:", "Returns:"))]
+    return "\n\n".join(shown).replace("``", "")

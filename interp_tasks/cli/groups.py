@@ -36,11 +36,11 @@ class BareFlags:
     """Help pages that give flags no type: ``--plot`` takes no ``<bool>``."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the command it is mixed into
-        for each in found:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the command it is mixed into
+        for each in params:
             if getattr(each, "is_flag", False) and each.metavar is None:
                 each.metavar = ""
-        return found
+        return params
 
 
 class Listing(BareFlags, TyperGroup):
@@ -100,13 +100,13 @@ class CommandGroup(BareFlags, TyperGroup):
 
 
 def moved_to(before: str, now: str) -> str:
-    """What to say to whoever asks for a command where it is not."""
-    said = f"{before} is now {now}"
-    return said if now.rpartition(" ")[2].startswith("-") else f"{said}; see {now} --help"
+    """Returns the message for a command that is now called by another name."""
+    message = f"{before} is now {now}"
+    return message if now.rpartition(" ")[2].startswith("-") else f"{message}; see {now} --help"
 
 
 def stub(entry: Entry) -> TyperCommand:
-    """A command's line on a help page."""
+    """Returns a command's line on a help page."""
     return TyperCommand(name=entry.name, help=entry.help, rich_help_panel=entry.panel or None)
 
 
@@ -119,7 +119,7 @@ def group_of(
     moved: Mapping[str, str] | None = None,
     default: str | None = None,
 ) -> CommandGroup:
-    """A group of commands, with the options of ``callback``."""
+    """Returns a group of commands, with the options of ``callback``."""
     app = typer.Typer(
         name=name,
         help=help,
@@ -130,27 +130,27 @@ def group_of(
     )
 
     def nothing() -> None:
-        """A group has no options of its own."""
+        """Does nothing: a group has no options of its own."""
 
     app.callback(help=help)(callback or nothing)
-    made = typer.main.get_group(app)
-    assert isinstance(made, CommandGroup)
-    made.entries, made.made = {each.name: each for each in entries}, {}
-    made.commands = {each.name: stub(each) for each in entries}
-    made.moved, made.elsewhere, made.default = moved or {}, {}, default
-    return made
+    group = typer.main.get_group(app)
+    assert isinstance(group, CommandGroup)
+    group.entries, group.made = {each.name: each for each in entries}, {}
+    group.commands = {each.name: stub(each) for each in entries}
+    group.moved, group.elsewhere, group.default = moved or {}, {}, default
+    return group
 
 
 def first_paragraph(documented: Any) -> str:
-    """The first paragraph of a docstring, in one line."""
+    """Returns the first paragraph of a docstring, in one line."""
     return " ".join((inspect.getdoc(documented) or "").partition("\n\n")[0].split())
 
 
 def every_command(group: CommandGroup, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield every command of a group and of the groups in it, with its words: ``("modular", "progress")``."""
     for name in group.entries:
-        made = group.get_command(None, name)
-        if isinstance(made, CommandGroup):
-            yield from every_command(made, (*before, name))
+        command = group.get_command(None, name)
+        if isinstance(command, CommandGroup):
+            yield from every_command(command, (*before, name))
         else:
-            yield (*before, name), made
+            yield (*before, name), command

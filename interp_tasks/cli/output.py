@@ -59,20 +59,20 @@ def print_as(result: Result, format: str, metric: str | None = None) -> None:
         write_data(chosen.to_json() if format == "json" else chosen.to_csv())
     else:
         from interp_tasks.cli.tables import print_result
-        from interp_tasks.measurement.header import said
+        from interp_tasks.measurement.header import header_parts
         from interp_tasks.measurement.table import shown_columns, shown_rows
 
         plain = view_of(result.frame) is None
         frame = of_metric(result.frame, metric, result.config) if plain else result.frame
         rows = shown_rows(frame)
         columns, notes = shown_columns(rows), list(result.notes)
-        done = said(result.experiment, result.config)
+        done = header_parts(result.experiment, result.config)
         if plain:
             columns, constant = without_constants(rows, columns)
             if constant.get("variant") == "all" and result.experiment in OF_HEADS:
                 constant["variant"] = "all heads"
-            told = {part.partition(" ")[2] for part in done}
-            done += [text for key, text in constant.items() if key != "p_adjusted" and text not in told]
+            written = {part.partition(" ")[2] for part in done}
+            done += [text for key, text in constant.items() if key != "p_adjusted" and text not in written]
             if "p_adjusted" in constant:
                 notes.append(f"p adj. is {constant['p_adjusted']} in every row.")
             left = [
@@ -87,28 +87,28 @@ def print_as(result: Result, format: str, metric: str | None = None) -> None:
 def without_constants(
     rows: pandas.DataFrame, columns: Sequence[Column]
 ) -> tuple[list[Column], dict[str, str]]:
-    """Take out the variant, metric and p that are the same in every row; their texts by the key of the column."""
+    """Removes the variant, metric and p that are the same in every row; returns their texts by column."""
     records: list[Any] = rows.to_dict("records")
     texts = {
         column.key: {column.shown(row) for row in records}
         for column in columns
         if column.key in ("variant", "metric", "p_adjusted")
     }
-    constant = {key: found.pop() for key, found in texts.items() if len(found) == 1}
+    constant = {key: values.pop() for key, values in texts.items() if len(values) == 1}
     return [column for column in columns if column.key not in constant], constant
 
 
 def emit(
     result: Result, format: str, out: Path | None, plot: str | None, quiet: bool, metric: str | None = None
 ) -> None:
-    """Print a result, and write the files asked for; ``plot``: one of ``PLOT_FORMATS``, or no figure."""
+    """Prints a result and writes the chosen files; ``plot`` is one of ``PLOT_FORMATS``, or no figure."""
 
     def write() -> list[Path]:
-        drawn = draw(result, plot, out) if plot in PICTURES else {}
+        files = draw(result, plot, out) if plot in PICTURES else {}
         folder = Path(out or "")
         # The files of a folder are of one result; where no pictures are asked for, only in a folder of results.
-        stale = left_over(folder, result.experiment, drawn) if drawn or out is not None else ()
-        pictures = write_together(drawn, list(stale))
+        stale = left_over(folder, result.experiment, files) if files or out is not None else ()
+        pictures = write_together(files, list(stale))
         if out is not None:
             return [*result.write(out, page=plot == "html"), *pictures]
         if plot == "html":
@@ -119,20 +119,20 @@ def emit(
 
 
 def draw(result: Result, kind: str, out: Path | None) -> dict[Path, str | bytes]:
-    """Every figure of a result's page as ``NAME.png``, ``NAME-2.png``, ..., with its title and caption in it."""
+    """Draws every figure of a result's page, with title and caption, as ``NAME.png``, ``NAME-2.png``, ..."""
     from circuits.plots import picture, titled
 
     figures = [section for section in result.page().sections if isinstance(section, Figure)]
     files: dict[Path, str | bytes] = {}
     for number, one in enumerate(figures, start=1):
         name = result.experiment if number == 1 else f"{result.experiment}-{number}"
-        drawn = titled(one.figure, one.title, one.caption)
-        files[target(out or "", name, f".{kind}")] = marked(picture(drawn, kind), kind)
+        figure = titled(one.figure, one.title, one.caption)
+        files[target(out or "", name, f".{kind}")] = marked(picture(figure, kind), kind)
     return files
 
 
 def write_and_show(write: Callable[[], list[Path]], show: Callable[[], None], quiet: bool) -> None:
-    """Files first, so that a closed pipe cannot lose them; then stdout, even where a file cannot be written."""
+    """Writes the files first, so that a closed pipe cannot lose them, then stdout, even where a file fails."""
     try:
         written = write()
     except Exception:

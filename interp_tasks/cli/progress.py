@@ -12,7 +12,7 @@ from interp_tasks.texts import printable
 
 @contextlib.contextmanager
 def progress_line(quiet: bool) -> Iterator[Callable[[int, int, str], None] | None]:
-    """A callback (done, total, text) that draws a bar, or ``None`` where nothing should be drawn."""
+    """Yields a callback (done, total, text) that draws a bar, or ``None`` where nothing should be drawn."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
@@ -40,6 +40,6 @@ def progress_line(quiet: bool) -> Iterator[Callable[[int, int, str], None] | Non
 
 
 def note(text: str, quiet: bool) -> None:
-    """A line for the person at the keyboard; never part of the result."""
+    """Writes a line for the person at the keyboard to stderr; it is never part of the result."""
     if not quiet:
         to_stderr(text)

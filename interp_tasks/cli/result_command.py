@@ -59,12 +59,12 @@ class ResultCommand(PrintingCommand):
 
     @property
     def shown_metric(self) -> str | None:
-        """The metric that was asked for."""
+        """Returns the chosen metric."""
         return None
 
     @property
     def plot_as(self) -> str | None:
-        """One of ``PLOT_FORMATS``; ``None``: no figure is asked for."""
+        """Returns one of ``PLOT_FORMATS``; ``None`` for no figure."""
         return self.plot_format or ("html" if self.plot else None)
 
     def check(self) -> None:

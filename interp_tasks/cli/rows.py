@@ -13,7 +13,7 @@ from interp_tasks.texts import printable
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], format: str, shown: Sequence[str]) -> None:
-    """Dicts with the same keys; people see the columns ``shown``, programs see all of them."""
+    """Prints dicts with the same keys: for people the columns ``shown``, for programs all of them."""
     if format == "json":
         write_data(json.dumps(list(rows), indent=1, ensure_ascii=False) + "\n")
     elif format == "csv":
@@ -38,7 +38,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], format: str, shown: Sequence[s
 
 
 def plain(value: Any) -> str:
-    """One cell: lists joined, mappings as ``key value`` pairs, nothing for nothing."""
+    """Returns the text of a cell: lists joined, mappings as ``key value`` pairs, empty for ``None``."""
     if value is None:
         return ""
     if isinstance(value, Mapping):

@@ -27,9 +27,9 @@ class RunsCommand(ResultCommand):
 
     @property
     def tasks(self) -> Mapping[str, str]:
-        found = {}
+        tasks = {}
         for name, path in find_runs(self.ckpt).items():
             task = (read_run(path).get("config") or {}).get("task")
             if isinstance(task, dict) and isinstance(task.get("name"), str):
-                found[name] = task["name"]
-        return found
+                tasks[name] = task["name"]
+        return tasks

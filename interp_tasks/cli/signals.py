@@ -25,10 +25,10 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
         return
     # None: a handler that Python did not install, and cannot put back.
     before = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) is not None}
-    asked: list[int] = []
+    signals: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
+        signals.append(number)
         restore()
 
     def restore() -> None:
@@ -40,10 +40,10 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
         if before[number] != signal.SIG_IGN:
             signal.signal(number, ask)
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(signals)
     except Stopped as stopped:
-        if asked:
-            stopped.code = 128 + asked[0]
+        if signals:
+            stopped.code = 128 + signals[0]
         raise
     finally:
         restore()

@@ -1,4 +1,4 @@
-"""Standard streams: what they obey is spelled out; they may be closed, full, or lack the characters of a table."""
+"""Makes standard streams safe: escapes control characters, and copes with closed, full or limited streams."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FOR_PEOPLE, FOR_PROGRAMS = "interp-run-text", "interp-run-data"
 
 
 def escape(error: UnicodeError) -> tuple[str, int]:
-    """``\\uXXXX`` for what an encoding lacks, as within a JSON string."""
+    r"""Replaces characters that an encoding lacks by ``\uXXXX``, as within a JSON string."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return escaped(error.object[error.start : error.end]), error.end
 
 
 def simplify(error: UnicodeError) -> tuple[str, int]:
-    """A plainer character for each of ours, else its escape."""
+    """Returns a plainer character for each of ours, else its escape."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return escaped(error.object[error.start : error.end].translate(PLAINER)), error.end
@@ -35,7 +35,7 @@ def simplify(error: UnicodeError) -> tuple[str, int]:
 
 def escaped(text: str) -> str:
     units = text.encode("utf-16-be", "surrogatepass")
-    codes = (int.from_bytes(units[place : place + 2], "big") for place in range(0, len(units), 2))
+    codes = (int.from_bytes(units[offset : offset + 2], "big") for offset in range(0, len(units), 2))
     return "".join(chr(code) if code < 128 else f"\\u{code:04x}" for code in codes)
 
 
@@ -44,14 +44,14 @@ codecs.register_error(FOR_PEOPLE, simplify)
 
 
 def write_data(text: str) -> None:
-    """JSON or CSV to stdout; what its encoding lacks, or a terminal obeys, is escaped, never replaced."""
+    """Writes JSON or CSV to stdout; characters that it cannot show are escaped, never replaced."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     text = printable(text, keep=LAYOUT, json=True)
     sys.stdout.write(text.encode(encoding, FOR_PROGRAMS).decode(encoding))
 
 
 def write_line(text: str) -> None:
-    """A line for people to stdout."""
+    """Writes a line for people to stdout."""
     sys.stdout.write(printable(text) + "\n")
 
 
@@ -83,7 +83,7 @@ class NamedStream:
 
 @contextlib.contextmanager
 def usable_streams() -> Iterator[None]:
-    """Streams that can be written to, or that say why not; as they were afterwards.
+    """Puts usable streams in place of closed ones, and restores stdout and stderr afterwards.
 
     Python sets a stream that was closed by the caller (``>&-``) to ``None``, and the next file opened would take
     its place: what is printed would end up in a checkpoint.
@@ -122,18 +122,18 @@ def fill_closed() -> None:
 
 
 def stream_to_nowhere(mode: int) -> TextIO:
-    """In place of a stream that Python found closed; opened with ``O_RDONLY``, writing to it fails."""
+    """Returns a stand-in for a closed stream; opened with ``O_RDONLY``, every write to it fails."""
     return open(os.open(os.devnull, mode), "w", encoding="utf-8")
 
 
 def silence(stream: Any) -> None:
-    """Let a stream that failed write to nowhere, or the interpreter's last flush would complain."""
+    """Points a stream that failed at nowhere, so that the interpreter's last flush does not complain."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def to_stderr(text: str) -> None:
-    """A line, or a traceback, for whoever listens; nothing fails because nobody does."""
+    """Writes a line or a traceback to stderr; a closed stderr is no failure."""
     text = printable(text, keep=LAYOUT)
     try:
         print(text, file=sys.stderr, flush=True)

@@ -61,7 +61,7 @@ def print_result(
     *,
     together: bool = False,
 ) -> None:
-    """Blocks headed by the checkpoint they are about and by what was ``done``; columns line up across blocks.
+    """Prints blocks headed by their checkpoint and by what was ``done``; columns line up across blocks.
 
     With ``together`` several checkpoints of few rows are one block, under short names, which its head explains.
 
@@ -86,24 +86,26 @@ def print_result(
     layouts = [(part, *laid_out(rows, part, narrow)) for part in parts]
     wide = console(at_least=max(room_for(widths, gap_of(narrow)) for _, _, widths in layouts))
     for ref in dict.fromkeys(frame["ref"]):
-        mine = [index for index, row in enumerate(rows) if row["ref"] == ref]
-        for parts_of_head in heads.get(ref) or [[*title([rows[index] for index in mine]), *done]]:
+        ref_rows = [index for index, row in enumerate(rows) if row["ref"] == ref]
+        for parts_of_head in heads.get(ref) or [[*title([rows[index] for index in ref_rows]), *done]]:
             if parts_of_head:
                 out.print(heading(parts_of_head, out.width), style="bold")
         for part, text, widths in layouts:
-            told = mine
+            printed = ref_rows
             if len(parts) > 1:
                 skipped = len(shared(parts))
-                told = [index for index in mine if any(cell.strip("–") for cell in text[index][skipped:])]
-            if told:
-                wide.print(block(part, text, widths, told, narrow))
+                printed = [
+                    index for index in ref_rows if any(cell.strip("–") for cell in text[index][skipped:])
+                ]
+            if printed:
+                wide.print(block(part, text, widths, printed, narrow))
                 out.print()
     for line in notes:
         out.print(line, style="dim", soft_wrap=False)
 
 
 def short_names(refs: Sequence[str]) -> dict[str, str]:
-    """Shortens REFs to what tells them apart: ``@pre``, ``@post`` of one run; ``seed-0``, ``seed-1``; else letters."""
+    """Shortens REFs to their differences: ``@pre``, ``@post`` of one run; ``seed-0``, ``seed-1``; else letters."""
     pieces = [re.findall(r"[@/:]?[^@/:]+", ref) for ref in refs]
     least = min(map(len, pieces))
     begin = next((at for at in range(least) if len({each[at] for each in pieces}) > 1), least - 1)
@@ -121,23 +123,23 @@ def block(
     rows: Sequence[int],
     narrow: int,
 ) -> Table:
-    """Some rows as a table."""
+    """Returns some rows as a table."""
     from rich.table import Table
 
-    found = Table(
+    table = Table(
         box=None, padding=(0, gap_of(narrow), 0, 0), pad_edge=False, header_style="dim", show_edge=False
     )
     for column, width in zip(columns, widths, strict=True):
         numeric = column.key in ("baseline", "value", "effect", "p_adjusted")
-        found.add_column(
+        table.add_column(
             broken(printable(column.header, keep="\n"), narrow),
             min_width=width,
             justify="right" if numeric and column.text is None else "left",
         )
     for index in rows:
         repeated = index != rows[0] and text[index][0] == text[index - 1][0] and not narrow
-        found.add_row("" if repeated else text[index][0], *text[index][1:])
-    return found
+        table.add_row("" if repeated else text[index][0], *text[index][1:])
+    return table
 
 
 def arranged(
@@ -159,15 +161,15 @@ def arranged(
         1,
     )
     parts: list[list[int]] = [[]]
-    for place in range(about, len(columns)):
-        if parts[-1] and room_for([*widths[:about], *(widths[one] for one in [*parts[-1], place])]) > width:
+    for column in range(about, len(columns)):
+        if parts[-1] and room_for([*widths[:about], *(widths[one] for one in [*parts[-1], column])]) > width:
             parts.append([])
-        parts[-1].append(place)
-    return PARTED, [[*columns[:about], *(columns[place] for place in part)] for part in parts]
+        parts[-1].append(column)
+    return PARTED, [[*columns[:about], *(columns[column] for column in part)] for part in parts]
 
 
 def shared(parts: Sequence[Sequence[Column]]) -> list[Column]:
-    """The columns that every part begins with."""
+    """Returns the columns that every part begins with."""
     return [first for first, *others in zip(*parts, strict=False) if all(other is first for other in others)]
 
 
@@ -176,7 +178,7 @@ def gap_of(narrow: int) -> int:
 
 
 def print_sentences(sentences: Sequence[str]) -> None:
-    """A list of findings, wrapped, with a blank line around it."""
+    """Prints a list of findings, wrapped, with a blank line around it."""
     from rich.table import Table
 
     out = console()
@@ -191,7 +193,7 @@ def print_sentences(sentences: Sequence[str]) -> None:
 def laid_out(
     rows: Sequence[Any], columns: Sequence[Column], narrow: int
 ) -> tuple[list[list[str]], list[int]]:
-    """The text of every cell, and the width that each column needs."""
+    """Returns the text of every cell, and the width that each column needs."""
     text = [[broken(printable(column.shown(row)), narrow) for column in columns] for row in rows]
     headers = [broken(printable(column.header, keep="\n"), narrow) for column in columns]
     widths = [
@@ -206,7 +208,7 @@ def room_for(widths: Sequence[int], gap: int = GAP) -> int:
 
 
 def broken(text: str, narrow: int) -> str:
-    """A cell or header in as little width as ``narrow`` asks for; nothing of it is left out.
+    """Returns a cell or header in as little width as ``narrow`` asks for; nothing of it is left out.
 
     1: intervals below their numbers; 2: names of several words in lines too; 3: an interval takes two lines; 4:
     shorter lines of names; 5: long names, such as those of runs, are broken at their marks.
@@ -227,7 +229,7 @@ def broken(text: str, narrow: int) -> str:
 
 
 def at_marks(name: str) -> list[str]:
-    """A name in lines that end at a mark of it, none longer than ``LONG`` that need not be."""
+    """Returns a name in lines that end at a mark of it, none longer than ``LONG`` that need not be."""
     lines = [""]
     for part in re.findall(r"[^-,/_]*[-,/_]|[^-,/_]+", name):
         if lines[-1] and len(lines[-1]) + len(part) > LONG:
@@ -241,7 +243,7 @@ def longest(text: str) -> int:
 
 
 def heading(parts: Sequence[str], width: int) -> str:
-    """Parts divided by dots, in as many lines as they need; a part that fits into a line is not broken."""
+    """Returns parts divided by dots, in as many lines as needed; only a part longer than a line is broken."""
     lines: list[str] = []
     for part in parts:
         longer = f"{lines[-1]} · {part}" if lines else part
@@ -253,7 +255,7 @@ def heading(parts: Sequence[str], width: int) -> str:
 
 
 def title(rows: Sequence[Any]) -> list[str]:
-    """``runs/x@4000``, ``step 4000``, ``256 test examples, seed 0``; no step where no checkpoint was read.
+    """Returns the parts of a heading: ``runs/x@4000``, ``step 4000``, ``256 test examples, seed 0``.
 
     Of rows that differ the first; of its split as many examples as any row has (an embedding has fewer than a grid).
     """

@@ -31,7 +31,7 @@ class RecipeCommand(Command):
     ] = None
 
     def check_recipe(self) -> dict[str, str]:
-        """The settings given, once device and file are checked."""
+        """Returns the settings given, once device and file are checked."""
         check_device(self.device)
         if self.import_path is not None:
             check_file(self.import_path, "--import")

@@ -53,8 +53,8 @@ def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         rows = []
         for name, (copied, original) in declare(samples, subject.seed, subject.labels["split"]).items():
             output = forward(subject.model, copied.tokens)
-            found = paired(task.metrics(output, copied), task.metrics(output, original), subject.seed)
-            rows += [{**row, "variant": name, "intervention": "token at hidden entries"} for row in found]
+            compared = paired(task.metrics(output, copied), task.metrics(output, original), subject.seed)
+            rows += [{**row, "variant": name, "intervention": "token at hidden entries"} for row in compared]
         return Measured(pandas.DataFrame(rows), {})
 
     result = measure("copying", refs, options, look, config={})

@@ -57,16 +57,16 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         for name, metric in forced.items():
             pairs = [read(metric), *([read(greedy[name])] if name in greedy else [])]
             sums, counts = (np.stack([one[part] for one in pairs]) for part in (0, 1))
-            found = summarise(sums, counts, subject.seed, 1000, 1000, 0.95)
+            summary = summarise(sums, counts, subject.seed, 1000, 1000, 0.95)
             for index, variant in enumerate((FORCED, GREEDY)[: len(pairs)]):
                 row: dict[str, Any] = {"variant": variant, "intervention": variant, "metric": name}
-                row |= {"value": found.value[index], "n": len(batch), "engine": "naive"}  # type: ignore[arg-type]
-                row |= {"ci_low": found.low[index], "ci_high": found.high[index]}
+                row |= {"value": summary.value[index], "n": len(batch), "engine": "naive"}  # type: ignore[arg-type]
+                row |= {"ci_low": summary.low[index], "ci_high": summary.high[index]}
                 if index:
-                    row |= {"baseline": found.value[0], "effect": found.effect[index]}
+                    row |= {"baseline": summary.value[0], "effect": summary.effect[index]}
                     row |= {
-                        "effect_ci_low": found.effect_low[index],
-                        "effect_ci_high": found.effect_high[index],
+                        "effect_ci_low": summary.effect_low[index],
+                        "effect_ci_high": summary.effect_high[index],
                     }
                 rows.append(row)
         return Measured(pandas.DataFrame(rows), {})

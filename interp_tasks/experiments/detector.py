@@ -85,31 +85,33 @@ def rows_of(subject: Subject) -> Iterator[dict[str, Any]]:
             output = torch.cat(
                 [task.read(subject.model(tokens))[:, 0] for tokens in batch.tokens.split(2048)]
             )
-        said = torch.stack([output[:, list(one.classes)].argmax(-1) for one in answers.values()], 1)
+        predictions = torch.stack([output[:, list(one.classes)].argmax(-1) for one in answers.values()], 1)
         n = task.numbers(batch).cpu().numpy()
         if (batch.targets.cpu().numpy().reshape(len(n), -1) != n[:, None] % moduli).any():
             raise UserError(
                 f"{subject.labels['ref']}: the answers of this task are not the remainders of its numbers"
             )
-        parts.append((split, n, said.cpu().numpy()))
+        parts.append((split, n, predictions.cpu().numpy()))
     everything = [np.concatenate([part[column] for part in parts]) for column in (1, 2)]
-    whole = (EVERY, everything[0], everything[1])
-    for name, numbers, answered in [whole, *parts]:
+    all_numbers = (EVERY, everything[0], everything[1])
+    for name, numbers, answered in [all_numbers, *parts]:
         for row in scores(numbers, answered, moduli, subject.seed):
             yield {**row, "variant": name, "intervention": "none", "n": len(numbers)}
 
 
-def scores(n: NDArray[Any], said: NDArray[Any], moduli: NDArray[Any], seed: int) -> Iterator[dict[str, Any]]:
-    """Rows about numbers ``[number]`` and the remainders that a model gives them, ``[number modulus]``."""
+def scores(
+    n: NDArray[Any], predictions: NDArray[Any], moduli: NDArray[Any], seed: int
+) -> Iterator[dict[str, Any]]:
+    """Yields rows about numbers ``[number]`` and the remainders that a model gives them, ``[number modulus]``."""
     import numpy as np
 
     from circuits.statistics import interval, ratio
 
     right = n[:, None] % moduli
-    called, exact = (said != 0).all(1), (right != 0).all(1)
+    called, exact = (predictions != 0).all(1), (right != 0).all(1)
     prime = primes_among(n)
-    own = np.isin(n, moduli)
-    for name, truth in ((ROUGH, exact), (PRIME, prime), (LARGE, prime & ~own)):
+    is_modulus = np.isin(n, moduli)
+    for name, truth in ((ROUGH, exact), (PRIME, prime), (LARGE, prime & ~is_modulus)):
         for measure_of, among in (("precision", (called, exact)), ("recall", (truth, truth))):
             # The model first, then right remainders.
             sums = np.stack([called & truth, exact & truth]).astype(float)
@@ -128,20 +130,20 @@ def scores(n: NDArray[Any], said: NDArray[Any], moduli: NDArray[Any], seed: int)
                 "effect_ci_low": below[0],
                 "effect_ci_high": above[0],
             }
-    all_right = float((said == right).all(1).mean())
+    all_right = float((predictions == right).all(1).mean())
     yield {"metric": "right in all remainders", "value": all_right, "baseline": 1.0, "effect": all_right - 1}
-    for metric, found, of_right in (
+    for metric, values, of_right in (
         ("called prime", called, exact),
         (PRIME, prime, prime),
         (ROUGH, exact, exact),
-        ("moduli called prime", called & own, exact & own),
+        ("moduli called prime", called & is_modulus, exact & is_modulus),
     ):
-        value, baseline = float(found.sum()), float(of_right.sum())
+        value, baseline = float(values.sum()), float(of_right.sum())
         yield {"metric": metric, "value": value, "baseline": baseline, "effect": value - baseline}
 
 
 def resampled_ratios(sums: NDArray[Any], counts: NDArray[Any], seed: int) -> NDArray[Any]:
-    """Bootstrap over numbers of Σsum / Σcount, both ``[series number]`` of zeros and ones: ``[resample series]``.
+    """Bootstraps Σsum / Σcount over numbers; both ``[series number]`` of zeros and ones; ``[resample series]``.
 
     Numbers of which all series say the same are drawn together: there are a few kinds of them only.
     """

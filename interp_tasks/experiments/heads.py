@@ -96,11 +96,11 @@ def heads(
         chosen: dict[str, tuple[Head, ...]] = {}
         grouped: dict[str, tuple[Head, ...]] = {}
         if by_class:
-            found = head_classes_held_out(subject)
-            chosen |= found.groups()
+            head_classes = head_classes_held_out(subject)
+            chosen |= head_classes.groups()
             if least:
                 check_size(subject, least, len(every))
-                chosen[f"least patterned {least}"] = found.least(least)
+                chosen[f"least patterned {least}"] = head_classes.least(least)
             grouped = dict(chosen)
             classes[str(subject.labels["ref"])] = grouped
             for name in named:
@@ -109,9 +109,11 @@ def heads(
         else:
             chosen |= {str(head): (head,) for head in every} | by_layer(every)
         chosen["all"] = every
-        own = {name: select(spec, subject.model) for name, spec in named.items()}
-        variants: dict[str, Any] = {**edit.on(subject, chosen | own)}
-        sizes = {len(group) for group in (grouped | own).values()} - {len(every)}
+        groups_here: dict[str, tuple[Any, ...]] = {
+            name: select(spec, subject.model) for name, spec in named.items()
+        }
+        variants: dict[str, Any] = {**edit.on(subject, chosen | groups_here)}
+        sizes = {len(group) for group in (grouped | groups_here).values()} - {len(every)}
         for size in sorted(sizes) if random else ():
 
             def at_random(seed: int, size: int = size) -> Intervention:
@@ -130,10 +132,10 @@ def heads(
     )
     if not by_class:
         return result
-    said = [
+    note = [
         f"Classes of {ref}, found on other examples: {listed(groups)}." for ref, groups in classes.items()
     ]
-    return replace(result, notes=(*result.notes, "ratio: the metric with the edit over that without.", *said))
+    return replace(result, notes=(*result.notes, "ratio: the metric with the edit over that without.", *note))
 
 
 def check_controls(by_class: bool, least: int, random: int) -> None:
@@ -156,7 +158,7 @@ def check_size(subject: Subject, least: int, heads: int) -> None:
 
 
 def drawn(every: Sequence[Head], size: int, seed: int) -> tuple[Head, ...]:
-    """Heads drawn at random, without repeats."""
+    """Draws heads at random, without repeats."""
     import numpy as np
 
     chosen = np.random.default_rng(seed).choice(len(every), size, replace=False)
@@ -164,7 +166,7 @@ def drawn(every: Sequence[Head], size: int, seed: int) -> tuple[Head, ...]:
 
 
 def listed(groups: Mapping[str, tuple[Head, ...]]) -> str:
-    """``row 0.0+0.3, mask_ignore 1.2``."""
+    """Lists groups as ``row 0.0+0.3, mask_ignore 1.2``."""
     return ", ".join(
         f"{name} {'+'.join(f'{head.layer}.{head.head}' for head in heads)}" for name, heads in groups.items()
     )

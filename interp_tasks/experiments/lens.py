@@ -1,4 +1,4 @@
-"""When the answer is there, and who writes it: read-outs after each layer, and the output without each component."""
+"""Finds when the answer can be read out and which components write it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def lens(
 
 
 def looked(subject: Subject) -> Measured:
-    """The rows of one checkpoint."""
+    """Returns the rows of one checkpoint."""
     from circuits import compare
     from circuits import lens as through
 
@@ -67,9 +67,9 @@ def looked(subject: Subject) -> Measured:
     def parts() -> Iterator[tuple[Any, dict[str, Any]]]:
         for start in range(0, len(subject.tokens), step):
             seen = through(subject.model, subject.tokens[start : start + step])
-            found = outputs(seen)
-            columns.update({about["variant"]: about for about, _ in found})
-            yield seen.output, {about["variant"]: output for about, output in found}
+            read_outs = outputs(seen)
+            columns.update({about["variant"]: about for about, _ in read_outs})
+            yield seen.output, {about["variant"]: output for about, output in read_outs}
 
     metric = None if subject.task is None or subject.batch is None else subject.task.metrics
     batch = None if metric is None else subject.batch
@@ -77,22 +77,22 @@ def looked(subject: Subject) -> Measured:
 
 
 def outputs(seen: Lens) -> list[tuple[dict[str, Any], Any]]:
-    """(columns that say what it is, output) of every row."""
-    found: list[tuple[dict[str, Any], Any]] = []
+    """Returns (labels, output) of every row."""
+    read_outs: list[tuple[dict[str, Any], Any]] = []
     for name, output in seen.readouts.items():
         layer = None if name == "embed" else int(name.removeprefix("layer "))
         about = {"site": "resid_pre" if layer is None else "resid_post", "layer": layer or 0, "head": None}
-        found.append(({"variant": f"{READ_OUT} after {name}", "intervention": READ_OUT, **about}, output))
+        read_outs.append(({"variant": f"{READ_OUT} after {name}", "intervention": READ_OUT, **about}, output))
     for name in seen.contributions:
         label, about = component(name)
-        found.append(
+        read_outs.append(
             ({"variant": f"{WITHOUT} {label}", "intervention": WITHOUT, **about}, seen.without(name))
         )
-    return found
+    return read_outs
 
 
 def component(name: str) -> tuple[str, dict[str, Any]]:
-    """A contribution's name in ``circuits`` (``L0H1``, ``mlp_out.0``, ``b_O.0``, ``embed``) as label and columns."""
+    """Returns the label and columns of a component that ``circuits`` calls ``L0H1``, ``mlp_out.0`` or ``embed``."""
     if name.startswith("L"):
         layer, head = map(int, name[1:].split("H"))
         return f"{layer}.{head}", {"site": "z", "layer": layer, "head": head}

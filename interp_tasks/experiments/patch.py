@@ -1,4 +1,4 @@
-"""Patches activations: each is replaced by what another input, or another checkpoint, gives there."""
+"""Replaces activations by those of another input or of another checkpoint."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def patch(
     """
     sites = check_sites(site, heads is not None)
     specs = read_specs("all" if heads is None else heads)
-    where = check_queries(queries)
+    chosen_queries = check_queries(queries)
     examples = Examples.of(options)
     if by_class and examples.tokens is not None:
         raise UserError(NO_CLASSES)
@@ -103,12 +103,14 @@ def patch(
         variants: dict[str, Any] = {}
         names: dict[str, str] = {}
         classes = head_classes_held_out(subject).groups() if by_class else {}
-        for place in sites:
-            some = classes if place in HEAD_SITES else {}
-            for label, chosen in (selected(place, specs, subject.model) | some).items():
-                row = label if label and len(sites) == 1 else f"{place} {label}".strip()
-                variants[row] = patches.activations(place, given, chosen, queries=positions(subject, where))
-                names[row] = called(place, {"queries": where, "source": source})
+        for chosen_site in sites:
+            site_classes = classes if chosen_site in HEAD_SITES else {}
+            for label, chosen in (selected(chosen_site, specs, subject.model) | site_classes).items():
+                row = label if label and len(sites) == 1 else f"{chosen_site} {label}".strip()
+                variants[row] = patches.activations(
+                    chosen_site, given, chosen, queries=positions(subject, chosen_queries)
+                )
+                names[row] = called(chosen_site, {"queries": chosen_queries, "source": source})
         if subject.task is None or lender is None:
             return swept(subject, variants, names)
         both = Both(subject.batch, lender)
@@ -123,7 +125,7 @@ def patch(
             "source": source if donor is None else donor.resolved.ref,
             "site": sites,
             "heads": None if heads is None else [str(spec) for spec in specs],
-            "queries": where or "all",
+            "queries": chosen_queries or "all",
             "by_class": by_class,
         },
         notes=notes(source, donor, judged=donor is None and examples.tokens is None),
@@ -145,19 +147,19 @@ class Both:
 
 
 def judged_by_both(task: Task) -> Callable[[Any, Both], dict[str, Metric]]:
-    """The task's metrics by the targets of the run, and of the same output by those of the source."""
+    """Returns the task's metrics by the targets of the run, and of the same output by those of the source."""
 
     def metrics(output: Any, both: Both) -> dict[str, Metric]:
         by_source = task.metrics(output, both.source)
         return task.metrics(output, both.run) | {
-            f"{name} (source)": found for name, found in by_source.items()
+            f"{name} (source)": metric for name, metric in by_source.items()
         }
 
     return metrics
 
 
 def check_sites(site: str | Sequence[str], heads_given: bool) -> list[str]:
-    """Sites as users write them, and whether heads can be chosen there.
+    """Parses sites as users write them, and tells whether heads can be chosen there.
 
     Raises:
         UserError: in one line.
@@ -175,7 +177,7 @@ def check_sites(site: str | Sequence[str], heads_given: bool) -> list[str]:
 
 
 def check_source(source: str, refs: str | Sequence[str], examples: Examples) -> Donor | None:
-    """The checkpoint that lends activations; ``None`` where the source is another input of the same model.
+    """Returns the checkpoint that lends activations; ``None`` where the source is another input of the same model.
 
     Raises:
         UserError: in one line. Whether the task knows a name shows only when there is a task.
@@ -192,7 +194,7 @@ def check_source(source: str, refs: str | Sequence[str], examples: Examples) -> 
 
 
 def source_examples(subject: Subject, source: str) -> Any:
-    """The input that lends its activations, row by row: a batch of the task, or bare tokens ``[batch pos]``.
+    """Returns the input that lends its activations, row by row: a batch of the task, or bare tokens ``[batch pos]``.
 
     Raises:
         UserError: for a name that the task does not declare.
@@ -215,7 +217,7 @@ def source_examples(subject: Subject, source: str) -> Any:
 
 
 def selected(site: str, specs: Sequence[Any], model: Any) -> dict[str, Any]:
-    """Row label -> heads; one row without a label where the site has no heads."""
+    """Returns the heads of each row; one row without a label where the site has no heads."""
     if not has_heads(site):
         return {"": None}
     layer = site.partition(".")[2]
@@ -227,12 +229,12 @@ def notes(source: str, donor: Donor | None, judged: bool) -> tuple[str, ...]:
     if donor is not None:
         return (f"Activations come from {donor} on the same examples.",)
     if source == RESAMPLE:
-        said = "Activations come from another example of the batch, the same at every site."
+        sentence = "Activations come from another example of the batch, the same at every site."
     else:
-        said = f"Activations come from the input that the task calls {source}."
+        sentence = f"Activations come from the input that the task calls {source}."
     if not judged:
-        return (said,)
+        return (sentence,)
     return (
-        said,
+        sentence,
         "(source): the same output judged by the source's targets; low where it follows the source.",
     )

@@ -128,7 +128,7 @@ def maker(subject: Subject, name: str) -> Callable[[int], PermutedPositions]:
 
 
 def grid_of(subject: Subject) -> tuple[tuple[int, ...], list[str]]:
-    """Sizes and names of the axes that the sequence unfolds; none where the axes are those of the inputs."""
+    """Returns sizes and names of the grid of positions; empty where the axes are those of the inputs."""
     axes = () if subject.task is None else subject.task.grid_axes()
     axes = tuple(axis for axis in axes if axis.position is None)
     return tuple(len(axis.values) for axis in axes), [axis.name for axis in axes]

@@ -86,7 +86,7 @@ def check_executor(name: str, jobs: int | None, threads: int) -> None:
 
 @contextlib.contextmanager
 def workplace(name: str, jobs: int | None, threads: int) -> Iterator[Workplace]:
-    """The executor of a name; what it started ends with it.
+    """Yields the executor of a name; whatever it started ends with it.
 
     Raises:
         UserError: for a cluster that does not answer, or where Dask is not installed.
@@ -130,7 +130,7 @@ def kill_all(executor: Executor) -> None:
 
 
 def quiet() -> None:
-    """As the command line does for its own process; an interruption is the parent's to answer."""
+    """Silences warnings, leaves interruptions to the parent, and ends the process when the parent dies."""
     import signal
     import threading
     import warnings
@@ -141,7 +141,7 @@ def quiet() -> None:
 
 
 def end_with_parent() -> None:
-    """Outlive no parent that was killed: the run would stay locked, and the grid that goes on could not have it."""
+    """Ends this process when its parent dies: the run would stay locked, and no other grid could take it."""
     from multiprocessing import parent_process
 
     parent = parent_process()
@@ -182,7 +182,7 @@ def dask(name: str, slots: int, threads: int) -> Iterator[Workplace]:
 
 
 class OnDask(Executor):
-    """A client of a scheduler; without one it is broken, and what it worked on is cancelled."""
+    """A client of a scheduler; when it loses the scheduler it is broken, and its work is cancelled."""
 
     def __init__(self, client: Any) -> None:
         self.client = client

@@ -1,4 +1,4 @@
-"""A grid's page: what was done, when each configuration drops, what its experiments found."""
+"""Makes a grid's page: what was done, when each configuration drops, and the results of its experiments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INDEX = "index.html"
 
 @dataclass(frozen=True)
 class Findings:
-    """The results of a grid: its table and what became of its units.
+    """The results of a grid: its table, the drops of its runs, and its page.
 
     Attributes:
         rows: the table of all its experiments, see :func:`interp_tasks.grids.table.table`.
@@ -37,10 +37,11 @@ class Findings:
 
     @classmethod
     def of(cls, grid: Grid) -> Findings:
+        """Collects the table and the drops of a grid."""
         return cls(grid, table(grid), drops_of(grid))
 
     def write(self) -> list[Path]:
-        """``grid.parquet``, ``.csv``, ``.json``, its stamp, those of ``drops``, and a page, in the grid's folder.
+        """Writes the table (parquet, CSV, JSON), its stamp, the files of ``drops`` and a page into the grid's folder.
 
         Raises:
             UserError: if the file system refuses.
@@ -53,7 +54,7 @@ class Findings:
 
 
 def drops_of(grid: Grid) -> DropsResult | None:
-    """When the runs of the grid that are trained drop; ``None`` where there are none."""
+    """Finds when the trained runs of the grid drop; ``None`` where there are none."""
     from dataclasses import replace
 
     from interp_tasks.experiments import drops
@@ -67,11 +68,13 @@ def drops_of(grid: Grid) -> DropsResult | None:
     if not done:
         return None
     try:
-        found = drops(done)
+        result = drops(done)
     except UserError:
         return None  # runs whose log is too short to tell
-    curves = {(name.replace(f"{root}/", ""), metric): curve for (name, metric), curve in found.curves.items()}
-    return replace(found, frame=relative(found.frame, f"{root}/"), curves=curves)
+    curves = {
+        (name.replace(f"{root}/", ""), metric): curve for (name, metric), curve in result.curves.items()
+    }
+    return replace(result, frame=relative(result.frame, f"{root}/"), curves=curves)
 
 
 def sentences(grid: Grid) -> list[str]:
@@ -95,7 +98,8 @@ def failures(grid: Grid) -> list[tuple[str, str]]:
 
 
 def page(findings: Findings) -> Page:
-    grid, found, dropped = findings.grid, findings.rows, findings.drops
+    """Returns the page: what was done, the drops, and a table for each experiment."""
+    grid, all_rows, dropped = findings.grid, findings.rows, findings.drops
     sections: list[Section] = [Text("\n".join(f"- {line}" for line in sentences(grid)))]
     if grid.failed:
         import pandas
@@ -116,16 +120,16 @@ def page(findings: Findings) -> Page:
                 download=dropped.frame,
             ),
         ]
-    axes = [str(name) for name in found.columns[len(COLUMNS) :]]
-    for name in dict.fromkeys(found["experiment"]):
-        mine = found[found["experiment"] == name]
-        several = mine[mine["run"].astype(str).str.endswith("seed-*")]
-        rows = shown_rows(several if len(several) else mine)
+    axes = [str(name) for name in all_rows.columns[len(COLUMNS) :]]
+    for name in dict.fromkeys(all_rows["experiment"]):
+        experiment_rows = all_rows[all_rows["experiment"] == name]
+        several = experiment_rows[experiment_rows["run"].astype(str).str.endswith("seed-*")]
+        rows = shown_rows(several if len(several) else experiment_rows)
         shown = shown_columns(rows)
         # An experiment on several runs names them in a column of its own, and pools them itself.
         alone = not any(column.header == "run" for column in shown)
         named = [Column("run", "ref")] if alone else []
         about = "Means over seeds, with intervals over runs." if len(several) and alone else ""
         columns = [*named, *(Column(axis, axis) for axis in axes), *shown]
-        sections.append(Table(rows, str(name), about, columns, name=str(name), download=mine))
+        sections.append(Table(rows, str(name), about, columns, name=str(name), download=experiment_rows))
     return Page(f"Grid {grid.folder.name}", sections, grid.spec.model_dump(mode="json", by_alias=True))

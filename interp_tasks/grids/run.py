@@ -1,4 +1,4 @@
-"""A grid done: what is done already is left alone, what fails stops nothing but what needs it."""
+"""Runs a grid: skips finished units, and a unit that fails stops only those that need it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from interp_tasks.grids.unit import (
     record_file,
     write_record,
 )
-from interp_tasks.grids.units import MeasureUnit, Plan, TrainUnit, Unit, check, plan, said_of
+from interp_tasks.grids.units import MeasureUnit, Plan, TrainUnit, Unit, check, naming_experiment, plan
 from interp_tasks.measurement.subjects import check_device
 from interp_tasks.recipes.spec import Spec, read_spec, spec_of
 
@@ -53,7 +53,7 @@ class Grid:
 
     @property
     def waiting(self) -> tuple[MeasureUnit, ...]:
-        """Units that were not tried, because what they need failed."""
+        """Units that were not tried, because a unit that they need failed."""
         return tuple(unit for unit in self.plan.measure if unit.key not in self.records)
 
 
@@ -96,25 +96,25 @@ def grid(
 
         import_all(files)
     check(spec)
-    whole = plan(spec)
+    planned = plan(spec)
     with locked(root):
-        records = {unit.key: read_record(root, unit) for unit in whole.units}
+        records = {unit.key: read_record(root, unit) for unit in planned.units}
         known = {
             key: record
             for key, record in records.items()
             if record is not None and not (retry and record.status == "failed")
         }
         if is_here(executor):
-            check_devices([unit for unit in whole.units if unit.key not in known], device)
+            check_devices([unit for unit in planned.units if unit.key not in known], device)
         for key in records.keys() - known.keys():
             # What it says does not hold, or is to be tried again.
             with writing(record_file(root, key)):
                 record_file(root, key).unlink(missing_ok=True)
         before = sum(record.status == "done" for record in known.values())
-        run = _Run(whole, root, device, files, dict(known), progress)
+        run = _Run(planned, root, device, files, dict(known), progress)
         with place_of_work(executor, jobs, spec.threads) as place:
             run.all(place)
-    return Grid(out, spec, whole, run.records, before)
+    return Grid(out, spec, planned, run.records, before)
 
 
 def check_devices(units: Sequence[Unit], device: str) -> None:
@@ -127,13 +127,13 @@ def check_devices(units: Sequence[Unit], device: str) -> None:
         check_device(device)
     for unit in units:
         if isinstance(unit, MeasureUnit) and "device" in unit.asked.settings:
-            with said_of(unit.asked):
+            with naming_experiment(unit.asked):
                 check_device(unit.asked.settings["device"])
 
 
 @contextlib.contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """One grid at a time in a folder."""
+    """Holds the lock of a folder, so that only one grid runs in it."""
     with writing(root):
         root.mkdir(parents=True, exist_ok=True)
         lock = RunLock(root)
@@ -153,18 +153,18 @@ def place_of_work(executor: str | Executor, jobs: int | None, threads: int) -> I
 
 
 class _Run:
-    """The units that are left, handed out as what they need is done."""
+    """Hands out the remaining units, each when the units that it needs are done."""
 
     def __init__(
         self,
-        whole: Plan,
+        planned: Plan,
         root: Path,
         device: str,
         imports: list[str],
         records: dict[str, Record],
         progress: Progress | None,
     ) -> None:
-        self.whole, self.root, self.device, self.imports = whole, root, device, imports
+        self.whole, self.root, self.device, self.imports = planned, root, device, imports
         self.records, self.progress = records, progress
         #: Units beside which a process died, or in which.
         self.suspects: set[str] = set()
@@ -239,7 +239,7 @@ class _Run:
         return all(key in self.records and self.records[key].status == "done" for key in unit.needs)
 
     def lost(self, unit: Unit, waiting: list[Unit]) -> None:
-        """The process of a unit, or of one beside it, died: once more by itself, and then it has failed."""
+        """Puts a unit back whose process, or a sibling's, died; one that dies a second time has failed."""
         record = read_record(self.root, unit)
         if record is not None:
             self.finish(record)
@@ -250,7 +250,7 @@ class _Run:
             waiting.append(unit)
 
     def take_back(self, units: Sequence[Unit], waiting: list[Unit]) -> None:
-        """Units of which no more will be heard, though none of them is at fault; whoever is at them may finish."""
+        """Puts units whose executor is lost back on the list, unless they turn out to be finished."""
         end = time.monotonic() + PATIENCE
         for unit in units:
             while isinstance(unit, TrainUnit) and is_written(self.root / unit.folder):
@@ -264,7 +264,7 @@ class _Run:
                 self.finish(self.checked(unit, record))
 
     def checked(self, unit: Unit, record: Record) -> Record:
-        """The record, unless what was measured has gone meanwhile: ``@last`` would have been another checkpoint."""
+        """Returns the record, or a failed one where a run it measured has disappeared meanwhile."""
         needs = unit.needs if isinstance(unit, MeasureUnit) else ()
         gone = [
             each.folder for each in self.whole.train if each.key in needs and not is_trained(self.root, each)

@@ -26,7 +26,7 @@ POOLED = (("value", "ci_low", "ci_high"), ("effect", "effect_ci_low", "effect_ci
 
 
 def table(grid: Grid, seed: int = 0) -> pandas.DataFrame:
-    """Every row of every unit that is done, with a column for each setting that varies; then rows of several seeds.
+    """Returns every row of every finished unit, with a column for each setting that varies; then pooled seeds.
 
     A row of several seeds is the mean over them, its ``run`` is ``RUN/seed-*``, its ``n_runs`` their number, its
     interval a bootstrap over runs. What an experiment pooled itself (``n_runs`` above 1) is left as it is.
@@ -40,13 +40,13 @@ def table(grid: Grid, seed: int = 0) -> pandas.DataFrame:
         rows = read_result(root, unit.key) if record is not None and record.status == "done" else None
         if rows is not None:
             frames.append(rows)
-    found = pandas.concat(frames, ignore_index=True) if frames else tidy(pandas.DataFrame())
-    found = pandas.concat([found, pooled(found, seed)], ignore_index=True)[list(COLUMNS)]
+    frame = pandas.concat(frames, ignore_index=True) if frames else tidy(pandas.DataFrame())
+    frame = pandas.concat([frame, pooled(frame, seed)], ignore_index=True)[list(COLUMNS)]
     varied = {unit.folder: unit.varied for unit in grid.plan.train}
     varied |= {name: values for folder, values in varied.items() if (name := family(folder)) is not None}
     for key in dict.fromkeys(key for values in varied.values() for key in values):
-        found[key] = [shown(varied.get(str(run), {}), key) for run in found["run"]]
-    return found
+        frame[key] = [shown(varied.get(str(run), {}), key) for run in frame["run"]]
+    return frame
 
 
 def shown(values: Mapping[str, Any], key: str) -> Any:
@@ -54,26 +54,28 @@ def shown(values: Mapping[str, Any], key: str) -> Any:
     return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
-def pooled(found: pandas.DataFrame, seed: int) -> pandas.DataFrame:
-    """Means over the seeds of a configuration, of each row that two of them share."""
+def pooled(frame: pandas.DataFrame, seed: int) -> pandas.DataFrame:
+    """Returns means over the seeds of a configuration, for each row that two of them share."""
     import pandas
 
-    if found.empty:
+    if frame.empty:
         # Without a row there is no list of flags to choose by: pandas takes an empty one for no columns.
-        return found
-    own = found[found["n_runs"].isna() | (found["n_runs"] <= 1)]
-    own = own.assign(family=[family(str(run)) for run in own["run"]])
+        return frame
+    single_runs = frame[frame["n_runs"].isna() | (frame["n_runs"] <= 1)]
+    single_runs = single_runs.assign(family=[family(str(run)) for run in single_runs["run"]])
     # Not what an experiment pools itself.
-    there = set(zip(found["experiment"], found["run"], strict=True))
-    pairs = zip(own["experiment"], own["family"], strict=True)
-    own = own[[name is not None and (experiment, name) not in there for experiment, name in pairs]]
-    marks = [str(ref).rpartition("@")[2] if "@" in str(ref) else "" for ref in own["ref"]]
+    known = set(zip(frame["experiment"], frame["run"], strict=True))
+    pairs = zip(single_runs["experiment"], single_runs["family"], strict=True)
+    single_runs = single_runs[
+        [name is not None and (experiment, name) not in known for experiment, name in pairs]
+    ]
+    marks = [str(ref).rpartition("@")[2] if "@" in str(ref) else "" for ref in single_runs["ref"]]
     # The steps of a mark differ between seeds; without one, it is the step that rows have in common.
-    own = own.assign(
-        mark=marks, moment=[mark or str(step) for mark, step in zip(marks, own["step"], strict=True)]
+    single_runs = single_runs.assign(
+        mark=marks, moment=[mark or str(step) for mark, step in zip(marks, single_runs["step"], strict=True)]
     )
     rows = []
-    for _, same in own.groupby(["family", "moment", *IDENTITY], dropna=False, sort=False):
+    for _, same in single_runs.groupby(["family", "moment", *IDENTITY], dropna=False, sort=False):
         if same["run"].nunique() < 2 or same["run"].duplicated().any():
             continue
         first = same.iloc[0]

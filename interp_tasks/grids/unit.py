@@ -25,7 +25,7 @@ UNITS = "units"
 
 @dataclass(frozen=True)
 class Record:
-    """The record of a unit: whether it was done, and what it made.
+    """The record of a unit: its status, error and output.
 
     Attributes:
         status: ``"done"`` or ``"failed"``.
@@ -43,7 +43,7 @@ class Record:
 
 
 def perform(unit: Unit, root: str, device: str, imports: Sequence[str] = ()) -> Record:
-    """Do one unit, and write down what came of it; what goes wrong in it is its outcome.
+    """Does one unit and records what came of it; an error in it is recorded as its outcome.
 
     Args:
         root: the grid's folder, absolute, and the same for all who work on it.
@@ -59,9 +59,15 @@ def perform(unit: Unit, root: str, device: str, imports: Sequence[str] = ()) -> 
             measure_unit(unit, Path(root), device)
     except Exception as failure:
         error, trace = one_line(failure), traceback.format_exc()
-    made = "" if error else result_sha256(Path(root), unit.key)
+    result_digest = "" if error else result_sha256(Path(root), unit.key)
     record = Record(
-        unit.key, unit.what, "failed" if error else "done", time.perf_counter() - start, error, trace, made
+        unit.key,
+        unit.what,
+        "failed" if error else "done",
+        time.perf_counter() - start,
+        error,
+        trace,
+        result_digest,
     )
     write_record(Path(root), record)
     return record
@@ -75,7 +81,7 @@ def import_all(files: Sequence[str]) -> None:
 
 
 def one_line(failure: Exception) -> str:
-    """A user's mistake in its own words, anything else with its kind."""
+    """Returns a user's mistake in its own words, anything else with its kind."""
     from circuits import CircuitsError
     from tasks.errors import TaskError
 
@@ -85,18 +91,9 @@ def one_line(failure: Exception) -> str:
 
 
 def train_unit(unit: TrainUnit, root: Path, device: str) -> None:
-    from interp_tasks.training.trainer import train
-    from tasks import get
+    from interp_tasks.training.trainer import train_resolved
 
-    resolved = unit.resolved
-    train(
-        get(resolved.task_name, **resolved.task),
-        out=root / unit.folder,
-        preset=resolved.preset,
-        settings=resolved.model,
-        config=resolved.train,
-        device=device,
-    )
+    train_resolved(unit.resolved, root / unit.folder, device=device)
 
 
 def measure_unit(unit: MeasureUnit, root: Path, device: str) -> None:
@@ -141,7 +138,7 @@ def accepts_options(call: Any) -> bool:
 
 
 def place_of(run: str, root: Path) -> str:
-    """Returns the path of a run: one of the grid's under its folder, any other as it is named."""
+    """Returns the path of a run: the grid's own runs lie in its folder, others keep their path."""
     return str(root / run) if run.startswith("runs/") and (root / run).is_dir() else run
 
 
@@ -169,7 +166,7 @@ def write_unit(file: Path, content: bytes) -> None:
 
 
 def read_record(root: Path, unit: Unit) -> Record | None:
-    """Reads the record of a unit, if what it made is still there. A mangled record is none."""
+    """Reads the record of a unit if its output still exists; a damaged record counts as none."""
     try:
         record = Record(**read_json(record_file(root, unit.key), "what became of a unit"))
     except (UserError, TypeError):
@@ -193,7 +190,7 @@ def is_made(root: Path, unit: Unit, record: Record) -> bool:
 
 
 def is_trained(root: Path, unit: TrainUnit) -> bool:
-    """Returns whether the run is there to its end."""
+    """Tells whether the run is stored to its last step."""
     run = root / unit.folder
     steps = stored_steps(run)
     return (
@@ -210,7 +207,7 @@ def result_sha256(root: Path, key: str) -> str:
 
 
 def read_result(root: Path, key: str) -> pandas.DataFrame | None:
-    """A unit's rows; ``None`` where they cannot be read."""
+    """Returns a unit's rows; ``None`` where they cannot be read."""
     import io
 
     import pandas

@@ -68,10 +68,10 @@ class MeasureUnit:
         on = self.runs[0] if len(self.runs) == 1 else f"{self.runs[0]} and {len(self.runs) - 1} more"
         return f"{self.asked.name} of {on}"
 
-    def refs(self, place: Callable[[str], str]) -> list[str]:
-        """REFs, ``place`` saying where a run is."""
-        where = [place(run) for run in self.runs]
-        return [f"{run}@{mark}" for run in where for mark in self.asked.at] or where
+    def refs(self, path_of: Callable[[str], str]) -> list[str]:
+        """Returns the REFs of the unit; ``path_of`` gives the path of a run."""
+        paths = [path_of(run) for run in self.runs]
+        return [f"{run}@{mark}" for run in paths for mark in self.asked.at] or paths
 
 
 Unit: TypeAlias = TrainUnit | MeasureUnit
@@ -79,7 +79,7 @@ Unit: TypeAlias = TrainUnit | MeasureUnit
 
 @dataclass(frozen=True)
 class Plan:
-    """Every unit, in order: what is trained, then what is measured."""
+    """Every unit in order: runs to train, then experiments."""
 
     train: tuple[TrainUnit, ...]
     measure: tuple[MeasureUnit, ...]
@@ -108,24 +108,24 @@ def check(spec: Spec) -> None:
             start = resolved_of(block, values).train.start_from
             if start is not None:
                 resolve(start)
-    for asked in spec.experiment:
-        check_experiment(asked)
-        for mark in asked.at:
+    for experiment_spec in spec.experiment:
+        check_experiment(experiment_spec)
+        for mark in experiment_spec.at:
             for selector in str(mark).split(","):
-                check_selector(selector.strip(), f"experiment {asked.name}, at")
+                check_selector(selector.strip(), f"experiment {experiment_spec.name}, at")
     for run in spec.runs:
-        check_given(run, [asked for asked in spec.experiment if asked.at])
+        check_given(run, [experiment_spec for experiment_spec in spec.experiment if experiment_spec.at])
 
 
-def check_given(run: str, asked: Sequence[ExperimentSpec]) -> None:
+def check_given(run: str, experiment_specs: Sequence[ExperimentSpec]) -> None:
     """Refuse a run that is not there, and marks or steps that it does not have."""
     if not Path(run).is_dir():
         resolve(run)
-    for mark in dict.fromkeys(mark for each in asked for mark in each.at):
+    for mark in dict.fromkeys(mark for each in experiment_specs for mark in each.at):
         resolve(f"{run}@{mark}")
 
 
-def check_experiment(asked: ExperimentSpec) -> None:
+def check_experiment(experiment_spec: ExperimentSpec) -> None:
     from interp_tasks import experiments
 
     names = sorted(
@@ -133,9 +133,9 @@ def check_experiment(asked: ExperimentSpec) -> None:
         for each in EXPERIMENTS.values()
         if next(iter(inspect.signature(each.function).parameters)) in ("refs", "runs")
     )
-    if asked.name not in names:
-        raise UserError(f"no experiment {asked.name!r}: experiments are {', '.join(names)}")
-    parameters = list(inspect.signature(getattr(experiments, asked.name)).parameters.values())
+    if experiment_spec.name not in names:
+        raise UserError(f"no experiment {experiment_spec.name!r}: experiments are {', '.join(names)}")
+    parameters = list(inspect.signature(getattr(experiments, experiment_spec.name)).parameters.values())
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         parameters += option_parameters()
     known = [
@@ -143,41 +143,45 @@ def check_experiment(asked: ExperimentSpec) -> None:
         for parameter in parameters[1:]
         if parameter.kind is not parameter.VAR_KEYWORD and parameter.name != "progress"
     ]
-    for name in asked.settings:
+    for name in experiment_spec.settings:
         if name not in known:
-            raise UserError(f"experiment {asked.name} has no setting {name!r}: it has {', '.join(known)}")
+            raise UserError(
+                f"experiment {experiment_spec.name} has no setting {name!r}: it has {', '.join(known)}"
+            )
     of_whole_runs = parameters[0].name == "runs"
-    if asked.at and of_whole_runs:
-        raise UserError(f"experiment {asked.name} takes whole runs: leave out at = {list(asked.at)}")
-    rehearse(asked, getattr(experiments, asked.name))
+    if experiment_spec.at and of_whole_runs:
+        raise UserError(
+            f"experiment {experiment_spec.name} takes whole runs: leave out at = {list(experiment_spec.at)}"
+        )
+    rehearse(experiment_spec, getattr(experiments, experiment_spec.name))
 
 
-def rehearse(asked: ExperimentSpec, experiment: Callable[..., Any]) -> None:
+def rehearse(experiment_spec: ExperimentSpec, experiment: Callable[..., Any]) -> None:
     """Refuse arguments before the runs are trained that they are for.
 
     Experiments look at their arguments before they look for their runs: of one that is not there, they say so last.
     """
-    with said_of(asked):
+    with naming_experiment(experiment_spec):
         try:
-            experiment([PLACEHOLDER_RUN], **asked.settings)
+            experiment([PLACEHOLDER_RUN], **experiment_spec.settings)
         except UserError as error:
             if PLACEHOLDER_RUN not in str(error):
                 raise
         # Where to run, and on what, is looked at once the run is there.
-        if "device" in asked.settings:
-            check_device(asked.settings["device"])
-        if asked.settings.get("task") is not None:
-            check_task_name(asked.settings["task"])
+        if "device" in experiment_spec.settings:
+            check_device(experiment_spec.settings["device"])
+        if experiment_spec.settings.get("task") is not None:
+            check_task_name(experiment_spec.settings["task"])
 
 
 @contextlib.contextmanager
-def said_of(asked: ExperimentSpec) -> Iterator[None]:
-    """A mistake in the arguments of an experiment, which is named once."""
+def naming_experiment(experiment_spec: ExperimentSpec) -> Iterator[None]:
+    """Names the experiment, once, in an error about its arguments."""
     try:
         yield
     except (UserError, TypeError) as error:
-        said = str(error).removeprefix(f"{asked.name}: ")
-        raise UserError(f"experiment {asked.name}: {said}") from None
+        message = str(error).removeprefix(f"{experiment_spec.name}: ")
+        raise UserError(f"experiment {experiment_spec.name}: {message}") from None
 
 
 def option_parameters() -> list[inspect.Parameter]:
@@ -188,7 +192,7 @@ def option_parameters() -> list[inspect.Parameter]:
 
 
 def plan(spec: Spec) -> Plan:
-    """Every unit of a grid; the same one asked for twice is there once.
+    """Returns every unit of a grid, each once.
 
     Raises:
         UserError: for settings that cannot be.
@@ -199,32 +203,34 @@ def plan(spec: Spec) -> Plan:
         trained |= {unit.key: unit for unit in units_of(block, spec.threads, names)}
     keys = {unit.folder: unit.key for unit in trained.values()}
     measured: dict[str, MeasureUnit] = {}
-    for asked in spec.experiment:
-        for runs in groups(asked, list(trained.values()), spec.runs):
+    for experiment_spec in spec.experiment:
+        for runs in groups(experiment_spec, list(trained.values()), spec.runs):
             needs = tuple(keys[run] for run in runs if run in keys)
-            others = [content_of(run, asked) for run in runs if run not in keys]
-            content = [asked.model_dump(mode="json"), needs, others, spec.threads]
-            measured[key_of(content)] = MeasureUnit(key_of(content), asked, runs, needs, spec.threads)
+            others = [content_of(run, experiment_spec) for run in runs if run not in keys]
+            content = [experiment_spec.model_dump(mode="json"), needs, others, spec.threads]
+            measured[key_of(content)] = MeasureUnit(
+                key_of(content), experiment_spec, runs, needs, spec.threads
+            )
     return Plan(tuple(trained.values()), tuple(measured.values()))
 
 
-def content_of(run: str, asked: ExperimentSpec) -> dict[str, Any]:
+def content_of(run: str, experiment_spec: ExperimentSpec) -> dict[str, Any]:
     """Returns the identity of the part of a run that an experiment reads: trained further, it is another."""
-    whole = run if is_checkpoint(Path(run)) else f"{run}@all"
-    refs = [f"{run}@{mark}" for mark in asked.at] or [whole]
+    all_checkpoints = run if is_checkpoint(Path(run)) else f"{run}@all"
+    refs = [f"{run}@{mark}" for mark in experiment_spec.at] or [all_checkpoints]
     folders = [checkpoint.path for ref in refs for checkpoint in resolve(ref)]
     return {"run": run, "checkpoints": [read_meta(folder)["sha256"] for folder in folders]}
 
 
 def groups(
-    asked: ExperimentSpec, trained: Sequence[TrainUnit], given: Sequence[str]
+    experiment_spec: ExperimentSpec, trained: Sequence[TrainUnit], given: Sequence[str]
 ) -> list[tuple[str, ...]]:
-    """The runs of each call."""
-    if asked.over == "all":
+    """Returns the runs of each call."""
+    if experiment_spec.over == "all":
         return [(*(unit.folder for unit in trained), *given)]
     families: dict[str, list[str]] = {}
     for unit in trained:
-        same = unit.folder if asked.over == "run" else str(Path(unit.folder).parent)
+        same = unit.folder if experiment_spec.over == "run" else str(Path(unit.folder).parent)
         families.setdefault(same, []).append(unit.folder)
     return [*map(tuple, families.values()), *((run,) for run in given)]
 
@@ -242,7 +248,7 @@ def resolved_of(block: Training, values: Mapping[str, Any]) -> Resolved:
 
 
 def units_of(block: Training, threads: int, names: dict[str, Any]) -> list[TrainUnit]:
-    """A block's runs. Knows torch: a task fills in its defaults.
+    """Returns a block's runs. Knows torch: a task fills in its defaults.
 
     Args:
         names: of folders -> the steps and schedule of the runs in them; filled in, block after block.
@@ -251,13 +257,13 @@ def units_of(block: Training, threads: int, names: dict[str, Any]) -> list[Train
     from tasks import get
 
     axes = block.axes(list_keys(block.task))
-    found = []
+    units = []
     for values in combinations(block):
         resolved = resolved_of(block, values)
         task = get(resolved.task_name, **resolved.task)
         model = model_settings(task, resolved.model).model_dump(mode="json")
         train = resolved.train.model_copy(update={"threads": threads})
-        whole = {
+        content = {
             "task": {"name": task.name, **task.model_dump(mode="json")},
             "model": model,
             "train": train.model_dump(mode="json"),
@@ -265,30 +271,30 @@ def units_of(block: Training, threads: int, names: dict[str, Any]) -> list[Train
         # More steps and a later schedule go on in the same folder, unless the grid compares them: in one block as
         # axes, in several by the first of them, which keeps the name that it would have alone.
         lasting = {
-            **whole,
-            "train": {key: value for key, value in whole["train"].items() if key not in ("seed", *GOES_ON)},
+            **content,
+            "train": {key: value for key, value in content["train"].items() if key not in ("seed", *GOES_ON)},
         }
         varied = {key: values[key] for key in axes}
-        own = {f"train.{key}": whole["train"][key] for key in GOES_ON}
-        compared = {key: value for key, value in own.items() if key in axes}
+        extensible = {f"train.{key}": content["train"][key] for key in GOES_ON}
+        compared = {key: value for key, value in extensible.items() if key in axes}
         name = f"{label(block.task, varied)}-{key_of([lasting, compared])[:8]}"
-        if names.setdefault(name, own) != own:
-            name = f"{label(block.task, varied)}-{key_of([lasting, own])[:8]}"
+        if names.setdefault(name, extensible) != extensible:
+            name = f"{label(block.task, varied)}-{key_of([lasting, extensible])[:8]}"
         for seed in block.seeds:
             config = train.model_copy(update={"seed": seed})
-            key = key_of({**whole, "train": config.model_dump(mode="json")})
+            key = key_of({**content, "train": config.model_dump(mode="json")})
             settled = Resolved(resolved.task_name, resolved.preset, resolved.task, resolved.model, config)
-            found.append(TrainUnit(key, f"runs/{name}/seed-{seed}", settled, varied))
-    return found
+            units.append(TrainUnit(key, f"runs/{name}/seed-{seed}", settled, varied))
+    return units
 
 
 def label(task: str, varied: Mapping[str, Any]) -> str:
-    """``miiii,d_model-64``: a name for a folder, without what a file system or a REF minds."""
+    """Returns a name for a folder such as ``miiii,d_model-64``, safe for file systems and REFs."""
     parts = [task, *(f"{key.partition('.')[2]}-{value}" for key, value in varied.items())]
     return re.sub(r"[^A-Za-z0-9_,+-]+", "_", ",".join(parts)).strip("_")[:80]
 
 
 def key_of(content: Any) -> str:
-    """Hexadecimal, of JSON."""
+    """Returns a hexadecimal digest of JSON."""
     text = json.dumps(content, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]

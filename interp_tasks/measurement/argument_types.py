@@ -30,7 +30,7 @@ UNTOUCHED = frozenset({"task", "tokens", "progress"})
 
 
 def checked(experiment: Callable[P, R]) -> Callable[P, R]:
-    """An experiment that looks at the types of its arguments first.
+    """Returns an experiment that looks at the types of its arguments first.
 
     Paths are taken for the texts, and arrays, sets, iterators for the lists that they stand for.
     """
@@ -72,7 +72,7 @@ def check_types(experiment: Callable[..., Any], given: Mapping[str, Any]) -> Non
 
 
 def option_types() -> Mapping[str, str]:
-    """Annotations of what experiments share as ``**options``."""
+    """Returns the annotations of the options that experiments share as ``**options``."""
     from interp_tasks.measurement.subjects import Options
 
     return {name: hint.__forward_arg__ for name, hint in Options.__annotations__.items()}
@@ -95,7 +95,7 @@ def check_type(experiment: str, name: str, annotation: str, value: Any) -> None:
 
 @functools.cache
 def bare(annotation: str) -> str:
-    """``TYPE`` of ``Annotated[TYPE, typer.Option(...)]``, which is how an option of the command line is annotated."""
+    """Returns ``TYPE`` of ``Annotated[TYPE, typer.Option(...)]``, the form in which options are annotated."""
     if not annotation.startswith("Annotated["):
         return annotation
     read = ast.parse(annotation, mode="eval").body
@@ -142,7 +142,7 @@ def is_device(value: Any) -> bool:
 
 
 def as_json(value: Any) -> Any:
-    """A value as JSON would have it: paths as text, arrays and numbers of arrays as Python's."""
+    """Returns a value as JSON would have it: paths as text, arrays and numbers of arrays as Python's."""
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, (list, tuple, range)):

@@ -1,4 +1,4 @@
-"""Steps at which curves have made a share of their way, or reach a level; and what many runs have in common.
+"""Finds the steps at which curves cross a level, and statistics of such steps over runs, some of them censored.
 
 A run that ended before is censored: its step is infinite here, and NaN in a table. That it lies beyond every step
 reached is all that is known of it, which is enough for a median, a rank, or a bound on a ratio. Numpy only.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,43 +21,31 @@ Array = NDArray[np.float64]
 
 
 def crossing(steps: Sequence[int], values: Array, share: float, start: Array, end: Array) -> Array:
-    """The step at which curves ``[curve step]`` have made ``share`` of the way from ``start`` to ``end`` for good.
+    """Returns the step after which each curve has lastingly made ``share`` of the way from ``start`` to ``end``.
 
     After it a curve never falls back below that level (seen from ``start``). Linear between the stored steps;
     NaN for a curve that does not move, the first step for one that is past the level all along.
     """
     at = np.asarray(steps, dtype=float)
-    curves, way = np.atleast_2d(values), np.atleast_1d(end) - np.atleast_1d(start)
+    curves, distance = np.atleast_2d(values), np.atleast_1d(end) - np.atleast_1d(start)
     with np.errstate(divide="ignore", invalid="ignore"):
-        made = (curves - np.atleast_1d(start)[:, None]) / way[:, None]
-    found = np.full(len(curves), np.nan)
-    for row, curve in enumerate(made):
+        shares = (curves - np.atleast_1d(start)[:, None]) / distance[:, None]
+    crossings = np.full(len(curves), np.nan)
+    for row, curve in enumerate(shares):
         if not np.isfinite(curve).all():
             continue
         below = np.flatnonzero(curve < share)
         if not len(below):
-            found[row] = at[0]
+            crossings[row] = at[0]
         elif below[-1] + 1 < len(at):
             last = below[-1]
             part = (share - curve[last]) / (curve[last + 1] - curve[last])
-            found[row] = at[last] + part * (at[last + 1] - at[last])
-    return found
-
-
-def spearman(pairs: Any) -> Any:
-    """Rank correlations ``[resample]`` of pairs ``[resample run 2]``; ties have average ranks, equal numbers NaN."""
-    import numpy as np
-
-    smaller = (pairs[:, :, None] > pairs[:, None]).sum(2)
-    equal = (pairs[:, :, None] == pairs[:, None]).sum(2)
-    ranks = smaller + (equal - 1) / 2
-    centred = ranks - ranks.mean(1, keepdims=True)
-    spread = np.sqrt((centred**2).sum(1).prod(1))
-    return np.divide(centred.prod(2).sum(1), spread, out=np.full(len(pairs), np.nan), where=spread > 0)
+            crossings[row] = at[last] + part * (at[last + 1] - at[last])
+    return crossings
 
 
 def reached(steps: Sequence[int], values: Sequence[float], level: float) -> tuple[float, float]:
-    """The first step at a level, and the one after which a curve is never below it again; infinite where there is none.
+    """Returns the first step at a level and the first step of staying there; infinite where there is none.
 
     Linear between logged steps.
     """
@@ -74,54 +61,54 @@ def reached(steps: Sequence[int], values: Sequence[float], level: float) -> tupl
 
 
 def median(values: Array) -> Array:
-    """Medians ``[...]`` of ``[... run]`` with infinite ones; infinite (NaN between two signs) where it is not known."""
+    """Returns medians ``[...]`` of ``[... run]`` with infinite values; infinite, or NaN, where unknown."""
     ordered = np.sort(values, axis=-1)
     n = values.shape[-1]
     with np.errstate(invalid="ignore"):
         return np.asarray((ordered[..., (n - 1) // 2] + ordered[..., n // 2]) / 2)
 
 
-def over_seeds(values: Array, statistic: Callable[[Array], Array], seed: int) -> tuple[float, float]:
-    """95% percentile interval of a statistic ``[resample run] -> [resample]``, by bootstrap over runs.
+def interval_over_seeds(values: Array, statistic: Callable[[Array], Array], seed: int) -> tuple[float, float]:
+    """Returns the 95% percentile interval of a statistic ``[resample run] -> [resample]``, by bootstrap over runs.
 
     An end that no number is known of is NaN, and so is the interval of fewer than three runs.
     """
     if len(values) < MIN_SEEDS:
         return math.nan, math.nan
     rng = np.random.default_rng([seed, 4])
-    drawn = statistic(values[rng.integers(0, len(values), (RESAMPLES, len(values)))])
-    drawn = drawn[~np.isnan(drawn)]
-    if not len(drawn):
+    resampled = statistic(values[rng.integers(0, len(values), (RESAMPLES, len(values)))])
+    resampled = resampled[~np.isnan(resampled)]
+    if not len(resampled):
         return math.nan, math.nan
-    low, high = (np.quantile(drawn, share, method="nearest") for share in (0.025, 0.975))
-    return finite(low), finite(high)
+    low, high = (np.quantile(resampled, share, method="nearest") for share in (0.025, 0.975))
+    return finite_or_nan(low), finite_or_nan(high)
 
 
-def finite(value: float) -> float:
-    """NaN for what is not known."""
+def finite_or_nan(value: float) -> float:
+    """Returns the value, or NaN where it is infinite: unknown."""
     return float(value) if math.isfinite(value) else math.nan
 
 
 def ratio_of_steps(
-    mine: float, mine_until: float, other: float, other_until: float
+    one: float, one_until: float, other: float, other_until: float
 ) -> tuple[float, float, float]:
-    """Returns the ratio of the steps that one run needs to those of another, and its least and greatest possible value.
+    """Returns the ratio of the steps that two runs need, and its least and greatest possible value.
 
     Where both get there all three are the same number. Where one is censored the ratio is infinite, or zero, and the
     last steps (``until``) bound it from one side; where both are it is NaN, and nothing bounds it.
     """
-    if math.isinf(mine) and math.isinf(other):
+    if math.isinf(one) and math.isinf(other):
         return math.nan, 0.0, math.inf
-    if math.isinf(mine):
-        return math.inf, mine_until / other if other else math.inf, math.inf
+    if math.isinf(one):
+        return math.inf, one_until / other if other else math.inf, math.inf
     if math.isinf(other):
-        return 0.0, 0.0, mine / other_until if other_until else math.inf
-    found = mine / other if other else math.nan
-    return found, found, found
+        return 0.0, 0.0, one / other_until if other_until else math.inf
+    ratio = one / other if other else math.nan
+    return ratio, ratio, ratio
 
 
-def in_order(steps: Array) -> float:
-    """The share of pairs whose second comes later than its first, a tie counting half; both censored: no pair."""
+def share_in_order(steps: Array) -> float:
+    """Returns the share of pairs in which the second step is later; ties count half, two censored steps not at all."""
     counted = [
         0.5 if steps[i] == steps[j] else float(steps[i] < steps[j])
         for i in range(len(steps))

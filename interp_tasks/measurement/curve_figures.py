@@ -18,7 +18,7 @@ PANEL, LEGEND_LINE, AROUND = 300, 22, 130
 
 
 def curves_figure(curves: Mapping[tuple[str, str], Curve]) -> plotly.graph_objects.Figure:
-    """Every curve in one panel; what lies between onset and end is bold."""
+    """Returns every curve in one panel; what lies between onset and end is bold."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -34,7 +34,7 @@ def curves_figure(curves: Mapping[tuple[str, str], Curve]) -> plotly.graph_objec
 
 def add_curve(figure: Any, curve: Curve, name: str, index: int, row: int | None = None) -> None:
     style = line(index)
-    where: dict[str, Any] = {} if row is None else {"row": row, "col": 1}
+    panel: dict[str, Any] = {} if row is None else {"row": row, "col": 1}
     figure.add_scatter(
         x=curve.steps,
         y=curve.values,
@@ -42,7 +42,7 @@ def add_curve(figure: Any, curve: Curve, name: str, index: int, row: int | None 
         mode="lines",
         line={**style, "width": 1.3},
         legendgroup=name,
-        **where,
+        **panel,
     )
     if curve.drop is None:
         return
@@ -59,12 +59,12 @@ def add_curve(figure: Any, curve: Curve, name: str, index: int, row: int | None 
         line={"color": style["color"], "width": 4},
         legendgroup=name,
         showlegend=False,
-        **where,
+        **panel,
     )
 
 
 def line(index: int) -> dict[str, Any]:
-    """Colour and dash of a curve: one never stands for two."""
+    """Returns the colour and dash of a curve; no two curves share both."""
     colours = COLOURS["light"]
     return {"color": colours[index % len(colours)], "dash": DASHES[index // len(colours) % len(DASHES)]}
 
@@ -75,7 +75,7 @@ def run_figure(
     drop: Curve,
     accuracies: Mapping[str, tuple[Sequence[int], Sequence[float]]],
 ) -> plotly.graph_objects.Figure:
-    """One run: its metrics with their plateaus by theory (dotted), and exact accuracies at stored steps below."""
+    """Draws a run's metrics with theoretical plateaus (dotted), and exact accuracies at stored steps below."""
     from plotly.subplots import make_subplots
 
     rows = 2 if accuracies else 1
@@ -117,19 +117,19 @@ def run_figure(
 
 
 def axis(curves: Sequence[Curve]) -> dict[str, Any]:
-    """Logarithmic where all values are above 0."""
+    """Returns the type of an axis: logarithmic where all values are above 0."""
     smallest = min(min(curve.values) for curve in curves)
     largest = max(max(curve.values) for curve in curves)
     return log_axis(smallest, largest) if smallest > 0 else {"type": "linear"}
 
 
 def without_drop(curve: Curve) -> Curve:
-    """Without its drop, which is drawn on the task's own metric alone."""
+    """Returns the curve without its drop, which is drawn on the task's own metric alone."""
     return Curve(curve.metric, curve.steps, curve.values, None)
 
 
 def finish(figure: Any, entries: int, panels: int = 1) -> None:
-    """Room for the legend, of about three entries a line, below the panels."""
+    """Makes room for the legend, of about three entries a line, below the panels."""
     legend = LEGEND_LINE * (entries // 3 + 1)
     height = panels * PANEL + AROUND + legend
     figure.update_layout(

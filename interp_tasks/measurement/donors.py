@@ -35,7 +35,7 @@ NOT_ARCHITECTURE = {
 
 @dataclass(frozen=True)
 class Donor:
-    """The checkpoint that lends, as it was named."""
+    """A checkpoint that lends weights or activations, with the name that the user gave it."""
 
     label: str
     resolved: ResolvedCheckpoint
@@ -50,22 +50,22 @@ class Donor:
 
 
 def check_donor(source: str, refs: str | Sequence[str], examples: Examples) -> Donor:
-    """The one checkpoint that ``--source`` names, without loading it.
+    """Returns the one checkpoint that ``--source`` names, without loading it.
 
     Raises:
         UserError: where it names none or several, or one whose architecture is not that of every REF.
     """
-    found = resolve_source(source)
-    if len(found) > 1:
+    donors = resolve_source(source)
+    if len(donors) > 1:
         raise UserError(
-            f"--source {source} names {len(found)} checkpoints, from {found[0].ref} to {found[-1].ref}: name one"
+            f"--source {source} names {len(donors)} checkpoints, from {donors[0].ref} to {donors[-1].ref}: name one"
         )
-    check_architecture(source, found, refs, examples)
-    return Donor(source, found[0])
+    check_architecture(source, donors, refs, examples)
+    return Donor(source, donors[0])
 
 
 def check_donors(source: str | Sequence[str], refs: str | Sequence[str], examples: Examples) -> list[Donor]:
-    """All checkpoints that ``--source`` names, each once, labelled as those of ``--ckpt`` are.
+    """Returns all checkpoints that ``--source`` names, each once, labelled as those of ``--ckpt`` are.
 
     Raises:
         UserError: where it names none, or one whose architecture is not that of every REF.
@@ -73,10 +73,10 @@ def check_donors(source: str | Sequence[str], refs: str | Sequence[str], example
     given = [source] if isinstance(source, str) else list(source)
     donors: dict[Path, Donor] = {}
     for each in given or [""]:
-        found = resolve_source(each)
-        check_architecture(each, found, refs, examples)
-        for checkpoint in found:
-            label = each if len(found) == 1 else checkpoint.ref
+        checkpoints = resolve_source(each)
+        check_architecture(each, checkpoints, refs, examples)
+        for checkpoint in checkpoints:
+            label = each if len(checkpoints) == 1 else checkpoint.ref
             donors.setdefault(checkpoint.path, Donor(label, checkpoint))
     return list(donors.values())
 
@@ -88,20 +88,20 @@ def resolve_source(source: str) -> list[ResolvedCheckpoint]:
 
 
 def check_architecture(
-    source: str, found: Sequence[ResolvedCheckpoint], refs: str | Sequence[str], examples: Examples
+    source: str, donors: Sequence[ResolvedCheckpoint], refs: str | Sequence[str], examples: Examples
 ) -> None:
     """Refuse lenders that are not of the architecture of every REF."""
     receivers = [
         (named.label, read_meta(named.resolved.path)["model"]) for named in check_refs(refs, examples)
     ]
-    for lender in found:
-        theirs = read_meta(lender.path)["model"]
-        for label, ours in receivers:
-            for field in sorted({*ours, *theirs} - NOT_ARCHITECTURE):
-                if ours.get(field) != theirs.get(field):
+    for lender in donors:
+        donor_sizes = read_meta(lender.path)["model"]
+        for label, receiver_sizes in receivers:
+            for field in sorted({*receiver_sizes, *donor_sizes} - NOT_ARCHITECTURE):
+                if receiver_sizes.get(field) != donor_sizes.get(field):
                     raise UserError(
                         f"--source {source} is of another architecture than {label}: its {field} is "
-                        f"{shown(theirs, field)}, not {shown(ours, field)}"
+                        f"{shown(donor_sizes, field)}, not {shown(receiver_sizes, field)}"
                     )
 
 

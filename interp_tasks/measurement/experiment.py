@@ -1,4 +1,4 @@
-"""Makes a function an experiment: where its command stands, what its tables say, which files belong to it."""
+"""Registers functions as experiments, with their command group, header settings and files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXPERIMENTS: dict[str, Experiment] = {}
 
 @dataclass(frozen=True)
 class Experiment:
-    """A function that measures, and what is known of it by convention.
+    """A function that measures, with its registered name, group, settings and default samples.
 
     Attributes:
         name: of its command, its rows and its files: ``prime-order`` for ``prime_order``.
@@ -36,7 +36,7 @@ class Experiment:
     samples: int | None = None
 
     def part(self, kind: str) -> ModuleType | None:
-        """Import ``table`` or ``figure`` of the experiment's folder; ``None`` where there is none."""
+        """Imports ``table`` or ``figure`` of the experiment's folder; ``None`` where there is none."""
         folder, _, file = self.function.__module__.rpartition(".")
         if file != "measure" or find_spec(f"{folder}.{kind}") is None:
             return None
@@ -44,14 +44,14 @@ class Experiment:
 
 
 def experiment(
-    place: str = "Look", says: Mapping[str, Any] | None = None, samples: int | None = None
+    group: str = "Look", says: Mapping[str, Any] | None = None, samples: int | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Function decorator: check the types of arguments, and make the function known as an experiment."""
+    """Decorates a function: checks the types of its arguments, and registers it as an experiment."""
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
         call = checked(function)
         name = function.__name__.replace("_", "-")
-        EXPERIMENTS[name] = Experiment(name, call, place, says or {}, samples)
+        EXPERIMENTS[name] = Experiment(name, call, group, says or {}, samples)
         return call
 
     return register

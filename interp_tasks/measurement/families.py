@@ -1,4 +1,4 @@
-"""Lists the tasks of each group of experiments, by name: what is of another group is refused without torch."""
+"""Lists the tasks of each group of experiments by name, so that other tasks are refused without torch."""
 
 from __future__ import annotations
 

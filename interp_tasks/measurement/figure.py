@@ -28,7 +28,7 @@ class Panel:
 
 
 def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
-    """Per metric each variant's value beside its baseline; where heads were edited one by one, maps of them too."""
+    """Draws each variant's value beside its baseline, per metric, and maps of heads edited one by one."""
     maps, points = frame[in_map(frame)], frame[~in_map(frame)]
     panels: list[Panel] = []
     for metric in dict.fromkeys(frame["metric"]):
@@ -44,24 +44,24 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
 
 
 def in_map(frame: pandas.DataFrame) -> pandas.Series:
-    """Rows of the experiment ``heads`` that are about one head alone, and no group that happens to be one."""
+    """Returns rows of the experiment ``heads`` that are about one head alone, and no group that happens to be one."""
     return (frame["experiment"] == "heads") & (
         frame["variant"] == frame["layer"].astype("string") + "." + frame["head"].astype("string")
     ).fillna(False)
 
 
 def stacked_panels(panels: list[Panel], *, ragged: bool) -> plotly.graph_objects.Figure:
-    """Panels below each other, of their own heights; ``ragged``: each with a title and an x axis of its own."""
+    """Stacks panels, each with its height; with ``ragged`` each has a title and an x axis of its own."""
     from plotly.subplots import make_subplots
 
     gap = GAP_TITLED if ragged else GAP
-    whole = sum(panel.height for panel in panels) + gap * (len(panels) - 1)
+    total_height = sum(panel.height for panel in panels) + gap * (len(panels) - 1)
     figure = make_subplots(
         rows=len(panels),
         cols=1,
         shared_xaxes=not ragged,
         row_heights=[panel.height for panel in panels],
-        vertical_spacing=gap / whole,
+        vertical_spacing=gap / total_height,
         subplot_titles=[panel.title for panel in panels] if ragged else None,
     )
     for row, panel in enumerate(panels, start=1):
@@ -71,10 +71,10 @@ def stacked_panels(panels: list[Panel], *, ragged: bool) -> plotly.graph_objects
         # Points of different checkpoints stand side by side, not on top of each other.
         scattermode="group",
         scattergap=0.6,
-        height=top + whole + bottom,
+        height=top + total_height + bottom,
         margin={"t": top, "b": bottom},
         # At the same distance however tall the figure is.
-        legend={"y": 1 + (45 if ragged else 12) / whole},
+        legend={"y": 1 + (45 if ragged else 12) / total_height},
         template=template("light"),
     )
     figure.update_annotations(font_size=13, x=0, xanchor="left", align="left")
@@ -84,16 +84,16 @@ def stacked_panels(panels: list[Panel], *, ragged: bool) -> plotly.graph_objects
 
 
 def points_panel(part: pandas.DataFrame, metric: str, refs: list[Any]) -> Panel:
-    """Values with their intervals (filled), single draws (faint) and baselines (open) of one metric."""
+    """Draws values with their intervals (filled), single draws (faint) and baselines (open) of one metric."""
 
     def draw(figure: Any, row: int) -> None:
         for index, ref in enumerate(refs):
-            mine = part[part["ref"] == ref]
-            pooled = mine[mine["draw"].isna()]
-            if mine.empty:
+            ref_rows = part[part["ref"] == ref]
+            pooled = ref_rows[ref_rows["draw"].isna()]
+            if ref_rows.empty:
                 continue
             for kind in ("edited", "draws", "unedited"):
-                rows = mine[mine["draw"].notna()] if kind == "draws" else pooled
+                rows = ref_rows[ref_rows["draw"].notna()] if kind == "draws" else pooled
                 if len(rows):
                     trace = series(rows, str(ref), index, kind)
                     in_legend = kind == "edited" and not any(
@@ -151,7 +151,7 @@ def series(part: pandas.DataFrame, ref: str, index: int, kind: str) -> dict[str,
 
 
 def scale(part: pandas.DataFrame) -> str:
-    """Logarithmic where values span two powers of ten and nothing, interval included, reaches zero."""
+    """Returns "log" where values span two powers of ten and no value or interval reaches zero."""
     smallest, largest = extremes(part)
     return "log" if smallest > 0 and largest > 100 * smallest else "linear"
 
@@ -168,7 +168,7 @@ def extremes(part: pandas.DataFrame) -> tuple[float, float]:
 
 
 def map_panel(part: pandas.DataFrame, ref: str, metric: str, largest: float) -> Panel:
-    """The effect of each head on one metric, layer by head, in one checkpoint; no effect has the ground's colour."""
+    """Returns a panel with a heatmap of each head's effect on one metric in one checkpoint; zero is blank."""
     effects = part.pivot(index="layer", columns="head", values="effect")
 
     def draw(figure: Any, row: int) -> None:
@@ -199,7 +199,7 @@ def map_panel(part: pandas.DataFrame, ref: str, metric: str, largest: float) -> 
 
 
 def numbers_of(effects: pandas.DataFrame, largest: float) -> dict[str, Any]:
-    """The numbers of a map, each in what can be read on the colour of its cell; in the dark other colours hold."""
+    """Returns a plotly trace of a map's numbers, each in a colour that can be read on its cell."""
     cells = [
         (str(layer), str(head), float(value))
         for layer, row in effects.iterrows()

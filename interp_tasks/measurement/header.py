@@ -1,4 +1,4 @@
-"""Says what a command was asked to do, for the head of its printed table."""
+"""Describes a command's settings, for the head of its printed table."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from interp_tasks.measurement.experiment import EXPERIMENTS
 OPTIONS = {"sites": "site", "templates": "template"}
 
 
-def said(experiment: str, config: Mapping[str, Any]) -> list[str]:
-    """``["mode uniform", "queries hidden"]``; of several results joined, what they have in common.
+def header_parts(experiment: str, config: Mapping[str, Any]) -> list[str]:
+    """Returns settings for a header, ``["mode uniform", "queries hidden"]``; of joined results those they share.
 
     Args:
         config: of a :class:`Result`.

@@ -49,7 +49,7 @@ def check_choice(option: str, value: str, choices: Sequence[str]) -> str:
 
 
 def check_heads(spec: str, option: str = "--heads", words: Sequence[str] = ("all", EACH, EACH_LAYER)) -> str:
-    """A head spec, or one of ``words``, normalised: no blanks, ``+`` between its parts.
+    """Returns a head spec, or one of ``words``, normalised: no blanks, ``+`` between its parts.
 
     Raises:
         UserError: for text that cannot name heads of any model.
@@ -67,12 +67,12 @@ def check_heads(spec: str, option: str = "--heads", words: Sequence[str] = ("all
 
 
 def heads_of(spec: str) -> list[tuple[int, int]]:
-    """The (layer, head) pairs of a spec that :func:`check_heads` has passed, each once.
+    """Returns the (layer, head) pairs of a spec that :func:`check_heads` has passed, each once.
 
     Raises:
         UserError: for a range that ends before it begins, or is longer than any layer.
     """
-    found: dict[tuple[int, int], None] = {}
+    chosen: dict[tuple[int, int], None] = {}
     for part in united(spec):
         layer, first, *last = map(int, re.findall(r"\d+", part))
         end = last[0] if last else first
@@ -82,30 +82,35 @@ def heads_of(spec: str) -> list[tuple[int, int]]:
             )
         if end - first > MAX_HEADS:
             raise UserError(f"--heads {spec!r}: {part!r} is of more heads than any layer has")
-        found |= dict.fromkeys((layer, head) for head in range(first, end + 1))
-    return list(found)
+        chosen |= dict.fromkeys((layer, head) for head in range(first, end + 1))
+    return list(chosen)
 
 
 def united(spec: str) -> list[str]:
-    """The parts that commas and ``+`` unite into one row."""
+    """Returns the parts that commas and ``+`` unite into one row."""
     return re.split(r"[,+]", re.sub(r"\s+", "", spec))
 
 
 def check_groups(groups: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
-    """``NAME=SPEC`` texts, or a mapping: names of the user's own for some heads; the heads normalised."""
+    """Parses ``NAME=SPEC`` texts, or a mapping, into named groups of heads, with normalised specs."""
     pairs = groups.items() if isinstance(groups, Mapping) else (spec.partition("=")[::2] for spec in groups)
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for name, heads in ((name.strip(), heads) for name, heads in pairs):
         if not name or not heads:
             raise UserError(f"--group {name + heads!r}: write NAME=HEADS, such as copying=0.1+2.3-5")
-        if name in found or name in ("all", EACH) or re.fullmatch(r"layer \d+", name) or HEAD.fullmatch(name):
+        if (
+            name in by_name
+            or name in ("all", EACH)
+            or re.fullmatch(r"layer \d+", name)
+            or HEAD.fullmatch(name)
+        ):
             raise UserError(f"--group {name}={heads}: there is a row of that name already; choose another")
-        found[name] = check_heads(heads, "--group", words=("all",))
-    return found
+        by_name[name] = check_heads(heads, "--group", words=("all",))
+    return by_name
 
 
 def check_components(spec: str) -> str:
-    """Components of a model, normalised: no blanks, ``+`` between them; or ``each``."""
+    """Normalises components of a model: no blanks, ``+`` between them; or ``each``."""
     if spec.strip().lower() == EACH:
         return EACH
     parts = united(spec)
@@ -120,7 +125,7 @@ def check_components(spec: str) -> str:
 def check_layers(
     layers: str | Iterable[int] | None, components: Sequence[str] = ()
 ) -> tuple[int, ...] | None:
-    """Layers such as ``0,1``; ``None`` for all.
+    """Parses layers such as ``0,1``; ``None`` for all.
 
     Raises:
         UserError: in one line; also where none of the parts of a row in ``components`` belongs to a layer.
@@ -139,7 +144,7 @@ def check_layers(
 
 
 def check_site(spec: str) -> str:
-    """A named site, with its layer or without: ``z``, ``resid_pre.1``."""
+    """Returns a named site, with its layer or without: ``z``, ``resid_pre.1``."""
     match = SITE.fullmatch(spec.strip())
     if match is None or match[1] not in SITES:
         raise UserError(f"--site {spec!r}: write one of {', '.join(SITES)}, in one layer as in z.1")
@@ -160,7 +165,7 @@ def check_draws(draws: int, option: str = "--draws") -> None:
 
 
 def check_positions(option: str, spec: str) -> tuple[int, ...]:
-    """Positions such as ``0,3`` or ``-1`` (the last), each once."""
+    """Parses positions such as ``0,3`` or ``-1`` (the last), each once."""
     parts = [part.strip() for part in spec.split(",")]
     if not all(POSITION.fullmatch(part) for part in parts):
         raise UserError(f"{option} {spec!r}: write positions counted from 0, such as 0,1, or -1 for the last")
@@ -168,7 +173,7 @@ def check_positions(option: str, spec: str) -> tuple[int, ...]:
 
 
 def check_queries(spec: str | Iterable[int]) -> str | tuple[int, ...] | None:
-    """``None`` for all, positions, or the name of a mask that the task's examples carry (``hidden``)."""
+    """Returns ``None`` for all, positions, or the name of a mask of the task's examples (``hidden``)."""
     if not isinstance(spec, str):
         return tuple(spec)
     if spec.strip().lower() == "all":
@@ -179,7 +184,7 @@ def check_queries(spec: str | Iterable[int]) -> str | tuple[int, ...] | None:
 
 
 def check_keys(spec: Any, mode: str) -> tuple[int, ...] | None:
-    """Key positions; only uniform attention is uniform *over* something."""
+    """Parses key positions; only uniform attention is uniform *over* something."""
     if spec is None:
         return None
     if mode != "uniform":
@@ -201,9 +206,9 @@ def check_seed(seed: int) -> None:
 
 def called(name: str, limits: Mapping[str, Any]) -> str:
     """Returns the name of an edit for the table: ``uniform(keys=0,1)``, ``z(source=negated; queries=hidden)``."""
-    said = [
+    parts = [
         f"{limit}={given if isinstance(given, (str, int)) else ','.join(map(str, given))}"
         for limit, given in limits.items()
         if given is not None
     ]
-    return f"{name}({'; '.join(said)})" if said else name
+    return f"{name}({'; '.join(parts)})" if parts else name

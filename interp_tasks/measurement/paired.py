@@ -16,7 +16,7 @@ DRAWS, LEVEL = 1000, 0.95
 def paired(
     metrics: Mapping[str, Any], baselines: Mapping[str, Any] | None, seed: int
 ) -> list[dict[str, Any]]:
-    """A row per metric; ``metrics`` and ``baselines`` hold per-example values or (sum, count) pairs, as a task gives.
+    """Returns a row per metric, of per-example values or (sum, count) pairs as a task gives them.
 
     The value is pooled over examples, Σsum / Σcount; ``effect`` is value − baseline, ``ratio`` value / baseline.
     Intervals: 95%, bootstrap over examples, the same resamples for both.
@@ -31,12 +31,12 @@ def paired(
         sums, counts = (np.stack(part) for part in zip(*series, strict=True))
         pooled = ratio(sums.sum(1), counts.sum(1))
         weights = resamples(seed, sums.shape[1])
-        drawn = ratio(weights @ sums.T, weights @ counts.T)
-        low, high = interval(drawn, LEVEL)
+        resampled = ratio(weights @ sums.T, weights @ counts.T)
+        low, high = interval(resampled, LEVEL)
         row: dict[str, Any] = {"metric": name, "n": sums.shape[1], "value": pooled[0]}
         row |= {"ci_low": low[0], "ci_high": high[0]}
         if baselines is not None:
-            row |= {"baseline": pooled[1]} | beside(pooled, drawn)
+            row |= {"baseline": pooled[1]} | paired_columns(pooled, resampled)
         rows.append(row if sums.shape[1] > 1 else without_intervals(row))
     return rows
 
@@ -50,18 +50,18 @@ def resamples(seed: int, examples: int, stream: int = 1) -> numpy.ndarray:
     """
     import numpy as np
 
-    drawn = np.random.default_rng([seed, stream]).multinomial(
+    counts = np.random.default_rng([seed, stream]).multinomial(
         examples, np.full(examples, 1 / examples), size=DRAWS
     )
-    return drawn.astype(float)
+    return counts.astype(float)
 
 
-def beside(pooled: numpy.ndarray, drawn: numpy.ndarray) -> dict[str, Any]:
-    """The columns that compare series 0 with series 1; ``drawn`` [draws series] are resamples."""
+def paired_columns(pooled: numpy.ndarray, resampled: numpy.ndarray) -> dict[str, Any]:
+    """Returns the columns that compare series 0 with series 1; ``resampled`` is [draws series]."""
     from circuits.statistics import interval, ratio
 
-    low, high = interval(drawn[:, :1] - drawn[:, 1:], LEVEL)
-    share_low, share_high = interval(ratio(drawn[:, :1], drawn[:, 1:]), LEVEL)
+    low, high = interval(resampled[:, :1] - resampled[:, 1:], LEVEL)
+    share_low, share_high = interval(ratio(resampled[:, :1], resampled[:, 1:]), LEVEL)
     return {
         "effect": pooled[0] - pooled[1],
         "effect_ci_low": low[0],
@@ -73,7 +73,7 @@ def beside(pooled: numpy.ndarray, drawn: numpy.ndarray) -> dict[str, Any]:
 
 
 def read(metric: Any) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """(sums, counts) of the examples, in double precision."""
+    """Returns (sums, counts) of the examples, in double precision."""
     import torch
 
     total, count = metric if isinstance(metric, tuple) else (metric, torch.ones_like(metric))
@@ -81,5 +81,5 @@ def read(metric: Any) -> tuple[numpy.ndarray, numpy.ndarray]:
 
 
 def without_intervals(row: dict[str, Any]) -> dict[str, Any]:
-    """One example says nothing of how examples differ."""
+    """Removes the intervals: one example says nothing about how examples differ."""
     return {name: float("nan") if "ci_" in name else value for name, value in row.items()}

@@ -50,7 +50,7 @@ class ProbeSettings:
 
     @classmethod
     def read(cls, *, sites: str | Sequence[str], targets: str | Sequence[str], **given: Any) -> ProbeSettings:
-        """The settings as users write them.
+        """Returns the settings as users write them.
 
         Raises:
             UserError: in one line.
@@ -94,47 +94,47 @@ class ProbeSettings:
 
 
 def read_penalties(text: str) -> tuple[float, ...]:
-    """Penalties such as ``0.1,1,10``.
+    """Parses penalties such as ``0.1,1,10``.
 
     Raises:
         UserError: for what are no numbers from 0.
     """
     try:
-        found = tuple(float(part) for part in text.split(","))
+        penalties = tuple(float(part) for part in text.split(","))
     except ValueError:
-        found = (-1.0,)
-    if not all(0 <= one < 1e300 for one in found):
+        penalties = (-1.0,)
+    if not all(0 <= one < 1e300 for one in penalties):
         raise UserError(
             f"--ridge {text}: write a penalty from 0, or several to choose from, such as 0.1,1,10"
         )
-    return found
+    return penalties
 
 
-def probed(subject: Subject, asked: ProbeSettings) -> pandas.DataFrame:
-    """The table of ``circuits.probe`` of one checkpoint."""
+def probed(subject: Subject, settings: ProbeSettings) -> pandas.DataFrame:
+    """Returns the table of ``circuits.probe`` of one checkpoint."""
     from circuits import probe as probes
 
     declared = declared_by(subject)
-    chosen = choose(subject, declared, asked.targets)
-    found = probes.linear(
+    chosen = choose(subject, declared, settings.targets)
+    result = probes.linear(
         subject.model,
         subject.tokens,
         {name: target.values for name, target in chosen.items()},
-        asked.sites,
+        settings.sites,
         kind={name: target.kind for name, target in chosen.items()},
-        heads=asked.heads,
-        positions=declared.positions if asked.positions is None else asked.positions,
-        per_position=asked.each_position,
+        heads=settings.heads,
+        positions=declared.positions if settings.positions is None else settings.positions,
+        per_position=settings.each_position,
         splits=declared.splits,
-        test=asked.held_out,
-        intercept=asked.intercept,
-        ridge=asked.ridge,
-        folds=asked.folds,
-        untrained=untrained(subject) if asked.untrained else None,
-        shuffles=asked.shuffles,
+        test=settings.held_out,
+        intercept=settings.intercept,
+        ridge=settings.ridge,
+        folds=settings.folds,
+        untrained=untrained(subject) if settings.untrained else None,
+        shuffles=settings.shuffles,
         seed=subject.seed,
     )
-    return found.frame
+    return result.frame
 
 
 def declared_by(subject: Subject) -> ProbeTargets:
@@ -151,7 +151,7 @@ def declared_by(subject: Subject) -> ProbeTargets:
 
 
 def choose(subject: Subject, declared: ProbeTargets, names: Sequence[str]) -> dict[str, ProbeTarget]:
-    """The targets that are asked for, in that order; of none, all."""
+    """Returns the chosen targets, in the given order; all where none are named."""
     for name in names:
         if name not in declared.targets:
             assert subject.task is not None

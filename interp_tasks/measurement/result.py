@@ -60,14 +60,14 @@ class Result:
         return cls(**{**vars(result), **more})
 
     def records(self) -> list[dict[str, Any]]:
-        """The rows as JSON values: what was not measured is ``None``, never NaN."""
+        """Returns the rows as JSON values; a missing value is ``None``, never NaN."""
         return [
             {str(name): json_value(value) for name, value in row.items()}
             for row in self.frame.to_dict("records")
         ]
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """A list of records; also written to ``path`` if given."""
+        """Returns a list of records; also written to ``path`` if given."""
         rows = (json.dumps(record, allow_nan=False, ensure_ascii=False) for record in self.records())
         text = "[\n" + ",\n".join(rows) + "\n]\n"
         if path is not None:
@@ -75,14 +75,14 @@ class Result:
         return text
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """Comma-separated values with a header; also written to ``path`` if given."""
+        """Returns comma-separated values with a header; also writes them to ``path`` if given."""
         text: str = self.frame.to_csv(index=False, lineterminator="\n")
         if path is not None:
             write_atomically(Path(path), text)
         return text
 
     def to_parquet(self, path: str | Path) -> Path:
-        """Parquet; the stamp is in the file's metadata under the key ``interp-tasks``."""
+        """Writes parquet; the stamp is in the file's metadata under the key ``interp-tasks``."""
         return write_atomically(Path(path), self.parquet())
 
     def parquet(self) -> bytes:
@@ -106,7 +106,7 @@ class Result:
         }
 
     def write(self, folder: str | Path, *, page: bool = False) -> list[Path]:
-        """``NAME.parquet``, ``.csv``, ``.json``, ``NAME.config.json`` (the stamp) in a folder; ``NAME.html`` if asked.
+        """Writes ``NAME.parquet``, ``.csv``, ``.json``, ``NAME.config.json`` (the stamp), and ``NAME.html`` if asked.
 
         They replace those of an earlier call together, or none of them. A page that an earlier call wrote there
         and this one does not is removed: the files of a folder are of one result.
@@ -131,13 +131,13 @@ class Result:
         return spread(self.frame)
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """Every value beside its baseline, a panel per metric; of the experiment ``heads`` a map of effects as well."""
+        """Draws every value beside its baseline, a panel per metric; for ``heads``, also a map of effects."""
         from interp_tasks.measurement.figure import figure
 
         return self.titled(figure(self.frame), self.heading())
 
     def titled(self, figure: plotly.graph_objects.Figure, title: str) -> plotly.graph_objects.Figure:
-        """A figure that says what it shows, and how to read it; a page says that beside it instead."""
+        """Returns a figure with a title and caption in it; a page has these beside the figure instead."""
         from circuits.plots import titled
 
         return titled(figure, title, self.caption())
@@ -151,7 +151,7 @@ class Result:
         return Page(title or self.page_title(), [*self.figures(), table], self.config, self.versions)
 
     def page_title(self) -> str:
-        """Returns the experiment, with what was done to the models where that is one thing or two."""
+        """Returns the experiment's name, with the edit of the models where there are at most two."""
         names = [name for name in dict.fromkeys(map(str, self.frame["intervention"])) if name != "none"]
         return f"{self.experiment}: {', '.join(names)}" if 0 < len(names) < 3 else self.experiment
 
@@ -182,11 +182,11 @@ class Result:
 
 
 def join(results: Sequence[Result]) -> Result:
-    """Several results of one experiment as one, rows grouped by checkpoint."""
+    """Joins several results of one experiment, with rows grouped by checkpoint."""
     import pandas
 
     frame = pandas.concat([result.frame for result in results], ignore_index=True)
-    order = {ref: place for place, ref in enumerate(dict.fromkeys(frame["ref"]))}
+    order = {ref: index for index, ref in enumerate(dict.fromkeys(frame["ref"]))}
     frame = frame.sort_values("ref", key=lambda refs: refs.map(order), kind="stable", ignore_index=True)
     notes = tuple(dict.fromkeys(note for result in results for note in result.notes))
     return Result(
@@ -199,7 +199,7 @@ def join(results: Sequence[Result]) -> Result:
 
 
 def json_value(value: Any) -> Any:
-    """A value JSON can hold: numpy scalars become Python's, NaN, infinities and gaps become ``None``."""
+    """Returns a value JSON can hold: numpy scalars become Python's, NaN, infinities and gaps become ``None``."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Runs as wholes: which are meant, what they logged, and where they drop. Knows no torch."""
+"""Reads whole runs: resolves their names, their logs and their drops. Needs no torch."""
 
 from __future__ import annotations
 
@@ -56,26 +56,26 @@ class Run:
     plateau: float | None = None
 
     def logged(self, split: str = "validation") -> tuple[str, ...]:
-        """The metrics that it logs of a split."""
+        """Returns the metrics that it logs of a split."""
         return tuple(dict.fromkeys(name for line in self.lines for name in line.get(split) or {}))
 
     def points(self, metric: str, split: str = "validation") -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Steps and finite values of a metric."""
-        found = [(line["step"], (line.get(split) or {}).get(metric)) for line in self.lines]
-        kept = [
+        """Returns steps and finite values of a metric."""
+        logged = [(line["step"], (line.get(split) or {}).get(metric)) for line in self.lines]
+        finite = [
             (step, float(value))
-            for step, value in found
+            for step, value in logged
             if isinstance(value, (int, float)) and math.isfinite(value)
         ]
-        return tuple(step for step, _ in kept), tuple(value for _, value in kept)
+        return tuple(step for step, _ in finite), tuple(value for _, value in finite)
 
     def left_out(self, metric: str, split: str = "validation") -> tuple[int, ...]:
-        """The steps at which what was logged of a metric is no finite number."""
+        """Returns the steps at which the logged value of a metric is not finite."""
         logged = {line["step"] for line in self.lines if metric in (line.get(split) or {})}
         return tuple(sorted(logged - set(self.points(metric, split)[0])))
 
     def curve(self, metric: str) -> Curve:
-        """A metric with its drop; accuracies go up, all else moves as the task's own metric does.
+        """Returns a metric with its drop; accuracies go up, all else moves as the task's own metric does.
 
         Raises:
             UserError: if the run does not log it, or has logged nothing of it.
@@ -91,7 +91,7 @@ class Run:
         return Curve(metric, steps, values, detect_drop(steps, values, "down" if falls else "up", theory))
 
     def own_metrics(self) -> tuple[str, ...]:
-        """The task's drop metric and, of a mixture, that of each part."""
+        """Returns the task's drop metric and, of a mixture, that of each part."""
         return tuple(
             name
             for name in self.logged()
@@ -113,7 +113,7 @@ class Run:
 
 
 def find_runs(given: str | Sequence[str]) -> dict[str, Path]:
-    """Folders, globs and ``zoo:`` names as runs: name -> folder, in order, each once.
+    """Finds the runs of folders, globs and ``zoo:`` names: name -> folder, in order, each once.
 
     Raises:
         UserError: for none, for a checkpoint, for what does not exist, for a folder without ``run.json``.
@@ -145,14 +145,14 @@ def with_logs(name: str) -> Iterator[tuple[str, Path]]:
     if name.startswith(ZOO):
         yield from ((run, find_run(run)) for run in shipped(name))
         return
-    for found in resolve(f"{name}@last"):
-        if found.run_path is None or found.run_name is None:
+    for checkpoint in resolve(f"{name}@last"):
+        if checkpoint.run_path is None or checkpoint.run_name is None:
             raise UserError(f"{name!r} is a checkpoint: name its run")
-        yield found.run_name, found.run_path
+        yield checkpoint.run_name, checkpoint.run_path
 
 
 def read_runs(given: str | Sequence[str]) -> list[Run]:
-    """The runs named, with their logs.
+    """Returns the runs named, with their logs.
 
     Raises:
         UserError: see :func:`find_runs`; for a run that declares no drop metric.
@@ -193,19 +193,19 @@ def read_one(name: str, path: Path) -> Run:
 
 
 def examples(described: Mapping[str, Any]) -> int | None:
-    """Examples of the validation sample, of a mixture of one of its kinds."""
-    found = described.get("validation_examples")
-    numbers = list(found.values()) if isinstance(found, dict) else []
+    """Returns examples of the validation sample, of a mixture of one of its kinds."""
+    count = described.get("validation_examples")
+    numbers = list(count.values()) if isinstance(count, dict) else []
     return max(numbers) if numbers and all(type(number) is int for number in numbers) else None
 
 
 def whole(value: Any) -> int | None:
-    """A number that a column of whole numbers can hold, ``None`` for all else."""
+    """Returns a number that a column of whole numbers can hold, ``None`` for all else."""
     return value if type(value) is int and abs(value) < 2**63 else None
 
 
 def setting(config: Mapping[str, Any], key: str) -> Any:
-    """A setting of a config by its dotted key, ``model.d_model``; ``None`` where there is none."""
+    """Returns a setting of a config by its dotted key, ``model.d_model``; ``None`` where there is none."""
     value: Any = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -213,24 +213,24 @@ def setting(config: Mapping[str, Any], key: str) -> Any:
 
 
 def family(name: str) -> str | None:
-    """``RUN/seed-*`` for ``RUN/seed-3``; ``None`` for other names."""
+    """Returns ``RUN/seed-*`` for ``RUN/seed-3``; ``None`` for other names."""
     match = re.fullmatch(r"(.*[/:])seed-\d+", name)
     return f"{match[1]}seed-*" if match else None
 
 
 def named(run: Run, kind: str, split: str = "validation") -> list[str]:
-    """The logged metrics ``accuracy`` (or ``loss``), ``accuracy_q``, ..., of several answers the mean first."""
+    """Returns the logged metrics ``accuracy`` (or ``loss``), ``accuracy_q``, ..., of several answers the mean first."""
     return [name for name in run.logged(split) if name == kind or name.startswith(f"{kind}_")]
 
 
 def modulus(name: str) -> int | None:
-    """11 for ``accuracy_11``."""
+    """Returns 11 for ``accuracy_11``."""
     number = name.rpartition("_")[2]
     return int(number) if number.isdecimal() else None
 
 
 def shared_folder(names: Sequence[str]) -> str:
-    """The folder that all names lie in; of paths and ``zoo:`` names alike."""
+    """Returns the folder that all names lie in; of paths and ``zoo:`` names alike."""
     shared: list[str] = []
     for level in zip(*(name.split("/")[:-1] for name in names), strict=False):
         if len(set(level)) > 1:
@@ -240,18 +240,18 @@ def shared_folder(names: Sequence[str]) -> str:
 
 
 def measures(curve: Curve) -> dict[str, float]:
-    """The quantities of one curve; what it lacks is NaN."""
+    """Returns the quantities of one curve, NaN where it has none."""
     drop = curve.drop
-    found = dict.fromkeys(QUANTITIES, math.nan) | {
+    values = dict.fromkeys(QUANTITIES, math.nan) | {
         "drop": float(drop is not None),
         "final": final_level(curve.values),
     }
     if drop is not None:
-        found |= {
+        values |= {
             name: float(getattr(drop, name)) for name in ("onset", "crossing", "end", "plateau", "final")
         }
-        found |= {"length": float(drop.end - drop.onset), "sharpness": drop.sharpness}
-    return found
+        values |= {"length": float(drop.end - drop.onset), "sharpness": drop.sharpness}
+    return values
 
 
 def plateau_levels(run: Run) -> Mapping[str, float]:

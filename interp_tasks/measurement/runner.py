@@ -42,7 +42,7 @@ def measure(
     config: Mapping[str, Any],
     notes: Sequence[str] = (),
 ) -> Result:
-    """Look at one checkpoint after the other, all on the same examples; ``config`` is what is recorded beside them."""
+    """Measures one checkpoint after the other on the same examples; ``config`` is recorded with the rows."""
     examples, device = Examples.of(options), options.get("device", "cpu")
     refs = resolve_refs(refs, examples)
 
@@ -50,15 +50,15 @@ def measure(
 
     frames: list[pandas.DataFrame] = []
     done: list[dict[str, Any]] = []
-    own: dict[str, None] = {}
+    own_notes: dict[str, None] = {}
     for subject in subjects(refs, examples, device, options.get("progress")):
         if subject.task is not None:
-            own.setdefault(subject.task.drop_metric.name)
-        found = look(subject)
-        frames.append(found.frame.assign(experiment=experiment, n_runs=1, **subject.labels))
-        same = [group for group in done if group["interventions"] == found.interventions]
+            own_notes.setdefault(subject.task.drop_metric.name)
+        measured = look(subject)
+        frames.append(measured.frame.assign(experiment=experiment, n_runs=1, **subject.labels))
+        same = [group for group in done if group["interventions"] == measured.interventions]
         if not same:
-            same = [{"refs": [], "interventions": found.interventions}]
+            same = [{"refs": [], "interventions": measured.interventions}]
             done += same
         same[0]["refs"].append(subject.labels["ref"])
     recorded = {
@@ -67,7 +67,7 @@ def measure(
         **config,
         **examples.describe(),
         "device": device,
-        "metrics of the tasks": list(own),
+        "metrics of the tasks": list(own_notes),
         "done": done,
     }
     table = pandas.concat(frames, ignore_index=True)
@@ -87,7 +87,7 @@ def swept(
     batch: Any = None,
     ratios: bool = False,
 ) -> Measured:
-    """A sweep over variants of one checkpoint, judged by its task's metrics.
+    """Returns a sweep over variants of one checkpoint, judged by its task's metrics.
 
     Args:
         names: what the table calls the interventions, or each variant's.
@@ -114,7 +114,7 @@ def swept(
 
 
 def with_ratios(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """After each row one whose value is that row's in multiples of its baseline, which is 1; not tested again."""
+    """Adds below each row its value in multiples of the baseline, which is then 1; it is not tested again."""
     import pandas
 
     low, high = frame["ratio_ci_low"], frame["ratio_ci_high"]

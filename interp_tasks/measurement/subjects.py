@@ -79,7 +79,7 @@ class Examples:
         return cls(**{field.name: given[field.name] for field in fields(cls) if field.name in given})
 
     def check(self) -> None:
-        """Everything that can be refused without importing torch.
+        """Refuses whatever can be refused without importing torch.
 
         Raises:
             UserError: in one line.
@@ -138,14 +138,14 @@ class Subject:
 
 @dataclass(frozen=True)
 class Named:
-    """A checkpoint to load, and what its rows are called."""
+    """A checkpoint to load, and the label of its rows."""
 
     label: str
     resolved: ResolvedCheckpoint
 
 
 class References(list[str]):
-    """REFs as they were written, which know what they name: passed on, they are not resolved again.
+    """REFs as written, with the checkpoints they resolve to, so that they are resolved only once.
 
     Attributes:
         written: the REFs that were resolved; a list that was changed since is resolved again.
@@ -159,12 +159,12 @@ class References(list[str]):
 
 
 def check_refs(refs: str | Sequence[str], examples: Examples) -> list[Named]:
-    """Every checkpoint the REFs name, without loading one, once the examples can be; see :func:`resolve_refs`."""
+    """Returns every checkpoint that the REFs name, unloaded, once the examples are valid; see :func:`resolve_refs`."""
     return list(resolve_refs(refs, examples).named)
 
 
 def resolve_refs(refs: str | Sequence[str], examples: Examples) -> References:
-    """REFs with every checkpoint that they name, none of them loaded; what is resolved already stays as it is.
+    """Resolves REFs to every checkpoint that they name, unloaded; a resolved one is kept as it is.
 
     Rows are labelled with the REF as it was written where that names one checkpoint (``RUN@pre`` says more
     than the step it stands for, which has a column of its own), else with the REF of exactly this checkpoint.
@@ -181,9 +181,11 @@ def resolve_refs(refs: str | Sequence[str], examples: Examples) -> References:
         raise UserError("no checkpoint: give --ckpt REF, such as zoo:matrix-completion-7x7@post or RUN@last")
     named: dict[Path, Named] = {}
     for ref in given:
-        found = resolve(ref)
-        for checkpoint in found:
-            named.setdefault(checkpoint.path, Named(ref if len(found) == 1 else checkpoint.ref, checkpoint))
+        resolved = resolve(ref)
+        for checkpoint in resolved:
+            named.setdefault(
+                checkpoint.path, Named(ref if len(resolved) == 1 else checkpoint.ref, checkpoint)
+            )
     if examples.task is None and examples.tokens is None:
         for each in named.values():
             if read_meta(each.resolved.path)["task"] is None:
@@ -221,9 +223,9 @@ def subjects(
             check_tokens_fit(own_tokens, checkpoint)
             yield Subject(checkpoint, None, None, own_tokens.to(device), {**labels, "split": None})
             continue
-        whole = own_task or checkpoint.require_task()
-        whole.check_model(checkpoint.model)
-        for part, task in (whole.parts() or {"": whole}).items():
+        checkpoint_task = own_task or checkpoint.require_task()
+        checkpoint_task.check_model(checkpoint.model)
+        for part, task in (checkpoint_task.parts() or {"": checkpoint_task}).items():
             if task not in batches:
                 batches[task] = sample(task, examples).to(device)
             batch = batches[task]
@@ -247,7 +249,7 @@ def read_task(examples: Examples) -> Task | None:
 
 
 def read_tokens(tokens: Any, samples: int | None) -> Tensor | None:
-    """Tokens ``[batch pos]`` from an array, a tensor or an ``.npy`` file; the first ``samples`` rows."""
+    """Returns the first ``samples`` rows of tokens ``[batch pos]`` from an array, a tensor or an ``.npy`` file."""
     if tokens is None:
         return None
     import numpy
@@ -301,7 +303,7 @@ def devices() -> list[str]:
 
 
 def by_run(named: Sequence[Named]) -> dict[str, list[Named]]:
-    """Returns the checkpoints of each run by ascending step; one in no run is a run of its own."""
+    """Returns the checkpoints of each run by ascending step; one outside any run counts as a run."""
     runs: dict[str, list[Named]] = {}
     for one in named:
         runs.setdefault(str(one.resolved.run_path or one.resolved.path), []).append(one)

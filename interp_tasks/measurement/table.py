@@ -50,7 +50,7 @@ WHOLE = ("step", "seed", "draw", "layer", "head", "position", "n", "n_runs")
 
 
 def tidy(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Exactly ``COLUMNS``, in order, each with one type; a column nobody filled is empty."""
+    """Returns exactly ``COLUMNS``, in order, each with one type; a column that nobody filled is empty."""
     frame = frame.reindex(columns=list(COLUMNS))
     return frame.astype(dict.fromkeys(WHOLE, "Int64"))
 
@@ -60,14 +60,14 @@ def value_text(row: Mapping[str, Any]) -> str:
 
 
 def effect_text(row: Mapping[str, Any]) -> str:
-    """The effect with its interval; an edit that fired and changed nothing says so."""
+    """Returns the effect with its interval; an edit that fired and changed nothing says so."""
     if row["null_effect"] is True:
         return "0, no example changed"
     return with_interval(signed(row["effect"]), row["effect_ci_low"], row["effect_ci_high"])
 
 
 def read_p(row: Mapping[str, Any]) -> float | None:
-    """The p-value to read in a table of many rows: the adjusted one, where there is one."""
+    """Returns the p-value to read in a table of many rows: the adjusted one, where there is one."""
     adjusted = row["p_adjusted"]
     if adjusted is None or math.isnan(adjusted):
         return row["p_value"]
@@ -79,31 +79,31 @@ def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
 
     Empty where nothing was drawn.
     """
-    drawn = frame[frame["draw"].notna()]
-    values = drawn.groupby(["ref", "intervention", "variant", "metric"], sort=False)["value"]
+    draws = frame[frame["draw"].notna()]
+    values = draws.groupby(["ref", "intervention", "variant", "metric"], sort=False)["value"]
     return values.agg(draws="count", sd="std", smallest="min", largest="max").reset_index()
 
 
 def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns the rows that people see: of several draws the row that pools them, with their spread beside it."""
+    """Returns the rows that people see; several draws become one row with their mean and spread."""
     view = view_of(frame)
     if view is not None:
         rows: pandas.DataFrame = view.view_rows(frame)
         return rows
-    found = spread(frame)
-    if found.empty:
+    table = spread(frame)
+    if table.empty:
         return frame
-    return frame[frame["draw"].isna()].merge(found, how="left")
+    return frame[frame["draw"].isna()].merge(table, how="left")
 
 
 def own_metrics(config: Mapping[str, Any]) -> list[str]:
-    """The metrics that the tasks of a result call their own, each once."""
+    """Returns the metrics that the tasks of a result call their own, each once."""
     parts = config.get("parts", [config])
     return list(dict.fromkeys(name for part in parts for name in part.get("metrics of the tasks", ())))
 
 
 def of_metric(frame: pandas.DataFrame, metric: str | None, config: Mapping[str, Any]) -> pandas.DataFrame:
-    """The rows of one metric, whatever its targets are (``"mse_masked (source)"``) and as a ratio; ``"all"``: all rows.
+    """Returns the rows of one metric, for all its targets and as a ratio; ``"all"`` returns all rows.
 
     Args:
         metric: ``None``: the one that the task calls its own, and all rows of a table that has none of it.
@@ -166,7 +166,7 @@ def filled(key: str, text: str | Callable[[Any], str]) -> Callable[[Mapping[str,
 
 
 def view_of(frame: pandas.DataFrame) -> ModuleType | None:
-    """The ``table.py`` of an experiment whose rows people see in another form: ``view_rows``, ``view_columns``."""
+    """Returns an experiment's module ``table`` with ``view_rows`` and ``view_columns``, where it has one."""
     experiments = set(frame["experiment"])
     known = EXPERIMENTS.get(experiments.pop()) if len(experiments) == 1 else None
     return None if known is None else known.part("table")

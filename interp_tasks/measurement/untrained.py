@@ -29,7 +29,7 @@ HELD_AS = {
 
 
 def untrained(subject: Subject, draw: int = 0) -> HookedTransformer:
-    """A model of the subject's architecture, initialised as its run was where that is known, else as its task does.
+    """Returns a model of the subject's architecture, initialised as its run was where known, else by its task.
 
     The seed is the subject's, but no run's: no checkpoint began as this model.
 
@@ -49,7 +49,7 @@ def untrained(subject: Subject, draw: int = 0) -> HookedTransformer:
     cfg = subject.model.cfg
     settings = {
         **initialisation(subject, task),
-        **{name: getattr(cfg, held) for name, held in HELD_AS.items()},
+        **{name: getattr(cfg, parameters) for name, parameters in HELD_AS.items()},
     }
     settings["norm"] = "post" if is_post_norm(subject.model) else "pre"
     if not cfg.attn_only:
@@ -60,16 +60,21 @@ def untrained(subject: Subject, draw: int = 0) -> HookedTransformer:
     except ValidationError as error:
         first = error.errors()[0]
         raise refusal(subject, task, f"{'.'.join(map(str, first['loc']))} = {first['input']!r}") from None
-    mine, its = (dict(one.named_parameters()) for one in (subject.model, model))
-    for name in {**mine, **its}:
-        shapes = [list(held[name].shape) if name in held else "no" for held in (mine, its)]
+    trained_parameters, untrained_parameters = (
+        dict(one.named_parameters()) for one in (subject.model, model)
+    )
+    for name in {**trained_parameters, **untrained_parameters}:
+        shapes = [
+            list(parameters[name].shape) if name in parameters else "no"
+            for parameters in (trained_parameters, untrained_parameters)
+        ]
         if shapes[0] != shapes[1]:
             raise refusal(subject, task, f"{shapes[0]} {name}, where the task's own has {shapes[1]}")
     return model.to(subject.tokens.device, print_details=False)
 
 
 def initialisation(subject: Subject, task: Task) -> dict[str, Any]:
-    """The settings that a model's weights do not show, from the run the checkpoint is in."""
+    """Returns the settings that a model's weights do not show, from the run the checkpoint is in."""
     from interp_tasks.checkpoints.run_files import RUN_FILE, read_run
 
     run = subject.checkpoint.path.parent.parent
@@ -79,29 +84,29 @@ def initialisation(subject: Subject, task: Task) -> dict[str, Any]:
     return dict(stored.get("model", {}))
 
 
-def refusal(subject: Subject, task: Task, what: str) -> UserError:
+def refusal(subject: Subject, task: Task, reason: str) -> UserError:
     return UserError(
-        f"{subject.labels['ref']}: task {task.name!r} builds no untrained model of its architecture ({what}); "
+        f"{subject.labels['ref']}: task {task.name!r} builds no untrained model of its architecture ({reason}); "
         "leave that control out with --no-untrained"
     )
 
 
-def both(
-    key: Key, value: float, beside: Sequence[float], more: Mapping[str, Any], own_row: bool = True
+def rows_with_untrained(
+    key: Key, value: float, baseline: Sequence[float], more: Mapping[str, Any], own_row: bool = True
 ) -> list[dict[str, Any]]:
-    """A row, and below it one of the untrained models (but not where ``own_row`` is false)."""
+    """Returns a row, and below it one of the untrained models (but not where ``own_row`` is false)."""
     import numpy as np
 
     variant, about, metric = key
     row: dict[str, Any] = {"variant": variant, "intervention": about, "metric": metric, "value": value}
     row |= {"engine": "exact", **more}
-    if not beside:
+    if not baseline:
         return [row]
-    middle = float(np.mean(beside))
+    middle = float(np.mean(baseline))
     row |= {"baseline": middle, "effect": value - middle}
     if not own_row:
         return [row]
-    low, high = np.quantile(beside, [(1 - RANGE) / 2, (1 + RANGE) / 2])
+    low, high = np.quantile(baseline, [(1 - RANGE) / 2, (1 + RANGE) / 2])
     other = {"variant": variant, "intervention": BESIDE + about, "metric": metric, "value": middle}
-    other |= {"site": row["site"], "ci_low": float(low), "ci_high": float(high), "n": len(beside)}
+    other |= {"site": row["site"], "ci_low": float(low), "ci_high": float(high), "n": len(baseline)}
     return [row, {**other, "engine": "exact"}]

@@ -1,4 +1,4 @@
-"""Data that travels in a page: deflated, and arrays on an even grid of levels whose spacing is told."""
+"""Compresses the data of a page: deflated text, and arrays quantised to evenly spaced levels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEVELS = (65534, 4094, 254)
 
 
 def deflated(content: str | bytes) -> str:
-    """Text for a script element, which the page inflates."""
+    """Returns text for a script element, which the page inflates."""
     raw = content.encode() if isinstance(content, str) else content
     return base64.b64encode(zlib.compress(raw, 6)).decode()
 
@@ -41,7 +41,7 @@ class Packed:
 
 
 def pack(values: NDArray[np.floating[Any]], budget: int | None = None) -> Packed:
-    """Numbers ``[frame row column]``, NaN among them or not, in at most ``budget`` characters where that can be.
+    """Packs numbers ``[frame row column]``, NaN included, into at most ``budget`` characters where possible.
 
     Raises:
         ValueError: for another number of axes, or infinite values.
@@ -55,8 +55,8 @@ def pack(values: NDArray[np.floating[Any]], budget: int | None = None) -> Packed
     for levels in LEVELS:
         unit = (high - low) / levels
         scaled = np.rint((values - low) / (unit or 1.0))
-        whole = np.where(np.isnan(scaled), levels + 1, scaled).astype("<u2").ravel()
-        planes = whole.view(np.uint8).reshape(-1, 2).T.tobytes()
+        codes = np.where(np.isnan(scaled), levels + 1, scaled).astype("<u2").ravel()
+        planes = codes.view(np.uint8).reshape(-1, 2).T.tobytes()
         packed = Packed(values.shape, low, unit, levels, deflated(planes))
         if budget is None or len(packed.data) <= budget:
             break

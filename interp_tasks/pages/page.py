@@ -121,7 +121,7 @@ def asset(name: str) -> str:
 
 
 def colours() -> str:
-    """The palette as CSS variables, so that plots and page cannot drift apart."""
+    """Returns the palette as CSS variables, so that plots and page cannot drift apart."""
     # Where torch is loaded: the palette is that of ``circuits``, and a command's help needs no page.
     from circuits.figures.palette import COLOURS, GRID, GROUND, INK
 

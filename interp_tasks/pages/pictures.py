@@ -1,4 +1,4 @@
-"""Pictures that say who made them, so that those of an earlier call can be told from any other file."""
+"""Marks pictures with their maker, so that those of an earlier call can be recognised and removed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEADER = len(_SIGNATURE) + 25
 
 
 def marked(picture: bytes, kind: str) -> bytes:
-    """A picture with a note of who made it: in a PNG its field Software, in an SVG a comment at the end."""
+    """Returns a picture with a note of who made it: in a PNG its field Software, in an SVG a comment at the end."""
     if kind == "svg":
         return picture + b"<!-- " + MARK + b" -->\n"
     chunk = b"tEXtSoftware\x00" + MARK
@@ -40,7 +40,7 @@ def is_marked(path: Path) -> bool:
 
 
 def left_over(folder: Path, name: str, written: Collection[Path]) -> Iterator[Path]:
-    """Pictures of ``name`` (``NAME.png``, ``NAME-2.png``, ...) that an earlier call left in a folder."""
+    """Returns pictures ``NAME.png``, ``NAME-2.png``, ... that an earlier call left in a folder."""
     of_name = re.compile(rf"{re.escape(name)}(-[0-9]+)?\.({'|'.join(PICTURES)})")
     for path in sorted(folder.glob(f"{name}*")):
         if of_name.fullmatch(path.name) and path not in written and is_marked(path):

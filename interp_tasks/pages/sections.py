@@ -34,7 +34,7 @@ def heading(title: str, identifier: str) -> str:
 
 
 def embed(data: str) -> str:
-    """Text that may stand inside a script element: nothing in it can close the element or open a comment."""
+    """Returns text that may stand inside a script element: nothing in it can close the element or open a comment."""
     return data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
@@ -114,7 +114,7 @@ class Table:
         )
 
     def shown_columns(self) -> tuple[Sequence[Column], set[str]]:
-        """The columns, and the keys of those that are set as numbers: if anything in them is one."""
+        """Returns the columns, and the keys of those that are set as numbers: if anything in them is one."""
         columns = self.columns or [Column(str(name), str(name)) for name in self.frame.columns]
         return columns, {c.key for c in columns if any(is_number(value) for value in self.frame[c.key])}
 
@@ -127,7 +127,7 @@ class Table:
         return f'<th scope="col"{kind}><button type="button">{escape(column.header)}</button></th>'
 
     def around(self, identifier: str, head: str, body: str, attributes: str = "") -> str:
-        """The table and its button, around its rows."""
+        """Returns the table and its button, around its rows."""
         caption = escape(self.caption or self.title)
         tall = " tall" if self.tall else ""
         return (
@@ -169,7 +169,7 @@ USUAL_HEIGHT = 420
 
 @dataclass(frozen=True)
 class Figure:
-    """A plotly figure, drawn in the reader's colour scheme; ``alt`` says in words what it shows.
+    """A plotly figure, drawn in the reader's colour scheme; ``alt`` describes it in words.
 
     Colours of the palette, and those left to the template, change with the scheme; others stay as they are. ``height``
     in pixels is the figure's own by default; ``width`` is the most that it takes of the page (default: all).
@@ -189,10 +189,10 @@ class Figure:
 
         # The page says the title itself.
         figure = untitled(self.figure)
-        own = self.figure.layout.height
-        height = self.height or int(own or USUAL_HEIGHT)
+        own_height = self.figure.layout.height
+        height = self.height or int(own_height or USUAL_HEIGHT)
         # Without its title a figure is lower.
-        height -= (own or 0) - (figure.layout.height or 0)
+        height -= (own_height or 0) - (figure.layout.height or 0)
         specification = json.loads(figure.to_json())
         specification.get("layout", {}).pop("template", None)
         data = embed(json.dumps(specification))

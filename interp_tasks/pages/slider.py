@@ -14,7 +14,7 @@ from interp_tasks.pages.sections import Figure, Section, Table, cell_parts, embe
 
 @dataclass(frozen=True)
 class Slider:
-    """The slider, of which a page has one: a native range, so that arrows, Home, End and Page keys move it.
+    """The slider of a page: a native range, so that arrows, Home, End and Page keys move it.
 
     Attributes:
         labels: what each step is called, such as ``"step 4,000"``.
@@ -50,7 +50,7 @@ class Slider:
 
 @dataclass(frozen=True)
 class Stepped:
-    """A figure of which some parts change with the slider.
+    """A figure with parts that change with the slider.
 
     Attributes:
         figure: drawn with the parts that ``moves`` names put in.
@@ -77,13 +77,13 @@ class Stepped:
             for path, values in self.moves.items()
         }
         moves = embed(json.dumps({"at": list(self.at), "paths": paths}, allow_nan=False))
-        drawn = self.figure.html(identifier)
+        figure_html = self.figure.html(identifier)
         if self.picks:
             picks = escape(json.dumps(list(self.picks)))
-            drawn = drawn.replace(
+            figure_html = figure_html.replace(
                 f'id="{identifier}" role="img"', f'id="{identifier}" data-picks="{picks}" role="img"'
             )
-        return f'{drawn}<script type="application/json" id="{identifier}-moves">{moves}</script>'
+        return f'{figure_html}<script type="application/json" id="{identifier}-moves">{moves}</script>'
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,6 @@ class Beside:
             f"<div>{section.html(f'{identifier}-{index}')}</div>"
             for index, section in enumerate(self.sections)
         )
-        said = f'<p class="note">{escape(self.caption)}</p>' if self.caption else ""
+        caption_html = f'<p class="note">{escape(self.caption)}</p>' if self.caption else ""
         start = f'<div class="beside" style="--narrowest:{self.narrowest}rem">'
-        return f"{heading(self.title, identifier)}\n{said}{start}{parts}</div>"
+        return f"{heading(self.title, identifier)}\n{caption_html}{start}{parts}</div>"

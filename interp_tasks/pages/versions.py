@@ -9,12 +9,12 @@ PACKAGES = ("interp-tasks", "torch", "transformer-lens", "numpy", "pandas", "plo
 
 
 def versions() -> dict[str, str]:
-    """Package -> installed version, ``python`` first."""
-    found = {"python": platform.python_version()}
+    """Returns the installed version of each package, ``python`` first."""
+    by_package = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            by_package[package] = version(package)
         except PackageNotFoundError:
             # circuits is used without transformer-lens on newer releases; its absence is the fact to record.
-            found[package] = "not installed"
-    return found
+            by_package[package] = "not installed"
+    return by_package

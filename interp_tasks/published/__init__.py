@@ -1,4 +1,4 @@
-"""Published numbers as data: what papers claim, what was measured to claim it, and the rule that decides."""
+"""Holds published numbers as data: claims of papers, how each is measured, and the rule of its verdict."""
 
 from interp_tasks.published.papers import Bounds, Claim, Paper, Row, Study, TrainingRun, papers, read_paper
 

@@ -78,7 +78,7 @@ class TrainingRun(Entry):
 
 
 def as_typed(value: Any) -> str:
-    """A setting as one types it."""
+    """Returns a setting as one types it."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(as_typed, value))
     if isinstance(value, bool) or value is None:
@@ -115,7 +115,7 @@ class Study(Entry):
     shuffled: str | None = None
 
     def controlled(self) -> tuple[Control, ...]:
-        """The controls of its claims, but where a claim says otherwise."""
+        """Returns the controls of its claims, but where a claim says otherwise."""
         if self.controls is not None:
             return self.controls
         single = bool(self.at) and "all" not in self.at
@@ -253,22 +253,22 @@ class Claim(Entry):
 
     @property
     def rule(self) -> str:
-        """The rule with what it is about, in words."""
+        """Returns the rule, with the number that it is about, in words."""
         about = self.column if self.reduce == "one" else f"{self.reduce} of {self.column}"
         if isinstance(self.per, dict):
             # Of the other row what is not the same.
             column, other = self.divisor()
             differs = {key: value for key, value in other.items() if self.where.get(key) != value}
             over = "that" if column == self.column else column
-            whole = f"{about} of {said(self.where)} / {over} of {said(differs or other)}"
-            return f"{whole} is {self.holds}"
+            ratio = f"{about} of {filter_text(self.where)} / {over} of {filter_text(differs or other)}"
+            return f"{ratio} is {self.holds}"
         if self.per is not None:
             about += {"baseline": " / baseline", "variance": " / variance of an entry"}[self.per]
-        return f"{about} of {said(self.where)} is {self.holds}"
+        return f"{about} of {filter_text(self.where)} is {self.holds}"
 
 
-def said(where: Filter) -> str:
-    """A filter in words."""
+def filter_text(where: Filter) -> str:
+    """Returns a filter in words."""
     parts = []
     for key, value in where.items():
         text = " or ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
@@ -317,20 +317,20 @@ class Paper(Entry):
         return self
 
     def runs(self, role: str, preset: str) -> list[TrainingRun]:
-        """The runs that play a role at a scale."""
+        """Returns the runs that play a role at a scale."""
         return [run for run in self.run if run.role == role and run.preset == preset]
 
 
-def unique(what: str, names: Iterable[Any]) -> None:
+def unique(noun: str, names: Iterable[Any]) -> None:
     seen = set()
     for name in names:
         if name in seen:
-            raise ValueError(f"two entries of {what} are called {name}")
+            raise ValueError(f"two entries of {noun} are called {name}")
         seen.add(name)
 
 
 def papers() -> list[str]:
-    """The papers there are, by name."""
+    """Returns the papers there are, by name."""
     folder = resources.files("interp_tasks.published")
     return sorted(
         entry.name.removesuffix(".toml").replace("_", "-")
@@ -340,7 +340,7 @@ def papers() -> list[str]:
 
 
 def read_paper(name: str) -> Paper:
-    """A paper by name.
+    """Returns a paper by name.
 
     Raises:
         UserError: if there is none of that name.
@@ -362,19 +362,19 @@ def with_recipes(entries: Sequence[Any]) -> list[Any]:
         UserError: for a recipe that is none or ships no such run, or a run that says itself what its recipe says.
     """
     recipes: dict[str, dict[str, Ordered]] = {}
-    found = []
+    runs = []
     for entry in entries:
         if isinstance(entry, Mapping) and isinstance(recipe := entry.get("recipe"), str):
             if recipe not in recipes:
                 recipes[recipe] = {run.name: run for run in ordered_runs(recipe)}
-            found.append(with_recipe(entry, recipes[recipe]))
+            runs.append(with_recipe(entry, recipes[recipe]))
         else:
-            found.append(entry)
-    return found
+            runs.append(entry)
+    return runs
 
 
 def with_recipe(entry: Mapping[str, Any], shipped: Mapping[str, Ordered]) -> dict[str, Any]:
-    """Return a run with what its recipe says of it, which ships these."""
+    """Returns a run with the settings of the recipe that ships it."""
     name, recipe = entry.get("name"), entry["recipe"]
     given = [key for key in FROM_RECIPE if key in entry]
     if given:
@@ -392,13 +392,13 @@ def with_recipe(entry: Mapping[str, Any], shipped: Mapping[str, Ordered]) -> dic
                 f"run {name}: {run.name} is no seed {seed} of {first.name}, by its recipe, {recipe}"
             )
     # A seed of 0 is the default, those of several runs are said by their names.
-    own = {"train.seed": first.seed} if seeds is None and first.seed else {}
-    settings = {**first.settings, **own}
+    seed_setting = {"train.seed": first.seed} if seeds is None and first.seed else {}
+    settings = {**first.settings, **seed_setting}
     return {**entry, "task": first.block.task, "train_preset": first.block.preset, "settings": settings}
 
 
 def parse_paper(content: Mapping[str, Any], source: str) -> Paper:
-    """A paper from the content of its file.
+    """Returns a paper from the content of its file.
 
     Raises:
         UserError: one line naming what is wrong in it.
@@ -414,6 +414,6 @@ def parse_paper(content: Mapping[str, Any], source: str) -> Paper:
         return Paper(**head, **entries)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        said = first["msg"].removeprefix("Value error, ")
-        raise UserError(f"{source}: {where + ': ' if where else ''}{said}") from None
+        location = ".".join(map(str, first["loc"]))
+        message = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{source}: {location + ': ' if location else ''}{message}") from None

@@ -22,7 +22,7 @@ def recipe_names() -> list[str]:
 
 
 def recipe_file(given: str | Path) -> Path:
-    """Return a grid file: the one given where it is there, else the recipe of that name.
+    """Returns a grid file: the given path where it exists, else the recipe of that name.
 
     Raises:
         UserError: if there is neither, naming the closest recipes.
@@ -56,7 +56,7 @@ class Ordered:
 
 
 def ordered_runs(recipe: str | Path) -> list[Ordered]:
-    """List what a recipe ships, as it stands in the file. Knows no torch.
+    """Lists the runs that a recipe ships, in the order of its file. Needs no torch.
 
     Raises:
         UserError: for a recipe that is none, ships a seed that it does not train, or two runs under one name.
@@ -66,13 +66,13 @@ def ordered_runs(recipe: str | Path) -> list[Ordered]:
 
 
 def orders_of(spec: Spec, recipe: str) -> list[Ordered]:
-    """List what a grid file ships, under the name of its recipe."""
-    found = [run for block in spec.train for run in _of_block(block, recipe)]
-    names = [run.name for run in found]
+    """Lists the runs that a grid file ships, under the name of its recipe."""
+    runs = [run for block in spec.train for run in _of_block(block, recipe)]
+    names = [run.name for run in runs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"{recipe} ships two runs as {twice}: write {{seed}} or a setting into the name")
-    return found
+    return runs
 
 
 def _of_block(block: Training, recipe: str) -> Iterator[Ordered]:

@@ -1,4 +1,4 @@
-"""The specification of a grid: models to train, runs that are there, experiments on all of them. Imports no torch."""
+"""Specifies a grid: models to train, existing runs, and experiments on all of them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Entry(BaseModel):
 
 
 def seed_numbers(given: Any) -> tuple[int, ...]:
-    """Different seeds from ``"0:4"``, ``"0,2"`` or a list."""
+    """Parses different seeds from ``"0:4"``, ``"0,2"`` or a list."""
     if isinstance(given, str):
         from interp_tasks.settings import read_seeds
 
@@ -100,7 +100,7 @@ class Training(Entry):
         return [given] if isinstance(given, Mapping) else given
 
     def combinations(self, lists: frozenset[str]) -> Iterator[dict[str, Any]]:
-        """Each combination of settings; ``lists``: keys whose value is a list itself."""
+        """Yields each combination of settings; ``lists``: keys whose value is a list itself."""
         options = {key: axis(value, key in lists) for key, value in self.settings.items()}
         for values in product(*options.values()):
             yield dict(zip(options, values, strict=True))
@@ -118,23 +118,23 @@ class Training(Entry):
         return math.prod(counts.values())
 
     def axes(self, lists: frozenset[str]) -> tuple[str, ...]:
-        """The settings that differ between combinations."""
+        """Returns the settings that differ between combinations."""
         return tuple(key for key, value in self.settings.items() if len(axis(value, key in lists)) > 1)
 
 
 def flattened(settings: Any) -> Any:
-    """``task.p = 11`` without quotes is a table in TOML, and means ``"task.p" = 11`` all the same."""
+    """Flattens sections: ``task.p = 11`` without quotes is a table in TOML, and means ``"task.p" = 11``."""
     if not isinstance(settings, Mapping):
         return settings
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in settings.items():
         is_section = key in SECTIONS and isinstance(value, Mapping)
-        found |= {f"{key}.{name}": each for name, each in value.items()} if is_section else {key: value}
-    return found
+        flat |= {f"{key}.{name}": each for name, each in value.items()} if is_section else {key: value}
+    return flat
 
 
 def checked_settings(given: Any) -> Any:
-    """Refuse what no key can be made of: dates, infinities, objects."""
+    """Refuses values that cannot be part of a key: dates, infinities, objects."""
     try:
         json.dumps(given, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -145,7 +145,7 @@ def checked_settings(given: Any) -> Any:
 
 
 def axis(value: Any, is_list: bool) -> list[Any]:
-    """The values that a setting runs through."""
+    """Returns the values that a setting runs through."""
     if not isinstance(value, list):
         return [value]
     if is_list:
@@ -207,7 +207,7 @@ KEYS = {
 
 
 def read_spec(path: str | Path) -> Spec:
-    """A grid from a TOML file.
+    """Returns a grid from a TOML file.
 
     Raises:
         UserError: in one line, naming what is wrong.
@@ -231,8 +231,8 @@ def with_base(block: Any, path: Path) -> Any:
     name = block["base"]
     if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
         raise UserError(f"{path}: base = {name!r}: name a grid file beside this one, without its .toml")
-    own = {key: value for key, value in block.items() if key != "base"}
-    fixed = [key for key in ("task", "preset") if key in own]
+    own_settings = {key: value for key, value in block.items() if key != "base"}
+    fixed = [key for key in ("task", "preset") if key in own_settings]
     if fixed:
         raise UserError(f"{path}: {fixed[0]} is that of its base, {name}: leave it out")
     file = path.parent / f"{name}.toml"
@@ -243,24 +243,24 @@ def with_base(block: Any, path: Path) -> Any:
     base = spec_of(values, str(file)).train
     if len(base) != 1:
         raise UserError(f"{path}: base = {name!r}: a base has one [[train]], that one has {len(base)}")
-    settings = flattened(own.get("set", {}))
+    settings = flattened(own_settings.get("set", {}))
     if isinstance(settings, Mapping):
         settings = {**base[0].settings, **settings}
-    return {**own, "task": base[0].task, "preset": base[0].preset, "set": settings}
+    return {**own_settings, "task": base[0].task, "preset": base[0].preset, "set": settings}
 
 
 def spec_of(values: Mapping[str, Any], name: str = "grid") -> Spec:
-    """A grid from a dict of the same shape.
+    """Returns a grid from a dict of the same shape.
 
     Raises:
         UserError: in one line, naming what is wrong.
     """
     try:
-        found = Spec(**values)
+        spec = Spec(**values)
     except ValidationError as error:
         raise UserError(f"{name}: {one_line(error, 'grid', Spec.model_fields, KEYS)}") from None
     except TypeError as error:
         raise UserError(f"{name}: {error}") from None
-    if not found.train and not found.runs:
+    if not spec.train and not spec.runs:
         raise UserError(f'{name}: no runs: write [[train]] with a task, or runs = ["zoo:..."]')
-    return found
+    return spec

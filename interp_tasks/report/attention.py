@@ -49,7 +49,7 @@ def attention_section(views: Sequence[View]) -> Section:
 
 
 def mosaic(view: View, largest: float, width: int, budget: int) -> tuple[Section, float]:
-    """The maps side by side with gaps between them, and the spacing of the levels that they are stored at."""
+    """Returns the maps side by side with gaps between them, and the spacing of the levels that they are stored at."""
     import plotly.graph_objects as go
 
     layers, heads, length, _ = view.snapshots[0].maps.shape
@@ -93,23 +93,23 @@ def mosaic(view: View, largest: float, width: int, budget: int) -> tuple[Section
 
 
 def tiled(view: View, gap: int) -> Array:
-    """``[checkpoint row column]``: all maps with ``gap`` empty rows and columns between them."""
+    """Returns ``[checkpoint row column]``: all maps with ``gap`` empty rows and columns between them."""
     import numpy as np
 
     maps = np.stack([snapshot.maps for snapshot in view.snapshots])
     padded = np.pad(maps, [(0, 0)] * 3 + [(0, gap)] * 2, constant_values=np.nan)
     checkpoints, layers, heads, side, _ = padded.shape
-    whole = padded.transpose(0, 1, 3, 2, 4).reshape(checkpoints, layers * side, heads * side)
-    return np.asarray(whole[:, :-gap, :-gap])
+    tiles = padded.transpose(0, 1, 3, 2, 4).reshape(checkpoints, layers * side, heads * side)
+    return np.asarray(tiles[:, :-gap, :-gap])
 
 
 def places(kind: str, count: int, names: Sequence[str], gap: int, of: str) -> list[str]:
-    """Returns the names of the rows or columns of the picture; those between maps have blank names of their own."""
-    found: list[str] = []
+    """Returns names of the picture's rows or columns; the gaps between maps get different blank names."""
+    labels: list[str] = []
     for index in range(count):
-        found += [f"{kind} {index}, {of} {name}" for name in names]
-        found += [" " * (1 + index * gap + place) for place in range(gap)]
-    return found[:-gap]
+        labels += [f"{kind} {index}, {of} {name}" for name in names]
+        labels += [" " * (1 + index * gap + position) for position in range(gap)]
+    return labels[:-gap]
 
 
 def position_labels(task: Task | None, length: int) -> list[str]:
@@ -122,4 +122,7 @@ def position_labels(task: Task | None, length: int) -> list[str]:
         cells: np.ndarray = np.indices(grid).reshape(len(grid), -1).T
         return ["(" + ",".join(map(str, cell)) + ")" for cell in cells]
     names = {axis.position: axis.name for axis in axes if axis.position is not None}
-    return [f"{place} ({names[place]})" if place in names else str(place) for place in range(length)]
+    return [
+        f"{position} ({names[position]})" if position in names else str(position)
+        for position in range(length)
+    ]

@@ -28,7 +28,7 @@ def stepped(
     picks: Sequence[int | float] = (),
     width: int | None = None,
 ) -> Stepped:
-    """A figure of a view; of one of two it says which run and step."""
+    """Returns a figure of a view; of one of two it says which run and step."""
     figure.update_layout(template=template("light"), height=height)
     moves = dict(moves)
     if view.beside:
@@ -43,7 +43,7 @@ def stepped(
 
 
 def rounded(values: Any, digits: int = 6) -> Any:
-    """Numbers with so many significant digits, as JSON holds them; ``None`` for NaN."""
+    """Returns numbers with so many significant digits, as JSON holds them; ``None`` for NaN."""
     import numpy as np
 
     if isinstance(values, np.ndarray):
@@ -53,7 +53,7 @@ def rounded(values: Any, digits: int = 6) -> Any:
 
 
 def step_line() -> dict[str, Any]:
-    """A vertical line at the slider's step; its place is moved."""
+    """Returns a vertical line at the slider's step; its place is moved."""
     return {
         "type": "line",
         "xref": "x",

@@ -20,7 +20,7 @@ HEIGHT, LABELLED, MAX_TOKENS = 430, 30, 2000
 
 
 def embeddings_section(views: Sequence[View]) -> Section:
-    """A plane for tokens and one for positions, of every view."""
+    """Returns a plane for tokens and one for positions, of every view."""
     parts: list[Section] = [tokens_plane(view) for view in views]
     parts += [positions_plane(view) for view in views if view.snapshots[-1].positions is not None]
     if len(parts) == len(views):
@@ -35,7 +35,7 @@ def embeddings_section(views: Sequence[View]) -> Section:
 
 
 def tokens_plane(view: View) -> Section:
-    labels, values, what = token_labels(view)
+    labels, values, noun = token_labels(view)
     tables = [snapshot.tables[0].rows[: len(labels)] for snapshot in view.snapshots]
     left_out = len(view.snapshots[0].tables[0].rows) - len(labels)
     more = f" (the first {len(labels):,})" if left_out else ""
@@ -44,13 +44,13 @@ def tokens_plane(view: View) -> Section:
         "color": values,
         "colorscale": SEQUENTIAL,
         "showscale": True,
-        "colorbar": {"title": {"text": what}, "thickness": 12, "outlinewidth": 0},
+        "colorbar": {"title": {"text": noun}, "thickness": 12, "outlinewidth": 0},
     }
-    return plane(view, tables, labels, marker, f"tokens{more}", what, "W_E")
+    return plane(view, tables, labels, marker, f"tokens{more}", noun, "W_E")
 
 
 def token_labels(view: View) -> tuple[list[str], list[float], str]:
-    """Returns for the tokens in the first table their names, their numbers, and what the numbers are."""
+    """Returns names and numbers of the tokens in the first table, and what the numbers mean."""
     table, task = view.snapshots[0].tables[0], view.task
     count = min(len(table.rows), MAX_TOKENS)
     axes = [] if task is None else [axis for axis in task.grid_axes() if axis.position is not None]
@@ -67,7 +67,7 @@ def token_labels(view: View) -> tuple[list[str], list[float], str]:
 def positions_plane(view: View) -> Section:
     tables = [snapshot.positions for snapshot in view.snapshots if snapshot.positions is not None]
     labels = position_labels(view.task, len(tables[0]))
-    columns = [last_coordinate(label, place) for place, label in enumerate(labels)]
+    columns = [last_coordinate(label, position) for position, label in enumerate(labels)]
     colours, symbols = COLOURS["light"], SYMBOLS
     marker = {
         "size": 10,
@@ -77,10 +77,10 @@ def positions_plane(view: View) -> Section:
     return plane(view, tables, labels, marker, "positions", "position", "W_pos")
 
 
-def last_coordinate(label: str, place: int) -> int:
+def last_coordinate(label: str, position: int) -> int:
     """Returns the number that a position is coloured by: its column, or itself."""
     inside = label.removeprefix("(").removesuffix(")").split(",")
-    return int(inside[-1]) if label.startswith("(") and inside[-1].isdigit() else place
+    return int(inside[-1]) if label.startswith("(") and inside[-1].isdigit() else position
 
 
 def plane(
@@ -88,7 +88,7 @@ def plane(
     tables: Sequence[Array],
     labels: Sequence[str],
     marker: dict[str, Any],
-    what: str,
+    noun: str,
     one: str,
     table: str,
 ) -> Section:
@@ -130,11 +130,11 @@ def plane(
         figure.update_layout({axis: {"title": {"text": "", "standoff": 6}}})
     top = 45 if view.beside else 15
     figure.update_layout(margin={"l": 60, "r": 15, "t": top, "b": 50}, showlegend=False)
-    alt = f"{what} on two principal components at the step of the slider"
+    alt = f"{noun} on two principal components at the step of the slider"
     return stepped(view, figure, moves, alt, HEIGHT)
 
 
 def share(points: Array, scores: Array) -> list[float]:
     """Returns the share of the variance of points that lies along each of two components."""
-    whole = float((points**2).sum())
-    return [float((scores[:, k] ** 2).sum()) / whole if whole else 0.0 for k in (0, 1)]
+    total = float((points**2).sum())
+    return [float((scores[:, k] ** 2).sum()) / total if total else 0.0 for k in (0, 1)]

@@ -33,7 +33,7 @@ STRONGEST = 0.96
 
 
 def effects_section(views: Sequence[View]) -> Section:
-    """The effect of each edit of each head on each metric, layer by head."""
+    """Returns the effect of each edit of each head on each metric, layer by head."""
     # Equal colours mean equal effects, at every step and in every view.
     metrics = dict.fromkeys(metric for view in views for metric in view.metrics)
     scales = {metric: largest_effect(views, metric) for metric in metrics}
@@ -62,19 +62,19 @@ def effect_maps(view: View, scales: Mapping[str, float], width: int) -> Section:
 
     layers, heads = view.snapshots[0].maps.shape[:2]
     metrics = view.metrics
-    whole = ROW * layers * len(metrics) + GAP * (len(metrics) - 1)
+    total_height = ROW * layers * len(metrics) + GAP * (len(metrics) - 1)
     figure = make_subplots(
         rows=len(metrics),
         cols=len(MODES),
         shared_yaxes=True,
         horizontal_spacing=0.03,
-        vertical_spacing=GAP / whole if len(metrics) > 1 else 0,
+        vertical_spacing=GAP / total_height if len(metrics) > 1 else 0,
         subplot_titles=[f"{metric}: {mode}" for metric in metrics for mode in MODES],
     )
     moves: dict[str, Any] = {}
     columns = [*map(str, range(heads)), TOGETHER]
     roomy = width / len(MODES) / len(columns) >= NARROWEST
-    for place, (metric, mode) in enumerate((metric, mode) for metric in metrics for mode in MODES):
+    for index, (metric, mode) in enumerate((metric, mode) for metric in metrics for mode in MODES):
         grids = [grid(snapshot.effects, metric, mode, layers, heads) for snapshot in view.snapshots]
         figure.add_heatmap(
             x=columns,
@@ -93,13 +93,13 @@ def effect_maps(view: View, scales: Mapping[str, float], width: int) -> Section:
             hovertemplate=f"{mode}, layer %{{y}}, head %{{x}}<br>{metric} %{{customdata[0]:.6g}}, unedited "
             "%{customdata[1]:.6g}<br>effect %{z:+.4g} [%{customdata[2]:+.4g}, %{customdata[3]:+.4g}]"
             "<br>p adj. %{customdata[4]:.3g}<extra></extra>",
-            row=place // len(MODES) + 1,
-            col=place % len(MODES) + 1,
+            row=index // len(MODES) + 1,
+            col=index % len(MODES) + 1,
         )
-        moves[f"data.{place}.z"] = [rounded(each[..., 0]) for each in grids]
-        moves[f"data.{place}.customdata"] = [rounded(each[..., 1:]) for each in grids]
+        moves[f"data.{index}.z"] = [rounded(each[..., 0]) for each in grids]
+        moves[f"data.{index}.customdata"] = [rounded(each[..., 1:]) for each in grids]
         if roomy:
-            moves[f"data.{place}.text"] = [
+            moves[f"data.{index}.text"] = [
                 [[signed(value) for value in row] for row in each[..., 0]] for each in grids
             ]
     figure.update_xaxes(type="category", showgrid=False, ticks="", title={"standoff": 2})
@@ -112,34 +112,34 @@ def effect_maps(view: View, scales: Mapping[str, float], width: int) -> Section:
     top = TOP if view.beside else TOP - 25
     figure.update_layout(margin={"l": 50, "r": 10, "t": top, "b": BOTTOM})
     alt = f"effects of {', '.join(MODES)} on {', '.join(metrics)}, layer by head, at the step of the slider"
-    return stepped(view, figure, moves, alt, top + whole + BOTTOM)
+    return stepped(view, figure, moves, alt, top + total_height + BOTTOM)
 
 
 def grid(effects: pandas.DataFrame, metric: str, mode: str, layers: int, heads: int) -> Any:
-    """``[layer head+1 (effect, value, baseline, low, high, p)]``; the last column is the layer's heads together."""
+    """Returns ``[layer head+1 (effect, value, baseline, low, high, p)]``; last, the layer's heads together."""
     import numpy as np
 
     columns = ["effect", "value", "baseline", "effect_ci_low", "effect_ci_high", "p_adjusted"]
     rows = effects[(effects["metric"] == metric) & (effects["intervention"] == mode)].set_index("variant")
-    found = np.full((layers, heads + 1, len(columns)), np.nan)
+    values = np.full((layers, heads + 1, len(columns)), np.nan)
     numbers = rows[columns].astype(float)
     for layer in range(layers):
         for head in range(heads):
-            found[layer, head] = numbers.loc[f"{layer}.{head}"]
-        found[layer, heads] = numbers.loc[f"layer {layer}"]
-    return found
+            values[layer, head] = numbers.loc[f"{layer}.{head}"]
+        values[layer, heads] = numbers.loc[f"layer {layer}"]
+    return values
 
 
 def ablation_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]]) -> Section:
-    """All heads edited at once, at every checkpoint, beside the unedited model and published numbers."""
+    """Returns all heads edited at once, at every checkpoint, beside the unedited model and published numbers."""
     parts = []
     for metric in dict.fromkeys(metric for view in views for metric in view.metrics):
-        drawn = {
+        figures = {
             view.name: [mark for mark in marks.get(view.name, ()) if mark.metric == metric] for view in views
         }
-        mine = [view for view in views if metric in view.metrics]
-        axis = common_axis(metric, mine, [mark for each in drawn.values() for mark in each])
-        parts += [ablation_curve(view, metric, drawn[view.name], axis) for view in mine]
+        metric_views = [view for view in views if metric in view.metrics]
+        axis = common_axis(metric, metric_views, [mark for each in figures.values() for mark in each])
+        parts += [ablation_curve(view, metric, figures[view.name], axis) for view in metric_views]
     stars = "Stars: the published number, in the unit of this model. " if any(marks.values()) else ""
     return Beside(
         parts,
@@ -150,7 +150,7 @@ def ablation_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]])
 
 
 def common_axis(metric: str, views: Sequence[View], marks: Sequence[Mark]) -> dict[str, Any]:
-    """One axis for all views, with room for every interval and mark."""
+    """Returns one axis for all views, with room for every interval and mark."""
     import math
 
     import pandas
@@ -197,7 +197,7 @@ def ablation_curve(view: View, metric: str, marks: Sequence[Mark], axis: Mapping
 
 
 def value_axis(metric: str, values: Sequence[int | float]) -> dict[str, Any]:
-    """Logarithmic where values span a power of ten, unless they are shares."""
+    """Returns an axis, logarithmic where values span a power of ten and are no shares."""
     from circuits.figures.style import POWERS
 
     known = [value for value in values if value == value]
@@ -208,7 +208,7 @@ def value_axis(metric: str, values: Sequence[int | float]) -> dict[str, Any]:
 
 
 def add_line(figure: Any, name: str, metric: str, rows: pandas.DataFrame, colour: str, symbol: str) -> None:
-    """A line through the checkpoints with its interval as a band, which also stands in the hover text."""
+    """Draws a line through the checkpoints, with its interval as a band and in the hover text."""
     steps, values = rows["step"].tolist(), rows["value"].tolist()
     known = "ci_low" in rows and bool(rows["ci_low"].notna().all())
     lows = rows["ci_low"].tolist() if known else values

@@ -1,4 +1,4 @@
-"""The numbers that a reader wants first, in plain words: a table of a run, or of two, and what is published."""
+"""Tabulates the main numbers of one run or two, in plain words, with the published ones."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ MULTIPLIED = "×"
 
 
 def sentences(view: View) -> list[str]:
-    """A run in a few sentences."""
-    said = [f"{view.name}: {architecture(view)}, on {task_text(view)}."]
+    """Returns a run in a few sentences."""
+    lines = [f"{view.name}: {architecture(view)}, on {task_text(view)}."]
     curve, last = view.source.curve, view.snapshots[-1]
     if curve is not None and curve.drop is not None:
-        said.append(
+        lines.append(
             f"{curve.metric} changes abruptly between steps {curve.drop.onset:,} and {curve.drop.end:,}, from "
             f"{number(curve.drop.plateau)} to {number(curve.drop.final)}."
         )
     elif curve is not None:
-        said.append(f"{curve.metric} shows no abrupt change up to step {curve.steps[-1]:,}.")
+        lines.append(f"{curve.metric} shows no abrupt change up to step {curve.steps[-1]:,}.")
     metric = view.metrics[0]
     for row in records(view.unedited()):
         if row["step"] == last.step and row["metric"] == metric and view.task is not None:
-            said.append(f"At step {last.step:,}, {metric} is {value_text(row)} on {row['n']:,} examples.")
+            lines.append(f"At step {last.step:,}, {metric} is {value_text(row)} on {row['n']:,} examples.")
     effects = last.effects[last.effects["metric"] == metric]
     together = effects[(effects["variant"] == ALL) & (effects["intervention"] == MODES[0])]
     for row in records(together):
-        said.append(
+        lines.append(
             f"There, uniform attention in all heads takes it from {number(row['baseline'])} to {value_text(row)}."
         )
     alone = effects[effects["head"].notna() & (effects["intervention"] == "zero")]
     if len(alone) > 1:
         row = alone.loc[alone["effect"].abs().idxmax()].to_dict()
         effect = with_interval(signed(row["effect"]), row["effect_ci_low"], row["effect_ci_high"])
-        said.append(
+        lines.append(
             f"Of single heads, {row['variant']} matters most: without its output {metric} moves by {effect}."
         )
-    return said
+    return lines
 
 
 def records(frame: pandas.DataFrame) -> list[Any]:
@@ -61,7 +61,7 @@ def architecture(view: View) -> str:
 
 
 def task_text(view: View) -> str:
-    """The task with the settings in which it differs from its defaults."""
+    """Returns the task with the settings in which it differs from its defaults."""
     task = view.task
     if task is None:
         return "tokens of your own"
@@ -71,12 +71,12 @@ def task_text(view: View) -> str:
         for name, value in task.model_dump(mode="json").items()
         if name in fields and value is not None and value != fields[name].default
     }
-    said = ", ".join(f"{name} {value}" for name, value in given.items())
-    return f"{task.name} ({said})" if said else task.name
+    settings = ", ".join(f"{name} {value}" for name, value in given.items())
+    return f"{task.name} ({settings})" if settings else task.name
 
 
 def headline_rows(views: Sequence[View]) -> list[dict[str, str]]:
-    """One row per quantity, one column per view."""
+    """Returns one row per quantity, with one column per view."""
     columns = [dict(quantities(view)) for view in views]
     names = dict.fromkeys(name for column in columns for name in column)
     return [
@@ -88,31 +88,31 @@ def headline_rows(views: Sequence[View]) -> list[dict[str, str]]:
 
 def quantities(view: View) -> list[tuple[str, str]]:
     source, run = view.source, view.source.run
-    found = [("task", task_text(view)), ("model", architecture(view))]
+    rows = [("task", task_text(view)), ("model", architecture(view))]
     train: Mapping[str, Any] = run.config.get("train", {}) if run is not None else {}
     if train:
         falls = train.get("schedule", "constant") != "constant"
         schedule = ("schedule", "schedule_start", "schedule_end", "schedule_floor") if falls else ()
-        told = ("optimizer", "learning_rate", *schedule, "weight_decay", "batch_size", "seed")
-        found.append(
+        keys = ("optimizer", "learning_rate", *schedule, "weight_decay", "batch_size", "seed")
+        rows.append(
             (
                 "training",
                 ", ".join(
-                    f"{key.replace('_', ' ')} {train[key]}" for key in told if train.get(key) is not None
+                    f"{key.replace('_', ' ')} {train[key]}" for key in keys if train.get(key) is not None
                 ),
             )
         )
     if run is not None and run.lines:
-        found.append(("trained for", f"{run.lines[-1]['step']:,} steps"))
+        rows.append(("trained for", f"{run.lines[-1]['step']:,} steps"))
     steps = view.steps
     span = f"{len(steps)}, steps {steps[0]:,} to {steps[-1]:,}" if len(steps) > 1 else f"1, step {steps[0]:,}"
-    found.append(("checkpoints shown", span))
+    rows.append(("checkpoints shown", span))
     curve = source.curve
     if curve is not None and curve.drop is None:
-        found.append((f"drop of {curve.metric}", "none found"))
+        rows.append((f"drop of {curve.metric}", "none found"))
     elif curve is not None and curve.drop is not None:
         drop = curve.drop
-        found += [
+        rows += [
             (
                 f"drop of {curve.metric}",
                 f"steps {drop.onset:,} to {drop.end:,}, half-way at {drop.crossing:,}",
@@ -121,18 +121,18 @@ def quantities(view: View) -> list[tuple[str, str]]:
         ]
     for row in records(view.snapshots[-1].unedited):
         if view.task is not None and row["metric"] in (*view.metrics, "accuracy"):
-            found.append((f"{row['metric']} at the last checkpoint [95% CI]", value_text(row)))
+            rows.append((f"{row['metric']} at the last checkpoint [95% CI]", value_text(row)))
     effects = view.snapshots[-1].effects
     for row in records(effects[(effects["variant"] == ALL) & (effects["metric"] == view.metrics[0])]):
-        found.append((f"the same, {row['intervention']} in all heads", value_text(row)))
-    return [(name.replace("the same", view.metrics[0]), value) for name, value in found]
+        rows.append((f"the same, {row['intervention']} in all heads", value_text(row)))
+    return [(name.replace("the same", view.metrics[0]), value) for name, value in rows]
 
 
 def headline_section(views: Sequence[View]) -> list[Section]:
     import pandas
 
     rows = headline_rows(views)
-    said = "\n".join(f"- {sentence}" for view in views for sentence in sentences(view))
+    lines = "\n".join(f"- {sentence}" for view in views for sentence in sentences(view))
     # The name of a run stands in the head of its column.
     columns = [
         Column("", "quantity"),
@@ -141,11 +141,11 @@ def headline_section(views: Sequence[View]) -> list[Section]:
     caption = "Metrics of the last checkpoint shown, on test examples; 95% bootstrap intervals over examples."
     table = Table(pandas.DataFrame(rows), "", caption, columns, name="report-at-a-glance")
     # The table of two runs needs the width of the page.
-    return [Beside([Text(said), table], narrowest=32)] if len(views) == 1 else [Text(said), table]
+    return [Beside([Text(lines), table], narrowest=32)] if len(views) == 1 else [Text(lines), table]
 
 
-def published_section(found: Mapping[str, Published]) -> list[Section]:
-    """Claims beside ours; nothing where nothing is published."""
+def published_section(published_by_view: Mapping[str, Published]) -> list[Section]:
+    """Returns tables of published claims beside ours; nothing where nothing is published."""
     import pandas
 
     rows = [
@@ -162,7 +162,7 @@ def published_section(found: Mapping[str, Published]) -> list[Section]:
             "note": outcome.reason,
             "departures": outcome.claim.departures,
         }
-        for name, published in found.items()
+        for name, published in published_by_view.items()
         for paper, outcome in published.outcomes
     ]
     if not rows:
@@ -190,7 +190,7 @@ def published_section(found: Mapping[str, Published]) -> list[Section]:
 
 
 def metrics_frame(views: Sequence[View]) -> pandas.DataFrame:
-    """Metrics of every checkpoint of every view."""
+    """Returns the metrics of every checkpoint of every view."""
     import pandas
 
     return pandas.concat([view.unedited().assign(run=view.name) for view in views], ignore_index=True)

@@ -36,7 +36,7 @@ def sections(
         published: by view, what is published on its task.
         effects: every effect of heads, of all views.
     """
-    marks = {name: list(beside.marks) for name, beside in published.items()}
+    marks = {name: list(comparison.marks) for name, comparison in published.items()}
     curves = {name: [mark for mark in each if mark.of_curve] for name, each in marks.items()}
     levels = {name: [mark for mark in each if not mark.of_curve] for name, each in marks.items()}
     return [
@@ -55,7 +55,7 @@ def sections(
 
 
 def slider(views: Sequence[View]) -> Section:
-    """A step for each checkpoint of the first view, with what stands beside it."""
+    """Returns a slider with a step for each checkpoint of the first view, and its labels."""
     leading = views[0]
     marks: dict[str, int] = {
         mark: leading.steps.index(step)
@@ -64,7 +64,7 @@ def slider(views: Sequence[View]) -> Section:
     }
     labels = []
     for index, step in enumerate(leading.steps):
-        names = [mark for mark, place in marks.items() if place == index]
+        names = [mark for mark, step_index in marks.items() if step_index == index]
         others = {
             f"step {view.steps[view.at[index]]:,}" for view in views[1:] if view.source != leading.source
         }
@@ -74,7 +74,7 @@ def slider(views: Sequence[View]) -> Section:
 
 
 def effects_table(frame: pandas.DataFrame, views: Sequence[View]) -> Section:
-    """The effects at the slider's step, of all views."""
+    """Returns the effects at the slider's step, of all views."""
     import pandas
 
     parts: list[pandas.DataFrame] = []
@@ -86,8 +86,8 @@ def effects_table(frame: pandas.DataFrame, views: Sequence[View]) -> Section:
         if key not in placed:
             shown = pandas.concat(
                 [
-                    view.snapshots[place].effects.assign(run=view.name)
-                    for view, place in zip(views, key, strict=True)
+                    view.snapshots[effects].effects.assign(run=view.name)
+                    for view, effects in zip(views, key, strict=True)
                 ]
             )
             parts.append(shown)
@@ -125,13 +125,13 @@ def metrics_table(frame: pandas.DataFrame) -> Section:
     ]
     if "ci_low" not in frame:
         return Text("No metrics: the checkpoints name no task.", "Metrics at every checkpoint")
-    kept = [name for name in COLUMNS if name in frame]
+    kept_columns = [name for name in COLUMNS if name in frame]
     return Table(
         frame,
         "Metrics at every checkpoint",
         "The unedited model.",
         columns,
         "report-metrics",
-        frame[kept],
+        frame[kept_columns],
         tall=len(frame) > 20,
     )

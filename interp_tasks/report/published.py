@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mark:
-    """A published number in the unit of our run: where it is drawn, and what is said of it.
+    """A published number in the unit of our run, with its place in a figure and its text.
 
     Attributes:
         of_curve: whether it belongs in the training curve, or else to the model with all heads edited.
@@ -41,7 +41,7 @@ class Published:
 
 
 def published_beside(view: View) -> Published:
-    """The claims that the numbers of a report decide: on the training curve, and on all heads edited at once."""
+    """Judges the claims that a report's numbers decide: on the training curve, and on all heads edited at once."""
     from interp_tasks.reproduction.verdicts import Outcome, judge
 
     run = view.source.run
@@ -80,36 +80,40 @@ def studies(task: str, run: Run) -> Iterator[tuple[Paper, Study, TrainingRun | N
         planned = [each for each in paper.run if each.task == task]
         roles = {each.role for each in planned}
         alike = {each.role: each for each in planned if is_alike(each, run.path)}
-        made: list[Any] = []
+        tables: list[Any] = []
         for study in paper.study:
-            asked = {key: value for key, value in study.settings.items() if key != "samples"}
-            edits = asked.keys() <= {"heads", "mode"} and asked.get("heads") in ("all", ["all"], None)
+            settings = {key: value for key, value in study.settings.items() if key != "samples"}
+            edits = settings.keys() <= {"heads", "mode"} and settings.get("heads") in ("all", ["all"], None)
             known = study.experiment == "curve" or (
-                study.experiment == "ablation" and edits and asked.get("mode", "uniform") in MODES
+                study.experiment == "ablation" and edits and settings.get("mode", "uniform") in MODES
             )
             # One measurement that the paper makes on several kinds of runs is one here.
-            measured = (study.experiment, study.at, asked)
-            if study.role in roles and known and measured not in made:
-                made.append(measured)
+            measured = (study.experiment, study.at, settings)
+            if study.role in roles and known and measured not in tables:
+                tables.append(measured)
                 yield paper, study, None
-            if study.role in alike and study.experiment == "generalisation" and not (asked or study.together):
+            if (
+                study.role in alike
+                and study.experiment == "generalisation"
+                and not (settings or study.together)
+            ):
                 yield paper, study, alike[study.role]
 
 
 def study_frame(view: View, study: Study) -> pandas.DataFrame | None:
-    """The rows of this report that stand for a study's table; ``None`` where there are none."""
+    """Returns the rows of this report that stand for a study's table; ``None`` where there are none."""
     import pandas
 
     from interp_tasks.experiments.curve.measure import fall, levels
     from interp_tasks.measurement.table import tidy
 
-    run, own = view.source.run, view.source.curve
+    run, curve = view.source.run, view.source.curve
     assert run is not None
     if study.experiment == "curve":
-        if own is None:
+        if curve is None:
             return None
         curves = {name: run.curve(name) for name in run.logged() if run.points(name)[1]}
-        return tidy(pandas.DataFrame([*levels(run, own, curves), *fall(run, own)]))
+        return tidy(pandas.DataFrame([*levels(run, curve, curves), *fall(run, curve)]))
     if study.experiment == "generalisation":
         return generalisation_rows(run)
     effects = view.effects()
@@ -126,10 +130,10 @@ def study_frame(view: View, study: Study) -> pandas.DataFrame | None:
 
 
 def generalisation_rows(run: Run) -> pandas.DataFrame | None:
-    """When each accuracy of a run reaches the level that the experiment reads by default."""
+    """Returns the steps at which each accuracy of a run reaches the default level."""
     import pandas
 
-    from interp_tasks.experiments.generalisation.measure import LEVEL, order_rows, reaches_of, rows_of
+    from interp_tasks.experiments.generalisation.reaches import LEVEL, order_rows, reaches_of, rows_of
     from interp_tasks.measurement.table import tidy
 
     reaches = reaches_of(run, LEVEL)
@@ -138,21 +142,22 @@ def generalisation_rows(run: Run) -> pandas.DataFrame | None:
 
 
 def marks_of(claim: Claim, paper: Paper, frame: pandas.DataFrame, view: View) -> Iterator[Mark]:
-    """Yields the marks at which a claim's published number is drawn; none for what is no level of a metric."""
-    from interp_tasks.reproduction.verdicts import divisor_of, picked
+    """Yields marks of a claim's published number; none where it is no level of a metric."""
+    from interp_tasks.reproduction.claim_numbers import row_divisor
+    from interp_tasks.reproduction.claim_rows import rows_where
 
-    rows = picked(frame, claim.where)
+    rows = rows_where(frame, claim.where)
     if claim.number is None or len(rows) != 1:
         return
     row: Any = rows.to_dict("records")[0]
-    value = claim.number * divisor_of(claim, rows.iloc[0], frame)
+    value = claim.number * row_divisor(claim, rows.iloc[0], frame)
     value += row["baseline"] if claim.column == "effect" else 0.0
     says = f"published: {claim.published}<br>{paper.name}, {claim.source}<br>in the unit of this run: {value:.4g}"
     if "ref" in claim.where:
         yield Mark(row["metric"], float(view.source.marks[claim.where["ref"]]), value, says, False)
         return
-    own = view.source.curve
-    if own is not None and row["variant"] in ("plateau", "final"):
-        middle = own.drop.crossing / 3 if own.drop is not None else own.steps[-1] / 10
-        step = float(own.steps[-1]) if row["variant"] == "final" else middle
+    curve = view.source.curve
+    if curve is not None and row["variant"] in ("plateau", "final"):
+        middle = curve.drop.crossing / 3 if curve.drop is not None else curve.steps[-1] / 10
+        step = float(curve.steps[-1]) if row["variant"] == "final" else middle
         yield Mark(row["metric"], step, value, says, True)

@@ -1,4 +1,4 @@
-"""A report: what is measured of a run, or of two, and the page that shows it."""
+"""Makes a report: measures one run or two, and shows them on a page."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ class Report:
     versions: Mapping[str, str] = field(default_factory=versions)
 
     def headlines(self) -> list[dict[str, str]]:
-        """``quantity`` and a column for each view."""
+        """Returns rows with ``quantity`` and a column for each view."""
         from interp_tasks.report.headlines import headline_rows
 
         return headline_rows(self.views)
 
     def effects(self) -> pandas.DataFrame:
-        """Every effect of heads: a row per view, checkpoint, edit, heads and metric."""
+        """Returns every effect of heads: a row per view, checkpoint, edit, heads and metric."""
         import pandas
 
         return pandas.concat([view.effects().assign(run=view.name) for view in self.views], ignore_index=True)
 
     def page(self, title: str | None = None) -> Page:
-        """One self-contained page, whose slider is at the end of the training."""
+        """Returns one self-contained page, whose slider starts at the end of the training."""
         from interp_tasks.report.page import sections
 
         names = " and ".join(dict.fromkeys(view.source.name for view in self.views))
-        found: list[Section] = sections(self.views, self.published, self.effects())
-        return Page(title or f"Report on {names}", found, self.config, self.versions)
+        page_sections: list[Section] = sections(self.views, self.published, self.effects())
+        return Page(title or f"Report on {names}", page_sections, self.config, self.versions)
 
 
 def check_report(run: str, compare: str | None, options: Options) -> list[Source]:
@@ -95,17 +95,17 @@ def report(run: str, compare: str | None = None, **options: Unpack[Options]) -> 
         before += len(source.checkpoints)
     steps = views[0].steps
     views = [replace(view, at=nearest(steps, view.steps), beside=len(views) > 1) for view in views]
-    found = {view.name: published_beside(view) for view in views}
+    published = {view.name: published_beside(view) for view in views}
     config = {"run": run, "compare": compare, **Examples.of(options).describe()}
     config |= {"device": options.get("device", "cpu"), "checkpoints": [source.refs for source in sources]}
     config["trained with"] = {
         source.name: dict(source.run.config) for source in sources if source.run is not None
     }
-    return Report(views, found, config)
+    return Report(views, published, config)
 
 
 def shifted(progress: Progress | None, before: int, total: int) -> Progress | None:
-    """Progress over the checkpoints of all runs."""
+    """Returns a callback for the progress over the checkpoints of all runs."""
     return None if progress is None else partial(_told, progress, before, total)
 
 

@@ -73,7 +73,7 @@ class View:
         return [snapshot.step for snapshot in self.snapshots]
 
     def effects(self) -> pandas.DataFrame:
-        """The rows of all checkpoints."""
+        """Returns the rows of all checkpoints."""
         import pandas
 
         return pandas.concat([snapshot.effects for snapshot in self.snapshots], ignore_index=True)
@@ -85,7 +85,7 @@ class View:
 
 
 def look(source: Source, options: Options, progress: Progress | None = None) -> list[View]:
-    """Every checkpoint of a source on the same examples: a view for the task, or one for each part of a mixture."""
+    """Measures every checkpoint of a source on the same examples; one view, or one for each part of a mixture."""
     views: dict[str, View] = {}
     examples = Examples.of(options)
     for subject in subjects(source.refs, examples, options.get("device", "cpu"), progress):
@@ -107,20 +107,20 @@ def snapshot(subject: Subject, view: View) -> Snapshot:
     if view.part:
         rows = [{**row, "metric": str(row["metric"]).removesuffix(f" ({view.part})")} for row in rows]
     effects = effects_of(subject, view, [str(row["metric"]) for row in rows])
-    held = Tables.of(subject.model)
-    positions = None if held.positions is None else held.positions[: subject.tokens.shape[1]]
+    tables = Tables.of(subject.model)
+    positions = None if tables.positions is None else tables.positions[: subject.tokens.shape[1]]
     return Snapshot(
         subject.checkpoint.step,
         pandas.DataFrame(rows or unedited_distances(effects)),
         effects,
         patterns.attention(subject.model, subject.tokens).mean.numpy(),
-        [Table("W_E", held.tokens, None)] if subject.task is None else tables_of(subject.task, held),
+        [Table("W_E", tables.tokens, None)] if subject.task is None else tables_of(subject.task, tables),
         positions,
     )
 
 
 def effects_of(subject: Subject, view: View, measured: Sequence[str]) -> pandas.DataFrame:
-    """Every edit of every choice of heads, in one sweep."""
+    """Returns every edit of every choice of heads, in one sweep."""
     from circuits import heads
 
     every = heads("all", subject.model)
@@ -139,8 +139,8 @@ def effects_of(subject: Subject, view: View, measured: Sequence[str]) -> pandas.
         )
 
         def metric(output: Any, batch: Any) -> Mapping[str, Any]:
-            found = task.metrics(output, batch)
-            return {name: found[name] for name in view.metrics}
+            metrics = task.metrics(output, batch)
+            return {name: metrics[name] for name in view.metrics}
 
     frame = swept(
         subject, variants, {name: mode for name, (mode, _) in called.items()}, metric, subject.batch
@@ -151,7 +151,7 @@ def effects_of(subject: Subject, view: View, measured: Sequence[str]) -> pandas.
 
 
 def named_metrics(task: Task, subject: Subject) -> set[str]:
-    """The metrics that a task has of an output, without its exact accuracies."""
+    """Returns the metrics that a task has of an output, without its exact accuracies."""
     import torch
 
     assert subject.batch is not None
@@ -160,10 +160,10 @@ def named_metrics(task: Task, subject: Subject) -> set[str]:
 
 
 def shown_metrics(names: Iterable[str], first: str) -> tuple[str, ...]:
-    """At most ``MAX_METRICS``: ``first`` before the others, without those of a part of another (``loss_7``)."""
+    """Returns at most ``MAX_METRICS`` metrics, ``first`` first, without those of parts of others (``loss_7``)."""
     every = list(dict.fromkeys(map(str, names)))
-    whole = [name for name in every if not any(is_part(name, of) for of in every)]
-    return tuple(sorted(whole, key=lambda name: name != first)[:MAX_METRICS])
+    wholes = [name for name in every if not any(is_part(name, of) for of in every)]
+    return tuple(sorted(wholes, key=lambda name: name != first)[:MAX_METRICS])
 
 
 def is_part(name: str, of: str) -> bool:
@@ -171,7 +171,7 @@ def is_part(name: str, of: str) -> bool:
 
 
 def unedited_distances(effects: pandas.DataFrame) -> list[dict[str, Any]]:
-    """Without a task, the unedited output's distance from itself, for the rows that lines begin at."""
+    """Returns the unedited output's distance from itself, at which lines begin where there is no task."""
     return [
         {"step": effects["step"].iloc[0], "metric": metric, "value": float(part["baseline"].iloc[0])}
         for metric, part in effects.groupby("metric", sort=False)

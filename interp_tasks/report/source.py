@@ -38,23 +38,23 @@ class Source:
 
 
 def read_source(ref: str) -> Source:
-    """The checkpoints that a run or a REF names: of a run without ``@`` all.
+    """Returns the checkpoints that a run or a REF names: of a run without ``@`` all.
 
     Raises:
         UserError: if it names none, or checkpoints of several runs; for a mangled log.
     """
     folder = Path(ref)
-    whole = folder.is_dir() if not ref.startswith(ZOO) else True
+    is_run = folder.is_dir() if not ref.startswith(ZOO) else True
     named = "@" not in ref or (folder.is_dir() and not ref.startswith(ZOO))
-    alone = whole and named and not ref.startswith(ZOO) and is_checkpoint(folder)
-    found = resolve(f"{ref}@all" if named and not alone else ref)
-    runs = list(dict.fromkeys(str(each.run_path or each.path) for each in found))
+    alone = is_run and named and not ref.startswith(ZOO) and is_checkpoint(folder)
+    resolved = resolve(f"{ref}@all" if named and not alone else ref)
+    runs = list(dict.fromkeys(str(each.run_path or each.path) for each in resolved))
     if len(runs) > 1:
         raise UserError(
             f"{ref} names {len(runs)} runs ({runs[0]} ... {runs[-1]}): a report is of one, and --compare puts "
             "another beside it"
         )
-    checkpoints = sorted(found, key=lambda each: each.step)
+    checkpoints = sorted(resolved, key=lambda each: each.step)
     path = checkpoints[0].run_path
     if path is None:
         return Source(ref, checkpoints, missing=("A checkpoint on its own: no training curve, no drop.",))

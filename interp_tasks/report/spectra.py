@@ -28,15 +28,15 @@ def spectra_section(views: Sequence[View]) -> Section:
                 parts.append(frequencies(view, index))
                 cyclic = True
     parts += [singular_values(view) for view in views]
-    said = "Singular values of the tables of embeddings, rows as they are. "
+    caption = "Singular values of the tables of embeddings, rows as they are. "
     if cyclic:
-        said += (
+        caption += (
             "Frequencies: the norm of the cosine and sine of each over the digits, all dimensions together; dashed: "
             "mean and one standard deviation of all frequencies and the constant, the published bound of key ones. "
         )
     else:
-        said += "No frequencies: the task's tokens run through no cycle. "
-    return Beside(parts, "Spectra", said + "Grey: the last checkpoint shown. Axes stay as they are.")
+        caption += "No frequencies: the task's tokens run through no cycle. "
+    return Beside(parts, "Spectra", caption + "Grey: the last checkpoint shown. Axes stay as they are.")
 
 
 def frequencies(view: View, index: int) -> Section:
@@ -44,9 +44,9 @@ def frequencies(view: View, index: int) -> Section:
     import plotly.graph_objects as go
 
     tables = [snapshot.tables[index] for snapshot in view.snapshots]
-    found = [fourier_norms(table.rows) for table in tables]
-    norms = np.stack([each for each, _ in found])
-    bounds = [rounded(bound) for _, bound in found]
+    spectra = [fourier_norms(table.rows) for table in tables]
+    norms = np.stack([each for each, _ in spectra])
+    bounds = [rounded(bound) for _, bound in spectra]
     count = norms.shape[1]
     x = list(range(1, count + 1))
     figure = go.Figure()
@@ -85,7 +85,7 @@ def frequencies(view: View, index: int) -> Section:
 
 
 def fourier_norms(rows: Array) -> tuple[Array, float]:
-    """Norms of frequencies 1, 2, ..., and mean plus standard deviation of those from 0 on (Nanda et al. 2023)."""
+    """Returns norms of frequencies 1, 2, ..., and mean + s.d. of those from 0 on (Nanda et al. 2023)."""
     import numpy as np
 
     from circuits.fourier import spectrum
@@ -101,16 +101,19 @@ def singular_values(view: View) -> Section:
     from interp_tasks.experiments.weights.singular_vectors import Singular
 
     figure, moves = go.Figure(), {}
-    held: dict[str, list[Array]] = {
+    values_of_table: dict[str, list[Array]] = {
         table.label: [snapshot.tables[index].rows for snapshot in view.snapshots]
         for index, table in enumerate(view.snapshots[0].tables)
     }
     positions = [snapshot.positions for snapshot in view.snapshots if snapshot.positions is not None]
     if positions:
-        held["W_pos"] = positions
-    sizes = {name: np.stack([Singular.of(rows).values for rows in tables]) for name, tables in held.items()}
+        values_of_table["W_pos"] = positions
+    sizes = {
+        name: np.stack([Singular.of(rows).values for rows in tables])
+        for name, tables in values_of_table.items()
+    }
     largest = max(float(each.max()) for each in sizes.values()) or 1.0
-    place = 0
+    trace_index = 0
     for index, (name, values) in enumerate(sizes.items()):
         # A logarithmic axis has no place for 0.
         shown = np.where(values > ROUNDING * largest, values, np.nan)
@@ -134,8 +137,8 @@ def singular_values(view: View) -> Section:
             marker={"size": 5, "symbol": ["circle", "diamond", "square"][index % 3]},
             hovertemplate=f"{name}, value %{{x}}: %{{y:.6g}}<extra></extra>",
         )
-        moves[f"data.{place + 1}.y"] = [rounded(each) for each in shown]
-        place += 2
+        moves[f"data.{trace_index + 1}.y"] = [rounded(each) for each in shown]
+        trace_index += 2
     known = np.concatenate([each[each > ROUNDING * largest] for each in sizes.values()])
     ends = np.log10([float(known.min()), float(known.max())]) if known.size else np.zeros(2)
     figure.update_xaxes(title_text="rank of the singular value")
@@ -148,7 +151,7 @@ def singular_values(view: View) -> Section:
     return finish(view, figure, moves, f"singular values of {', '.join(sizes)}")
 
 
-def finish(view: View, figure: Any, moves: dict[str, Any], what: str) -> Section:
+def finish(view: View, figure: Any, moves: dict[str, Any], noun: str) -> Section:
     top = 80 if view.beside else 45
     figure.update_layout(margin={"l": 60, "r": 15, "t": top, "b": 45}, legend={"y": 1.02}, bargap=0.25)
-    return stepped(view, figure, moves, f"{what} at the step of the slider", HEIGHT)
+    return stepped(view, figure, moves, f"{noun} at the step of the slider", HEIGHT)

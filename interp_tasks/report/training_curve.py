@@ -24,19 +24,23 @@ PANEL, GAP, TOP, BOTTOM = 250, 30, 40, 50
 
 
 def training_section(views: Sequence[View], marks: Mapping[str, Sequence[Mark]]) -> Section:
-    """Curves of all views in one figure; those without a log are named."""
+    """Returns curves of all views in one figure; views without a log are named."""
     logged = [view for view in views if view.source.run is not None and view.source.curve is not None]
     several = len(views) > 1
-    missing = [f"{view.name}: {said}" if several else said for view in views for said in view.source.missing]
+    missing = [
+        f"{view.name}: {caption}" if several else caption for view in views for caption in view.source.missing
+    ]
     if not logged:
         return Text("\n\n".join(missing), TITLE)
-    said = "Validation: solid; the batch just trained on: faint. Shaded: from onset to end of the detected drop. "
+    caption = "Validation: solid; the batch just trained on: faint. Shaded: from onset to end of the detected drop. "
     if any(plateau_levels(view.source.run) for view in logged if view.source.run is not None):
-        said += "Dotted: the plateau by theory. "
+        caption += "Dotted: the plateau by theory. "
     if any(marks.values()):
-        said += "Stars: published numbers, in the unit of this run. "
-    said += "The line is the slider's checkpoint, triangles are the stored ones: a click goes to the nearest."
-    return Beside([training_curve(logged, marks, views[0])], TITLE, " ".join([said, *missing]))
+        caption += "Stars: published numbers, in the unit of this run. "
+    caption += (
+        "The line is the slider's checkpoint, triangles are the stored ones: a click goes to the nearest."
+    )
+    return Beside([training_curve(logged, marks, views[0])], TITLE, " ".join([caption, *missing]))
 
 
 def training_curve(logged: Sequence[View], marks: Mapping[str, Sequence[Mark]], leading: View) -> Section:
@@ -50,24 +54,27 @@ def training_curve(logged: Sequence[View], marks: Mapping[str, Sequence[Mark]], 
         [metric for metric in metrics if "accuracy" in metric],
     ]
     panels = [panel for panel in panels if panel]
-    whole = PANEL * len(panels) + GAP * (len(panels) - 1)
+    total_height = PANEL * len(panels) + GAP * (len(panels) - 1)
     figure = make_subplots(
-        rows=len(panels), cols=1, shared_xaxes=True, vertical_spacing=GAP / whole if len(panels) > 1 else 0
+        rows=len(panels),
+        cols=1,
+        shared_xaxes=True,
+        vertical_spacing=GAP / total_height if len(panels) > 1 else 0,
     )
     for row, panel in enumerate(panels, start=1):
         extremes: list[float] = []
         for which, view in enumerate(logged):
             run = view.source.run
             assert run is not None
-            mine = [metric for metric in panel if run.points(metric)[1]]
-            for metric in mine:
+            logged_metrics = [metric for metric in panel if run.points(metric)[1]]
+            for metric in logged_metrics:
                 index = metrics.index(metric)
                 name = f"{metric}, {run.name}" if len(logged) > 1 else metric
                 extremes += add_metric(figure, run, metric, name, row, index, which, len(logged) == 1)
-            if mine:
-                add_levels(figure, run, mine, metrics, row)
+            if logged_metrics:
+                add_levels(figure, run, logged_metrics, metrics, row)
             for mark in marks.get(view.name, ()):
-                if mark.metric in mine and mark.of_curve:
+                if mark.metric in logged_metrics and mark.of_curve:
                     add_mark(figure, mark)
                     figure.data[-1].update(
                         xaxis=f"x{row if row > 1 else ''}", yaxis=f"y{row if row > 1 else ''}"
@@ -85,7 +92,7 @@ def training_curve(logged: Sequence[View], marks: Mapping[str, Sequence[Mark]], 
     top = TOP + 22 * ((len(figure.data) // 2) // 6)
     rug(figure, leading, len(panels))
     figure.update_xaxes(title_text="step", row=len(panels), col=1)
-    height = top + whole + BOTTOM
+    height = top + total_height + BOTTOM
     figure.update_layout(
         template=template("light"),
         height=height,
@@ -103,7 +110,7 @@ def training_curve(logged: Sequence[View], marks: Mapping[str, Sequence[Mark]], 
 def add_metric(
     figure: Any, run: Run, metric: str, name: str, row: int, index: int, which: int, train: bool
 ) -> list[Any]:
-    """A metric's curve, of the training batch too where ``train``; returns the ends of what is drawn."""
+    """Draws a metric's curve (with ``train``, the training batch's too); returns the extremes of the drawn values."""
     colour = COLOURS["light"][index % len(COLOURS["light"])]
     steps, values = run.points(metric)
     ends = [min(values), max(values)]
@@ -136,10 +143,10 @@ def add_metric(
     return ends
 
 
-def add_levels(figure: Any, run: Run, mine: Sequence[str], metrics: Sequence[str], row: int) -> None:
+def add_levels(figure: Any, run: Run, panel_metrics: Sequence[str], metrics: Sequence[str], row: int) -> None:
     last = run.lines[-1]["step"]
     for metric, level in plateau_levels(run).items():
-        if metric in mine and level > 0:
+        if metric in panel_metrics and level > 0:
             figure.add_scatter(
                 x=[0, last],
                 y=[level, level],
@@ -155,7 +162,7 @@ def add_levels(figure: Any, run: Run, mine: Sequence[str], metrics: Sequence[str
 
 
 def drop_shapes(view: View, index: int) -> list[dict[str, Any]]:
-    """The span of a run's drop."""
+    """Returns the span of a run's drop."""
     curve = view.source.curve
     if curve is None or curve.drop is None:
         return []
@@ -176,7 +183,7 @@ def drop_shapes(view: View, index: int) -> list[dict[str, Any]]:
 
 
 def rug(figure: Any, view: View, row: int) -> None:
-    """A triangle at every stored step, on the axis."""
+    """Draws a triangle on the axis at every stored step."""
     axis = f"y{row + 1}"
     figure.add_scatter(
         x=view.steps,

@@ -1,4 +1,4 @@
-"""A paper's claims, on runs that are there: ``reproduce("matrix-completion")`` and ``interp-run reproduce``.
+"""Tests a paper's claims on existing runs: ``reproduce("matrix-completion")`` and ``interp-run reproduce``.
 
 Importing this package imports neither torch nor pandas; reproducing does.
 """

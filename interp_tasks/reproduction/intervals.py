@@ -1,4 +1,4 @@
-"""95% intervals over a few training runs, what they say of a bound, and Holm's correction. Knows no torch."""
+"""Computes 95% intervals over a few training runs, their p-values, and Holm's correction. Needs no torch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Interval = tuple[float, float]
 
 
 def t_share(t: float, df: int) -> float:
-    """The share of Student's t distribution below ``t``."""
+    """Returns the share of Student's t distribution below ``t``."""
     beyond = beta_share(df / (df + t * t), df / 2, 0.5) / 2
     return 1 - beyond if t > 0 else beyond
 
 
 def beta_share(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function, by its continued fraction (Lentz)."""
+    """Returns the regularised incomplete beta function, by its continued fraction (Lentz)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):
@@ -51,7 +51,7 @@ def beta_share(x: float, a: float, b: float) -> float:
 
 @cache
 def t_quantile(share: float, df: int) -> float:
-    """The number below which a share of Student's t distribution lies."""
+    """Returns the number below which a share of Student's t distribution lies."""
     if share < 0.5:
         return -t_quantile(1 - share, df)
     low, high = 0.0, 2.0
@@ -72,6 +72,12 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
+def mean_interval(several: Sequence[Interval]) -> Interval:
+    """Returns an interval of a mean of numbers however dependent they are: the mean of their ends."""
+    lows, highs = zip(*several, strict=True)
+    return sum(lows) / len(lows), sum(highs) / len(highs)
+
+
 def standard_error(values: Sequence[float]) -> float:
     """Returns the standard error of the mean of independent numbers, at least two."""
     middle = mean(values)
@@ -80,7 +86,7 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def over_runs(values: Sequence[float]) -> Interval | None:
-    """Student's t interval of a mean over runs; ``None`` for fewer than two."""
+    """Returns Student's t interval of a mean over runs; ``None`` for fewer than two."""
     if len(values) < 2:
         return None
     half = t_quantile(1 - ALPHA / 2, len(values) - 1) * standard_error(values)
@@ -88,7 +94,7 @@ def over_runs(values: Sequence[float]) -> Interval | None:
 
 
 def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> Interval | None:
-    """Fieller's interval of the ratio of two means over independent runs.
+    """Returns Fieller's interval of the ratio of two means over independent runs.
 
     The degrees of freedom are of the smaller group, which is the careful choice. ``None`` where the divisor cannot be
     told from 0 (the set is unbounded then), or a group has fewer than two runs.
@@ -98,11 +104,11 @@ def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> Interval |
         return None
     t = t_quantile(1 - ALPHA / 2, fewest - 1)
     ratio = mean(above) / mean(below)
-    mine, other = (standard_error(values) ** 2 for values in (above, below))
-    g = t * t * other / mean(below) ** 2
+    above_variance, below_variance = (standard_error(values) ** 2 for values in (above, below))
+    g = t * t * below_variance / mean(below) ** 2
     if g >= 1:
         return None
-    half = t / abs(mean(below)) * math.sqrt(mine * (1 - g) + ratio * ratio * other)
+    half = t / abs(mean(below)) * math.sqrt(above_variance * (1 - g) + ratio * ratio * below_variance)
     return (ratio - half) / (1 - g), (ratio + half) / (1 - g)
 
 
@@ -118,12 +124,12 @@ def over_bounded_runs(bounds: Sequence[Interval]) -> Interval | None:
         return None
     if len(bounds) < 2 or sum(len(pair) > 1 for pair in ends) > MAX_CORNERS:
         return None
-    found = [interval for corner in product(*ends) if (interval := over_runs(corner)) is not None]
-    return min(low for low, _ in found), max(high for _, high in found)
+    corner_intervals = [interval for corner in product(*ends) if (interval := over_runs(corner)) is not None]
+    return min(low for low, _ in corner_intervals), max(high for _, high in corner_intervals)
 
 
 def median_over_runs(bounds: Sequence[Interval]) -> Interval | None:
-    """The interval of a median from order statistics, which asks nothing of the numbers; ``None`` below six runs.
+    """Returns an interval of the median from order statistics, distribution-free; ``None`` below six runs.
 
     Of numbers that are known between bounds alone the lower ones give the lower end, the upper ones the upper.
     """
@@ -140,13 +146,13 @@ def median_over_runs(bounds: Sequence[Interval]) -> Interval | None:
 
 
 def widened(interval: Interval, value: float, looks: int) -> Interval:
-    """An interval for one of several looks that are to hold together (Bonferroni, normal)."""
+    """Returns an interval for one of several looks that are to hold together (Bonferroni, normal)."""
     factor = z_quantile(1 - ALPHA / 2 / looks) / z_quantile(1 - ALPHA / 2)
     return value - factor * (value - interval[0]), value + factor * (interval[1] - value)
 
 
 def quotient(above: Interval, below: Interval) -> Interval | None:
-    """All that one number between bounds can be of another; ``None`` where that may be 0."""
+    """Returns all that one number between bounds can be of another; ``None`` where that may be 0."""
     if below[0] <= 0 <= below[1]:
         return None
     ends = [over / under for over in above for under in below]
@@ -154,7 +160,7 @@ def quotient(above: Interval, below: Interval) -> Interval | None:
 
 
 def p_of_bound(value: float, error: float, df: int | None, bound: float) -> float:
-    """The share of the t distribution (normal: ``df`` is ``None``) beyond a bound, on its side of the number.
+    """Returns the share of the t distribution (normal: ``df`` is ``None``) beyond a bound, on its side of the number.
 
     One-sided: small where the number is well below the bound.
     """
@@ -165,10 +171,10 @@ def p_of_bound(value: float, error: float, df: int | None, bound: float) -> floa
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's corrected p-values: each as small as if it stood alone only where the smaller ones are small enough."""
+    """Returns Holm's adjusted p-values, in the given order."""
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    found, so_far = [0.0] * len(p_values), 0.0
-    for place, index in enumerate(order):
-        so_far = max(so_far, min(1.0, (len(p_values) - place) * p_values[index]))
-        found[index] = so_far
-    return found
+    adjusted, so_far = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(order):
+        so_far = max(so_far, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = so_far
+    return adjusted

@@ -1,4 +1,4 @@
-"""A reproduction for people: one page, and the lines that the terminal prints."""
+"""Makes the page of a reproduction, and the lines that the terminal prints."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import pandas
 
 
-def ours(row: Mapping[str, Any]) -> str:
-    """Our number with its interval and what it is; never a number where nothing was run."""
+def our_number(row: Mapping[str, Any]) -> str:
+    """Returns our number with its interval and a note on it; never a number where nothing was run."""
     if row["value"] is None or row["value"] != row["value"]:
         if row["ci_low"] is None or row["ci_low"] != row["ci_low"]:
             return "–"
@@ -25,15 +25,15 @@ def ours(row: Mapping[str, Any]) -> str:
     return f"{shown} {row['what']}".rstrip()
 
 
-def short(row: Mapping[str, Any]) -> str:
-    """Our number with what it is, for one line."""
+def our_number_short(row: Mapping[str, Any]) -> str:
+    """Returns our number for one line of the terminal, with what it is over."""
     if row["value"] is None or row["value"] != row["value"]:
         return "–"
     return f"{number(row['value'])} {row['what']}".rstrip()
 
 
 def summary_of(outcomes: Sequence[Mapping[Any, Any]]) -> str:
-    """Says how many claims there are, without a score: a count of verdicts would weigh a headline like a footnote.
+    """Says how many claims there are and which p-values are corrected; there is no score.
 
     Args:
         outcomes: rows of ``Reproduction.frame()``.
@@ -49,14 +49,14 @@ def summary_of(outcomes: Sequence[Mapping[Any, Any]]) -> str:
     return f"{claims} claims.{family}"
 
 
-def own(row: Mapping[str, Any]) -> str:
-    """Each run's own number."""
+def run_numbers(row: Mapping[str, Any]) -> str:
+    """Returns each run's own number."""
     shown = (each["value"] for each in row["runs"])
     return ", ".join("–" if value is None else number(value) for value in shown)
 
 
 def controls(row: Mapping[str, Any]) -> str:
-    """The number of models that should not pass."""
+    """Returns the numbers of the models that should not pass."""
     known = [(name, row[name]) for name in ("untrained", "shuffled") if row[name] == row[name]]
     return ", ".join(f"{number(value)} {name}" for name, value in known if value is not None) or "–"
 
@@ -67,7 +67,7 @@ SUMMARY = (
     Column("claim", "says", sentences=True),
     Column("published", "published", sentences=True),
     Column("condition", "run"),
-    Column("ours [95% CI]", "value", ours),
+    Column("ours [95% CI]", "value", our_number),
     Column("runs", "n_runs"),
     Column("controls", "untrained", controls),
     Column("verdict", "verdict", sentences=True),
@@ -78,8 +78,8 @@ SHOWN = (
     Column("published", "published", sentences=True),
     Column("condition", "run"),
     Column("runs", "n_runs"),
-    Column("ours [95% CI]", "value", ours),
-    Column("each run", "runs", own),
+    Column("ours [95% CI]", "value", our_number),
+    Column("each run", "runs", run_numbers),
     Column("interval", "interval", sentences=True),
     Column("controls", "untrained", controls),
     Column("p", "p"),
@@ -127,7 +127,7 @@ def page(
         sections.append(missing_table(missing, folder))
     for row in paper.row:
         if not rows or row.number in rows:
-            sections += of_row(paper, row, frame, done, f"{paper.name}-{row.number}")
+            sections += row_sections(paper, row, frame, done, f"{paper.name}-{row.number}")
     config = {
         "paper": paper.name,
         "preset": preset,
@@ -139,13 +139,13 @@ def page(
 def introduction(
     paper: Paper, preset: str, summary: str, done: Sequence[Done], missing: Sequence[Located]
 ) -> str:
-    """Returns the head of the page: what was repeated at which scale, and how our models differ."""
+    """Returns the head of the page: the paper, the scale of the runs, and how our models differ from theirs."""
     used = (each for study in done if study.result is not None for each in study.job.on)
-    there = {base for each in used for base in each.bases.values()}
+    bases = {base for each in used for base in each.bases.values()}
     departures = "\n".join(f"- {line}" for line in paper.departures)
     return (
         f"{paper.citation}, repeated at the scale {preset}. {summary}\n\n"
-        f"Measured on {len(there)} training runs; {len(missing)} more are described but "
+        f"Measured on {len(bases)} training runs; {len(missing)} more are described but "
         "not trained. Our models differ from theirs:\n\n"
         f"{departures}"
     )
@@ -178,13 +178,13 @@ def missing_table(missing: Sequence[Located], folder: str) -> Table:
     )
 
 
-def of_row(
+def row_sections(
     paper: Paper, row: Row, frame: pandas.DataFrame, studies: Sequence[Done], name: str
 ) -> list[Section]:
     """Returns an experiment of the paper: its claims with their rules, then a figure for each study and run."""
     of_experiment = frame[frame["row"] == row.number]
     lines = [
-        f"- {claim.says} ({claim.source}) Rule: {claim.rule}.{beside(claim)}"
+        f"- {claim.says} ({claim.source}) Rule: {claim.rule}.{claim_remarks(claim)}"
         for claim in paper.claim
         if claim.id in set(of_experiment["claim"])
     ]
@@ -215,38 +215,38 @@ def of_row(
 
 
 def claims_markdown(
-    paper: Paper, outcomes: Sequence[Mapping[str, Any]], told: Sequence[Row], level: int = 2
+    paper: Paper, outcomes: Sequence[Mapping[str, Any]], rows: Sequence[Row], level: int = 2
 ) -> str:
     """Returns a section for each experiment of a paper, in Markdown: its claims with their rules, a table below each.
 
     Args:
         outcomes: rows of ``Reproduction.frame()``, or of what was stored of it.
-        told: the experiments to write about; those without a claim are written about if they say why there is none.
+        rows: the experiments to write about; those without a claim are written about if they say why there is none.
         level: of the sections' headings.
     """
     lines = []
-    for row in told:
-        mine = {claim.id: claim for claim in paper.claim if claim.row == row.number}
-        by_claim = {key: [each for each in outcomes if each["claim"] == key] for key in mine}
+    for row in rows:
+        claims = {claim.id: claim for claim in paper.claim if claim.row == row.number}
+        by_claim = {key: [each for each in outcomes if each["claim"] == key] for key in claims}
         if not any(by_claim.values()) and not row.note:
             continue
         where = f" ({row.where})" if row.where else ""
         lines += [f"{'#' * level} {row.number}. {row.title}{where}", ""]
         if not any(by_claim.values()):
             lines += [row.note, ""]
-        for key, some in by_claim.items():
-            if not some:
+        for key, claim_outcomes in by_claim.items():
+            if not claim_outcomes:
                 continue
-            claim = mine[key]
+            claim = claims[key]
             lines += [
-                f"**{claim.says}** ({claim.source}) Rule: {claim.rule}.{beside(claim)}",
+                f"**{claim.says}** ({claim.source}) Rule: {claim.rule}.{claim_remarks(claim)}",
                 "",
                 "| condition | published | ours [95% CI] | runs | each run | controls | verdict |",
                 "|---|---|---|---|---|---|---|",
                 *(
-                    f"| {each['run']} | {cell(claim.published)} | {ours(each)} | {each['n_runs']} | {own(each)} "
-                    f"| {controls(each)} | {verdict(each)} |"
-                    for each in some
+                    f"| {each['run']} | {markdown_cell(claim.published)} | {our_number(each)} | {each['n_runs']} "
+                    f"| {run_numbers(each)} | {controls(each)} | {verdict(each)} |"
+                    for each in claim_outcomes
                 ),
                 "",
             ]
@@ -254,21 +254,23 @@ def claims_markdown(
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """The verdict with its reason, or what would have to be trained."""
-    said = f"**{row['verdict']}**" if row["verdict"] in ("held", "failed") else row["verdict"]
+    """Returns the verdict with its reason, or the training that it still needs."""
+    text = f"**{row['verdict']}**" if row["verdict"] in ("held", "failed") else row["verdict"]
     if row["p_holm"] == row["p_holm"]:
-        said += f" (p {number(row['p_holm'])} after Holm)"
+        text += f" (p {number(row['p_holm'])} after Holm)"
     if row["hours"] == row["hours"]:
-        return f"{said}, {row['hours']:g} h" + (f": `{cell(row['command'])}`" if row["command"] else "")
-    return f"{said}: {cell(row['reason'])}" if row["reason"] else said
+        return f"{text}, {row['hours']:g} h" + (
+            f": `{markdown_cell(row['command'])}`" if row["command"] else ""
+        )
+    return f"{text}: {markdown_cell(row['reason'])}" if row["reason"] else text
 
 
-def cell(text: str) -> str:
-    """Text that does not end a cell of a table."""
+def markdown_cell(text: str) -> str:
+    """Returns text that does not end a cell of a Markdown table."""
     return text.replace("|", "\\|")
 
 
-def beside(claim: Claim) -> str:
+def claim_remarks(claim: Claim) -> str:
     """Returns how a claim departs from the paper and why it has no control, as sentences to go on with."""
     departures = f" Departs: {claim.departures.rstrip('.')}." if claim.departures else ""
     uncontrolled = f" No control: {claim.uncontrolled.rstrip('.')}." if claim.uncontrolled else ""

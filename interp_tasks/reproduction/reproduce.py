@@ -1,4 +1,4 @@
-"""A paper repeated: its studies run, its claims decided, what is missing named."""
+"""Reproduces a paper: runs its studies, judges its claims, and lists missing runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import versions, write_atomically
 from interp_tasks.published import Claim, Paper, read_paper
 from interp_tasks.published.papers import PRESETS
+from interp_tasks.reproduction.claim_rows import Seed, Seeds, has_ending
 from interp_tasks.reproduction.intervals import ALPHA, holm
 from interp_tasks.reproduction.page import claims_markdown, page, summary_of
 from interp_tasks.reproduction.runs import Located, as_text, locate_all
 from interp_tasks.reproduction.studies import Done, Job, control_jobs, jobs_of, perform_all, untestable
-from interp_tasks.reproduction.verdicts import Outcome, Seed, Seeds, judge, named
+from interp_tasks.reproduction.verdicts import Outcome, judge
 
 if TYPE_CHECKING:
     import pandas
@@ -51,7 +52,7 @@ class Reproduction:
 
     @property
     def missing(self) -> tuple[Located, ...]:
-        """Runs that studies lack, each once, whatever roles it plays."""
+        """Runs that studies lack, each once, however many studies need it."""
         lacking = {each.run.name: each for done in self.done for each in done.job.missing}
         return tuple(lacking.values())
 
@@ -71,7 +72,7 @@ class Reproduction:
         return (*studies, *claims)
 
     def frame(self) -> pandas.DataFrame:
-        """One row per outcome."""
+        """Returns one row per outcome."""
         import pandas
 
         titles = {row.number: row.title for row in self.paper.row}
@@ -128,15 +129,15 @@ class Reproduction:
     def to_csv(self) -> str:
         frame = self.frame()
         # A cell holds one text: the runs' own numbers, in their order.
-        own = ["; ".join(f"{each['run']}: {each['value']}" for each in runs) for runs in frame["runs"]]
-        text: str = frame.assign(runs=own).to_csv(index=False, lineterminator="\n")
+        run_values = ["; ".join(f"{each['run']}: {each['value']}" for each in runs) for runs in frame["runs"]]
+        text: str = frame.assign(runs=run_values).to_csv(index=False, lineterminator="\n")
         return text
 
     def markdown(self) -> str:
-        """The claims with their rules and verdicts, experiment by experiment."""
+        """Returns the claims with their rules and verdicts, experiment by experiment."""
         outcomes: list[Any] = self.frame().to_dict("records")
-        told = [row for row in self.paper.row if not self.rows or row.number in self.rows]
-        return f"{summary_of(outcomes)}\n\n{claims_markdown(self.paper, outcomes, told)}"
+        rows = [row for row in self.paper.row if not self.rows or row.number in self.rows]
+        return f"{summary_of(outcomes)}\n\n{claims_markdown(self.paper, outcomes, rows)}"
 
     def page(self) -> Page:
         return page(
@@ -153,7 +154,7 @@ class Reproduction:
         )
 
     def write(self, folder: str | Path) -> list[Path]:
-        """``claims.csv``, ``.json`` and ``.md``, every study's tables under ``studies``, and a page, ``index.html``.
+        """Writes ``claims.csv``, ``.json`` and ``.md``, every study's tables under ``studies``, and ``index.html``.
 
         Raises:
             UserError: if the file system refuses.
@@ -166,17 +167,17 @@ class Reproduction:
         ]
         for done in self.done:
             if done.result is not None:
-                place = folder / "studies" / done.job.study.id / done.job.name
+                study_folder = folder / "studies" / done.job.study.id / done.job.name
                 if done.job.control is not None:
-                    place = place / done.job.control
-                done.result.write(place)
+                    study_folder = study_folder / done.job.control
+                done.result.write(study_folder)
         written.append(self.page().write(folder / "index.html"))
         return written
 
 
-def summary(found: Reproduction) -> str:
+def summary(reproduction: Reproduction) -> str:
     """Returns how many claims there are and which are corrected."""
-    return summary_of(found.frame().to_dict("records"))
+    return summary_of(reproduction.frame().to_dict("records"))
 
 
 COLUMNS = (
@@ -211,12 +212,12 @@ def reproduce(
     jobs = [*jobs_of(paper, located, rows), *control_jobs(paper, located, rows)]
     done: dict[int, Done] = {}
     order = {id_of(job): index for index, job in enumerate(jobs)}
-    there = [job for job in jobs if job.refs() and not untestable(job)]
-    for one in perform_all(there, processes):
+    runnable = [job for job in jobs if job.refs() and not untestable(job)]
+    for one in perform_all(runnable, processes):
         done[order[id_of(one.job)]] = one
         if progress is not None:
             on = f"{one.job.name}, {one.job.control}" if one.job.control else one.job.name
-            progress(len(done), len(there), f"{one.job.study.id} on {on}")
+            progress(len(done), len(runnable), f"{one.job.study.id} on {on}")
     for index, job in enumerate(jobs):
         done.setdefault(index, Done(job, None, untestable(job) or "not trained"))
     finished = tuple(done[index] for index in range(len(jobs)))
@@ -259,62 +260,73 @@ def about(claim: Claim, lacking: Sequence[Located]) -> bool:
     given = [each["run"] for each in filters if "run" in each]
     ends = [name for one in given for name in (one if isinstance(one, list) else [str(one)])]
     called = (each.run.name + ("/seed-0" if each.run.seeds else "") for each in lacking)
-    return any(named(name, ends) for name in called)
+    return any(has_ending(name, ends) for name in called)
 
 
 def decide(
     claim: Claim, paper: Paper, done: Sequence[Done], preset: str, folder: str, seeds: Seeds
 ) -> list[Outcome]:
-    """A claim on every condition that its study was to be done on."""
+    """Returns a claim on every condition that its study was to be done on."""
     study = next(each for each in paper.study if each.id == claim.study)
-    mine = [one for one in done if one.job.study.id == claim.study and one.job.control is None]
-    beside = [one for one in done if one.job.study.id == claim.study and one.job.control is not None]
+    study_runs = [one for one in done if one.job.study.id == claim.study and one.job.control is None]
+    control_runs = [one for one in done if one.job.study.id == claim.study and one.job.control is not None]
     conditions: dict[str, list[Done]] = {}
-    for one in mine:
+    for one in study_runs:
         conditions.setdefault(one.job.condition, []).append(one)
     if not study.together and "run" in claim.where and len(conditions) > 1:
-        conditions = {key: some for key, some in conditions.items() if about(claim, on(some))}
-    names = {key: some[0].job.on[0].run.name for key, some in conditions.items()}
-    if study.together and mine:
-        names = {"": mine[0].job.name}
+        conditions = {
+            key: condition_runs
+            for key, condition_runs in conditions.items()
+            if about(claim, runs_of(condition_runs))
+        }
+    names = {key: condition_runs[0].job.on[0].run.name for key, condition_runs in conditions.items()}
+    if study.together and study_runs:
+        names = {"": study_runs[0].job.name}
     if preset in claim.scale:
         name = next(iter(names.values()), preset)
         return [Outcome(claim, name, 0, "not testable", reason=claim.scale[preset])]
     if not conditions:
         return [Outcome(claim, preset, 0, "not run", reason=f"no run is planned at the scale {preset}")]
-    asked = claim.controlled(study)
+    controls = claim.controlled(study)
     return [
-        decide_on(claim, some, names[key], folder, seeds, controls_of(claim, asked, key, some, beside))
-        for key, some in conditions.items()
+        decide_on(
+            claim,
+            condition_runs,
+            names[key],
+            folder,
+            seeds,
+            controls_of(claim, controls, key, condition_runs, control_runs),
+        )
+        for key, condition_runs in conditions.items()
     ]
 
 
-def on(some: Sequence[Done]) -> list[Located]:
-    return [each for one in some for each in one.job.on]
+def runs_of(done: Sequence[Done]) -> list[Located]:
+    return [each for one in done for each in one.job.on]
 
 
 def decide_on(
     claim: Claim,
-    some: Sequence[Done],
+    done: Sequence[Done],
     name: str,
     folder: str,
     seeds: Seeds,
     controls: Mapping[str, pandas.DataFrame | str],
 ) -> Outcome:
-    """A claim on the runs of one condition."""
+    """Returns a claim on the runs of one condition."""
     import pandas
 
-    there = [one for one in some if one.result is not None]
-    lacking = [each for one in some for each in one.job.missing]
-    together = len(some) == 1 and some[0].job.study.together
-    if there and not (together and about(claim, lacking)):
-        frames = [one.result.frame for one in there if one.result is not None]
+    succeeded = [one for one in done if one.result is not None]
+    lacking = [each for one in done for each in one.job.missing]
+    together = len(done) == 1 and done[0].job.study.together
+    if succeeded and not (together and about(claim, lacking)):
+        frames = [one.result.frame for one in succeeded if one.result is not None]
         frame = frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
         tables = {key: table for key, table in controls.items() if not isinstance(table, str)}
         outcome = judge(claim, frame, name, seeds, tables)
         without = ", ".join(each.run.name.rpartition("/")[2] for each in lacking)
         refused = [
-            f"without {one.job.name}: {one.reason}" for one in some if one.result is None and one.job.refs()
+            f"without {one.job.name}: {one.reason}" for one in done if one.result is None and one.job.refs()
         ]
         parts = [
             outcome.reason,
@@ -323,12 +335,12 @@ def decide_on(
             *(table for table in controls.values() if isinstance(table, str)),
         ]
         return replace(outcome, reason="; ".join(filter(None, parts)))
-    crashed = [one.reason for one in some if one.crashed]
+    crashed = [one.reason for one in done if one.crashed]
     if crashed:
         return Outcome(claim, name, 0, "error", reason=crashed[0])
     if not lacking:
         # It is there, and the study cannot be done on it.
-        return Outcome(claim, name, 0, "not testable", reason=some[0].reason)
+        return Outcome(claim, name, 0, "not testable", reason=done[0].reason)
     return Outcome(
         claim,
         name,
@@ -341,44 +353,44 @@ def decide_on(
 
 
 def controls_of(
-    claim: Claim, asked: Sequence[str], condition: str, some: Sequence[Done], beside: Sequence[Done]
+    claim: Claim, names: Sequence[str], condition: str, done: Sequence[Done], control_runs: Sequence[Done]
 ) -> dict[str, pandas.DataFrame | str]:
-    """The table of each control beside the runs of a condition, or the line that says why there is none."""
+    """Returns the table of each control beside the runs of a condition, or the line that says why there is none."""
     import pandas
 
-    found: dict[str, pandas.DataFrame | str] = {}
-    bases = [base for one in some for each in one.job.on for base in each.bases.values()]
-    for control in asked:
-        mine = [one for one in beside if one.job.control == control]
+    tables: dict[str, pandas.DataFrame | str] = {}
+    bases = [base for one in done for each in one.job.on for base in each.bases.values()]
+    for control in names:
+        runs_of_control = [one for one in control_runs if one.job.control == control]
         if control == "untrained":
-            mine = [one for one in mine if one.job.condition == condition]
-        frames = [one.result.frame for one in mine if one.result is not None]
+            runs_of_control = [one for one in runs_of_control if one.job.condition == condition]
+        frames = [one.result.frame for one in runs_of_control if one.result is not None]
         if control == "shuffled":
             # They stand for the runs themselves, whose names claims and their divisors may ask for.
-            runs = [one.job.on[0].base for one in mine if one.result is not None]
+            runs = [one.job.on[0].base for one in runs_of_control if one.result is not None]
             frames = [
                 frame.assign(run=frame["run"].replace({run: base}))
                 for frame, run, base in zip(frames, runs, bases, strict=False)
             ]
         if frames:
-            found[control] = pandas.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+            tables[control] = pandas.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
         else:
-            why = mine[0].reason if mine else "no such run is there"
-            found[control] = f"not judged on its control, {control}: {why}"
-    return found
+            why = runs_of_control[0].reason if runs_of_control else "no such run is there"
+            tables[control] = f"not judged on its control, {control}: {why}"
+    return tables
 
 
 def corrected(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Holm's correction over the headline claims that have a p-value: what does not stand it is undecided."""
+    """Adjusts the headline p-values by Holm; a verdict that is not significant then becomes undecided."""
     tested = [index for index, each in enumerate(outcomes) if each.claim.headline and each.p is not None]
-    found = list(outcomes)
+    adjusted = list(outcomes)
     for index, p in zip(tested, holm([outcomes[each].p or 0.0 for each in tested]), strict=True):
-        one = replace(found[index], p_holm=p)
+        one = replace(adjusted[index], p_holm=p)
         if p >= ALPHA and one.verdict in ("held", "failed"):
             reason = f"not after Holm's correction over {len(tested)} headline verdicts: {one.verdict} alone"
             one = replace(one, verdict="undecided", reason="; ".join(filter(None, (reason, one.reason))))
-        found[index] = one
-    return tuple(found)
+        adjusted[index] = one
+    return tuple(adjusted)
 
 
 def train_missing(
@@ -399,8 +411,7 @@ def train_missing(
         The run folders.
     """
     from interp_tasks.training.config import resolve_config
-    from interp_tasks.training.trainer import train
-    from tasks import get
+    from interp_tasks.training.trainer import train_resolved
 
     paper, located = check(paper, preset, runs, rows)
     wanted = {each.run.name for job in jobs_of(paper, located, rows) for each in job.missing}
@@ -417,15 +428,6 @@ def train_missing(
             first, last = map(int, run.seeds.split(":"))
             folders = {seed: folder / f"seed-{seed}" for seed in range(first, last)}
         for seed, out in folders.items():
-            trained.append(
-                train(
-                    get(resolved.task_name, **resolved.task),
-                    out=out,
-                    preset=resolved.preset,
-                    settings=resolved.model,
-                    config=resolved.train.model_copy(update={"seed": seed}),
-                    device=device,
-                    progress=None if progress is None else progress(out.as_posix()),
-                )
-            )
+            line = None if progress is None else progress(out.as_posix())
+            trained.append(train_resolved(resolved, out, seed=seed, device=device, progress=line))
     return trained

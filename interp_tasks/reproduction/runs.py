@@ -42,7 +42,7 @@ class Located:
 
     @property
     def condition(self) -> str:
-        """Returns its condition: every setting but the seed, and what leaves the weights as they are.
+        """Returns its condition: every setting that affects the weights, but the seed.
 
         A longer run at a constant rate begins as a shorter one, and both are read where they have learnt.
         """
@@ -56,33 +56,37 @@ class Located:
         )
 
     def alone(self, seed: int) -> Located:
-        """One of its seeds."""
+        """Returns one of its seeds."""
         base = self.bases[seed]
         return Located(self.run, base, {seed: base})
 
 
 def locate(run: TrainingRun, folder: Path) -> Located:
-    """A run of the user's own comes before a shipped one of the same name.
+    """Finds where a run of a paper is stored: the user's own comes before a shipped one of the same name.
 
     Raises:
         UserError: if the run of that name was trained with other settings than the paper's file says.
     """
-    for prefix, place in ((folder.as_posix() + "/", folder / run.name), (ZOO, zoo_folder() / run.name)):
-        found = [place] if is_run(place) else []
+    for prefix, candidate in ((folder.as_posix() + "/", folder / run.name), (ZOO, zoo_folder() / run.name)):
+        run_folders = [candidate] if is_run(candidate) else []
         if run.seeds is not None:
-            found = sorted(filter(is_run, place.glob("seed-*")), key=lambda path: natural_key(path.name))
-        for each in found:
+            run_folders = sorted(
+                filter(is_run, candidate.glob("seed-*")), key=lambda path: natural_key(path.name)
+            )
+        for each in run_folders:
             check_settings(run, each)
         planned = 1
         if run.seeds is not None:
             first, last = map(int, run.seeds.split(":"))
             planned = last - first
         # What was interrupted is not there yet: it is trained on, and nothing is decided on it.
-        if len(found) >= planned and all(map(is_finished, found)):
+        if len(run_folders) >= planned and all(map(is_finished, run_folders)):
             base = f"{prefix}{run.name}"
             if run.seeds is None:
-                return Located(run, base, {config_there(place)["train"].get("seed", 0): base})
-            bases = {config_there(each)["train"].get("seed", 0): f"{base}/{each.name}" for each in found}
+                return Located(run, base, {config_there(candidate)["train"].get("seed", 0): base})
+            bases = {
+                config_there(each)["train"].get("seed", 0): f"{base}/{each.name}" for each in run_folders
+            }
             return Located(run, f"{base}/seed-*", bases)
     return Located(run, None)
 
@@ -96,7 +100,7 @@ def is_finished(path: Path) -> bool:
 
 
 def config_there(path: Path) -> dict[str, dict[str, Any]]:
-    """The sections of the config that made a run.
+    """Returns the sections of the config that made a run.
 
     Raises:
         UserError: if ``run.json`` has none, or they are no objects.
@@ -118,10 +122,10 @@ def check_settings(run: TrainingRun, path: Path) -> None:
     """Refuse a folder that holds another run: a claim would be decided on the wrong model."""
     from tasks import get  # imports torch
 
-    there = config_there(path)
+    stored_config = config_there(path)
     settings = {key: as_text(value) for key, value in run.settings.items()}
     resolved = resolve_config(run.task, run.train_preset, settings)
-    compare(run, path, "task.name", run.task, there["task"].pop("name", None))
+    compare(run, path, "task.name", run.task, stored_config["task"].pop("name", None))
     task = get(run.task, **resolved.task)
     for section, wanted in (
         ("task", task),
@@ -129,9 +133,9 @@ def check_settings(run: TrainingRun, path: Path) -> None:
         ("train", resolved.train),
     ):
         # A run that was stored before a setting was invented has its default; a model of one's own has none of them.
-        fields = {} if "own" in there[section] else type(wanted).model_fields
+        fields = {} if "own" in stored_config[section] else type(wanted).model_fields
         defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
-        stored = {**defaults, **there[section]}
+        stored = {**defaults, **stored_config[section]}
         for key, value in wanted.model_dump(mode="json").items():
             if section == "train" and (key in ONLY_RECORDED or (key == "seed" and run.seeds is not None)):
                 continue
@@ -139,7 +143,7 @@ def check_settings(run: TrainingRun, path: Path) -> None:
 
 
 def is_alike(run: TrainingRun, path: Path) -> bool:
-    """Returns whether a folder holds a run of these settings, whatever its seed, and the whole of it."""
+    """Tells whether a folder holds a finished run of these settings, whatever its seed."""
     try:
         check_settings(run.model_copy(update={"seeds": "any"}), path)
     except UserError:
@@ -147,11 +151,11 @@ def is_alike(run: TrainingRun, path: Path) -> bool:
     return is_finished(path)
 
 
-def compare(run: TrainingRun, path: Path, key: str, wanted: Any, there: Any) -> None:
-    listed = [list(value) if isinstance(value, tuple) else value for value in (wanted, there)]
+def compare(run: TrainingRun, path: Path, key: str, wanted: Any, stored: Any) -> None:
+    listed = [list(value) if isinstance(value, tuple) else value for value in (wanted, stored)]
     if listed[0] != listed[1]:
         raise UserError(
-            f"{path} is not the run {run.name!r} of the paper: its {key} is {there}, not {wanted}; "
+            f"{path} is not the run {run.name!r} of the paper: its {key} is {stored}, not {wanted}; "
             "give another folder with --runs"
         )
 
@@ -163,11 +167,11 @@ def as_text(value: Any) -> str:
 
 
 def locate_all(paper: Paper, preset: str, folder: Path) -> list[Located]:
-    """Every run of a scale, in the paper's order."""
+    """Returns every run of a scale, in the paper's order."""
     return [locate(run, folder) for run in paper.run if run.preset == preset]
 
 
 def config_of(run_label: str) -> tuple[str, dict[str, Any]]:
-    """Name and settings of the task of a run, as a table's column ``run`` names it."""
+    """Returns the name and settings of the task of a run, given as in a table's column ``run``."""
     described = dict(read_run(find_run(run_label))["config"]["task"])
     return described.pop("name"), described

@@ -53,11 +53,11 @@ class Job:
         return tuple(located for located in self.on if located.base is None)
 
     def refs(self) -> list[str]:
-        there = [located.base for located in self.on if located.base is not None]
-        return [f"{base}@{mark}" for base in there for mark in self.study.at] or there
+        bases = [located.base for located in self.on if located.base is not None]
+        return [f"{base}@{mark}" for base in bases for mark in self.study.at] or bases
 
     def settings(self) -> dict[str, Any]:
-        """The keyword arguments, ``{run}`` filled in."""
+        """Returns the keyword arguments, ``{run}`` filled in."""
         return {key: filled(value, self.on[0].base or "") for key, value in self.study.settings.items()}
 
 
@@ -80,19 +80,19 @@ class Done:
 
 
 def jobs_of(paper: Paper, located: Sequence[Located], rows: Sequence[int] = ()) -> list[Job]:
-    """Every study, on every run of its role; ``rows`` limits them to studies of these rows."""
-    found = []
+    """Returns every study, on every run of its role; ``rows`` limits them to studies of these rows."""
+    jobs = []
     for study in studies_of(paper, rows):
         playing = [each for each in located if each.run.role == study.role]
         if study.together:
-            found += [Job(study, tuple(playing))] if playing else []
+            jobs += [Job(study, tuple(playing))] if playing else []
         else:
-            found += [Job(study, (one,)) for one in each_alone(playing)]
-    return found
+            jobs += [Job(study, (one,)) for one in each_alone(playing)]
+    return jobs
 
 
 def untestable(job: Job) -> str:
-    """Why no claim is decided on a run by itself."""
+    """Returns the reason why no claim is decided on a run by itself; empty where there is none."""
     return "" if job.study.together else job.on[0].run.untestable
 
 
@@ -101,7 +101,7 @@ def studies_of(paper: Paper, rows: Sequence[int]) -> list[Study]:
 
 
 def each_alone(several: Sequence[Located]) -> list[Located]:
-    """Every seed by itself."""
+    """Returns every seed by itself."""
     return [
         one
         for each in several
@@ -110,30 +110,30 @@ def each_alone(several: Sequence[Located]) -> list[Located]:
 
 
 def control_jobs(paper: Paper, located: Sequence[Located], rows: Sequence[int] = ()) -> list[Job]:
-    """Every study that a claim asks a control of, on that control.
+    """Returns every study that a claim asks a control of, on that control.
 
     Of each condition the first three runs have their untrained model: what they share is what is asked for.
     """
-    found = []
+    jobs = []
     for study in studies_of(paper, rows):
         claims = [
             claim for claim in paper.claim if claim.study == study.id and (not rows or claim.row in rows)
         ]
-        asked = {name for claim in claims for name in claim.controlled(study)}
+        controls = {name for claim in claims for name in claim.controlled(study)}
         playing = [each for each in located if each.run.role == study.role and each.base is not None]
-        if "untrained" in asked and playing:
+        if "untrained" in controls and playing:
             if study.together:
-                found.append(Job(study, tuple(playing), "untrained"))
+                jobs.append(Job(study, tuple(playing), "untrained"))
             else:
                 seen: Counter[str] = Counter()
                 for one in each_alone(playing):
                     seen[one.condition] += 1
                     if seen[one.condition] <= MAX_CONTROLS:
-                        found.append(Job(study, (one,), "untrained"))
-        if "shuffled" in asked and playing:
+                        jobs.append(Job(study, (one,), "untrained"))
+        if "shuffled" in controls and playing:
             others = [each for each in located if each.run.role == study.shuffled and each.base is not None]
-            found += [Job(study, (one,), "shuffled") for one in each_alone(others)]
-    return found
+            jobs += [Job(study, (one,), "shuffled") for one in each_alone(others)]
+    return jobs
 
 
 def perform(job: Job) -> Done:
@@ -148,19 +148,19 @@ def perform(job: Job) -> Done:
     try:
         call = getattr(experiments, job.study.experiment)
         if job.control is not None:
-            with TemporaryDirectory() as place:
-                return Done(job, on_control(job, call, Path(place)))
+            with TemporaryDirectory() as scratch:
+                return Done(job, on_control(job, call, Path(scratch)))
         return Done(job, call(job.refs(), **job.settings()))
     except (UserError, TaskError, CircuitsError) as error:
         return Done(job, None, str(error))
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        reason = f"{type(error).__name__}: {error} ({where.filename}, line {where.lineno})"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
         return Done(job, None, " ".join(reason.split()), crashed=True)
 
 
 def perform_all(jobs: Sequence[Job], processes: int) -> Iterator[Done]:
-    """Each job's result as it comes.
+    """Yields each job's result as it comes.
 
     With one process here; otherwise in fresh ones, of one thread each: small tensors gain nothing from a second.
     """
@@ -178,7 +178,7 @@ def perform_all(jobs: Sequence[Job], processes: int) -> Iterator[Done]:
 
 
 def together(jobs: Sequence[Job], processes: int, cut_off: list[Job]) -> Iterator[Done]:
-    """Each job's result as it comes; jobs whose process died are added to ``cut_off``."""
+    """Yields each job's result as it comes; jobs whose process died are added to ``cut_off``."""
     from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
     from multiprocessing import get_context
 
@@ -210,8 +210,8 @@ def one_thread() -> None:
     warnings.simplefilter("ignore")
 
 
-def on_control(job: Job, call: Callable[..., Result], place: Path) -> Result:
-    """A study's table on models that should not pass, named as the runs and marks that they stand for."""
+def on_control(job: Job, call: Callable[..., Result], scratch: Path) -> Result:
+    """Returns a study's table on models that should not pass, named as the runs and marks that they stand for."""
     import pandas
 
     # An untrained model has its first step alone, one trained on shuffled labels no drop to be named after.
@@ -219,24 +219,24 @@ def on_control(job: Job, call: Callable[..., Result], place: Path) -> Result:
     named = {}
     for each in job.on:
         for seed, base in each.bases.items():
-            named[base] = untrained(each.run, seed, place) if job.control == "untrained" else base
+            named[base] = untrained(each.run, seed, scratch) if job.control == "untrained" else base
     stand_in = dict(zip(named.values(), named, strict=True))
     (first, *_) = named.values()
     settings = {key: filled(marked(value, mark), first) for key, value in job.study.settings.items()}
-    found = call([f"{run}@{mark}" if job.study.at else run for run in named.values()], **settings)
-    frame = found.frame.assign(run=found.frame["run"].replace(stand_in))
+    result = call([f"{run}@{mark}" if job.study.at else run for run in named.values()], **settings)
+    frame = result.frame.assign(run=result.frame["run"].replace(stand_in))
     copies = []
     for wanted in job.study.at or ("",):
         refs = frame["ref"].map(
             lambda ref, wanted=wanted: renamed(str(ref), stand_in, wanted if job.study.at else None)
         )
         copies.append(frame.assign(ref=refs))
-    whole = copies[0] if len(copies) == 1 else pandas.concat(copies, ignore_index=True)
-    return replace(found, frame=whole)
+    joined = copies[0] if len(copies) == 1 else pandas.concat(copies, ignore_index=True)
+    return replace(result, frame=joined)
 
 
 def marked(value: Any, mark: str) -> Any:
-    """Settings that name a checkpoint of the run itself name that of the control."""
+    """Replaces, in settings, a checkpoint of the run itself by that of the control."""
     if isinstance(value, str):
         return re.sub(r"\{run\}@[^@\s]+", f"{{run}}@{mark}", value)
     if isinstance(value, list):
@@ -249,20 +249,13 @@ def renamed(ref: str, stand_in: Mapping[str, str], mark: str | None) -> str:
     return ref if run not in stand_in else f"{stand_in[run]}@{step if mark is None else mark}"
 
 
-def untrained(run: TrainingRun, seed: int, place: Path) -> str:
-    """A folder with the model of a run before its first step: the same settings, no steps."""
+def untrained(run: TrainingRun, seed: int, scratch: Path) -> str:
+    """Returns a folder with the model of a run before its first step: the same settings, no steps."""
     from interp_tasks.training.config import resolve_config
-    from interp_tasks.training.trainer import train
-    from tasks import get
+    from interp_tasks.training.trainer import train_resolved
 
     settings = {key: as_text(value) for key, value in run.settings.items()}
     resolved = resolve_config(run.task, run.train_preset, settings)
-    out = place / run.name / f"seed-{seed}"
-    train(
-        get(resolved.task_name, **resolved.task),
-        out=out,
-        preset=resolved.preset,
-        settings=resolved.model,
-        config=resolved.train.model_copy(update={"seed": seed, "steps": 0}),
-    )
+    out = scratch / run.name / f"seed-{seed}"
+    train_resolved(resolved, out, seed=seed, steps=0)
     return out.as_posix()

@@ -26,7 +26,7 @@ class Claim:
 
 
 def claim(out: Path, name: str) -> Claim:
-    """Take a lock; wait while another process has it."""
+    """Takes a lock; waits while another process has it."""
     descriptor = _open(out, name)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -37,7 +37,7 @@ def claim(out: Path, name: str) -> Claim:
 
 
 def claim_if_free(out: Path, name: str) -> Claim | None:
-    """Take a lock, or ``None`` while another process has it."""
+    """Takes a lock; returns ``None`` while another process has it."""
     descriptor = _open(out, name)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -101,7 +101,7 @@ def shown(value: Any) -> str:
 
 
 def importance_figure(shares: Mapping[str, float]) -> plotly.graph_objects.Figure:
-    """A bar per setting, the largest on top."""
+    """Returns a bar per setting, the largest on top."""
     import plotly.graph_objects as go
 
     keys = list(shares)[::-1]
@@ -174,17 +174,17 @@ def slice_figure(
 
     keys = list(space)
     rows = math.ceil(len(keys) / PER_ROW)
-    whole = PANEL * rows + GAP * (rows - 1)
+    total_height = PANEL * rows + GAP * (rows - 1)
     figure = make_subplots(
         rows=rows,
         cols=min(PER_ROW, len(keys)),
         shared_yaxes=True,
         horizontal_spacing=0.04,
-        vertical_spacing=GAP / whole if rows > 1 else 0,
+        vertical_spacing=GAP / total_height if rows > 1 else 0,
     )
     values = [trial["value"] for trial in ranked]
-    for place, key in enumerate(keys):
-        row, column = place // PER_ROW + 1, place % PER_ROW + 1
+    for index, key in enumerate(keys):
+        row, column = index // PER_ROW + 1, index % PER_ROW + 1
         values_of = space[key]
         for trials, marker in (
             (
@@ -213,7 +213,7 @@ def slice_figure(
         figure.update_yaxes(
             title_text=metric if column == 1 else None, row=row, col=column, **value_axis(values)
         )
-    figure.update_layout(template=template("light"), height=whole + 90, margin={"t": 20, "b": 70})
+    figure.update_layout(template=template("light"), height=total_height + 90, margin={"t": 20, "b": 70})
     return figure
 
 
@@ -259,12 +259,12 @@ def parallel_figure(
                     "hovertemplate": "%{text}<extra></extra>",
                 }
             )
-    ticks = [(place, height, text) for place, scale in enumerate(scales) for height, text in scale.ticks]
+    ticks = [(column, height, text) for column, scale in enumerate(scales) for height, text in scale.ticks]
     figure.add_trace(
         {
             "type": "scatter",
             "mode": "markers+text",
-            "x": [place for place, _, _ in ticks],
+            "x": [column for column, _, _ in ticks],
             "y": [height for _, height, _ in ticks],
             "text": [text for _, _, text in ticks],
             "textposition": "middle left",
@@ -303,12 +303,12 @@ def setting_scale(key: str, values_of: Any) -> Scale:
     return Scale(
         key,
         lambda value: texts.index(shown(value)) / (len(texts) - 1),
-        [(place / (len(texts) - 1), text) for place, text in enumerate(texts)],
+        [(index / (len(texts) - 1), text) for index, text in enumerate(texts)],
     )
 
 
 def numbers_scale(label: str, low: float, high: float, logarithmic: bool) -> Scale:
-    """Five ticks between two numbers, at equal heights."""
+    """Returns five ticks between two numbers, at equal heights."""
 
     def position(value: float) -> float:
         return math.log10(value) if logarithmic else value
@@ -332,7 +332,7 @@ def described(trial: Mapping[str, Any]) -> str:
 
 
 def value_axis(values: Sequence[float]) -> dict[str, Any]:
-    """Logarithmic where values are positive and span two powers of ten."""
+    """Returns an axis, logarithmic where values are positive and span two powers of ten."""
     if values and min(values) > 0 and max(values) > 100 * min(values):
         return {"type": "log", "exponentformat": "power", "dtick": 1}
     return {}

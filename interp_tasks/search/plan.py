@@ -20,7 +20,7 @@ MAX_COMBINATIONS = 500
 
 @dataclass(frozen=True)
 class Objective:
-    """A logged validation metric, and which way is better.
+    """A logged validation metric, and the direction in which it improves.
 
     Attributes:
         key: ``None``: ``loss`` if it is logged, else the metric whose drop the task declares.
@@ -52,7 +52,7 @@ class Plan:
         return {**self.space.fixed, **{key: as_text(value) for key, value in params.items()}}
 
     def resolved(self, params: Mapping[str, Scalar]) -> Resolved:
-        """The configuration of a trial.
+        """Returns the configuration of a trial.
 
         Raises:
             UserError: if there is none with these values.
@@ -83,10 +83,10 @@ class Plan:
         Raises:
             UserError: naming the setting, the value and what is wrong.
         """
-        for place, dimension in enumerate(self.space.dimensions):
+        for index, dimension in enumerate(self.space.dimensions):
             for value in dimension.samples():
                 complaint: ValueError | None = None
-                for params in islice(self._with(place, value), MAX_COMBINATIONS):
+                for params in islice(self._with(index, value), MAX_COMBINATIONS):
                     try:
                         valid(self.resolved(params))
                         break
@@ -95,10 +95,10 @@ class Plan:
                 else:
                     raise UserError(f"{dimension.key} = {as_text(value)}: {complaint}") from None
 
-    def _with(self, place: int, value: Scalar) -> Iterator[dict[str, Scalar]]:
-        """Combinations in which one dimension has a value, the first values of the others first."""
+    def _with(self, index: int, value: Scalar) -> Iterator[dict[str, Scalar]]:
+        """Returns the combinations in which one dimension has this value, the others' first values first."""
         values = [dimension.samples() for dimension in self.space.dimensions]
-        values[place] = (value,)
+        values[index] = (value,)
         return (dict(zip(self.space.keys, combination, strict=True)) for combination in product(*values))
 
 
@@ -113,7 +113,7 @@ def make_plan(
     seed: int = 42,
     prune: bool = False,
 ) -> Plan:
-    """A plan, checked as far as that needs no torch.
+    """Returns a plan, checked as far as that needs no torch.
 
     Args:
         space: name of a shipped space or a TOML file; ``None``: the shipped one, or with ``vary`` none.
@@ -145,13 +145,13 @@ def make_plan(
 
 
 def read_objective(text: str | None) -> Objective:
-    """``accuracy``, ``mse_masked:min``; ``None`` leaves it to the task."""
+    """Parses ``accuracy`` or ``mse_masked:min``; ``None`` leaves it to the task."""
     if text is None:
         return Objective()
-    key, colon, way = text.partition(":")
+    key, colon, direction = text.partition(":")
     directions: dict[str, Direction] = {"min": "minimize", "max": "maximize"}
-    if not key or (colon and way not in directions):
+    if not key or (colon and direction not in directions):
         raise UserError(
             f"--objective {text!r}: write a validation metric, as in loss, accuracy or mse_masked:min"
         )
-    return Objective(key, directions.get(way))
+    return Objective(key, directions.get(direction))

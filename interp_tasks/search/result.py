@@ -71,7 +71,7 @@ class SearchResult:
         return next(iter(self.ranked), None)
 
     def frame(self) -> pandas.DataFrame:
-        """A row per trial, the best first, then those without a value; a column per setting."""
+        """Returns a row per trial, the best first, then those without a value; a column per setting."""
         import pandas
 
         rest = [trial for trial in self.trials if trial["value"] is None]
@@ -81,21 +81,21 @@ class SearchResult:
         return frame.astype({"value": "float64", "same_as": "Int64"})
 
     def to_json(self) -> str:
-        whole = {
+        content = {
             "search": dict(self.identity),
             "best": self.best,
             "importances": dict(self.importances),
             "trials": list(self.trials),
             "versions": dict(self.versions),
         }
-        return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
     def to_csv(self) -> str:
         text: str = self.frame().to_csv(index=False)
         return text
 
     def summary(self) -> str:
-        """``12 trials: 10 complete, 2 pruned``."""
+        """Returns a text such as ``12 trials: 10 complete, 2 pruned``."""
         counts: dict[str, int] = {}
         for trial in self.trials:
             counts[trial["state"]] = counts.get(trial["state"], 0) + 1
@@ -103,13 +103,13 @@ class SearchResult:
         return f"{len(self.trials)} trial{'s' * (len(self.trials) != 1)}: {of_states}"
 
     def page(self) -> Page:
-        """Importances, the course of the search, and the objective against every setting."""
+        """Returns a page of importances, the course of the search, and the objective against every setting."""
         from interp_tasks.search.page import page
 
         return page(self.identity, self.ranked, self.frame(), self.importances, self.summary(), self.versions)
 
     def write(self, folder: Path) -> list[Path]:
-        """``trials.csv``, ``trials.json`` and ``search.html``, together or not at all."""
+        """Writes ``trials.csv``, ``trials.json`` and ``search.html``, together or not at all."""
         return write_together(
             {
                 folder / "trials.csv": self.to_csv(),
@@ -120,12 +120,12 @@ class SearchResult:
 
 
 def importances(study: Study, seed: int) -> dict[str, float]:
-    """fANOVA over the complete trials; nothing where they are too few, or all equal."""
+    """Returns fANOVA importances over complete trials; empty where these are too few, or all equal."""
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     if len(complete) < MIN_TRIALS or len({trial.value for trial in complete}) < 2:
         return {}
     # A setting that all of them share was never varied, and has no part in it.
-    found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=seed % 2**32))
-    return {key: float(share) for key, share in found.items()}
+    shares = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=seed % 2**32))
+    return {key: float(share) for key, share in shares.items()}

@@ -1,4 +1,4 @@
-"""The space of a search: settings, and the values or the range of each. Imports neither torch nor Optuna."""
+"""Defines the space of a search: settings, and the values or the range of each. Imports neither torch nor Optuna."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Choices:
         return list(self.values)
 
     def samples(self) -> tuple[Scalar, ...]:
-        """Values that stand for all: here all of them."""
+        """Returns values that stand for all: here all of them."""
         return self.values
 
     def suggest(self, trial: Trial) -> Scalar:
@@ -89,8 +89,12 @@ class Range:
             raise UserError(f"{shown}: {self.key} takes whole numbers, so write the range in whole numbers")
 
     def describe(self) -> dict[str, Any]:
-        said: dict[str, Any] = {"low": self.low, "high": self.high, "whole": self.whole}
-        return said | ({"log": True} if self.log else {}) | ({} if self.step is None else {"step": self.step})
+        description: dict[str, Any] = {"low": self.low, "high": self.high, "whole": self.whole}
+        return (
+            description
+            | ({"log": True} if self.log else {})
+            | ({} if self.step is None else {"step": self.step})
+        )
 
     def samples(self) -> tuple[Scalar, ...]:
         return (self.low, self.high)
@@ -108,7 +112,7 @@ Dimension = Choices | Range
 
 @dataclass(frozen=True)
 class Space:
-    """Dimensions in the order they are tried in, and settings that go with them.
+    """The settings that a search varies, in the order in which they are tried, and those it holds fixed.
 
     Attributes:
         name: of a shipped space, or the file it was read from; empty for one given key by key.
@@ -124,51 +128,51 @@ class Space:
         return tuple(dimension.key for dimension in self.dimensions)
 
     def varying(self, others: Iterable[Dimension]) -> Space:
-        """With dimensions added, or put in the place of those of the same key."""
+        """Returns the space with dimensions added; one with a key that is there replaces it."""
         new = {dimension.key: dimension for dimension in others}
-        kept = {dimension.key: dimension for dimension in self.dimensions} | new
+        dimensions = {dimension.key: dimension for dimension in self.dimensions} | new
         fixed = {key: value for key, value in self.fixed.items() if key not in new}
-        return replace(self, dimensions=tuple(kept.values()), fixed=fixed)
+        return replace(self, dimensions=tuple(dimensions.values()), fixed=fixed)
 
     def holding(self, settings: Mapping[str, str]) -> Space:
-        """With these settings held, whether the space varied or fixed them."""
+        """Returns the space with these settings fixed, whether it varied or fixed them before."""
         left = tuple(dimension for dimension in self.dimensions if dimension.key not in settings)
         return replace(self, dimensions=left, fixed={**self.fixed, **settings})
 
     def describe(self) -> dict[str, Any]:
-        """Key -> values or range, as JSON."""
+        """Returns the values or range of each key, as JSON."""
         return {dimension.key: dimension.describe() for dimension in self.dimensions}
 
 
-def read_space(task_name: str, asked: str | None) -> Space:
-    """A shipped space by name, one of a TOML file, or (``None``) the first one that is shipped for the task.
+def read_space(task_name: str, text: str | None) -> Space:
+    """Reads a shipped space by name or a TOML file; ``None`` is the first one shipped for the task.
 
     Raises:
         UserError: in one line.
     """
-    if asked is not None and (asked.endswith(".toml") or "/" in asked):
-        return parse_space(read_toml(Path(asked), "a space, see docs/search.md", "--space"), asked)
+    if text is not None and (text.endswith(".toml") or "/" in text):
+        return parse_space(read_toml(Path(text), "a space, see docs/search.md", "--space"), text)
     shipped = shipped_spaces().get(task_name, {})
-    if asked is None:
+    if text is None:
         if not shipped:
             raise UserError(
                 f"no space is shipped for {task_name}: give --vary train.weight_decay=0.1,1, or --space FILE.toml"
             )
-        asked = next(iter(shipped))
-    if asked not in shipped:
+        text = next(iter(shipped))
+    if text not in shipped:
         known = f"shipped ones of {task_name} are {', '.join(shipped)}" if shipped else "none is shipped"
-        raise UserError(f"--space {asked!r}: {known}; or name a file that ends in .toml")
-    return parse_space(shipped[asked], asked)
+        raise UserError(f"--space {text!r}: {known}; or name a file that ends in .toml")
+    return parse_space(shipped[text], text)
 
 
 def shipped_spaces() -> dict[str, dict[str, Any]]:
-    """Task -> name -> content of the space."""
+    """Returns the content of each shipped space, by task and name."""
     text = resources.files("interp_tasks.search").joinpath("spaces.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
 def parse_space(content: Mapping[str, Any], name: str) -> Space:
-    """A space as TOML holds it: ``[vary.train]``, ``[fixed.model]`` and so on."""
+    """Parses a space as TOML holds it: ``[vary.train]``, ``[fixed.model]`` and so on."""
     for part, sections in content.items():
         if part not in ("vary", "fixed") or not isinstance(sections, dict):
             raise UserError(
@@ -196,7 +200,7 @@ def parse_space(content: Mapping[str, Any], name: str) -> Space:
 
 
 def dimension(key: str, value: Any) -> Dimension:
-    """From TOML: a list of values, or a table with ``low``, ``high`` and perhaps ``log`` or ``step``."""
+    """Parses a dimension from TOML: a list of values, or a table of ``low``, ``high``, perhaps ``log`` or ``step``."""
     if isinstance(value, list):
         return Choices(key, tuple(map(storable, value)))
     if isinstance(value, dict) and {"low", "high"} <= set(value) <= {"low", "high", "log", "step"}:
@@ -207,26 +211,26 @@ def dimension(key: str, value: Any) -> Dimension:
 
 
 def read_vary(given: Sequence[str]) -> tuple[Dimension, ...]:
-    """``train.weight_decay=0.1,0.5``, ``train.learning_rate=1e-4:1e-2:log``, ``model.d_model=64:256:64``.
+    """Parses ``train.weight_decay=0.1,0.5``, ``train.learning_rate=1e-4:1e-2:log``, ``model.d_model=64:256:64``.
 
     Raises:
         UserError: in one line.
     """
-    found: dict[str, Dimension] = {}
+    dimensions: dict[str, Dimension] = {}
     for text in given:
         key, equals, values = (part.strip() for part in text.partition("="))
         if not equals or not key or not values:
             raise UserError(
                 f"--vary {text!r}: write train.weight_decay=0.1,1 or train.learning_rate=1e-4:1e-2:log"
             )
-        if key in found:
+        if key in dimensions:
             raise UserError(f"--vary {key} is given twice")
-        found[key] = range_of(key, values) or Choices(key, tuple(map(storable, listed(values))))
-    return tuple(found.values())
+        dimensions[key] = range_of(key, values) or Choices(key, tuple(map(storable, listed(values))))
+    return tuple(dimensions.values())
 
 
 def range_of(key: str, text: str) -> Range | None:
-    """``LOW:HIGH``, ``LOW:HIGH:log`` or ``LOW:HIGH:STEP``; ``None`` for what is no range."""
+    """Parses ``LOW:HIGH``, ``LOW:HIGH:log`` or ``LOW:HIGH:STEP``; ``None`` where it is no range."""
     parts = [typed(part.strip()) for part in text.split(":")]
     if len(parts) not in (2, 3) or not all(type(part) in (int, float) for part in parts[:2]):
         return None
@@ -239,7 +243,7 @@ def range_of(key: str, text: str) -> Range | None:
 
 
 def listed(text: str) -> list[Any]:
-    """``0.1, 1`` or ``[2, 3], [5]``: values divided by commas outside brackets."""
+    """Splits ``0.1, 1`` or ``[2, 3], [5]`` at the commas outside brackets."""
     try:
         values: list[Any] = parse_value(f"[{text}]")
     except json.JSONDecodeError:
@@ -248,7 +252,7 @@ def listed(text: str) -> list[Any]:
 
 
 def is_whole(key: str, numbers: Sequence[Any]) -> bool:
-    """Returns whether a setting takes whole numbers: as declared, or else (of a task) as the range is written."""
+    """Tells whether a setting takes whole numbers, as declared or, for a task's setting, as the range is written."""
     section, _, name = key.partition(".")
     classes: dict[str, type[BaseModel]] = {"train": TrainConfig, "model": ModelSettings}
     declared = classes.get(section)
@@ -260,12 +264,12 @@ def is_whole(key: str, numbers: Sequence[Any]) -> bool:
 
 
 def storable(value: Any) -> Scalar:
-    """A value that Optuna can store."""
+    """Returns a value in a form that Optuna can store."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     return as_text(value)
 
 
 def as_text(value: Any) -> str:
-    """As typed on a command line, so that it reads back as the same value."""
+    """Returns a value as typed on a command line, so that it reads back as the same value."""
     return value if isinstance(value, str) else json.dumps(value, default=str)

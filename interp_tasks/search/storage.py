@@ -36,7 +36,7 @@ def without_password(url: str) -> str:
 
 
 def check_storage(url: str) -> None:
-    """Refuse what is no URL of a database, or an SQLite file that could not be written; makes nothing.
+    """Refuses a text that is no database URL, or an unwritable SQLite file; creates nothing.
 
     Raises:
         UserError: in one line.
@@ -81,7 +81,7 @@ def check_reachable(url: str) -> None:
 
 @contextlib.contextmanager
 def opened(url: str, out: Path, identity: Mapping[str, Any]) -> Iterator[Study]:
-    """The study of a search: a new one, or the one that this folder belongs to.
+    """Opens the study of a search: a new one, or the one that this folder belongs to.
 
     Raises:
         UserError: in one line, for a storage that cannot be opened, and for a folder or a storage that holds
@@ -103,10 +103,11 @@ def opened(url: str, out: Path, identity: Mapping[str, Any]) -> Iterator[Study]:
     except (ImportError, ValueError, RuntimeError, SQLAlchemyError, StorageInternalError) as error:
         raise UserError(f"{shown} cannot be opened: {reason(error)}") from None
     try:
-        there = {
-            found.study_name for found in optuna.get_all_study_summaries(storage, include_best_trial=False)
+        names = {
+            summary.study_name
+            for summary in optuna.get_all_study_summaries(storage, include_best_trial=False)
         }
-        if STUDY in there:
+        if STUDY in names:
             study = optuna.load_study(study_name=STUDY, storage=storage)
             check_same(study.user_attrs, identity, name, shown, out)
         elif not is_new and any(out.glob("trial-*")):
@@ -131,7 +132,7 @@ def opened(url: str, out: Path, identity: Mapping[str, Any]) -> Iterator[Study]:
 
 
 def folder_name(out: Path, identity: Mapping[str, Any]) -> tuple[str, bool]:
-    """The name in a folder's ``search.json``, or a new one and ``True``.
+    """Returns the name in a folder's ``search.json``, or a new one and ``True``.
 
     Raises:
         UserError: if the folder holds another search, naming what differs.
@@ -140,31 +141,31 @@ def folder_name(out: Path, identity: Mapping[str, Any]) -> tuple[str, bool]:
         if any(out.glob("trial-*")):
             raise UserError(f"{out} holds trials but no {IDENTITY_FILE}: choose another --out")
         return uuid.uuid4().hex, True
-    kept = read_json(out / IDENTITY_FILE, "what is searched")
-    refuse_other(str(out), {key: value for key, value in kept.items() if key != "name"}, identity, "--out")
-    return str(kept.get("name")), False
+    stored = read_json(out / IDENTITY_FILE, "what is searched")
+    refuse_other(str(out), {key: value for key, value in stored.items() if key != "name"}, identity, "--out")
+    return str(stored.get("name")), False
 
 
 def check_same(
-    kept: Mapping[str, Any], identity: Mapping[str, Any], name: str, shown: str, out: Path
+    stored: Mapping[str, Any], identity: Mapping[str, Any], name: str, shown: str, out: Path
 ) -> None:
-    if "search" in kept:
-        refuse_other(shown, kept["search"], identity, "--storage")
-    if kept.get("name", name) != name:
+    if "search" in stored:
+        refuse_other(shown, stored["search"], identity, "--storage")
+    if stored.get("name", name) != name:
         raise UserError(f"{shown} records the trials of another folder than {out}: give that as --out")
 
 
-def refuse_other(where: str, kept: Mapping[str, Any], asked: Mapping[str, Any], option: str) -> None:
-    differing = differences(kept, json.loads(json.dumps(asked)))
+def refuse_other(place: str, stored: Mapping[str, Any], wanted: Mapping[str, Any], option: str) -> None:
+    differing = differences(stored, json.loads(json.dumps(wanted)))
     if differing:
         listed = "; ".join(
             f"{key}: {old!r} there, {new!r} asked for" for key, (old, new) in differing.items()
         )
-        raise UserError(f"{where} holds another search ({listed}): choose another {option}")
+        raise UserError(f"{place} holds another search ({listed}): choose another {option}")
 
 
 def reason(error: Exception) -> str:
-    """Why a database refused: what it said itself, without what surrounds it."""
+    """Returns a database's own reason for a refusal."""
     cause = getattr(error, "orig", None) or error.__cause__ or error
     cause = getattr(cause, "orig", None) or cause
     return without_password(" ".join(str(cause).split()))[:200] or type(cause).__name__

@@ -1,4 +1,4 @@
-"""The search itself: whichever trial comes next, until there are as many as asked for."""
+"""Runs a search: takes the next trial until there are as many as the plan says."""
 
 from __future__ import annotations
 
@@ -78,43 +78,43 @@ def search(
             # Before half of the steps nothing is said about a run whose drop is yet to come.
             study.pruner = optuna.pruners.MedianPruner(n_warmup_steps=base.train.steps // 2)
             while (dealt := next_trial(study, plan, out, trials)) is not None:
-                trial, held = dealt
-                with held:
+                trial, lock = dealt
+                with lock:
                     shown = None if progress is None else counted(progress, trial.number, trials)
                     carry_out(plan, study, trial, out, key, device, shown)
             with claim(out, TURN):
-                found = SearchResult.of(study, identity, out)
-                found.write(out)
-    return found
+                result = SearchResult.of(study, identity, out)
+                result.write(out)
+    return result
 
 
 def next_trial(study: Study, plan: Plan, out: Path, trials: int) -> tuple[Trial, Claim] | None:
-    """A trial that nobody is at any more, or a new one while there are too few; ``None`` when there is neither."""
+    """Returns an abandoned trial or, while there are too few, a new one; ``None`` when there is neither."""
     with claim(out, TURN):
-        there = study.get_trials(deepcopy=False)
-        for left in there:
+        earlier = study.get_trials(deepcopy=False)
+        for left in earlier:
             if left.state is not TrialState.RUNNING:
                 continue
-            held = claim_if_free(out, run_name(left.number))
-            if held is None:
+            lock = claim_if_free(out, run_name(left.number))
+            if lock is None:
                 continue
             # It may have been finished since it was looked at, and let go therefore.
             if study.get_trials(deepcopy=False)[left.number].state is not TrialState.RUNNING:
-                with held:
+                with lock:
                     continue
             study.sampler = sampler(plan, left.number)
-            return Trial(study, left._trial_id), held
-        if len(there) >= trials:
+            return Trial(study, left._trial_id), lock
+        if len(earlier) >= trials:
             return None
-        number = len(there)
-        held = claim(out, run_name(number))
+        number = len(earlier)
+        lock = claim(out, run_name(number))
         study.sampler = sampler(plan, number)
         trial = study.ask()
-        return trial, held
+        return trial, lock
 
 
 def sampler(plan: Plan, number: int) -> optuna.samplers.BaseSampler:
-    """A sampler for each trial: one for all would begin again with its first draws after an interruption."""
+    """Returns a sampler for each trial: one for all would begin again with its first draws after an interruption."""
     return optuna.samplers.TPESampler(seed=derive_seed(plan.seed, "trial", number) % 2**32)
 
 

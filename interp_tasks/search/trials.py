@@ -33,7 +33,7 @@ def run_name(number: int) -> str:
 
 
 def built(resolved: Resolved) -> tuple[Task, ModelSettings]:
-    """The task and the architecture of a configuration.
+    """Returns the task and the architecture of a configuration.
 
     Raises:
         ValueError: (``UserError``, ``TaskError``) where there is none.
@@ -43,7 +43,7 @@ def built(resolved: Resolved) -> tuple[Task, ModelSettings]:
 
 
 def resolve_objective(objective: Objective, task: Task, settings: ModelSettings) -> tuple[str, Direction]:
-    """The metric and its direction; metrics are asked of an untrained model on two examples.
+    """Returns the metric and its direction; metrics are asked of an untrained model on two examples.
 
     Raises:
         UserError: for a metric that a run of the task does not log.
@@ -66,7 +66,7 @@ def resolve_objective(objective: Objective, task: Task, settings: ModelSettings)
 
 
 def value_of(lines: Sequence[Mapping[str, Any]], key: str) -> float:
-    """The mean of a validation metric over the last evaluations of a log.
+    """Returns the mean of a validation metric over the last evaluations of a log.
 
     Raises:
         Diverged: if one of them is not finite.
@@ -132,7 +132,7 @@ def carry_out(
 
 
 def tried(study: Study, trial: Trial, params: Mapping[str, Any]) -> optuna.trial.FrozenTrial | None:
-    """A finished trial with the same settings."""
+    """Returns a finished trial with the same settings."""
     for other in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         if other.number != trial.number and other.params == params:
             return other

@@ -26,12 +26,12 @@ class Clock:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def go(self) -> None:
-        """An update begins."""
+        """Starts the clock: an update begins."""
         if self._since is None:
             self._since = time.perf_counter()
 
     def stop(self) -> None:
-        """Something else than updates begins."""
+        """Stops the clock: work other than updates begins."""
         if self._since is None:
             return
         if self.device.type == "cuda":
@@ -42,7 +42,7 @@ class Clock:
         self._since = None
 
     def memory(self) -> dict[str, int]:
-        """Peaks in bytes: of the whole process (weights, data, libraries), and of tensors on a CUDA device."""
+        """Returns peaks in bytes: of the whole process (weights, data, libraries), and of tensors on a CUDA device."""
         # Linux counts in KiB, macOS in bytes.
         unit = 1 if sys.platform == "darwin" else 1024
         peaks = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
@@ -52,17 +52,17 @@ class Clock:
 
 
 def free_memory(device: str) -> int | None:
-    """Bytes that tensors can still have on a device; ``None`` where nobody tells."""
-    place = torch.device(device)
-    if place.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(place)
+    """Returns the bytes that tensors can still have on a device; ``None`` where that is unknown."""
+    torch_device = torch.device(device)
+    if torch_device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(torch_device)
         # What torch keeps for itself, it gives again.
-        return free + torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
-    if place.type != "cpu":
+        return free + torch.cuda.memory_reserved(torch_device) - torch.cuda.memory_allocated(torch_device)
+    if torch_device.type != "cpu":
         return None
     try:
         # Free pages alone would leave out those that files are cached in.
-        found = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        match = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
         return None
-    return 1024 * int(found[1]) if found else None
+    return 1024 * int(match[1]) if match else None

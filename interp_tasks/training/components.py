@@ -35,7 +35,7 @@ _PATTERNS: Mapping[str, str] = {
 
 
 def part_of(name: str) -> str:
-    """The part that a parameter belongs to.
+    """Returns the part that a parameter belongs to.
 
     Raises:
         UserError: if it belongs to none, as in architectures that the task did not build.
@@ -71,7 +71,7 @@ class Source:
 
 
 def read_source(config: TrainConfig) -> Source | None:
-    """The weights that ``train.start_from`` names, of ``train.start_parts`` alone; ``None`` without one.
+    """Returns the weights that ``train.start_from`` names, of ``train.start_parts`` alone; ``None`` without one.
 
     Raises:
         UserError: for a REF that does not name exactly one checkpoint, or files that are not whole.
@@ -93,16 +93,16 @@ def read_source(config: TrainConfig) -> Source | None:
 
 
 def put_in(model: HookedTransformer, source: Source, config: TrainConfig) -> None:
-    """Copy the weights to start from into a model.
+    """Copies the weights to start from into a model.
 
     Raises:
         UserError: before any change, naming the first parameter whose shape is another, or which one of the two lacks;
             for weights of a pre-norm model in a post-norm one, or the other way round.
     """
-    mine = "post" if is_post_norm(model) else "pre"
-    if source.norm != mine:
+    layer_norm = "post" if is_post_norm(model) else "pre"
+    if source.norm != layer_norm:
         raise UserError(
-            f"train.start_from={config.start_from} is of a {source.norm}-norm model, this one is {mine}-norm: "
+            f"train.start_from={config.start_from} is of a {source.norm}-norm model, this one is {layer_norm}-norm: "
             f"set model.norm={source.norm}, or start from another"
         )
     taken = set(config.parts_started())
@@ -124,7 +124,7 @@ def shape(tensor: Tensor | None) -> str:
 
 
 def freeze_others(model: HookedTransformer, config: TrainConfig) -> None:
-    """Take the parameters of every part that is not in ``train.train_parts`` out of training.
+    """Freezes the parameters of every part that is not in ``train.train_parts``.
 
     Raises:
         UserError: if nothing is left to train.

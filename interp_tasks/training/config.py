@@ -151,7 +151,7 @@ class TrainConfig(BaseModel):
         return self
 
     def learning_rate_at(self, step: int) -> float:
-        """The learning rate of update number ``step``, counted from 0: warm-up, then the schedule.
+        """Returns the learning rate of update number ``step``, counted from 0: warm-up, then the schedule.
 
         The update at ``schedule_start`` is the last at the full rate, that at ``schedule_end`` the first at the floor.
         """
@@ -171,13 +171,13 @@ class TrainConfig(BaseModel):
         return self.warmup_steps if self.schedule_start is None else self.schedule_start
 
     def parts_started(self) -> tuple[Part, ...]:
-        """The parts that come from ``start_from``."""
+        """Returns the parts that come from ``start_from``."""
         return self.start_parts or tuple(
             part for part in PARTS if not self.train_parts or part not in self.train_parts
         )
 
     def checkpoint_steps(self, published: tuple[int, ...] = ()) -> list[int]:
-        """The steps whose weights are stored: log-spaced, then linear, always the published ones and the end."""
+        """Returns the steps whose weights are stored: log-spaced, linear, published ones, and the last."""
         doubling = {0}
         step = 1
         while step < self.checkpoint_every:
@@ -200,7 +200,7 @@ class Resolved:
 
 
 def train_config(values: Mapping[str, Any]) -> TrainConfig:
-    """A validated :class:`TrainConfig`.
+    """Returns a validated :class:`TrainConfig`.
 
     Raises:
         UserError: one line naming every key that is wrong.
@@ -212,7 +212,7 @@ def train_config(values: Mapping[str, Any]) -> TrainConfig:
 
 
 def presets_of(task_name: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-    """The presets of a task; torch-free for a built-in one.
+    """Returns the presets of a task; torch-free for a built-in one.
 
     Raises:
         UserError: for an unknown task.
@@ -229,7 +229,7 @@ def presets_of(task_name: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
 def resolve_config(
     task_name: str, preset: str = "cpu", overrides: Mapping[str, str] | None = None
 ) -> Resolved:
-    """Preset, then overrides such as ``{"train.steps": "100"}``.
+    """Merges a preset and overrides such as ``{"train.steps": "100"}``.
 
     Values are as typed: JSON, or else a string; of keys that hold a list also ``0.9, 0.95``.
 
@@ -253,19 +253,19 @@ def resolve_config(
 
 
 def list_keys(task_name: str) -> frozenset[str]:
-    """The keys, such as ``train.betas``, whose value is a list; torch-free for a built-in task."""
+    """Returns the keys, such as ``train.betas``, whose value is a list; torch-free for a built-in task."""
     lists = {f"train.{name}" for name in list_fields(TrainConfig)}
     if task_name in catalog.BUILT_IN:
         return frozenset({*lists, *catalog.LIST_KEYS.get(task_name, ())})
     from tasks.registry import task_class
 
-    found = task_class(task_name)
-    lists |= {f"task.{name}" for name in list_fields(found)}
-    return frozenset(lists | {f"model.{name}" for name in list_fields(found.Model)})
+    task_type = task_class(task_name)
+    lists |= {f"task.{name}" for name in list_fields(task_type)}
+    return frozenset(lists | {f"model.{name}" for name in list_fields(task_type.Model)})
 
 
 def typed(text: str, *, is_list: bool = False) -> Any:
-    """A value as typed on a command line: JSON where it reads as JSON, a plain string otherwise.
+    """Returns a value as typed on a command line: JSON where it reads as JSON, a plain string otherwise.
 
     Args:
         is_list: the key holds a list: ``2, 3`` is one, ``2`` has one element, and nothing is the empty one.

@@ -164,24 +164,24 @@ def cost(
 
 
 def forward_of(model: HookedTransformer, task: Task) -> Forward:
-    """The forward that the trainer will take, unless its check at the start finds the fused one wrong."""
+    """Returns the forward that the trainer will take, unless its check at the start finds the fused one wrong."""
     if why_not_fused(model):
         return HookedForward(model, task.read_positions)
     return FusedForward(model, task.read_positions)
 
 
 def counted(model: HookedTransformer, task: Task, batch: Batch) -> Counted:
-    """FLOP and kept bytes of a forward and backward pass over a batch on the device ``meta``."""
+    """Counts FLOP and saved bytes of a forward and backward pass over a batch on the device ``meta``."""
     parameters = {
         name: nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
         for name, parameter in model.named_parameters()
     }
     known = {_storage(tensor) for tensor in (*parameters.values(), batch.tokens, batch.targets)}
-    kept: dict[int, int] = {}
+    saved_bytes: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         if _storage(tensor) not in known:
-            kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
+            saved_bytes[_storage(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
     saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
@@ -189,7 +189,7 @@ def counted(model: HookedTransformer, task: Task, batch: Batch) -> Counted:
         output = _passed(model, task, parameters, batch)
         forward = int(counter.get_total_flops())
         task.loss(output, batch).backward()
-        return Counted(forward, int(counter.get_total_flops()), sum(kept.values()))
+        return Counted(forward, int(counter.get_total_flops()), sum(saved_bytes.values()))
 
 
 def _passed(
@@ -214,14 +214,14 @@ def _examples(task: Task, n: int | None, split: Any) -> int:
 
 
 def _without_values(task: Task, config: TrainConfig, split: Any, n: int) -> Batch:
-    """A batch of ``n`` on the device ``meta``."""
-    few = task.sample(min(n, 2), seed=config.seed, split=split)
+    """Returns a batch of ``n`` on the device ``meta``."""
+    sample = task.sample(min(n, 2), seed=config.seed, split=split)
 
     def empty(tensor: Tensor) -> Tensor:
         return torch.empty((n, *tensor.shape[1:]), dtype=tensor.dtype, device="meta")
 
-    extras = {name: empty(tensor) for name, tensor in few.extras.items()}
-    return Batch(empty(few.tokens), empty(few.targets), extras)
+    extras = {name: empty(tensor) for name, tensor in sample.extras.items()}
+    return Batch(empty(sample.tokens), empty(sample.targets), extras)
 
 
 def _evaluation_flop(model: HookedTransformer, task: Task, config: TrainConfig) -> int:
@@ -234,14 +234,14 @@ def _evaluation_flop(model: HookedTransformer, task: Task, config: TrainConfig) 
 
 
 def weight_bytes(model: HookedTransformer) -> tuple[int, int]:
-    """Bytes of the parameters, and of the gradients of those that train."""
+    """Returns the bytes of the parameters, and of the gradients of those that train."""
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return sum(parameter.nbytes for parameter in parameters), sum(parameter.nbytes for parameter in trained)
 
 
 def state_bytes(model: HookedTransformer, config: TrainConfig) -> tuple[int, int]:
-    """Bytes of the optimiser's moments and of the Grokfast filter's memory, once both are full."""
+    """Returns the bytes of the optimiser's moments and of the Grokfast filter's memory, once both are full."""
     _, trained = weight_bytes(model)
     moments = (1 if config.momentum else 0) if config.optimizer == "sgd" else 2
     # The moving average keeps their sum too, in float64.
@@ -252,7 +252,7 @@ def state_bytes(model: HookedTransformer, config: TrainConfig) -> tuple[int, int
 def measured_rate(
     model: HookedTransformer, task: Task, config: TrainConfig, step_flop: int, device: str
 ) -> float:
-    """GFLOP per second of a few real updates of the model, in place; their median."""
+    """Measures GFLOP per second of a few real updates of the model, in place; returns their median."""
     if device != "cpu":
         model.to(device, print_details=False)
     forward, updater = forward_of(model, task), Updater(model, config)

@@ -84,22 +84,22 @@ class Processes:
         return result
 
     def number(self, value: int) -> int:
-        """The first process's value, on all."""
+        """Returns the first process's value, on all."""
         if not self.several:
             return value
-        told = torch.tensor(value)
+        message = torch.tensor(value)
         with losses_named():
-            dist.broadcast(told, 0)
-        return int(told)
+            dist.broadcast(message, 0)
+        return int(message)
 
     def any(self, value: bool) -> bool:
         """Returns on all processes whether it is so on any."""
         if not self.several:
             return value
-        told = torch.tensor(int(value))
+        message = torch.tensor(int(value))
         with losses_named():
-            dist.all_reduce(told, dist.ReduceOp.MAX)
-        return bool(told)
+            dist.all_reduce(message, dist.ReduceOp.MAX)
+        return bool(message)
 
     def point(self, point: ResumePoint | None) -> ResumePoint | None:
         """Returns on all processes the point that the first one goes on from."""
@@ -107,27 +107,27 @@ class Processes:
             return point
         content = b"" if point is None else packed(point)
         size = self.number(len(content))
-        told = torch.frombuffer(bytearray(content or bytes(max(size, 1))), dtype=torch.uint8)
+        message = torch.frombuffer(bytearray(content or bytes(max(size, 1))), dtype=torch.uint8)
         with losses_named():
-            dist.broadcast(told, 0)
+            dist.broadcast(message, 0)
         if self.leads or not size:
             return point
-        return unpacked(told.numpy().tobytes())
+        return unpacked(message.numpy().tobytes())
 
     def folder(self, opening: Callable[[], RunFolder]) -> RunFolder | Follower:
-        """The run folder, opened by the first process."""
+        """Returns the run folder, opened by the first process."""
         return self.lead(opening) or Follower()
 
     def losses(self) -> contextlib.AbstractContextManager[None]:
-        """Names the loss of another process, where gradients are summed."""
+        """Returns a context in which errors name the loss of another process, where gradients are summed."""
         return losses_named() if self.several else contextlib.nullcontext()
 
     def forward(self, forward: Forward, model: HookedTransformer) -> Forward:
-        """A forward pass that this process has its share of."""
+        """Returns a forward pass that this process has its share of."""
         return SharedForward(forward, model, self) if self.several else forward
 
     def share(self, examples: int) -> tuple[int, int]:
-        """The examples of this process, first and one past the last; shares differ by one at most."""
+        """Returns the examples of this process, first and one past the last; shares differ by one at most."""
         rank, count = self.launch.rank, self.launch.count
         return rank * examples // count, (rank + 1) * examples // count
 
@@ -154,20 +154,20 @@ class SharedForward:
         forward = self.reduced if torch.is_grad_enabled() else self.own
         return self._together(forward(tokens[first:last], dropout), len(tokens))
 
-    def _together(self, own: Tensor, examples: int) -> Tensor:
+    def _together(self, local: Tensor, examples: int) -> Tensor:
         # What is sent must have one size: the largest share's.
         launch = self.processes.launch
         largest = -(-examples // launch.count)
-        sent = own.new_zeros(largest, *own.shape[1:])
-        sent[: len(own)] = own.detach()
+        sent = local.new_zeros(largest, *local.shape[1:])
+        sent[: len(local)] = local.detach()
         received = [torch.empty_like(sent) for _ in range(launch.count)]
         with losses_named():
             dist.all_gather(received, sent)
-        whole = []
+        gathered = []
         for rank, part in enumerate(received):
             first, last = Processes(dataclasses.replace(launch, rank=rank)).share(examples)
-            whole.append(own if rank == launch.rank else part[: last - first])
-        return torch.cat(whole)
+            gathered.append(local if rank == launch.rank else part[: last - first])
+        return torch.cat(gathered)
 
 
 class Share(nn.Module):
@@ -184,7 +184,7 @@ class Share(nn.Module):
 
 
 def summed(bucket: dist.GradBucket) -> Any:
-    """The sum of the gradients, not the mean: every process took the loss of the whole batch."""
+    """Returns the sum of the gradients, not the mean: every process took the loss of the whole batch."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
 
@@ -226,7 +226,7 @@ class Follower:
 
 
 def join(launch: Launch, device: str) -> Processes:
-    """Meet the other processes that torchrun started, once; without torchrun there is this one alone.
+    """Joins the processes that torchrun started, once; without torchrun this is the only one.
 
     Raises:
         ProcessLost: if they do not meet.
@@ -248,16 +248,18 @@ def join(launch: Launch, device: str) -> Processes:
 
 @contextlib.contextmanager
 def default_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the process at once, without Python."""
+    """Lets Ctrl-C and SIGTERM end the process at once, without Python."""
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}
-    ours = {number: handler for number, handler in before.items() if handler not in (None, signal.SIG_IGN)}
-    for number in ours:
+    python_handlers = {
+        number: handler for number, handler in before.items() if handler not in (None, signal.SIG_IGN)
+    }
+    for number in python_handlers:
         signal.signal(number, signal.SIG_DFL)
     try:
         yield
     finally:
-        for number, handler in ours.items():
+        for number, handler in python_handlers.items():
             signal.signal(number, handler)
 
 
@@ -268,7 +270,7 @@ def leave() -> None:
 
 @contextlib.contextmanager
 def losses_named() -> Iterator[None]:
-    """The loss of another process as one line.
+    """Turns the loss of another process into an error of one line.
 
     Raises:
         ProcessLost: in place of what gloo or NCCL say.

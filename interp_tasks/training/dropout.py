@@ -44,14 +44,14 @@ class Dropout:
         place: Place,
         positions: Sequence[int] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """``resid`` (at ``positions``, if only some are computed) with this step's mask applied."""
+        """Applies this step's mask to ``resid`` (at ``positions``, if only some are computed)."""
         kept = self.kept(len(resid), resid.shape[-1], layer, place)
         if positions is not None:
             kept = kept[:, list(positions)]
         return resid * kept.to(resid.device, resid.dtype) / (1 - self.rate)
 
     def kept(self, examples: int, d_model: int, layer: int, place: Place) -> Bool[Tensor, "rows pos d_model"]:
-        """The entries that stay, on the CPU; of a shared mask one row."""
+        """Returns the entries that stay, on the CPU; of a shared mask one row."""
         random_stream = generator(self.seed, "dropout", self.step, layer, place)
         first, last, whole = self.share or (0, examples, examples)
         rows = 1 if self.masks == "shared" else whole

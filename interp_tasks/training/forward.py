@@ -126,7 +126,7 @@ class FusedForward:
         return self._after("ln_embed", F.embedding(tokens, self.parameters["embed.W_E"]) + positions)
 
     def _before(self, name: str, x: Tensor) -> Tensor:
-        """The input of a sublayer, from the residual stream: normalised where the model is pre-norm."""
+        """Returns the input of a sublayer, from the residual stream: normalised where the model is pre-norm."""
         return x if self.post_norm else self._norm(name, x)
 
     def _after(self, name: str, x: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ class FusedForward:
         return self._linear(x, self.parameters[weight], b)
 
     def _projection(self, layer: int, kinds: str) -> tuple[Tensor, Tensor | None]:
-        """Weights ``[d_model kinds·head·d_head]`` and biases of several of Q, K, V, packed."""
+        """Returns weights ``[d_model kinds·head·d_head]`` and biases of several of Q, K, V, packed."""
         prefix = f"blocks.{layer}.attn."
         weight = torch.cat([self.parameters[f"{prefix}W_{kind}"] for kind in kinds])
         biases = [f"{prefix}b_{kind}" for kind in kinds]
@@ -199,7 +199,7 @@ class FusedForward:
         return F.linear(x, weight.T, bias)
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float) -> Tensor:
-        """Attention of one layer, from ``[batch head pos d_head]``."""
+        """Computes the attention of one layer from ``[batch head pos d_head]``."""
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
 
     def _visible(
@@ -225,7 +225,7 @@ def attend_from_one(
     v: Float[Tensor, "batch head key d_head"],
     scale: float,
 ) -> Float[Tensor, "batch head 1 d_head"]:
-    """Attention of a single query that sees every key: too little for a kernel that is made for many."""
+    """Computes attention of a single query that sees every key, for which a fused kernel does not pay."""
     pattern = (q * scale * k).sum(-1, keepdim=True).softmax(2)
     return (pattern * v).sum(2, keepdim=True)
 
@@ -254,7 +254,7 @@ def why_not_fused(model: HookedTransformer) -> str | None:
 def fastest_forward(
     model: HookedTransformer, read_positions: Sequence[int], tokens: Int[Tensor, "batch pos"]
 ) -> tuple[Forward, str | None]:
-    """The fused forward if it reproduces the model's own on ``tokens``, else the model's own and the reason."""
+    """Returns the fused forward if it reproduces the model's own on ``tokens``, else the model's own and the reason."""
     hooked = HookedForward(model, read_positions)
     try:
         fused = FusedForward(model, read_positions)

@@ -23,11 +23,11 @@ class GradientFilter(ABC):
 
     @abstractmethod
     def add_slow_part(self, name: str, gradient: Tensor) -> None:
-        """Remember the gradient of one parameter, and amplify it in place."""
+        """Remembers the gradient of one parameter, and amplifies it in place."""
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """All that is remembered, by keys that begin with the parameter's name."""
+        """Returns all that is remembered, by keys that begin with the parameter's name."""
 
     @abstractmethod
     def load_state(self, name: str, state: Mapping[str, Tensor]) -> None:
@@ -94,12 +94,12 @@ class GrokfastMA(GradientFilter):
             gradient.add_(total, alpha=self.lamb / self.window)
 
     def state(self) -> dict[str, Tensor]:
-        found = {}
+        averages = {}
         for name, queue in self.queues.items():
-            found[f"{name}/{QUEUE}"] = queue
-            found[f"{name}/sum"] = self.sums[name]
-            found[f"{name}/count"] = torch.tensor(self.counts[name])
-        return found
+            averages[f"{name}/{QUEUE}"] = queue
+            averages[f"{name}/sum"] = self.sums[name]
+            averages[f"{name}/count"] = torch.tensor(self.counts[name])
+        return averages
 
     def load_state(self, name: str, state: Mapping[str, Tensor]) -> None:
         self.queues[name], self.sums[name] = state[QUEUE], state["sum"]

@@ -26,7 +26,7 @@ class Launch:
     local_rank: int = 0
 
     def device(self, device: str) -> str:
-        """The device of this process, where all are told the same.
+        """Returns the device of this process, where all are given the same name.
 
         Raises:
             UserError: for one GPU that several processes would have.
@@ -58,13 +58,13 @@ def launched() -> Launch:
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return Launch()
     try:
-        found = Launch(
+        launch = Launch(
             rank=int(os.environ["RANK"]),
             count=int(os.environ["WORLD_SIZE"]),
             local_rank=int(os.environ.get("LOCAL_RANK", os.environ["RANK"])),
         )
         address, port = (os.environ[name] for name in MEETING)
-        fits = 0 <= found.rank < found.count and bool(address) and 1 <= int(port) <= 65535
+        fits = 0 <= launch.rank < launch.count and bool(address) and 1 <= int(port) <= 65535
     except (KeyError, ValueError):
         fits = False
     if not fits:
@@ -72,7 +72,7 @@ def launched() -> Launch:
             "WORLD_SIZE is set, but RANK, MASTER_ADDR and MASTER_PORT do not go with it: "
             "start several processes by torchrun, or unset WORLD_SIZE"
         )
-    return found
+    return launch
 
 
 def follows() -> bool:

@@ -1,4 +1,4 @@
-"""One run while it trains: updates, and what is looked at and stored between them."""
+"""Trains one run: updates, and the logging, observing and storing between them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Loop:
             folder.finish(self.clock.memory())
 
     def begin(self, folder: RunFolder | Follower, point: ResumePoint | None) -> int:
-        """Go on from where a run was left, or store where a new one begins; how many updates have been made."""
+        """Resumes a run, or stores the start of a new one; returns the number of updates made."""
         if point is None:
             self.after(folder, 0, {})
             return 0
@@ -97,7 +97,7 @@ class Loop:
         return point.step
 
     def batch(self, step: int) -> Batch:
-        """The examples of update number ``step``, counted from 0."""
+        """Returns the examples of update number ``step``, counted from 0."""
         if self.whole_split is not None:
             return self.whole_split
         return self._sample(self.config.batch_size, "train", derive_seed(self.config.seed, "batch", step))
@@ -136,7 +136,7 @@ class Loop:
         return self.logs(step) or any(step % observer.every == 0 for observer in self.observers)
 
     def after(self, folder: RunFolder | Follower, step: int, line: dict[str, Any]) -> None:
-        """Log, observe and store the model as it is after ``step`` updates."""
+        """Logs, observes and stores the model after ``step`` updates."""
         last = step == self.config.steps
         if line or self.pauses(step):
             self.clock.stop()
@@ -173,7 +173,7 @@ class Loop:
 
     @torch.no_grad()
     def _evaluate(self, step: int) -> dict[str, Any]:
-        """Metrics on the validation sample, and on the last batch trained on, both without dropout."""
+        """Returns metrics on the validation sample and on the last training batch, both without dropout."""
         self.model.eval()
         seen = self.batch(max(step - 1, 0))
         output = self.forward(seen.tokens)

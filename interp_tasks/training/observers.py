@@ -1,4 +1,4 @@
-"""Observers of a run: what it logs besides its loss, each at its own cadence."""
+"""Defines observers of a run, which log more than its loss, each at its own interval."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ GradientWatcher = Callable[[str, Mapping[str, Tensor]], None]
 
 
 def optimizer_of(parameters: Sequence[Tensor], config: TrainConfig) -> torch.optim.Optimizer:
-    """The optimiser that a config asks for."""
+    """Returns the optimiser that a config asks for."""
     shared: dict[str, Any] = {
         "lr": config.learning_rate,
         "weight_decay": config.weight_decay,
@@ -30,7 +30,7 @@ def optimizer_of(parameters: Sequence[Tensor], config: TrainConfig) -> torch.opt
 
 
 def filter_of(config: TrainConfig) -> GradientFilter | None:
-    """The Grokfast filter that a config asks for."""
+    """Returns the Grokfast filter that a config asks for."""
     if config.grokfast == "ma":
         return GrokfastMA(config.grokfast_window, config.grokfast_lambda)
     if config.grokfast == "ema":
@@ -40,7 +40,7 @@ def filter_of(config: TrainConfig) -> GradientFilter | None:
 
 @runtime_checkable
 class Parameters(Protocol):
-    """A model, or whatever else holds parameters by name."""
+    """A model, or any other object that holds parameters by name."""
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
 
@@ -55,7 +55,7 @@ class Updater:
         self.filter = filter_of(config)
 
     def update(self, step: int, watch: GradientWatcher | None = None) -> None:
-        """Update number ``step`` from the gradients in ``.grad``; they are cleared afterwards."""
+        """Makes update number ``step`` from the gradients in ``.grad``, and clears them."""
         if watch:
             watch("raw", self._gradients())
         if self.filter is not None:
@@ -70,7 +70,7 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Optimiser moments, the filter's memory and torch's random state as flat tensors.
+        """Returns optimiser moments, the filter's memory and torch's random state as flat tensors.
 
         The learning rate is a function of the step and every random draw one of (seed, label), so there is no
         scheduler state; torch's own generator is kept for tasks that use it.

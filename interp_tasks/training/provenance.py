@@ -19,9 +19,9 @@ from tasks.base import Task
 
 
 def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -> dict[str, Any]:
-    """Seeds, versions, hardware, git state, start time and command, as plain JSON."""
-    whole = config.start_from is None and not config.train_parts
-    published = task.published_marks if whole and is_published(task, preset) else {}
+    """Returns seeds, versions, hardware, git state, start time and command, as plain JSON."""
+    from_scratch = config.start_from is None and not config.train_parts
+    published = task.published_marks if from_scratch and is_published(task, preset) else {}
     return {
         "preset": preset,
         **({"published_drop": dict(published)} if published else {}),
@@ -44,7 +44,7 @@ def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -
 
 
 def declared_drop(task: Task) -> dict[str, Any]:
-    """The drop metric that a task declares, with its plateau by theory (``None``: there is none), as plain JSON."""
+    """Returns a task's drop metric and theoretical plateau (``None``: it has none) as plain JSON."""
     metric = task.drop_metric
     return {
         "name": metric.name,
@@ -54,7 +54,7 @@ def declared_drop(task: Task) -> dict[str, Any]:
 
 
 def command() -> str:
-    """The command line, without the password of a URL in it."""
+    """Returns the command line, without the password of a URL in it."""
     return re.sub(r"(://[^:@/\s]*):[^@/\s]*@", r"\1:***@", shlex.join(["interp-run", *sys.argv[1:]]))
 
 
@@ -64,7 +64,7 @@ def is_published(task: Task, preset: str | None) -> bool:
 
 
 def git_state() -> dict[str, Any] | None:
-    """Commit of the working directory, and whether tracked files differ from it; ``None`` outside a repository."""
+    """Returns the working directory's commit and whether tracked files differ; ``None`` outside a repository."""
     try:
         commit = _git("rev-parse", "HEAD")
         return {"commit": commit, "modified": bool(_git("status", "--porcelain", "--untracked-files=no"))}

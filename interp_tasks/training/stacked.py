@@ -117,7 +117,7 @@ def train_stacked(
 
 
 def checked_seeds(given: Any) -> list[int]:
-    """Seeds as Python's numbers, each once.
+    """Returns seeds as Python's numbers, each once.
 
     Raises:
         UserError: in one line.
@@ -138,7 +138,7 @@ def checked_seeds(given: Any) -> list[int]:
 
 
 def common_step(runs: Sequence[Path]) -> int:
-    """The last step that all runs can go on from.
+    """Returns the last step that all runs can go on from.
 
     Raises:
         UserError: if there is none.
@@ -156,7 +156,7 @@ def common_step(runs: Sequence[Path]) -> int:
 
 
 def check_memory(model: HookedTransformer, config: TrainConfig, seeds: int, free: int | None) -> None:
-    """Refuse seeds that memory has no room for by what is certain, activations left out.
+    """Refuses seeds that do not fit in memory even without activations.
 
     Args:
         model: one of them, in memory already.
@@ -175,7 +175,7 @@ def check_memory(model: HookedTransformer, config: TrainConfig, seeds: int, free
 
 
 class Seed(Loop):
-    """One run of a stack: what is its own, beside the updates."""
+    """One run of a stack, with all that is not shared with the others."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class Seed(Loop):
 
     @contextlib.contextmanager
     def randomness(self) -> Iterator[None]:
-        """Torch's generator as the run would have it if it were alone."""
+        """Sets torch's generator as the run would have it if it were alone."""
         torch.set_rng_state(self.random)
         yield
         self.random = torch.get_rng_state()
@@ -209,7 +209,7 @@ class Seed(Loop):
         return TrainingState(self.stack.updater.state_of(self.index))
 
     def load_training_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Kept until the states of all runs are there."""
+        """Keeps the state until those of all runs are there."""
         self.stored = tensors
         torch.set_rng_state(tensors[RANDOM])
 
@@ -265,7 +265,7 @@ class Stack:
                 folder.finish(run.clock.memory())
 
     def _begin(self, folders: Sequence[RunFolder]) -> int:
-        """Go on from the last step that all runs have stored."""
+        """Goes on from the last step that all runs have stored."""
         start = common_step([folder.path for folder in folders])
         for run, folder in zip(self.runs, folders, strict=True):
             with run.randomness():
@@ -331,7 +331,7 @@ class Stack:
         )
 
     def _losses(self, outputs: Tensor, tensors: Tensors) -> Tensor:
-        """The task's loss of every run, ``[seed]``."""
+        """Returns the task's loss of every run, ``[seed]``."""
         if outputs.dtype == torch.bfloat16:
             outputs = outputs.float()
         axis = 0 if tensors[0].ndim == 3 else None

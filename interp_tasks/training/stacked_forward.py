@@ -1,4 +1,4 @@
-"""The forward pass of several models of one architecture at once: every tensor carries a leading seed axis."""
+"""Runs the forward pass of several models of one architecture at once, with a leading seed axis on every tensor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Masks = Mapping[str, Bool[Tensor, "..."]]
 
 
 class StackedForward:
-    """The fused forward of every model, mapped over the seed axis by ``torch.func.vmap``.
+    """The fused forward pass of every model, mapped over the seed axis by ``torch.func.vmap``.
 
     Args:
         parameters: of all models, ``[seed, *shape]`` by name.
@@ -46,7 +46,7 @@ class StackedForward:
     def __call__(
         self, tokens: Int[Tensor, "*seed batch pos"], dropouts: Sequence[Dropout] = ()
     ) -> Float[Tensor, "seed batch read d_out"]:
-        """Outputs at the read positions.
+        """Returns outputs at the read positions.
 
         Args:
             tokens: without the seed axis where every seed has the same.
@@ -57,7 +57,7 @@ class StackedForward:
         def forward(parameters: dict[str, Tensor], tokens: Tensor, masks: Masks) -> Tensor:
             one = copy.copy(self.one)
             one.parameters = parameters
-            return one(tokens, Drawn(**vars(dropouts[0]), drawn=masks) if dropouts else None)
+            return one(tokens, DrawnMasks(**vars(dropouts[0]), drawn=masks) if dropouts else None)
 
         seeds = 0 if tokens.ndim == 3 else None
         mapped = torch.func.vmap(forward, in_dims=(0, seeds, 0))
@@ -79,8 +79,8 @@ class StackedForward:
 
 
 @dataclass(frozen=True)
-class Drawn(Dropout):
-    """Masks drawn beforehand: within a mapped function nothing can be drawn seed by seed."""
+class DrawnMasks(Dropout):
+    """Dropout masks drawn in advance, because a mapped function cannot draw for each seed."""
 
     drawn: Masks = field(default_factory=dict)
 
@@ -89,7 +89,7 @@ class Drawn(Dropout):
 
 
 class MappedForward(FusedForward):
-    """The fused forward in operations whose mapped form is fast."""
+    """The fused forward pass written in operations that are fast when mapped."""
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # Two axes: mapped, three would be a matrix product for every example, each with a copy of the weight.
@@ -102,7 +102,7 @@ class MappedForward(FusedForward):
 
 
 class FoldedAttention(torch.autograd.Function):
-    """``scaled_dot_product_attention`` under one ``vmap``: seeds and examples are one batch axis of the kernel.
+    """Attention whose ``vmap`` folds seeds and examples into one batch axis of the kernel.
 
     On the CPU torch would run the kernel seed by seed.
     """
@@ -113,7 +113,7 @@ class FoldedAttention(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: the mapped form is differentiated as it is."""
+        """Saves nothing: the mapped form is differentiated as it is."""
 
     @staticmethod
     def vmap(

@@ -39,7 +39,7 @@ class StackedParameters:
 
 
 def hooked(owners: Sequence[Tensor], gradients: Tensor) -> Tensor:
-    """The gradients ``[seed, *shape]`` after the hooks of the parameters they belong to."""
+    """Returns the gradients ``[seed, *shape]`` after the hooks of the parameters they belong to."""
     after = []
     for owner, gradient in zip(owners, gradients, strict=True):
         for hook in (owner._backward_hooks or {}).values():
@@ -89,5 +89,5 @@ def is_shared(name: str, tensor: Tensor) -> bool:
 
 
 def seed_axis(name: str) -> int:
-    """The queue of the moving average has its gradients first."""
+    """Returns the axis of seeds: 1 in the queue of the moving average, whose axis 0 is gradients, else 0."""
     return 1 if name.endswith(f"/{QUEUE}") else 0

@@ -18,7 +18,7 @@ from interp_tasks.checkpoints.run_files import check_no_run, read_run
 from interp_tasks.checkpoints.run_folder import RunFolder
 from interp_tasks.errors import UserError
 from interp_tasks.training.components import freeze_others, put_in, read_source
-from interp_tasks.training.config import SCHEDULE, TrainConfig, presets_of, train_config
+from interp_tasks.training.config import SCHEDULE, Resolved, TrainConfig, presets_of, train_config
 from interp_tasks.training.distributed import Processes, join
 from interp_tasks.training.launch import launched
 from interp_tasks.training.loop import Loop, Progress
@@ -88,6 +88,30 @@ def train(
     return out
 
 
+def train_resolved(
+    configuration: Resolved,
+    out: str | Path,
+    *,
+    seed: int | None = None,
+    steps: int | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Path:
+    """Trains a resolved configuration in a run folder; ``seed`` and ``steps`` replace its own."""
+    changes = {key: value for key, value in {"seed": seed, "steps": steps}.items() if value is not None}
+    return train(
+        get(configuration.task_name, **configuration.task),
+        out=out,
+        preset=configuration.preset,
+        settings=configuration.model,
+        config=configuration.train.model_copy(update=changes),
+        device=device,
+        progress=progress,
+        stop=stop,
+    )
+
+
 def prepared(
     task: Task,
     settings: ModelSettings,
@@ -95,7 +119,7 @@ def prepared(
     device: str,
     model: HookedTransformer | None = None,
 ) -> tuple[HookedTransformer, dict[str, Any]]:
-    """The model as it is before the first update, on its device, and what ``run.json`` compares."""
+    """Returns the model before its first update, on its device, and the content that ``run.json`` compares."""
     own_model = model is not None
     if model is None:
         model = task.build_model(config.seed, settings)
@@ -119,7 +143,7 @@ def prepared(
 
 
 def opening(out: Path, described: Mapping[str, Any], loop: Loop, preset: str | None) -> RunFolder:
-    """The run folder, locked."""
+    """Returns the run folder, locked."""
     info = run_info(loop.task, loop.config, preset, loop.device) | loop.described()
     return RunFolder.open(
         out,
@@ -153,7 +177,7 @@ def resolved(
 
 
 def model_settings(task: Task, values: Mapping[str, Any]) -> ModelSettings:
-    """Validated architecture settings of a task.
+    """Returns validated architecture settings of a task.
 
     Raises:
         UserError: one line naming every key that is wrong.
@@ -172,15 +196,15 @@ def with_threads(config: TrainConfig, out: Path) -> TrainConfig:
     if (out / "run.json").is_file():
         config_there = read_run(out).get("config")
         section = config_there.get("train") if isinstance(config_there, dict) else None
-        there = section.get("threads") if isinstance(section, dict) else None
-        threads = there if type(there) is int and 1 <= there <= 1024 else threads
+        stored = section.get("threads") if isinstance(section, dict) else None
+        threads = stored if type(stored) is int and 1 <= stored <= 1024 else threads
     return config.model_copy(update={"threads": threads})
 
 
 def threads_of_the_first(config: TrainConfig, out: Path, processes: Processes) -> TrainConfig:
-    """Threads as the first process has them, which alone needs to see the run folder."""
-    found = processes.lead(lambda: with_threads(config, out)) or config
-    return found.model_copy(update={"threads": processes.number(found.threads or 0)})
+    """Returns the config with the threads of the first process, which alone needs to see the run folder."""
+    shared = processes.lead(lambda: with_threads(config, out)) or config
+    return shared.model_copy(update={"threads": processes.number(shared.threads or 0)})
 
 
 def check_place(device: str) -> None:
@@ -209,7 +233,7 @@ def _placed(model: HookedTransformer, device: str) -> HookedTransformer:
 
 @contextlib.contextmanager
 def reproducible(config: TrainConfig) -> Iterator[None]:
-    """Threads, deterministic kernels, denormals and torch's generator set for the run, and put back after it."""
+    """Sets threads, deterministic kernels, denormals and torch's generator for the run, and restores them."""
     threads, random_state = torch.get_num_threads(), torch.get_rng_state()
     deterministic = torch.are_deterministic_algorithms_enabled()
     flushed = flushes_denormals()

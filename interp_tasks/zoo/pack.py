@@ -31,12 +31,12 @@ SAMPLES = 10_000
 @torch.no_grad()
 def stored_metrics(task: Task, model: Any, samples: int = SAMPLES, seed: int = 0) -> dict[str, float | None]:
     """Return pooled metrics over test examples; of a mixture over as many of each kind."""
-    found = {}
+    metrics = {}
     for name, part in (task.parts() or {"": task}).items():
         batch = part.sample(samples, seed=seed, split="test")
         outputs = [model(tokens) for tokens in batch.tokens.split(500)]
-        found[name] = part.metrics(torch.cat(outputs), batch)
-    return pool_parts(found)
+        metrics[name] = part.metrics(torch.cat(outputs), batch)
+    return pool_parts(metrics)
 
 
 def shortened(log: str) -> str:
@@ -48,7 +48,7 @@ def shortened(log: str) -> str:
 
 
 def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool = False) -> None:
-    """Copy run.json, the log (to nine digits) and the checkpoints named; the folder appears whole or not at all.
+    """Copies run.json, the log (to nine digits) and the checkpoints named; the folder appears whole or not at all.
 
     Args:
         at: marks or steps; none: the log alone.
@@ -65,18 +65,18 @@ def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool =
     steps = sorted({step for each in at for step in steps_at(run, described, each)})
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".packed-") as scratch:
-        made = Path(scratch) / destination.name
-        made.mkdir()
-        (made / RUN_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        packed = Path(scratch) / destination.name
+        packed.mkdir()
+        (packed / RUN_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
         if (run / METRICS_FILE).is_file():
             log = (run / METRICS_FILE).read_text(encoding="utf-8")
-            (made / METRICS_FILE).write_text(shortened(log), encoding="utf-8")
+            (packed / METRICS_FILE).write_text(shortened(log), encoding="utf-8")
         if (run / CLOCK_FILE).is_file():
-            shutil.copy(run / CLOCK_FILE, made)
+            shutil.copy(run / CLOCK_FILE, packed)
         for step in steps:
             dtype = None if exact and step == steps[-1] else "float16"
-            pack_checkpoint(run, task, step, checkpoint_folder(made, step), dtype)
-        made.rename(destination)
+            pack_checkpoint(run, task, step, checkpoint_folder(packed, step), dtype)
+        packed.rename(destination)
 
 
 def steps_at(run: Path, described: dict[str, Any], at: str | int) -> list[int]:
@@ -87,7 +87,7 @@ def steps_at(run: Path, described: dict[str, Any], at: str | int) -> list[int]:
 
 
 def pack_checkpoint(run: Path, task: Task, step: int, folder: Path, dtype: str | None) -> None:
-    """Store a checkpoint of a run in another precision, with the metrics of what is stored."""
+    """Stores a checkpoint of a run in another precision, with the metrics of the stored weights."""
     model = load_checkpoint(f"{run}@{step}").model
     with tempfile.TemporaryDirectory() as scratch:
         stored = save_checkpoint(Path(scratch) / "stored", model, task, step, weights_dtype=dtype)
@@ -98,7 +98,7 @@ def pack_checkpoint(run: Path, task: Task, step: int, folder: Path, dtype: str |
 def pack_recipe(
     recipe: str | Path, grid: Path, into: Path, say: Callable[[str], None] = print
 ) -> list[ShippedRun]:
-    """Ship the runs of a recipe that are trained to their end; what is there already is left alone.
+    """Ships the runs of a recipe that are trained to their end; shipped ones are left alone.
 
     Args:
         recipe: a grid file, or the name of one that ships.

@@ -55,26 +55,19 @@ def replicate(name: str, steps: int, out: Path | None = None) -> Replication:
     Raises:
         UserError: for a name that does not ship, or a run that logs nothing in so many steps.
     """
-    from interp_tasks.training.trainer import train
-    from tasks import get
+    from interp_tasks.training.trainer import train_resolved
 
     name = name.removeprefix(ZOO)
     shipped = find_run(ZOO + name)
     run = recipe_of(name)
     resolved = run.unit.resolved
-    config = resolved.train.model_copy(update={"steps": min(steps, resolved.train.steps)})
-    wanted = {line["step"]: line for line in read_metrics(shipped) if line["step"] <= config.steps}
+    last_step = min(steps, resolved.train.steps)
+    wanted = {line["step"]: line for line in read_metrics(shipped) if line["step"] <= last_step}
     if not wanted:
         raise UserError(f"{ZOO}{name} logs nothing in its first {steps:,} steps: compare more")
     with tempfile.TemporaryDirectory() as scratch:
         folder = out or Path(scratch) / "run"
-        train(
-            get(resolved.task_name, **resolved.task),
-            out=folder,
-            preset=resolved.preset,
-            settings=resolved.model,
-            config=config,
-        )
+        train_resolved(resolved, folder, steps=last_step)
         log = (folder / METRICS_FILE).read_text(encoding="utf-8")
     # A run logs its end, too, wherever that is.
     again = {

@@ -20,7 +20,6 @@ from tasks.matrix_completion.decoding import greedy
 from tasks.matrix_completion.matrices import MASK_ID, Matrices
 from tasks.matrix_completion.templates import Templates, autoregressive_templates
 from tasks.registry import register
-from tasks.seeds import derive_seed, generator
 from tasks.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -146,19 +145,6 @@ class AutoregressiveCompletion(Matrices):
     def attention_templates(self) -> Templates:
         """Returns templates of what a head may attend to; see :func:`autoregressive_templates`."""
         return autoregressive_templates(self.n, self.columns)
-
-    def attention_moves(self, batch: Batch, seed: int) -> dict[str, Batch]:
-        """Returns the examples with one thing changed, row by row: ``mask`` hides other entries, ``values`` has other
-        matrices.
-        """
-        hidden = batch.extras["hidden"]
-        random_stream = generator(seed, self.name, "another mask")
-        mask = torch.rand(hidden.shape, generator=random_stream).to(hidden.device) < self.p_mask
-        others = self.sample(len(batch), derive_seed(seed, self.name, "other matrices")).to(hidden.device)
-        return {
-            "mask": self.batch(self._matrices(batch), mask),
-            "values": self.batch(self._matrices(others), hidden),
-        }
 
     def _matrices(self, batch: Batch) -> Float[Tensor, "batch entry"]:
         return self.decode(batch.targets[:, -self.entries :])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tasks.base import Batch, GridAxis, Split, Task, check_sample_size
 from tasks.errors import TaskError
-from tasks.seeds import generator
+from tasks.seeds import derive_seed, generator
 
 MASK_ID = 0
 
@@ -108,6 +108,23 @@ class Matrices(Task):
     @abstractmethod
     def batch(self, values: Float[Tensor, "batch entry"], hidden: Bool[Tensor, "batch entry"]) -> Batch:
         """Makes a batch from matrices of your own (row-major) and a mask: values are rounded to the grid first."""
+
+    def _matrices(self, batch: Batch) -> Float[Tensor, "batch entry"]:
+        """Returns the full matrices of a batch, row-major."""
+        return batch.targets
+
+    def attention_moves(self, batch: Batch, seed: int) -> dict[str, Batch]:
+        """Returns the examples with one thing changed, row by row: ``mask`` hides other entries, ``values`` has other
+        matrices.
+        """
+        hidden = batch.extras["hidden"]
+        random_stream = generator(seed, self.name, "another mask")
+        mask = torch.rand(hidden.shape, generator=random_stream).to(hidden.device) < self.p_mask
+        others = self.sample(len(batch), derive_seed(seed, self.name, "other matrices")).to(hidden.device)
+        return {
+            "mask": self.batch(self._matrices(batch), mask),
+            "values": self.batch(self._matrices(others), hidden),
+        }
 
     def encode(self, values: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """Returns the token ids of values: 1 + round(v / step) + round(max / step), in integers.

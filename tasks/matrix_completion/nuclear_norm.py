@@ -216,9 +216,9 @@ def _blocks(rows: int) -> tuple[tuple[slice, slice], ...]:
 def _off_diagonal(block: Tensor) -> Tensor:
     """Returns [[0, block], [blockᵀ, 0]]."""
     batch, rows, columns = block.shape
-    whole = block.new_zeros(batch, rows + columns, rows + columns)
-    whole[:, :rows, rows:], whole[:, rows:, :rows] = block, block.mT
-    return whole
+    matrix = block.new_zeros(batch, rows + columns, rows + columns)
+    matrix[:, :rows, rows:], matrix[:, rows:, :rows] = block, block.mT
+    return matrix
 
 
 def _step_length(matrix: Tensor, move: Tensor) -> Tensor:
@@ -227,8 +227,8 @@ def _step_length(matrix: Tensor, move: Tensor) -> Tensor:
     """
     factor = _cholesky(matrix)
     half = torch.linalg.solve_triangular(factor, move, upper=False)
-    whole = torch.linalg.solve_triangular(factor, half.mT, upper=False)
-    lowest = torch.linalg.eigvalsh((whole + whole.mT) / 2)[:, 0]
+    scaled = torch.linalg.solve_triangular(factor, half.mT, upper=False)
+    lowest = torch.linalg.eigvalsh((scaled + scaled.mT) / 2)[:, 0]
     return (TO_THE_EDGE / (-lowest).clamp(min=TO_THE_EDGE)).clamp(max=1)
 
 

@@ -208,16 +208,6 @@ class MatrixCompletion(Matrices):
         """
         return attention_templates(self.n, self.columns)
 
-    def attention_moves(self, batch: Batch, seed: int) -> dict[str, Batch]:
-        """Returns the examples with one thing changed, row by row: ``mask`` hides other entries, ``values`` has other
-        matrices.
-        """
-        hidden = batch.extras["hidden"]
-        random_stream = generator(seed, self.name, "another mask")
-        mask = torch.rand(hidden.shape, generator=random_stream).to(hidden.device) < self.p_mask
-        others = self.sample(len(batch), derive_seed(seed, self.name, "other matrices")).to(hidden.device)
-        return {"mask": self.batch(batch.targets, mask), "values": self.batch(others.targets, hidden)}
-
     def attention_rules(self) -> dict[str, ClassRule]:
         """Returns the conditions under which a template counts as a class of heads."""
         return ATTENTION_RULES

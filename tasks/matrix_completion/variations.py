@@ -18,7 +18,7 @@ REACH = 2
 
 
 def variations(task: Matrices, make: type[Matrices]) -> dict[str, dict[str, Task]]:
-    """Returns tasks by what they vary, then by name; each differs in that one thing.
+    """Returns tasks by the varied property, then by name; each differs in that property alone.
 
     ``p_mask``: section 3.2. ``entries``: the law of the factors, as in appendix J.2 (Gaussian of s.d. 0.5, Laplace of
     diversity 0.25). ``rank``, ``rows``, ``columns``: figure 19.

@@ -100,7 +100,8 @@ class ModularMultiplication(OneModulus):
         """Returns the nonzero operands as powers of a generator: multiplication adds their exponents modulo p − 1."""
         cycle = powers(self.p)
         return tuple(
-            GridAxis(name, cycle, place) for name, place in zip("ab", self.operand_positions, strict=True)
+            GridAxis(name, cycle, position)
+            for name, position in zip("ab", self.operand_positions, strict=True)
         )
 
     def modular_answers(self) -> dict[str, ModularAnswer]:

@@ -104,7 +104,7 @@ class Miiii(ModularTask):
     def grid_axes(self) -> tuple[GridAxis, ...]:
         """Returns the two digits as axes, as they stand in the tokens."""
         names = ("x0", "x1") if self.digits == "low-first" else ("x1", "x0")
-        return tuple(GridAxis(name, tuple(range(self.p)), place) for place, name in enumerate(names))
+        return tuple(GridAxis(name, tuple(range(self.p)), position) for position, name in enumerate(names))
 
     def modular_answers(self) -> dict[str, ModularAnswer]:
         """Returns n mod q as the sum of x0 and (p mod q)·x1 modulo q, for every prime."""

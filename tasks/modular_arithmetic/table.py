@@ -132,7 +132,8 @@ class ModularTask(Task):
         """Returns the two operands as axes, as they stand in the tokens, each a cycle of length p."""
         cycle = tuple(range(self.p))
         return tuple(
-            GridAxis(name, cycle, place) for name, place in zip("ab", self.operand_positions, strict=True)
+            GridAxis(name, cycle, position)
+            for name, position in zip("ab", self.operand_positions, strict=True)
         )
 
     def token_values(self) -> dict[int, float]:
@@ -142,7 +143,7 @@ class ModularTask(Task):
     def probe_targets(self, batch: Batch) -> ProbeTargets:
         """Returns classes at '=': both operands by the names of ``grid_axes``, their ``sum`` mod p, and the answers."""
         operands = batch.extras["operands"]
-        classes = {axis.name: operands[:, place] for place, axis in enumerate(self.grid_axes())}
+        classes = {axis.name: operands[:, column] for column, axis in enumerate(self.grid_axes())}
         classes |= {"sum": operands.sum(1) % self.p, **self.answer_classes(batch)}
         return ProbeTargets(
             {name: ProbeTarget(values, "classification") for name, values in classes.items()},
@@ -150,7 +151,7 @@ class ModularTask(Task):
         )
 
     def patch_sources(self, batch: Batch) -> dict[str, Batch]:
-        """Returns other inputs of the table, row by row, that differ in one way; only kinds that exist for every row.
+        """Returns named inputs to patch from, row by row, that differ in one way; only ways possible for every row.
 
         ``"shifted"``: the first operand one higher (modulo p); ``"same_sum"``: that, and the second one lower, which
         leaves a + b as it is; ``"swapped"``: the operands exchanged, which leaves symmetric functions as they are.

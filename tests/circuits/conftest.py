@@ -130,6 +130,66 @@ FEATURES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "post-norm, attention only": ({"norm": "post", "attn_only": True}, (HOOKED,)),
     "one hook for q, k and v": ({"use_attn_in": True, "n_layers": 1}, (HOOKED,)),
+    "parallel": (
+        {
+            "parallel_attn_mlp": True,
+            "positional_embedding_type": "rotary",
+            "rotary_dim": 2,
+            "act_fn": "gelu",
+            "n_layers": 3,
+        },
+        (HOOKED,),
+    ),
+    "parallel, norms after too, every hook on": (
+        {
+            "parallel_attn_mlp": True,
+            "use_normalization_before_and_after": True,
+            "normalization_type": "RMSPre",
+            "gated_mlp": True,
+            "act_fn": "gelu_new",
+            "n_key_value_heads": 2,
+            "use_attn_result": True,
+            "use_split_qkv_input": True,
+            "use_hook_mlp_in": True,
+        },
+        (HOOKED,),
+    ),
+    "gemma": (
+        {
+            "normalization_type": "RMS",
+            "use_normalization_before_and_after": True,
+            "positional_embedding_type": "rotary",
+            "n_key_value_heads": 2,
+            "gated_mlp": True,
+            "act_fn": "gelu_new",
+            "attn_scale": 3.0,
+            "attn_scores_soft_cap": 2.0,
+            "output_logits_soft_cap": 3.0,
+            "use_local_attn": True,
+            "attn_types": ["local", "global"],
+            "window_size": 2,
+        },
+        (HOOKED,),
+    ),
+    "norms after, attention only": (
+        {"normalization_type": "RMS", "use_normalization_before_and_after": True, "attn_only": True},
+        (HOOKED,),
+    ),
+    "olmo2": (
+        {
+            "original_architecture": "Olmo2ForCausalLM",
+            "normalization_type": "RMS",
+            "positional_embedding_type": "rotary",
+            "n_key_value_heads": 2,
+            "gated_mlp": True,
+            "act_fn": "silu",
+        },
+        (HOOKED,),
+    ),
+    "olmoe's q and k": (
+        {"n_layers": 1, "original_architecture": "OlmoeForCausalLM", "normalization_type": "RMS"},
+        (HOOKED,),
+    ),
 }
 
 _SCALE = {
@@ -367,9 +427,19 @@ def forward(
         return x * weights[f"{name}.w"] + weights.get(f"{name}.b", torch.zeros(()))
 
     post_norm = getattr(cfg, "norm", "pre") == "post"
+    architecture = str(getattr(cfg, "original_architecture", None))
+    norms_after_only = hooked and architecture.startswith(("Olmo2", "Olmo3"))
+    parallel = hooked and cfg.parallel_attn_mlp
 
     def on_branch(x: Tensor, name: str) -> Tensor:
-        return x if post_norm else norm(x, name)
+        return x if post_norm or norms_after_only else norm(x, name)
+
+    def after_branch(x: Tensor, name: str) -> Tensor:
+        if norms_after_only:
+            return norm(x, name)
+        if hooked and cfg.use_normalization_before_and_after and cfg.normalization_type is not None:
+            return norm(x, f"{name}_post", "RMS")
+        return x
 
     def on_stream(x: Tensor, name: str) -> Tensor:
         return norm(x, name) if post_norm else x
@@ -397,7 +467,12 @@ def forward(
             edit(s.lower(), layer, torch.einsum("bpd,hde->bphe", x, attn[f"W_{s}"]) + attn[f"b_{s}"])
             for s in "QKV"
         )
-        if hooked and cfg.use_qk_norm:
+        if hooked and architecture.startswith("Olmo"):
+            q, k = (
+                norm_heads(y.flatten(2), weights[f"{path}.attn.{n}_norm.w"], cfg.eps).reshape(y.shape)
+                for y, n in ((q, "q"), (k, "k"))
+            )
+        elif hooked and cfg.use_qk_norm:
             q, k = (
                 norm_heads(y, weights[f"{path}.attn.{n}_norm.w"], cfg.eps) for y, n in ((q, "q"), (k, "k"))
             )
@@ -426,11 +501,12 @@ def forward(
         scores = edit("scores", layer, scores.masked_fill(hidden, -torch.inf))
         pattern = edit("pattern", layer, scores.softmax(-1).nan_to_num())
         z = edit("z", layer, torch.einsum("bhqk,bkhe->bqhe", pattern, v))
-        out = edit("attn_out", layer, torch.einsum("bqhe,hed->bqd", z, attn["W_O"]) + attn["b_O"])
-        resid = resid + out
+        out = after_branch(torch.einsum("bqhe,hed->bqd", z, attn["W_O"]) + attn["b_O"], f"{path}.ln1")
+        before_mlp, resid = resid, resid + edit("attn_out", layer, out)
         if not cfg.attn_only:
-            resid = on_stream(edit("resid_mid", layer, resid), f"{path}.ln1")
-            x = on_branch(resid, f"{path}.ln2")
+            if not parallel:
+                before_mlp = resid = on_stream(edit("resid_mid", layer, resid), f"{path}.ln1")
+            x = on_branch(before_mlp, f"{path}.ln2")
             act = _ACTIVATIONS[cfg.act_fn]
             if cfg.gated_mlp:
                 post = act(edit("mlp_pre", layer, x @ mlp["W_gate"])) * (x @ mlp["W_in"])
@@ -440,7 +516,7 @@ def forward(
             if cfg.act_fn.endswith("_ln"):
                 post = norm(post, f"{path}.mlp.ln", "LN" if f"{path}.mlp.ln.w" in weights else "LNPre")
             post = edit("mlp_post", layer, post)
-            out = post @ mlp["W_out"] + mlp.get("b_out", torch.zeros(()))
+            out = after_branch(post @ mlp["W_out"] + mlp.get("b_out", torch.zeros(())), f"{path}.ln2")
             resid = resid + edit("mlp_out", layer, out)
         resid = on_stream(edit("resid_post", layer, resid), f"{path}.ln{1 if cfg.attn_only else 2}")
     last = cfg.normalization_type
@@ -486,3 +562,11 @@ def rotated(
     odd = turning[..., 1::2] if adjacent else turning[..., half:]
     pair = even * cos - odd * sin, odd * cos + even * sin
     return torch.cat([torch.stack(pair, -1).flatten(-2) if adjacent else torch.cat(pair, -1), rest], -1)
+
+
+@pytest.fixture(scope="session")
+def hf_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Bridges around small Hugging Face models, by name: `hf_model("llama")`; see families.py."""
+    from tests.circuits import families
+
+    return families.Models(tmp_path_factory.mktemp("huggingface"))

@@ -24,6 +24,28 @@ from circuits import Site, ablate, edit, intervene, patch, permute, run, sweep, 
 
 BATCH, LENGTH, PERIOD, VOCAB = 3, 4, 3, 6
 HEADS, D_HEAD, D_MODEL, D_MLP = 2, 3, 8, 5
+# Beside the plain ones: blocks of Pythia, of Gemma 2, and both of these at once.
+GEMMA = {
+    "normalization_type": "RMS",
+    "use_normalization_before_and_after": True,
+    "attn_scores_soft_cap": 2.0,
+    "output_logits_soft_cap": 3.0,
+    "use_local_attn": True,
+    "attn_types": ["local", "global", "local"],
+    "window_size": 2,
+    "n_key_value_heads": 1,
+}
+KINDS = {
+    "parallel": {"parallel_attn_mlp": True},
+    "parallel, shared keys": {"parallel_attn_mlp": True, "n_key_value_heads": 1, "normalization_type": None},
+    "gemma": GEMMA,
+    "gemma, parallel": GEMMA | {"parallel_attn_mlp": True, "n_key_value_heads": 2},
+    "olmo 2": {
+        "original_architecture": "Olmo2ForCausalLM",
+        "normalization_type": "RMS",
+        "d_model": HEADS * D_HEAD,
+    },
+}
 Place = tuple[str, int | None]
 
 # Read when this file is collected, with the profile that was asked for loaded.
@@ -84,11 +106,11 @@ Meaning = Writing | Pattern | Weights | Edges
 def forward(
     model: Any, tokens: Tensor, meanings: list[Meaning] = (), keep: dict[Place, Tensor] | None = None
 ) -> Tensor:
-    """The logits of a pre-norm transformer under all of these; `keep` gets every activation of the run."""
-    w = {name: value.detach() for name, value in model.named_parameters()}
+    """The logits of a transformer under all of these; `keep` gets every activation of the run."""
+    w = {name.replace("attn._", "attn."): value.detach() for name, value in model.named_parameters()}
     for one in meanings:
         if isinstance(one, Weights):
-            w |= one.values
+            w |= {name.replace("attn._", "attn."): value for name, value in one.values.items()}
     cfg, kept = model.cfg, {} if keep is None else keep
     edges = [one for one in meanings if isinstance(one, Edges)]
     receivers: dict[Any, dict[Place, list[Callable[[Tensor], Tensor]]]] = {}
@@ -115,8 +137,23 @@ def forward(
     def norm(x: Tensor, name: str) -> Tensor:
         if cfg.normalization_type is None:
             return x
+        if cfg.normalization_type == "RMS":
+            return x / (x.pow(2).mean(-1, keepdim=True) + cfg.eps).sqrt() * w[f"{name}.w"]
         x = x - x.mean(-1, keepdim=True)
         return x / (x.pow(2).mean(-1, keepdim=True) + cfg.eps).sqrt() * w[f"{name}.w"] + w[f"{name}.b"]
+
+    olmo2 = cfg.original_architecture == "Olmo2ForCausalLM"
+
+    def before(x: Tensor, name: str) -> Tensor:
+        return x if olmo2 else norm(x, name)
+
+    def after(x: Tensor, name: str) -> Tensor:
+        if cfg.use_normalization_before_and_after:
+            return norm(x, f"{name}_post")
+        return norm(x, name) if olmo2 else x
+
+    def capped(x: Tensor, cap: float) -> Tensor:
+        return cap * (x / cap).tanh() if cap > 0 else x
 
     def known(site: str, layer: int | None, x: Tensor) -> Tensor:
         kept[site, layer] = x
@@ -129,43 +166,68 @@ def forward(
     x = {a: sent(a, "embed", None, embed) + sent(a, "pos_embed", None, positions) for a in worlds}
     for layer in range(cfg.n_layers):
         path = f"blocks.{layer}"
+        coming = x
         x = {a: edited("resid_pre", layer, x[a]) for a in worlds}
         known("resid_pre", layer, x[None])
         made = {}
         for site in "qkv":
             weight, bias = w[f"{path}.attn.W_{site.upper()}"], w[f"{path}.attn.b_{site.upper()}"]
             heads = []
-            for head in range(HEADS):
+            for head in range(len(weight)):
                 reads = x[site, layer, head] if (site, layer, head) in receivers else x[None]
-                heads.append(norm(reads, f"{path}.ln1") @ weight[head] + bias[head])
+                heads.append(before(reads, f"{path}.ln1") @ weight[head] + bias[head])
             made[site] = known(site, layer, edited(site, layer, torch.stack(heads, 2)))
-        scores = torch.einsum("bqhe,bkhe->bhqk", made["q"], made["k"]) / math.sqrt(D_HEAD)
+        q, k, v = (
+            made[site][:, :, [head * made[site].shape[2] // HEADS for head in range(HEADS)]] for site in "qkv"
+        )
+        if olmo2:
+            q, k = (
+                (
+                    y.flatten(2)
+                    / (y.flatten(2).pow(2).mean(-1, keepdim=True) + cfg.eps).sqrt()
+                    * w[f"{path}.attn.{site}_norm.w"]
+                ).reshape(y.shape)
+                for y, site in ((q, "q"), (k, "k"))
+            )
+        scores = capped(torch.einsum("bqhe,bkhe->bhqk", q, k) / math.sqrt(D_HEAD), cfg.attn_scores_soft_cap)
         if cfg.attention_dir == "causal":
             length = tokens.shape[1]
             scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf)
+            if cfg.use_local_attn and cfg.attn_types[layer] == "local":
+                far = torch.ones(length, length).tril(-cfg.window_size).bool()
+                scores = scores.masked_fill(far, -math.inf)
         scores = known("scores", layer, edited("scores", layer, scores))
         pattern = known("pattern", layer, edited("pattern", layer, scores.softmax(-1), scores))
-        z = known("z", layer, edited("z", layer, torch.einsum("bhqk,bkhe->bqhe", pattern, made["v"])))
+        z = known("z", layer, edited("z", layer, torch.einsum("bhqk,bkhe->bqhe", pattern, v)))
+        attended = dict(x)
         for a in worlds:
             out = torch.einsum("bqhe,hed->bqd", sent(a, "z", layer, z), w[f"{path}.attn.W_O"])
-            out = edited("attn_out", layer, out + w[f"{path}.attn.b_O"])
+            out = edited("attn_out", layer, after(out + w[f"{path}.attn.b_O"], f"{path}.ln1"))
             if a is None:
                 known("attn_out", layer, out)
             x[a] = x[a] + sent(a, "attn_out", layer, out)
         if not cfg.attn_only:
-            x = {a: edited("resid_mid", layer, x[a]) for a in worlds}
-            known("resid_mid", layer, x[None])
+            if not cfg.parallel_attn_mlp:
+                coming = x
+                attended = x = {a: edited("resid_mid", layer, x[a]) for a in worlds}
+                known("resid_mid", layer, x[None])
 
             def neurons(stream: Tensor, path: str = path, layer: int = layer) -> Tensor:
-                pre = norm(stream, f"{path}.ln2") @ w[f"{path}.mlp.W_in"] + w[f"{path}.mlp.b_in"]
+                pre = before(stream, f"{path}.ln2") @ w[f"{path}.mlp.W_in"] + w[f"{path}.mlp.b_in"]
                 pre = edited("mlp_pre", layer, pre)
                 return edited("mlp_post", layer, pre.clamp(min=0))
 
-            post = known("mlp_post", layer, neurons(x.get(("mlp_pre", layer, None), x[None])))
+            post = known("mlp_post", layer, neurons(attended.get(("mlp_pre", layer, None), attended[None])))
+            x = dict(x)
             for a in worlds:
-                its = neurons(x[a]) if through_mlps and a is not None else post
+                # Only MLPs between the two recompute: before the sender, its world is the run.
+                between = through_mlps and not (
+                    torch.equal(coming[a], coming[None]) and torch.equal(attended[a], attended[None])
+                )
+                its = neurons(attended[a]) if between else post
                 its = sent(a, "mlp_post", layer, its)
-                out = edited("mlp_out", layer, its @ w[f"{path}.mlp.W_out"] + w[f"{path}.mlp.b_out"])
+                out = after(its @ w[f"{path}.mlp.W_out"] + w[f"{path}.mlp.b_out"], f"{path}.ln2")
+                out = edited("mlp_out", layer, out)
                 if a is None:
                     known("mlp_out", layer, out)
                 x[a] = x[a] + sent(a, "mlp_out", layer, out)
@@ -173,7 +235,8 @@ def forward(
             x[None] = x["resid_post", layer, None]
         x = {a: edited("resid_post", layer, x[a]) for a in worlds}
         known("resid_post", layer, x[None])
-    return norm(x[None], "ln_final") @ w["unembed.W_U"] + w["unembed.b_U"]
+    logits = norm(x[None], "ln_final") @ w["unembed.W_U"] + w["unembed.b_U"]
+    return capped(logits, cfg.output_logits_soft_cap)
 
 
 # ---- Random interventions, each with what it means
@@ -182,29 +245,39 @@ def forward(
 class Lab:
     """One model, its clean activations, and what can be drawn for it."""
 
-    def __init__(self, make_model: Any, causal: bool, normed: bool, mlps: bool, layers: int) -> None:
-        self.make = functools.partial(
-            make_model,
-            family="HookedTransformer",
-            attention_dir="causal" if causal else "bidirectional",
-            normalization_type="LN" if normed else None,
-            attn_only=not mlps,
-            n_layers=layers,
-            d_model=D_MODEL,
-            n_ctx=LENGTH,
-            d_head=D_HEAD,
-            n_heads=HEADS,
-            d_mlp=D_MLP,
-            d_vocab=VOCAB,
-        )
+    def __init__(
+        self, make_model: Any, causal: bool, normed: bool, mlps: bool, layers: int, **changes: Any
+    ) -> None:
+        settings = {
+            "family": "HookedTransformer",
+            "attention_dir": "causal" if causal else "bidirectional",
+            "normalization_type": "LN" if normed else None,
+            "attn_only": not mlps,
+            "n_layers": layers,
+            "d_model": D_MODEL,
+            "n_ctx": LENGTH,
+            "d_head": D_HEAD,
+            "n_heads": HEADS,
+            "d_mlp": D_MLP,
+            "d_vocab": VOCAB,
+        }
+        self.make = functools.partial(make_model, **settings | changes)
+        self.key_heads = changes.get("n_key_value_heads", HEADS)
+        self.parallel = "parallel_attn_mlp" in changes
         self.model, self.donor = self.make(), self.make(seed=1)
         self.layers, self.mlps, self.causal = range(layers), mlps, causal
         per_layer = ["resid_pre", "q", "k", "v", "scores", "pattern", "z", "attn_out", "resid_post"]
-        per_layer += ["resid_mid", "mlp_post", "mlp_out"] if mlps else []
+        per_layer += ["mlp_post", "mlp_out"] if mlps else []
+        per_layer += ["resid_mid"] if mlps and not self.parallel else []
         self.sites: list[Place] = [("embed", None), ("pos_embed", None)]
         self.sites += [(site, layer) for layer in self.layers for site in per_layer]
 
-    @functools.cache  # noqa: B019 one for each of eight models
+    def named(self, site: str, layer: int, head: int) -> Any:
+        """A head of a site as it is given: where keys are shared, their group."""
+        shared = site in ("k", "v") and self.key_heads < HEADS
+        return f"{layer}.k{head}" if shared else [(layer, head)]
+
+    @functools.cache  # noqa: B019 one for each model
     def clean(self, seed: int | str, batch: int = BATCH) -> dict[Place, Tensor]:
         found: dict[Place, Tensor] = {}
         forward(self.model, GRID if seed == "grid" else tokens_of(seed, batch), keep=found)
@@ -238,7 +311,7 @@ def where(x: Tensor, site: str, queries: Any, heads: Any = None, neurons: Any = 
     shape[0], shape[axis] = chosen.shape
     found = chosen.reshape(shape).expand(x.shape).clone()
     if heads is not None:
-        others = [head for head in range(HEADS) if head not in heads]
+        others = [head for head in range(x.shape[3 - axis]) if head not in heads]
         found[(slice(None),) * (1 if axis == 2 else 2) + (others,)] = False
     if neurons is not None:
         found[..., [one for one in range(D_MLP) if one not in neurons]] = False
@@ -320,7 +393,8 @@ def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
     queries, other = selection(rng), rng.randint(1, 3)
     if kind == "uniform":
         heads = some_heads(lab, rng)
-        keys = rng.choice([None, [0], [0, 2]])
+        # Through a window late queries see none of these keys, which is refused.
+        keys = rng.choice([None] if lab.model.cfg.use_local_attn else [None, [0], [0, 2]])
 
         def equal(x: Tensor, scores: Tensor) -> Tensor:
             seen = ~scores.isneginf()
@@ -399,8 +473,9 @@ def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
         layers = lab.layers if layer is None else [layer]
         theirs = {name: value.detach() for name, value in lab.donor.named_parameters()}
         if len(names) < 5:
+            shared = "_" if lab.key_heads < HEADS or lab.model.cfg.n_key_value_heads else ""
             chosen = {
-                f"blocks.{at}.attn.{letter}_{one.upper()}"
+                f"blocks.{at}.attn.{shared if one in 'kv' else ''}{letter}_{one.upper()}"
                 for at in layers
                 for one in names
                 for letter in "Wb"
@@ -414,11 +489,11 @@ def drawn(lab: Lab, seed: int) -> tuple[str, Any, Meaning]:
         )
     site, layer = rng.choice([place for place in lab.sites if kind not in ("path",)] or [("z", 0)])
     heads = (
-        rng.choice([None, [rng.randrange(HEADS)]])
+        rng.choice([None, [rng.randrange(lab.key_heads if site in ("k", "v") else HEADS)]])
         if site in ("q", "k", "v", "scores", "pattern", "z")
         else None
     )
-    given = None if heads is None else [(layer, heads[0])]
+    given = None if heads is None else lab.named(site, layer, heads[0])
     if kind == "patch":
         one = rng.random() < 0.5
         source = lab.clean(other, 1 if one else BATCH)[site, layer]
@@ -474,15 +549,22 @@ def path(lab: Lab, rng: random.Random, queries: Any, other: int) -> tuple[str, A
     for layer in lab.layers:
         for head in range(HEADS):
             senders.append(([(layer, head)], ("z", layer), [head], layer))
-            receivers.append(([(layer, head)], [(site, layer, head) for site in "qkv"], layer))
+            if lab.key_heads == HEADS:
+                receivers.append(([(layer, head)], [(site, layer, head) for site in "qkv"], layer))
+            elif head < lab.key_heads:
+                receivers.append((f"{layer}.k{head}", [(site, layer, head) for site in "kv"], layer))
             site = rng.choice("qkv")
-            receivers.append(((site, [(layer, head)]), [(site, layer, head)], layer))
+            its = head % lab.key_heads if site in "kv" else head
+            receivers.append(((site, lab.named(site, layer, its)), [(site, layer, its)], layer))
         site = rng.choice("qkv")
-        receivers.append((f"{site}.{layer}", [(site, layer, head) for head in range(HEADS)], layer))
+        count = lab.key_heads if site in "kv" else HEADS
+        receivers.append((f"{site}.{layer}", [(site, layer, head) for head in range(count)], layer))
         senders += [(f"z.{layer}", ("z", layer), None, layer)]
         senders += [(f"attn_out.{layer}", ("attn_out", layer), None, layer + 0.1)]
         if lab.mlps:
-            receivers.append((f"mlp_pre.{layer}", [("mlp_pre", layer, None)], layer + 0.2))
+            # In parallel blocks the MLP reads what attention reads.
+            heard = layer if lab.parallel else layer + 0.2
+            receivers.append((f"mlp_pre.{layer}", [("mlp_pre", layer, None)], heard))
             senders += [(f"mlp_post.{layer}", ("mlp_post", layer), None, layer + 0.2)]
             senders += [(f"mlp_out.{layer}", ("mlp_out", layer), None, layer + 0.3)]
     receivers += [("output", [("resid_post", lab.layers[-1], None)], len(lab.layers))] * 2
@@ -523,6 +605,7 @@ def _labs(make_model):
     for normed in (True, False):
         for mlps in (True, False):
             LABS.extend(Lab(make_model, causal, normed, mlps, 2 if mlps else 3) for causal in (True, False))
+    LABS.extend(Lab(make_model, True, True, True, 3, **changes) for changes in KINDS.values())
     yield
     LABS.clear()
 

@@ -26,6 +26,8 @@ def read_out(model, stream, part=None):
     """Final norm and unembedding of `stream`; of `part` alone, with the norm's scale that of the whole, no biases."""
     weights, cfg = {n: w.detach() for n, w in Surface.of(model).named_weights().items()}, model.cfg
     kind = cfg.normalization_type
+    if getattr(cfg, "final_rms", False) and kind is not None:
+        kind = kind.replace("LN", "RMS")
     x = stream if part is None else part
     if kind in ("LN", "LNPre"):
         x = x - x.mean(-1, keepdim=True)
@@ -52,10 +54,21 @@ def parts_by_hand(model, seen):
         out = role(weights, f"blocks.{layer}.attn.W_O")
         if out is None:
             out = weights[f"blocks.{layer}.attn.o.weight"].T.reshape(4, 4, 16)
-        for head in range(4):
-            found[f"L{layer}H{head}"] = torch.einsum("bpe,ed->bpd", seen["z", layer][:, :, head], out[head])
+        added = {
+            f"L{layer}H{head}": torch.einsum("bpe,ed->bpd", seen["z", layer][:, :, head], out[head])
+            for head in range(4)
+        }
         bias = role(weights, f"blocks.{layer}.attn.b_O", f"blocks.{layer}.attn.o.bias")
-        found[f"b_O.{layer}"] = bias.expand_as(found["embed"])
+        added[f"b_O.{layer}"] = bias.expand_as(found["embed"])
+        after = (
+            "ln1" if str(getattr(model.cfg, "original_architecture", "")).startswith("Olmo2") else "ln1_post"
+        )
+        gain = weights.get(f"blocks.{layer}.{after}.w")
+        if gain is not None:
+            whole = torch.einsum("bphe,hed->bpd", seen["z", layer], out) + bias
+            scale = (whole.square().mean(-1, keepdim=True) + model.cfg.eps).sqrt()
+            added = {name: part / scale * gain for name, part in added.items()}
+        found |= added
         if not model.cfg.attn_only:
             found[f"mlp_out.{layer}"] = seen["mlp_out", layer]
     return found
@@ -85,6 +98,38 @@ def test_against_the_residual_stream_by_hand(family, make_model, tokens, by_hand
     torch.testing.assert_close(total, found.output, **close)
     without = sum(value for name, value in found.contributions.items() if name != "L1H2") + found.constant
     torch.testing.assert_close(found.without("L1H2"), without, **close)
+
+
+def test_every_kind_of_block_against_the_residual_stream_by_hand(featured, tokens, by_hand):
+    """Also where a norm stands between the heads and the stream, and where the logits pass a soft cap."""
+    if getattr(featured.cfg, "norm", "pre") == "post":
+        pytest.skip("test_post_norm.py")
+    output, seen = streams(by_hand, featured, tokens)
+    found, cap = lens(featured, tokens), getattr(featured.cfg, "output_logits_soft_cap", 0)
+    # The bridge's RMS norm computes in single precision, whatever the model's.
+    cfg = featured.cfg
+    single = Surface.of(featured).bridged and ("RMS" in str(cfg.normalization_type) or cfg.final_rms)
+    close = {"rtol": 0, "atol": 1e-4 if single else 1e-10}
+    torch.testing.assert_close(found.output, output, **close)
+    parts, last = parts_by_hand(featured, seen), seen["resid_post", cfg.n_layers - 1]
+    assert list(found.contributions) == list(parts)
+    for name, part in parts.items():
+        torch.testing.assert_close(found.contributions[name], read_out(featured, last, part), **close)
+    total = sum(found.contributions.values()) + found.constant
+    without = total - found.contributions["L0H1"]
+    assert found.soft_cap == (cap if cap > 0 else None)
+    if found.soft_cap is not None:
+        total, without = (cap * torch.tanh(x / cap) for x in (total, without))
+    torch.testing.assert_close(total, output, **close)
+    torch.testing.assert_close(found.without("L0H1"), without, **close)
+    assert float((without - output).abs().max()) > 1e-3
+
+
+def test_a_norm_after_attention_that_is_none_is_refused(make_model, hooked_only, tokens):
+    model = make_model(family=hooked_only, normalization_type="RMS", use_normalization_before_and_after=True)
+    model.blocks[1].ln1_post.register_forward_hook(lambda module, inputs, output: output.tanh())
+    with pytest.raises(CircuitsError, match=r"lens: blocks\.1\.ln1_post is neither LayerNorm nor RMS norm"):
+        lens(model, tokens)
 
 
 def test_any_width_of_read_out_and_rotary_positions(family, make_model, tokens, by_hand):
@@ -148,10 +193,12 @@ def test_what_edits_put_into_the_stream_itself_is_named(causal, tokens, by_hand)
 
 
 def test_what_it_cannot_add_up_is_refused(family, make_model, tokens):
-    with pytest.raises(CircuitsError, match=r"not a linear function.*soft cap") as caught:
-        lens(make_model(family=family, output_logits_soft_cap=5.0), tokens)
-    assert "\n" not in str(caught.value)
     model = make_model(family=family)
+    bent = model.get_submodule("unembed").register_forward_hook(lambda module, inputs, output: output.tanh())
+    with pytest.raises(CircuitsError, match=r"not a linear function.*a read-out of its own") as caught:
+        lens(model, tokens)
+    assert "\n" not in str(caught.value)
+    bent.remove()
     model.add_hook("blocks.0.hook_resid_post", lambda x, hook: x + 1.0)
     with pytest.raises(
         CircuitsError, match=r"not the sum of its embeddings, heads and MLPs.*hook on it"
@@ -186,9 +233,10 @@ def test_nothing_is_left_and_nothing_is_shared(causal, tokens):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_does_not_hide_what_does_not_add_up(make_model, tokens, dtype):
     """Ten thousand roundings of bfloat16 are 78 times the number: a bound that nothing exceeds."""
-    capped = make_model(output_logits_soft_cap=2.0).to(dtype)
+    bent = make_model().to(dtype)
+    bent.get_submodule("unembed").register_forward_hook(lambda m, inputs, output: 2 * (output / 2).tanh())
     with pytest.raises(CircuitsError, match="not a linear function"):
-        lens(capped, tokens)
+        lens(bent, tokens)
     found = lens(make_model().to(dtype), tokens)
     total = sum(part.float() for part in found.contributions.values()) + found.constant.float()
     # Rounding at each of some twenty additions.

@@ -180,5 +180,5 @@ def test_edits_and_patches_of_some_neurons_before_and_after_the_activation_funct
         assert_same(doubled, only(lambda x: 2 * x + 1), clean)
         patched = run(both, tokens, patch.activations(site, other_tokens, neurons=CHOSEN))
         assert_same(patched, only(lambda x, at=(name, 1): theirs[at]), clean)
-    with pytest.raises(CircuitsError, match="site z has no neurons; they are edited at mlp_pre and mlp_post"):
+    with pytest.raises(CircuitsError, match="site z has no neurons; those are at mlp_pre and mlp_post"):
         edit("z", torch.zeros_like, neurons=[0])

@@ -155,6 +155,18 @@ def some_blocks_post_norm():
     run(half, tokens)
 
 
+def some_blocks_parallel():
+    half = build()
+    half.hook_dict.pop("blocks.1.hook_resid_mid")
+    run(half, tokens)
+
+
+def one_norm_module():
+    shared = build(parallel_attn_mlp=True)
+    shared.blocks[1].ln2 = shared.blocks[1].ln1
+    run(shared, tokens, patch.path("embed", "mlp_pre.1", other))
+
+
 def from_hugging_face():
     from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -308,6 +320,18 @@ def screen_inside_a_block():
             model(tokens)
 
 
+def read_out_of_its_own():
+    bent = build()
+    bent.unembed.register_forward_hook(lambda module, inputs, output: output.tanh())
+    lens(bent, tokens)
+
+
+def norm_of_its_own():
+    bent = build(normalization_type="RMS", use_normalization_before_and_after=True)
+    bent.blocks[0].ln1_post.register_forward_hook(lambda module, inputs, output: output.tanh())
+    lens(bent, tokens)
+
+
 def hook_on_the_stream():
     steered = build()
     steered.add_hook("blocks.0.hook_resid_post", lambda x, hook: x + 1)
@@ -357,13 +381,9 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda: run("gpt2-small", tokens), "hooked model", "got str"),
     (lambda: run(torch.nn.Linear(2, 2), tokens), "Linear", "cfg.n_layers"),
     (lambda: run(Lookalike(), tokens), "Lookalike", "not served"),
-    (lambda: run(build(parallel_attn_mlp=True), tokens), "block 0", "parallel"),
-    (
-        lambda: run(build(normalization_type="RMS", use_normalization_before_and_after=True), tokens),
-        "block 0",
-        "normalises what attention adds",
-    ),
     (some_blocks_post_norm, "blocks 0 and 1 differ"),
+    (some_blocks_parallel, "blocks 1 and 0 differ", "in parallel"),
+    (one_norm_module, "blocks.1: ln1 and ln2 are one module", "give each its own"),
     (
         lambda: run(build(positional_embedding_type="shortformer"), tokens),
         "positional_embedding_type='shortformer'",
@@ -386,9 +406,16 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda: run(model, tokens, edit("z.0", double, heads="1.1")), "heads 1.1", "layer 0", "z.0"),
     (
         lambda: run(build(n_key_value_heads=2), tokens, edit("v", double, heads="0.1")),
-        "share 2 key-value heads",
-        "head 0.1",
+        "head 0.1 shares key-value group 0.k0",
+        "write 0.k0",
     ),
+    (
+        lambda: run(build(n_key_value_heads=2), tokens, ablate.zero("0.k1")),
+        "key-value group 0.k1 is at k and v only",
+        "heads 0.2,0.3",
+    ),
+    (lambda: heads("0.k1", model), "no key-value group 0.k1", "write 0.1"),
+    (lambda: heads("0.k3", build(n_key_value_heads=2)), "no key-value group 0.k3", "groups 0-1"),
     # Sites.
     (lambda: edit("resid_middle", double), "'resid_middle'", "resid_mid"),
     (lambda: edit(3, double), "not a site: 3"),
@@ -486,9 +513,9 @@ REFUSALS: list[tuple[Any, ...]] = [
         "clean pass",
     ),
     (
-        lambda: call_with(ablate.zero("0.1", queries=0), **key_value_cache()),
+        lambda: call_with(patch.path("0.1", "output", source=other), **key_value_cache()),
+        "paths are not served",
         "key-value cache",
-        "counted anew",
     ),
     # Running.
     (lambda: cache(model, tokens, 3), "cache: give sites", "got 3"),
@@ -719,7 +746,8 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda: sweep(model, tokens, zero).plot(kind="bars"), "kind='bars'", "auto, points, heatmap"),
     (lambda: sweep(model, tokens, zero).plot(kind="heatmap"), "heatmap", "grid"),
     # Lens.
-    (lambda: lens(build(output_logits_soft_cap=1.0), tokens), "lens", "not a linear function"),
+    (read_out_of_its_own, "lens", "not a linear function"),
+    (norm_of_its_own, "lens", "blocks.0.ln1_post is neither LayerNorm nor RMS norm"),
     (hook_on_the_stream, "lens", "not the sum of its embeddings"),
     # Spectra.
     (lambda: fourier.basis(0), "period=0", "at least 1"),

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from circuits.statistics import bootstrap, holm, ratio, sign_flip, summarise
+from circuits.statistics import bootstrap, holm, ratio, sign_flip, spearman, summarise
 
 
 @pytest.fixture
@@ -189,3 +189,24 @@ def test_holm_by_hand():
 
 def test_ratio_of_nothing():
     np.testing.assert_array_equal(ratio(np.array([1.0, 2.0]), np.array([0.0, 4.0])), [np.nan, 0.5])
+
+
+def test_spearman_with_ties_and_without_a_spread():
+    one = np.array([[1.0, 2.0, 2.0, 4.0], [3.0, 3.0, 3.0, 3.0]])
+    other = np.array([[10.0, 30.0, 20.0, 40.0], [1.0, 2.0, 3.0, 4.0]])
+    # Ranks 1, 2.5, 2.5, 4 and 1, 3, 2, 4: covariance 4.5, sums of squares 4.5 and 5.
+    found = spearman(one, other)
+    assert found[0] == pytest.approx(4.5 / np.sqrt(4.5 * 5))
+    assert np.isnan(found[1])
+    assert np.isnan(spearman(one[:, :2], other[:, :2])).all()
+
+
+def test_spearman_is_pearson_of_ranks_by_counting():
+    one, other = np.random.default_rng(0).integers(0, 5, (2, 50, 7)).astype(float)
+    ranks = [
+        [[sum(y < x for y in row) + sum(y == x for y in row) / 2 for x in row] for row in rows]
+        for rows in (one, other)
+    ]
+    expected = [np.corrcoef(*pair)[0, 1] for pair in zip(*ranks, strict=True)]
+    np.testing.assert_allclose(spearman(one, other), expected, atol=1e-12)
+    assert np.isnan(spearman(np.ones((1, 3)), np.array([[2.0, 3.0, 4.0]]))).all()

@@ -138,6 +138,19 @@ def test_gated_and_grouped_models(family, make_model, tokens, by_hand, assert_sa
         assert_same(run(model, tokens, given), expected, by_hand(model, tokens))
 
 
+def test_norms_after_attention_and_mlp_go_with_ln1_and_ln2(
+    make_model, hooked_only, tokens, by_hand, assert_same
+):
+    model = make_model(family=hooked_only, normalization_type="RMS", use_normalization_before_and_after=True)
+    donor = another(model)
+    for component in ("ln1", "ln2"):
+        given = transplant.weights(donor, component)
+        names = {f"blocks.{layer}.{component}{after}.w" for layer in range(2) for after in ("", "_post")}
+        assert set(given.describe()["parameters"]) == names
+        expected = by_hand(edited_copy(model, donor, names), tokens)
+        assert_same(run(model, tokens, given), expected, by_hand(model, tokens))
+
+
 def test_some_layers_and_several_components(model, tokens, by_hand, assert_same):
     donor, last = another(model), model.cfg.n_layers - 1
     names = names_of(model, "q", [last]) | names_of(model, "o", [last]) | names_of(model, "unembed")

@@ -31,8 +31,8 @@ class Checkpoints(Command):
             check_run_name(run)
 
     def execute(self) -> None:
-        found = [each for run in self.ckpt for each in resolve(f"{run}@all")]
-        runs = {each.run_name: each.run_path for each in found if each.run_path is not None}
+        checkpoints = [each for run in self.ckpt for each in resolve(f"{run}@all")]
+        runs = {each.run_name: each.run_path for each in checkpoints if each.run_path is not None}
         rows = [
             {"run": name, "ref": f"{name}@{row['step']}", **row}
             for name, path in runs.items()

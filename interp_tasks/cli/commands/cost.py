@@ -55,7 +55,7 @@ class CostCommand(RecipeCommand):
         from tasks import get
 
         check_place(self.device)
-        found = cost(
+        estimate = cost(
             get(resolved.task_name, **resolved.task),
             settings=resolved.model,
             config=resolved.train,
@@ -63,14 +63,14 @@ class CostCommand(RecipeCommand):
             device=self.device,
         )
         if self.format == "table":
-            rows = [{"quantity": what, "amount": text} for what, text in sentences(found)]
+            rows = [{"quantity": quantity, "amount": text} for quantity, text in sentences(estimate)]
             print_rows(rows, "table", ["quantity", "amount"])
         else:
-            print_rows([found.to_dict()], self.format, [])
+            print_rows([estimate.to_dict()], self.format, [])
 
 
 def sentences(cost: Cost) -> list[tuple[str, str]]:
-    """The lines of the table: what, and how much of it."""
+    """Returns the lines of the table: what, and how much of it."""
     frozen = cost.parameters - cost.trained
     rate = f"{float(f'{cost.gflop_per_second:.3g}'):,g} GFLOP/s, {'measured here' if cost.measured else 'as given'}"
     parts: list[Any] = [
@@ -84,19 +84,19 @@ def sentences(cost: Cost) -> list[tuple[str, str]]:
         ("parameters", f"{cost.parameters:,}" + (f" ({frozen:,} of them frozen)" if frozen else "")),
         ("a step", f"{flop(cost.step_flop)}, {cost.examples:,} examples, {cost.forward} forward"),
         ("the run", f"{flop(cost.run_flop)}, {cost.steps:,} steps with the metrics logged between them"),
-        ("memory", f"{size(cost.memory_bytes)}: " + ", ".join(f"{what} {size(n)}" for what, n in parts if n)),
+        ("memory", f"{size(cost.memory_bytes)}: " + ", ".join(f"{noun} {size(n)}" for noun, n in parts if n)),
         ("disk", f"{size(cost.disk_bytes)}, {cost.checkpoints} checkpoints"),
         ("time", f"{duration(cost.seconds)} at {rate}"),
     ]
 
 
 def flop(count: int) -> str:
-    """``3.82 GFLOP``."""
+    """Formats FLOP as ``3.82 GFLOP``."""
     return scaled(count, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
 
 
 def size(count: int) -> str:
-    """``3.82 MiB``."""
+    """Formats bytes as ``3.82 MiB``."""
     return scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
 
@@ -109,7 +109,7 @@ def scaled(count: int, base: int, units: tuple[str, ...]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``45 s``, ``12 min``, ``3.4 h``, ``12 days``: two digits are all that a forecast is worth."""
+    """Formats seconds as ``45 s``, ``12 min``, ``3.4 h`` or ``12 days``: a forecast is worth two digits."""
     for unit, length, most in (("s", 1, 90), ("min", 60, 90), ("h", 3600, 48)):
         if seconds < most * length:
             return f"{seconds / length:.2g} {unit}"

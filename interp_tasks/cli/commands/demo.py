@@ -42,13 +42,13 @@ class Demo(Command):
 
     def execute(self) -> None:
         with progress_line(self.quiet) as progress:
-            found = demo(samples=self.samples, seed=self.seed, progress=progress)
-        write_and_show(lambda: [demo_page(found).write(self.out)], lambda: self.show(found), self.quiet)
+            outcomes = demo(samples=self.samples, seed=self.seed, progress=progress)
+        write_and_show(lambda: [demo_page(outcomes).write(self.out)], lambda: self.show(outcomes), self.quiet)
 
-    def show(self, found: list[Outcome]) -> None:
+    def show(self, outcomes: list[Outcome]) -> None:
         if self.format == "table":
-            for outcome in found:
+            for outcome in outcomes:
                 print_as(outcome.result, "table")
                 print_sentences(outcome.sentences)
         else:
-            print_as(join([outcome.result for outcome in found]), self.format)
+            print_as(join([outcome.result for outcome in outcomes]), self.format)

@@ -101,7 +101,7 @@ class GridCommand(Command):
         from interp_tasks.grids.page import Findings, failures
 
         with progress_line(self.quiet) as progress:
-            found = grid(
+            done = grid(
                 self.spec,
                 self.folder(),
                 executor=self.executor,
@@ -111,13 +111,13 @@ class GridCommand(Command):
                 imports=self.import_paths,
                 progress=progress,
             )
-        findings = Findings.of(found)
+        findings = Findings.of(done)
         write_and_show(findings.write, lambda: self.show(findings), self.quiet)
-        for what, error in failures(found):
-            note(one_line(f"{what}: {error}"), quiet=False)
-        if found.failed:
+        for unit, error in failures(done):
+            note(one_line(f"{unit}: {error}"), quiet=False)
+        if done.failed:
             raise UserError(
-                f"{len(found.failed)} of {len(found.plan)} units failed, see above; the rest is done. "
+                f"{len(done.failed)} of {len(done.plan)} units failed, see above; the rest is done. "
                 "--retry tries them again"
             )
 
@@ -135,16 +135,16 @@ class GridCommand(Command):
         print_sentences(sentences(findings.grid))
 
     def show_plan(self) -> None:
-        """Every unit, what became of it, and what it would take."""
+        """Prints every unit, its state, and what it would take."""
         from interp_tasks.cli.tables import console
         from interp_tasks.grids.unit import read_record
         from interp_tasks.grids.units import plan
 
         spec, root = read_spec(self.spec), self.folder().resolve()
-        whole = plan(spec)
+        planned = plan(spec)
         costs: dict[str, dict[str, Any]] = {}
         rows: list[dict[str, Any]] = []
-        for unit in whole.units:
+        for unit in planned.units:
             record = read_record(root, unit)
             row: dict[str, Any] = {
                 "unit": unit.what,
@@ -191,11 +191,11 @@ class GridCommand(Command):
         same = str(Path(unit.folder).parent)
         if same not in costs:
             resolved = unit.resolved
-            found = cost(
+            estimate = cost(
                 get(resolved.task_name, **resolved.task),
                 settings=resolved.model,
                 config=resolved.train,
                 gflop_per_second=self.rate or 1.0,
             ).to_dict()
-            costs[same] = found if self.rate else {**found, "seconds": None}
+            costs[same] = estimate if self.rate else {**estimate, "seconds": None}
         return costs[same]

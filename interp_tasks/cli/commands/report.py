@@ -48,9 +48,9 @@ class Report(ExamplesCommand):
     def execute(self) -> None:
         self.import_tasks()
         with progress_line(self.quiet) as progress:
-            found = report(self.ckpt, self.compare, **self.common(progress))
-            page = found.page()
-        rows = found.headlines()
+            result = report(self.ckpt, self.compare, **self.common(progress))
+            page = result.page()
+        rows = result.headlines()
         write_and_show(
             lambda: [page.write(self.out)], lambda: print_rows(rows, self.format, list(rows[0])), self.quiet
         )

@@ -100,7 +100,7 @@ class Reproduce(Command):
                     progress=None if progress is None else trainer_progress(progress),
                 )
         with progress_line(self.quiet) as progress:
-            found = reproduce(
+            reproduction = reproduce(
                 self.paper,
                 self.preset,
                 runs=self.runs,
@@ -108,25 +108,25 @@ class Reproduce(Command):
                 processes=self.jobs or min(2, os.cpu_count() or 1),
                 progress=progress,
             )
-        write_and_show(lambda: found.write(self.folder()), lambda: self.show(found), self.quiet)
-        for line in found.crashed:
+        write_and_show(lambda: reproduction.write(self.folder()), lambda: self.show(reproduction), self.quiet)
+        for line in reproduction.crashed:
             note(one_line(line), quiet=False)
-        if found.crashed:
+        if reproduction.crashed:
             raise UserError(
-                f"{len(found.crashed)} of it could not be measured: see above; the rest is written"
+                f"{len(reproduction.crashed)} of it could not be measured: see above; the rest is written"
             )
 
-    def show(self, found: Reproduction) -> None:
+    def show(self, reproduction: Reproduction) -> None:
         if self.format == "json":
-            write_data(found.to_json())
+            write_data(reproduction.to_json())
         elif self.format == "csv":
-            write_data(found.to_csv())
+            write_data(reproduction.to_csv())
         else:
-            print_claims(found, self.verbose)
+            print_claims(reproduction, self.verbose)
 
 
 def trainer_progress(progress: Progress) -> Any:
-    """For each run, the trainer's callback as a progress line."""
+    """Returns a function that makes, for the name of a run, a trainer's callback that draws the progress line."""
 
     def of_run(name: str) -> Any:
         return lambda step, steps, line: progress(step, steps, f"{plain(line.get('validation', {}))}  {name}")
@@ -140,50 +140,52 @@ VERDICT, PUBLISHED, OURS, SEEDS = 12, 11, 22, 5
 INDENT = VERDICT + 1
 
 
-def print_claims(found: Reproduction, verbose: bool) -> None:
-    """A line for each claim and condition, by experiment of the paper; then what is missing."""
+def print_claims(reproduction: Reproduction, verbose: bool) -> None:
+    """Prints a line for each claim and condition, by experiment of the paper; then what is missing."""
     from rich.text import Text
 
     from interp_tasks.reproduction.reproduce import summary
 
     out = console()
     width = out.width
-    rows: list[Any] = found.frame().to_dict("records")
+    rows: list[Any] = reproduction.frame().to_dict("records")
     head = ("verdict", "claim", "published", "ours", "seeds")
     out.print(Text(line(head, width), style="dim"), soft_wrap=True)
-    for row in found.paper.row:
-        mine = [each for each in rows if each["row"] == row.number]
-        if not mine:
+    for row in reproduction.paper.row:
+        row_outcomes = [each for each in rows if each["row"] == row.number]
+        if not row_outcomes:
             continue
         where = f" ({row.where})" if row.where else ""
         out.print()
         out.print(Text(cut(f"{row.number}. {row.title}{where}", width), style="bold"), soft_wrap=True)
-        for claim in dict.fromkeys(each["claim"] for each in mine):
-            told = [each for each in mine if each["claim"] == claim]
+        for claim in dict.fromkeys(each["claim"] for each in row_outcomes):
+            claim_outcomes = [each for each in row_outcomes if each["claim"] == claim]
             # What has not been trained stands below, once.
-            run = [each for each in told if each["verdict"] != "not run"]
-            print_claim(out, told if verbose or not run else run, verbose)
+            run = [each for each in claim_outcomes if each["verdict"] != "not run"]
+            print_claim(out, claim_outcomes if verbose or not run else run, verbose)
     out.print()
-    out.print(Text(summary(found)))
+    out.print(Text(summary(reproduction)))
     if not verbose:
         out.print(Text("--verbose: what each claim says, its rule, interval, runs, controls and reasons."))
-    if found.missing:
-        hours = sum(each.run.hours for each in found.missing)
-        out.print(f"Not trained: {len(found.missing)} run(s), {hours:.1f} h in all; --train trains them.")
-    for each in found.missing:
-        out.print(Text(f"{each.run.hours:g} h: {each.run.command(found.folder)}", style="dim"))
+    if reproduction.missing:
+        hours = sum(each.run.hours for each in reproduction.missing)
+        out.print(
+            f"Not trained: {len(reproduction.missing)} run(s), {hours:.1f} h in all; --train trains them."
+        )
+    for each in reproduction.missing:
+        out.print(Text(f"{each.run.hours:g} h: {each.run.command(reproduction.folder)}", style="dim"))
 
 
 def print_claim(out: Any, rows: list[Any], verbose: bool) -> None:
-    """A claim's line; of several conditions one each, below its name."""
+    """Prints a claim's line; for several conditions, a line for each below its name."""
     from rich.text import Text
 
-    from interp_tasks.reproduction.page import short
+    from interp_tasks.reproduction.page import our_number_short
 
     first = rows[0]
     several = len(rows) > 1
     name = first["claim"] + (" *" if first["headline"] else "")
-    said = [
+    sentences_of_claim = [
         f"{first['claim']}: {first['says']}",
         f"Published: {first['published']}." * bool(first["published"]),
         f"Rule: {first['rule']}.",
@@ -191,15 +193,15 @@ def print_claim(out: Any, rows: list[Any], verbose: bool) -> None:
     if several:
         out.print(Text(line(("", name, first["published"], "", ""), out.width)), soft_wrap=True)
         if verbose:
-            print_sentences(out, said)
+            print_sentences(out, sentences_of_claim)
     for row in rows:
         called = f"  {row['run'].rpartition('/')[2]}" if several else name
         published = "" if several else row["published"]
         seeds = str(row["n_runs"]) if row["n_runs"] else "–"
-        cells = (row["verdict"], called, published, short(row), seeds)
+        cells = (row["verdict"], called, published, our_number_short(row), seeds)
         out.print(Text(line(cells, out.width)), soft_wrap=True)
         if verbose:
-            print_sentences(out, [*([] if several else said), *particulars(row)])
+            print_sentences(out, [*([] if several else sentences_of_claim), *particulars(row)])
 
 
 def print_sentences(out: Any, sentences: Sequence[str]) -> None:
@@ -212,12 +214,12 @@ def print_sentences(out: Any, sentences: Sequence[str]) -> None:
 
 def particulars(row: Mapping[str, Any]) -> Iterator[str]:
     """Yields the particulars of a verdict, a sentence each."""
-    from interp_tasks.reproduction.page import controls, number, ours, own
+    from interp_tasks.reproduction.page import controls, number, our_number, run_numbers
 
     if row["interval"]:
-        yield f"{ours(row)}, interval {row['interval']}."
+        yield f"{our_number(row)}, interval {row['interval']}."
     if len(row["runs"]) > 1:
-        yield f"Each run: {own(row)}."
+        yield f"Each run: {run_numbers(row)}."
     if controls(row) != "–":
         yield f"Controls: {controls(row)}."
     if row["p_holm"] == row["p_holm"]:
@@ -227,18 +229,18 @@ def particulars(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def line(cells: Sequence[str], width: int) -> str:
-    """One line of the terminal's width; what is too long for its column ends in three dots."""
+    """Returns one line of the terminal's width; a text too long for its column ends in three dots."""
     rest = width - (VERDICT + PUBLISHED + OURS + SEEDS) - 4
     widths = (VERDICT, max(rest, 12), PUBLISHED, OURS, SEEDS)
     shown = [
-        cut(text, wide, middle=place == 1).ljust(wide)
-        for place, (text, wide) in enumerate(zip(cells, widths, strict=True))
+        cut(text, wide, middle=column == 1).ljust(wide)
+        for column, (text, wide) in enumerate(zip(cells, widths, strict=True))
     ]
     return " ".join(shown).rstrip()
 
 
 def cut(text: str, width: int, middle: bool = False) -> str:
-    """A text that fits; of a name both ends stay, since names begin alike."""
+    """Returns a text that fits; of a name both ends stay, since names begin alike."""
     if len(text) <= width:
         return text
     end = width // 2 if middle else 0

@@ -116,7 +116,7 @@ class Search(RecipeCommand):
         from interp_tasks.search.study import search
 
         with progress_line(self.quiet) as progress:
-            found = search(
+            result = search(
                 self.plan(read_settings(self.settings)),
                 out=self.folder(),
                 trials=self.trials,
@@ -124,42 +124,42 @@ class Search(RecipeCommand):
                 device=self.device,
                 progress=progress,
             )
-        self.show(found)
+        self.show(result)
         note(f"wrote {self.folder() / 'search.html'}, trials.csv, trials.json", self.quiet)
 
-    def show(self, found: SearchResult) -> None:
+    def show(self, result: SearchResult) -> None:
         if self.format == "json":
-            write_data(found.to_json())
+            write_data(result.to_json())
         elif self.format == "csv":
-            write_data(found.to_csv())
+            write_data(result.to_csv())
         else:
-            print_found(found)
+            print_found(result)
 
 
-def print_found(found: SearchResult) -> None:
-    """The best trials, then importances."""
-    objective = found.identity["objective"]
+def print_found(result: SearchResult) -> None:
+    """Prints the best trials, then importances."""
+    objective = result.identity["objective"]
     out = console()
-    out.print(f"{found.summary()}; {objective['direction']} {objective['metric']}", style="bold")
+    out.print(f"{result.summary()}; {objective['direction']} {objective['metric']}", style="bold")
     # The section of a key is left out where room is short: no two settings of a space have one name.
     rows = [
         {
             "trial": trial["trial"],
             objective["metric"]: trial["value"],
-            **{key.partition(".")[2]: trial["params"][key] for key in found.identity["space"]},
+            **{key.partition(".")[2]: trial["params"][key] for key in result.identity["space"]},
             "run": trial["run"],
         }
-        for trial in found.ranked[:SHOWN]
+        for trial in result.ranked[:SHOWN]
     ]
     if rows:
         print_rows(rows, "table", list(rows[0]))
-    for trial in found.trials:
+    for trial in result.trials:
         if trial["reason"]:
             out.print(f"trial {trial['trial']} {trial['state']}: {trial['reason']}", style="dim")
     out.print()
-    if found.importances:
+    if result.importances:
         print_rows(
-            [{"setting": key, "importance": f"{share:.2f}"} for key, share in found.importances.items()],
+            [{"setting": key, "importance": f"{share:.2f}"} for key, share in result.importances.items()],
             "table",
             ["setting", "importance"],
         )

@@ -86,22 +86,13 @@ class Train(RecipeCommand):
 
     def train_one(self, resolved: Resolved, out: Path, seed: int, stop: Callable[[], bool]) -> None:
         from interp_tasks.checkpoints.meta import reached
-        from interp_tasks.training.trainer import train
-        from tasks import get
+        from interp_tasks.training.trainer import train_resolved
 
         follows = launched().rank > 0
         before = None if follows else reached(out)
         with progress_line(self.quiet or follows) as progress:
-            train(
-                get(resolved.task_name, **resolved.task),
-                out=out,
-                preset=resolved.preset,
-                settings=resolved.model,
-                config=resolved.train.model_copy(update={"seed": seed}),
-                device=self.device,
-                progress=None if progress is None else shown(progress, out),
-                stop=stop,
-            )
+            line = None if progress is None else shown(progress, out)
+            train_resolved(resolved, out, seed=seed, device=self.device, progress=line, stop=stop)
         if not follows:
             self.say(out, before)
 
@@ -136,7 +127,7 @@ class Train(RecipeCommand):
 
 
 def shown(progress: Progress, out: Path) -> Any:
-    """The trainer's callback as a progress line."""
+    """Returns the trainer's callback as a progress line."""
 
     def show(step: int, steps: int, line: Mapping[str, Any]) -> None:
         run = out / f"seed-{line['seed']}" if "seed" in line else out

@@ -54,12 +54,12 @@ class Zoo(Command):
         check_choice("--format", self.format, FORMATS)
         if self.pack is not None and self.check_name is not None:
             raise UserError("--pack and --check are two things to do: give one")
-        for option, given, needs, there in (
+        for option, given, needs, is_given in (
             ("--grid", self.grid, "--pack", self.pack),
             ("--into", self.into, "--pack", self.pack),
             ("--steps", self.steps, "--check", self.check_name),
         ):
-            if given is not None and there is None:
+            if given is not None and is_given is None:
                 raise UserError(f"{option} goes with {needs}")
         if self.steps is not None and self.steps < 1:
             raise UserError(f"--steps {self.steps}: give a number of steps from 1 up")

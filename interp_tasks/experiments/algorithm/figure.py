@@ -17,32 +17,32 @@ ROW, GAP, TOP, BOTTOM = 24, 90, 90, 70
 
 
 def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
-    """A row of maps for each checkpoint and kind of entries, a column for each metric."""
+    """Returns a row of maps for each checkpoint and kind of entries, a column for each metric."""
     from plotly.subplots import make_subplots
 
     metrics = [DISTANCE, PREDICTIONS, ERRORS]
     pairs = list(dict.fromkeys(zip(frame["ref"], frame["intervention"], strict=True)))
     height = ROW * frame["variant"].nunique()
-    whole = height * len(pairs) + GAP * (len(pairs) - 1)
+    total_height = height * len(pairs) + GAP * (len(pairs) - 1)
     figure = make_subplots(
         rows=len(pairs),
         cols=len(metrics),
         shared_yaxes=True,
-        vertical_spacing=GAP / whole if pairs[1:] else 0,
+        vertical_spacing=GAP / total_height if pairs[1:] else 0,
         horizontal_spacing=0.02,
         subplot_titles=[f"{metric}, {kind}<br>{ref}" for ref, kind in pairs for metric in metrics],
     )
     for row, (ref, kind) in enumerate(pairs, start=1):
-        mine = frame[(frame["ref"] == ref) & (frame["intervention"] == kind)]
+        kind_rows = frame[(frame["ref"] == ref) & (frame["intervention"] == kind)]
         for column, metric in enumerate(metrics, start=1):
-            of = mine[mine["metric"] == metric]
+            of = kind_rows[kind_rows["metric"] == metric]
             after = [
                 "embed" if site == "resid_pre" else str(layer)
                 for site, layer in zip(of["site"], of["layer"], strict=True)
             ]
             table = of.assign(after=after).pivot(index="variant", columns="after", values="value")
             table = table.reindex(
-                index=list(dict.fromkeys(mine["variant"])), columns=list(dict.fromkeys(after))
+                index=list(dict.fromkeys(kind_rows["variant"])), columns=list(dict.fromkeys(after))
             )
             figure.add_trace(
                 {
@@ -64,7 +64,7 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
             figure.update_xaxes(type="category", title_text="read-out after layer", row=row, col=column)
             figure.update_yaxes(type="category", autorange="reversed", row=row, col=column)
     figure.update_layout(
-        height=TOP + whole + BOTTOM, margin={"t": TOP, "b": BOTTOM}, template=template("light")
+        height=TOP + total_height + BOTTOM, margin={"t": TOP, "b": BOTTOM}, template=template("light")
     )
     figure.update_annotations(font_size=12)
     return figure

@@ -98,19 +98,19 @@ def algorithm(
         batch = batch.to("cpu")
         ways = declared(task, "methods")
         using = chosen(ways, methods, "--method", task) or list(ways)
-        made = known.setdefault(task, {})
+        groups_of_task = known.setdefault(task, {})
         for name in using:
-            if name not in made:
-                made[name] = ways[name](batch).squeeze(-1).double()
+            if name not in groups_of_task:
+                groups_of_task[name] = ways[name](batch).squeeze(-1).double()
         groups = task.entry_groups(batch)  # type: ignore[attr-defined]  # it goes with methods()
         truth = batch.targets.double()
         rows = []
         for about, output in readouts(subject):
             for kind in chosen(groups, entries, "--entries", task) or list(groups):
                 for name in (*using, TRUTH):
-                    other = truth if name == TRUTH else made[name]
-                    found = agreement(output, other, truth, groups[kind], subject.seed)
-                    rows += [{**row, **about, "variant": name, "intervention": kind} for row in found]
+                    other = truth if name == TRUTH else groups_of_task[name]
+                    agreements = agreement(output, other, truth, groups[kind], subject.seed)
+                    rows += [{**row, **about, "variant": name, "intervention": kind} for row in agreements]
         return Measured(pandas.DataFrame(rows), {})
 
     result = measure("algorithm", refs, options, look, config={"methods": methods, "entries": entries})
@@ -123,43 +123,43 @@ def algorithm(
 
 
 def readouts(subject: Subject) -> list[tuple[dict[str, Any], Tensor]]:
-    """(columns that say which, outputs [batch pos]) of the read-out after the embedding and after each layer."""
+    """Returns (labels, output [batch pos]) of the read-out after the embedding and after each layer."""
     import torch
 
     from circuits import lens
 
-    lots = subject.tokens.split(1024)
+    chunks = subject.tokens.split(1024)
     seen = [
-        {name: out.squeeze(-1).double().cpu() for name, out in found.readouts.items()}
-        for found in (lens(subject.model, lot) for lot in lots)
+        {name: out.squeeze(-1).double().cpu() for name, out in result.readouts.items()}
+        for result in (lens(subject.model, lot) for lot in chunks)
     ]
     return [(place(name), torch.cat([part[name] for part in seen])) for name in seen[0]]
 
 
 def place(name: str) -> dict[str, Any]:
-    """A read-out's name in ``circuits.lens`` as columns: "embed", "layer 0", ..."""
+    """Returns a read-out's name in ``circuits.lens`` as columns: "embed", "layer 0", ..."""
     if name == "embed":
         return {"site": "resid_pre", "layer": 0}
     return {"site": "resid_post", "layer": int(name.removeprefix("layer "))}
 
 
-def agreement(output: Tensor, other: Tensor, truth: Tensor, where: Tensor, seed: int) -> list[dict[str, Any]]:
-    """The rows of one read-out, method and kind of entries; all tensors are [batch pos]."""
+def agreement(output: Tensor, other: Tensor, truth: Tensor, mask: Tensor, seed: int) -> list[dict[str, Any]]:
+    """Returns the rows of one read-out, method and kind of entries; all tensors are [batch pos]."""
 
     def squares(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
-        return (one - two).square().masked_fill(~where, 0).sum(1), where.sum(1)
+        return (one - two).square().masked_fill(~mask, 0).sum(1), mask.sum(1)
 
     rows = paired({DISTANCE: squares(output, other)}, {DISTANCE: squares(output, truth)}, seed)
-    rows.append({"metric": PREDICTIONS, **correlation(output, other, where, seed, beside=truth)})
+    rows.append({"metric": PREDICTIONS, **correlation(output, other, mask, seed, control=truth)})
     if other is not truth:
-        rows.append({"metric": ERRORS, **correlation(output - truth, other - truth, where, seed)})
+        rows.append({"metric": ERRORS, **correlation(output - truth, other - truth, mask, seed)})
     return rows
 
 
 def correlation(
-    one: Tensor, two: Tensor, where: Tensor, seed: int, beside: Tensor | None = None
+    one: Tensor, two: Tensor, mask: Tensor, seed: int, control: Tensor | None = None
 ) -> dict[str, Any]:
-    """Pearson's r over the entries chosen, pooled over examples; ``baseline``: of ``one`` and ``beside``.
+    """Returns Pearson's r over the chosen entries, pooled; ``baseline`` is that of ``one`` and ``control``.
 
     Intervals: 95%, bootstrap over examples. Where one of the two is constant there is no correlation: NaN.
     """
@@ -167,31 +167,31 @@ def correlation(
 
     from circuits.statistics import interval
 
-    others = [two] if beside is None else [two, beside]
-    moments = np.stack([moments_of(one, other, where) for other in others])
+    others = [two] if control is None else [two, control]
+    moments = np.stack([moments_of(one, other, mask) for other in others])
     pooled = pearson(moments.sum(1))
     weights = resamples(seed, len(one))
     # [draws series]
-    drawn = np.stack([pearson(weights @ series) for series in moments], axis=1)
-    low, high = interval(drawn, LEVEL)
+    resampled = np.stack([pearson(weights @ series) for series in moments], axis=1)
+    low, high = interval(resampled, LEVEL)
     row = {"value": pooled[0], "ci_low": low[0], "ci_high": high[0], "n": len(one)}
-    if beside is not None:
-        bottom, top = interval(drawn[:, :1] - drawn[:, 1:], LEVEL)
+    if control is not None:
+        bottom, top = interval(resampled[:, :1] - resampled[:, 1:], LEVEL)
         row |= {"baseline": pooled[1], "effect": pooled[0] - pooled[1]}
         row |= {"effect_ci_low": bottom[0], "effect_ci_high": top[0]}
     return row if len(one) > 1 else without_intervals(row)
 
 
-def moments_of(one: Tensor, two: Tensor, where: Tensor) -> Any:
-    """[batch 6]: number of entries, and sums of x, y, x², y², xy over them."""
+def moments_of(one: Tensor, two: Tensor, mask: Tensor) -> Any:
+    """Returns [batch 6]: number of entries, and sums of x, y, x², y², xy over them."""
     import numpy as np
 
-    x, y, w = (part.double().numpy() for part in (one, two, where))
+    x, y, w = (part.double().numpy() for part in (one, two, mask))
     return np.stack([(w * part).sum(1) for part in (np.ones_like(x), x, y, x * x, y * y, x * y)], axis=1)
 
 
 def pearson(moments: Any) -> Any:
-    """r of sums [... 6] as :func:`moments_of` gives them."""
+    """Computes r from the sums [... 6] that :func:`moments_of` gives."""
     import numpy as np
 
     count, x, y, xx, yy, xy = (moments[..., part] for part in range(6))

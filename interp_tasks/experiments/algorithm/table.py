@@ -19,17 +19,17 @@ HEADERS = {DISTANCE: "distance [95% CI]", PREDICTIONS: "r", ERRORS: "r of errors
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """One row per checkpoint, kind of entries and method, of the output; a column (value, low, high) per metric."""
+    """Returns a row per checkpoint, kind of entries and method, with a column (value, low, high) per metric."""
     last = frame["layer"] == frame.groupby("ref")["layer"].transform("max")
     output = frame[last & (frame["site"] == "resid_post")]
     keys = ["ref", "intervention", "variant"]
     rows = output.drop_duplicates(keys).reset_index(drop=True)
     for metric in HEADERS:
         of = output[output["metric"] == metric].set_index(keys)
-        found = zip(*(rows[key] for key in keys), strict=True)
+        columns = zip(*(rows[key] for key in keys), strict=True)
         rows[metric] = [
             tuple(of.loc[key, ["value", "ci_low", "ci_high"]].tolist()) if key in of.index else None
-            for key in found
+            for key in columns
         ]
     return rows
 
@@ -44,10 +44,10 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
 
 def _text(metric: str) -> Callable[[Mapping[str, Any]], str]:
     def text(row: Mapping[str, Any]) -> str:
-        found = row[metric]
-        if not isinstance(found, tuple):
+        cell = row[metric]
+        if not isinstance(cell, tuple):
             return ""
-        value, low, high = found
+        value, low, high = cell
         return number(value) if metric == PREDICTIONS else with_interval(number(value), low, high)
 
     return text

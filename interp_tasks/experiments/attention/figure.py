@@ -22,17 +22,17 @@ def over_steps(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
     heads = frame[frame["variant"] != ALL_HEADS]
     metrics = list(dict.fromkeys(heads["metric"]))
     down = -(-len(metrics) // ACROSS)
-    whole = PANEL * down + GAP * (down - 1)
+    total_height = PANEL * down + GAP * (down - 1)
     figure = make_subplots(
         rows=down,
         cols=ACROSS,
         shared_xaxes="all",
-        vertical_spacing=GAP / whole if down > 1 else 0,
+        vertical_spacing=GAP / total_height if down > 1 else 0,
         subplot_titles=metrics,
     )
     runs = list(dict.fromkeys(heads["run"]))
-    drawn: set[str] = set()
-    for place, metric in enumerate(metrics):
+    legend_names: set[str] = set()
+    for index, metric in enumerate(metrics):
         of_metric = heads[heads["metric"] == metric]
         for (run, variant), part in of_metric.groupby(["run", "variant"], sort=False):
             line = part.sort_values("step")
@@ -46,23 +46,23 @@ def over_steps(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
                     "y": shown(line, metric).tolist(),
                     "name": legend,
                     "legendgroup": legend,
-                    "showlegend": legend not in drawn,
+                    "showlegend": legend not in legend_names,
                     "marker": {"symbol": SYMBOLS[runs.index(run) % len(SYMBOLS)], "size": 6},
                     "line": {"color": COLOURS["light"][layer % len(COLOURS["light"])], "width": 1.5},
                     "hovertemplate": f"{run}<br>{variant}, step %{{x}}<br>{metric} %{{y:.3g}}<extra></extra>",
                 },
-                row=place // ACROSS + 1,
-                col=place % ACROSS + 1,
+                row=index // ACROSS + 1,
+                col=index % ACROSS + 1,
             )
-            drawn.add(legend)
-    for place in range(max(0, len(metrics) - ACROSS), len(metrics)):
+            legend_names.add(legend)
+    for index in range(max(0, len(metrics) - ACROSS), len(metrics)):
         figure.update_xaxes(
-            title_text="step", showticklabels=True, row=place // ACROSS + 1, col=place % ACROSS + 1
+            title_text="step", showticklabels=True, row=index // ACROSS + 1, col=index % ACROSS + 1
         )
     figure.update_layout(
-        height=TOP + whole + BOTTOM,
+        height=TOP + total_height + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
-        legend={"y": 1 + 40 / whole},
+        legend={"y": 1 + 40 / total_height},
         template=template("light"),
     )
     figure.update_annotations(font_size=13)
@@ -70,7 +70,7 @@ def over_steps(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
 
 
 def shown(rows: pandas.DataFrame, metric: str) -> pandas.Series:
-    """Scores are 0 at chance and 1 where all attention is on the template; the others are shares as they are."""
+    """Returns the values to draw: scores corrected for chance (0 at chance, 1 all attention), shares unchanged."""
     if metric.startswith((MOVED, FOLLOWS)):
         return rows["value"]
     return rows["effect"] / (1 - rows["baseline"])

@@ -1,4 +1,4 @@
-"""Measures what attention heads attend to, and how far their attention moves when the input changes in one respect."""
+"""Measures what attention heads attend to, and how far attention moves when one aspect of the input changes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AttentionResult(Result):
     classes: Mapping[str, Classes] = field(default_factory=dict)
 
     def plot(self, ref: str | None = None) -> plotly.graph_objects.Figure:
-        """The mean maps of one checkpoint (default: the last), with each head's class."""
+        """Returns the mean maps of one checkpoint (default: the last), with each head's class."""
         ref = list(self.maps)[-1] if ref is None else ref
         classes = self.classes[ref]
         titles = {
@@ -144,8 +144,8 @@ def attention(
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    asked = [templates] if isinstance(templates, str) else list(templates)
-    where = check_queries(queries)
+    template_names = [templates] if isinstance(templates, str) else list(templates)
+    chosen_queries = check_queries(queries)
     check_threshold(threshold)
     maps: dict[str, Maps] = {}
     classes: dict[str, Classes] = {}
@@ -154,18 +154,23 @@ def attention(
         from circuits import patterns
 
         subject = under(subject, mask)
-        found = classify_heads(subject, asked, where, threshold)
+        head_classes = classify_heads(subject, template_names, chosen_queries, threshold)
         ref = str(subject.labels["ref"])
         maps[ref] = patterns.attention(subject.model, subject.tokens)
-        classes[ref] = found.classes
-        return Measured(table(found), {})
+        classes[ref] = head_classes.classes
+        return Measured(table(head_classes), {})
 
     result = measure(
         "attention",
         refs,
         options,
         looked,
-        config={"templates": asked or "all", "queries": where or "all", "threshold": threshold, "mask": mask},
+        config={
+            "templates": template_names or "all",
+            "queries": chosen_queries or "all",
+            "threshold": threshold,
+            "mask": mask,
+        },
     )
     return AttentionResult.of(
         result, notes=notes(classes, result.frame["metric"]), maps=maps, classes=classes
@@ -189,7 +194,7 @@ def under(subject: Subject, mask: str | None) -> Subject:
 
 def notes(classes: Mapping[str, Classes], metrics: pandas.Series) -> tuple[str, ...]:
     """Returns the notes below the table; the rule of the classes is the same for all checkpoints."""
-    rules = list(dict.fromkeys(found.rule for found in classes.values()))
+    rules = list(dict.fromkeys(head_classes.rule for head_classes in classes.values()))
     moves = metrics.str.startswith(MOVED).any()
     follows = metrics.str.startswith(FOLLOWS).any()
     return (
@@ -211,21 +216,21 @@ def check_threshold(threshold: float) -> None:
         raise UserError(f"--threshold {threshold:g}: above 0 and at most 1")
 
 
-def table(found: HeadClasses) -> pandas.DataFrame:
-    """The rows of one checkpoint: head by head its templates, movements and what it follows; then counts of heads."""
+def table(head_classes: HeadClasses) -> pandas.DataFrame:
+    """Returns a checkpoint's rows: each head's templates, movements and relocations, then counts of heads."""
     import pandas
 
     shared = ["layer", "head", "effect", "effect_ci_low", "effect_ci_high", "ci_low", "ci_high", "n"]
-    of_templates = found.scores.frame[[*shared, "template", "score", "chance"]]
+    of_templates = head_classes.scores.frame[[*shared, "template", "score", "chance"]]
     parts = [of_templates.rename(columns={"template": "metric", "score": "value", "chance": "baseline"})]
-    for change, movement in found.moves.items():
+    for change, movement in head_classes.moves.items():
         part = movement.frame[[*shared, "distance", "unpaired"]]
         parts.append(
             part.rename(columns={"distance": "value", "unpaired": "baseline"}).assign(
                 metric=f"{MOVED}{change}"
             )
         )
-    for name, following in found.followed.items():
+    for name, following in head_classes.followed.items():
         part = following.frame[[*shared, "share", "unpaired"]]
         parts.append(
             part.rename(columns={"share": "value", "unpaired": "baseline"}).assign(metric=f"{FOLLOWS}{name}")
@@ -233,39 +238,41 @@ def table(found: HeadClasses) -> pandas.DataFrame:
     frame = pandas.concat(parts, ignore_index=True).sort_values(
         ["layer", "head"], kind="stable", ignore_index=True
     )
-    of_head = {(row["layer"], row["head"]): row["class"] for row in found.classes.frame.to_dict("records")}
+    of_head = {
+        (row["layer"], row["head"]): row["class"] for row in head_classes.classes.frame.to_dict("records")
+    }
     heads = list(zip(frame["layer"], frame["head"], strict=True))
-    alone = isinstance(found.queries, (list, tuple)) and len(found.queries) == 1
+    alone = isinstance(head_classes.queries, (list, tuple)) and len(head_classes.queries) == 1
     frame = frame.assign(
         variant=[f"{layer}.{head}" for layer, head in heads],
         intervention=[of_head[head] for head in heads],
     )
-    return pandas.concat([frame, counts(found), distribution(found)], ignore_index=True).assign(
-        site="pattern", position=found.queries[0] if alone else None, engine="naive"
+    return pandas.concat([frame, counts(head_classes), distribution(head_classes)], ignore_index=True).assign(
+        site="pattern", position=head_classes.queries[0] if alone else None, engine="naive"
     )
 
 
-def counts(found: HeadClasses) -> pandas.DataFrame:
+def counts(head_classes: HeadClasses) -> pandas.DataFrame:
     """Counts the heads in each class, and those that surely follow at half of the queries or more."""
     import pandas
 
     from circuits.patterns._classes import OTHER, UNCLEAR
 
-    classes = (*found.possible, UNCLEAR, OTHER)
-    numbers = {f"{COUNTED}{name}": len(found.classes.groups.get(name, ())) for name in classes}
-    numbers |= {f"{FOLLOWING}{name}": len(each.heads()) for name, each in found.followed.items()}
+    classes = (*head_classes.possible, UNCLEAR, OTHER)
+    numbers = {f"{COUNTED}{name}": len(head_classes.classes.groups.get(name, ())) for name in classes}
+    numbers |= {f"{FOLLOWING}{name}": len(each.heads()) for name, each in head_classes.followed.items()}
     return pandas.DataFrame(
         {
             "variant": ALL_HEADS,
             "metric": list(numbers),
             "value": [float(number) for number in numbers.values()],
-            "baseline": float(len(found.scores.heads)),
-            "n": found.scores.mass.shape[-1],
+            "baseline": float(len(head_classes.scores.heads)),
+            "n": head_classes.scores.mass.shape[-1],
         }
     )
 
 
-def distribution(found: HeadClasses) -> pandas.DataFrame:
+def distribution(head_classes: HeadClasses) -> pandas.DataFrame:
     """Returns the distribution over heads of scores, corrected for chance, with intervals over examples.
 
     A quantile, or the largest, is taken in each resample anew.
@@ -275,24 +282,24 @@ def distribution(found: HeadClasses) -> pandas.DataFrame:
 
     from circuits.statistics import LEVEL, interval, ratio
 
-    scores = found.scores
+    scores = head_classes.scores
     mass, chance, queries = (part.sum(-1)[None] for part in (scores.mass, scores.chance, scores.queries))
-    drawn, by_chance = scores.resampled()
+    resampled_scores, by_chance = scores.resampled()
     examples = scores.mass.shape[-1]
 
     def of(score: Any, expected: Any) -> dict[str, Any]:
-        """Metric -> values [draw]."""
+        """Returns values [draw] by metric."""
         corrected = ratio(score - expected, 1 - expected)[
-            ..., [scores.templates.index(n) for n in found.possible]
+            ..., [scores.templates.index(n) for n in head_classes.possible]
         ]
         # A template without a query, or that is all that can be seen, is no template for anybody.
         corrected = np.where(np.isnan(corrected), -np.inf, corrected)
         best, largest = corrected.max(-1), corrected.max(-2)
         named = {f"{BEST}{name}": np.quantile(best, at, axis=-1) for name, at in QUANTILES.items()}
-        return named | {f"{LARGEST}{name}": largest[..., at] for at, name in enumerate(found.possible)}
+        return named | {f"{LARGEST}{name}": largest[..., at] for at, name in enumerate(head_classes.possible)}
 
     values = of(ratio(mass, queries), ratio(chance, queries))
-    resampled = of(drawn, by_chance)
+    resampled = of(resampled_scores, by_chance)
     rows = []
     for metric, (value,) in values.items():
         if not np.isfinite(value):

@@ -28,7 +28,7 @@ MANY = 3
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """One row per checkpoint and head, with a column (value, low, high) for each movement; or per checkpoint."""
+    """Returns a row per head, with a (value, low, high) column for each movement; a row each of many checkpoints."""
     if frame["ref"].nunique() >= MANY:
         return counted(frame)
     possible = [
@@ -58,7 +58,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def counted(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """A row per checkpoint and a column per class that any of them has; all under one head."""
+    """Returns a row per checkpoint, with the number of heads in each class that occurs."""
     of_all = frame[(frame["variant"] == ALL_HEADS) & frame["metric"].str.startswith((COUNTED, FOLLOWING))]
     rows = of_all.drop_duplicates("ref").reset_index(drop=True)
     for metric in dict.fromkeys(of_all["metric"]):
@@ -90,7 +90,7 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
 
 
 def _in_lines(name: str) -> str:
-    """``moved by`` above ``mask``: four columns of numbers have to fit beside each other."""
+    """Breaks a header into lines, ``moved by`` above ``mask``, so that four columns of numbers fit."""
     first = MOVED if name.startswith(MOVED) else FOLLOWS
     return "\n".join([first.strip(), *name.removeprefix(first).split("_")])
 
@@ -100,13 +100,13 @@ def _interval(value: str, low: str, high: str) -> Callable[[Mapping[str, Any]], 
 
 
 def _words(key: str) -> Callable[[Mapping[str, Any]], str]:
-    """A name that can be broken into lines where room is short."""
+    """Returns a name that can be broken into lines where room is short."""
     return lambda row: str(row[key]).replace("_", " ")
 
 
 def _moved(name: str) -> Callable[[Mapping[str, Any]], str]:
     def text(row: Mapping[str, Any]) -> str:
-        found = row[name]
-        return with_interval(number(found[0]), found[1], found[2]) if isinstance(found, tuple) else ""
+        value = row[name]
+        return with_interval(number(value[0]), value[1], value[2]) if isinstance(value, tuple) else ""
 
     return text

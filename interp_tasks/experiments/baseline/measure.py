@@ -89,7 +89,7 @@ def baseline(
 
 
 def methods_alone(methods: Sequence[str], options: Options) -> ComparisonResult:
-    """The methods on examples of a task, without a model."""
+    """Returns the methods on examples of a task, without a model."""
     import pandas
 
     examples = Examples.of(options)
@@ -101,13 +101,13 @@ def methods_alone(methods: Sequence[str], options: Options) -> ComparisonResult:
     known = declared(task, "baselines")
     rows = []
     for name in chosen(known, methods, "--method", task) or list(known):
-        found = comparison.by_method(task, name)
-        beside = comparison.beside_truth(task, found, examples.seed)
-        compared = {row["metric"] for row in beside}
-        rest = {metric: values for metric, values in found.items() if metric not in compared}
+        by_method = comparison.by_method(task, name)
+        truth_rows = comparison.beside_truth(task, by_method, examples.seed)
+        compared = {row["metric"] for row in truth_rows}
+        rest = {metric: values for metric, values in by_method.items() if metric not in compared}
         rows += [
             {"intervention": ALONE, **row, "variant": name}
-            for row in [*paired(rest, None, examples.seed), *beside]
+            for row in [*paired(rest, None, examples.seed), *truth_rows]
         ]
     labels = {
         "run": task.name,

@@ -33,21 +33,23 @@ class CurveResult(Result):
     own: Mapping[str, str] = field(default_factory=dict)
 
     def plot(self, run: str | None = None) -> plotly.graph_objects.Figure:
-        """The curves of a run (default: the first), its drop bold, and exact accuracies at its stored steps."""
+        """Returns the curves of a run (default: the first), its drop bold, and exact accuracies at its stored steps."""
         from interp_tasks.measurement.curve_figures import run_figure
 
         run = next(iter(self.curves)) if run is None else run
         curves = self.curves[run]
-        mine = self.frame[self.frame["run"] == run]
-        plateau = mine[mine["variant"] == "plateau"]
+        run_rows = self.frame[self.frame["run"] == run]
+        plateau = run_rows[run_rows["variant"] == "plateau"]
         levels = dict(zip(plateau["metric"], plateau["baseline"], strict=True))
-        stored = mine[(mine["variant"] == "stored step") & mine["metric"].str.startswith("accuracy")]
+        stored = run_rows[
+            (run_rows["variant"] == "stored step") & run_rows["metric"].str.startswith("accuracy")
+        ]
         accuracies = {
             str(name): (part["step"].tolist(), part["value"].tolist())
             for name, part in stored.groupby("metric", sort=False)
         }
-        found = run_figure(list(curves.values()), levels, curves[self.own[run]], accuracies)
-        return self.titled(found, f"Training of {run}")
+        figure = run_figure(list(curves.values()), levels, curves[self.own[run]], accuracies)
+        return self.titled(figure, f"Training of {run}")
 
     def page_title(self) -> str:
         return self.experiment
@@ -82,15 +84,16 @@ def curve(runs: str | Sequence[str], **options: Unpack[Options]) -> CurveResult:
     """
     examples = Examples.of(options)
     examples.check()
-    found = read_runs(runs)
+    logged_runs = read_runs(runs)
     curves = {
-        run.name: {name: run.curve(name) for name in run.logged() if run.points(name)[1]} for run in found
+        run.name: {name: run.curve(name) for name in run.logged() if run.points(name)[1]}
+        for run in logged_runs
     }
     rows: list[dict[str, Any]] = []
-    for run in found:
-        own = run.curve(run.drop_metric)
-        rows += levels(run, own, curves[run.name])
-        rows += fall(run, own)
+    for run in logged_runs:
+        drop_curve = run.curve(run.drop_metric)
+        rows += levels(run, drop_curve, curves[run.name])
+        rows += fall(run, drop_curve)
         stored = [
             row
             for subject in subjects(
@@ -99,13 +102,13 @@ def curve(runs: str | Sequence[str], **options: Unpack[Options]) -> CurveResult:
             for row in at_checkpoint(run.name, subject)
         ]
         rows += stored
-        rows += stored_sharpness(run, own, stored)
+        rows += stored_sharpness(run, drop_curve, stored)
     import pandas
 
     frame = tidy(pandas.DataFrame(rows).assign(experiment="curve", intervention="none"))
     config = {
         "runs": [runs] if isinstance(runs, str) else list(runs),
-        "found": [run.name for run in found],
+        "found": [run.name for run in logged_runs],
         **examples.describe(),
         "device": options.get("device", "cpu"),
     }
@@ -114,16 +117,16 @@ def curve(runs: str | Sequence[str], **options: Unpack[Options]) -> CurveResult:
         "last tenth. Sharpness: the slope at the crossing over ln(step), of a drop from 1 to 0.",
         "Stored steps: 95% intervals, bootstrap over examples, the same ones at every step.",
     )
-    own_metrics = {run.name: run.drop_metric for run in found}
+    own_metrics = {run.name: run.drop_metric for run in logged_runs}
     return CurveResult("curve", frame, config, notes, curves=curves, own=own_metrics)
 
 
-def levels(run: Run, own: Curve, curves: Mapping[str, Curve]) -> Iterator[dict[str, Any]]:
-    """Plateau and final level of every metric, and how much better the batch trained on does."""
+def levels(run: Run, drop_curve: Curve, curves: Mapping[str, Curve]) -> Iterator[dict[str, Any]]:
+    """Yields the plateau and final level of every metric, with the theoretical level as baseline where known."""
     theory = plateau_levels(run)
     for variant in ("plateau", "final"):
         for name, each in curves.items():
-            value = level(each.steps, each.values, own, variant)
+            value = level(each.steps, each.values, drop_curve, variant)
             baseline = theory.get(name.partition(" (")[0], math.nan)
             yield {
                 **run.labels(),
@@ -137,7 +140,7 @@ def levels(run: Run, own: Curve, curves: Mapping[str, Curve]) -> Iterator[dict[s
         shared = sorted(train.keys() & fresh.keys())
         if not shared:
             continue
-        inside = [step for step in shared if within(step, shared, own, variant)]
+        inside = [step for step in shared if within(step, shared, drop_curve, variant)]
         gaps = [train[step] - fresh[step] for step in inside]
         yield {
             **run.labels(),
@@ -148,27 +151,29 @@ def levels(run: Run, own: Curve, curves: Mapping[str, Curve]) -> Iterator[dict[s
         }
 
 
-def level(steps: Sequence[int], values: Sequence[float], own: Curve, variant: str) -> float:
-    """The median over the plateau (NaN without a drop), or over the end."""
+def level(steps: Sequence[int], values: Sequence[float], drop_curve: Curve, variant: str) -> float:
+    """Returns the median over the plateau (NaN without a drop), or over the end."""
     import numpy as np
 
     if variant == "final":
         return final_level(values)
-    if own.drop is None:
+    if drop_curve.drop is None:
         return math.nan
-    plateau = set(plateau_steps(own.steps, own.drop))
+    plateau = set(plateau_steps(drop_curve.steps, drop_curve.drop))
     inside = [value for step, value in zip(steps, values, strict=True) if step in plateau]
     return float(np.median(inside)) if inside else math.nan
 
 
-def within(step: int, steps: Sequence[int], own: Curve, variant: str) -> bool:
+def within(step: int, steps: Sequence[int], drop_curve: Curve, variant: str) -> bool:
     if variant == "final":
         return step in steps[-max(3, len(steps) // 10) :]
-    return own.drop is not None and own.drop.crossing / 10 <= step <= own.drop.crossing / 2
+    return (
+        drop_curve.drop is not None and drop_curve.drop.crossing / 10 <= step <= drop_curve.drop.crossing / 2
+    )
 
 
 def losses(run: Run, split: str) -> dict[int, float]:
-    """The loss by step: the weighted metrics that make it up, or the metric of that name."""
+    """Returns the loss by step: the weighted metrics that make it up, or the metric of that name."""
     weights = loss_shares(run) or {"loss": 1.0}
     parts = {name: dict(zip(*run.points(name, split), strict=True)) for name in weights}
     steps = set.intersection(*(set(part) for part in parts.values()))
@@ -188,24 +193,30 @@ def loss_shares(run: Run) -> Mapping[str, float]:
     return tasks.get(name, **config).loss_shares() if name in tasks.list() else {}
 
 
-def fall(run: Run, own: Curve) -> Iterator[dict[str, Any]]:
-    """The drop, and what share of the fall of the loss each metric that it is made of has."""
+def fall(run: Run, drop_curve: Curve) -> Iterator[dict[str, Any]]:
+    """Yields the size of the drop, and the share that each weighted metric has in the fall of the loss."""
     shared = {**run.labels(), "variant": "drop"}
-    for quantity, value in measures(own).items():
+    for quantity, value in measures(drop_curve).items():
         if quantity not in ("plateau", "final"):
             yield {**shared, "metric": quantity, "value": value}
     weights = loss_shares(run)
     parts = {}
     for name, weight in weights.items():
         steps, values = run.points(name)
-        parts[name] = weight * (level(steps, values, own, "plateau") - level(steps, values, own, "final"))
-    whole = sum(parts.values())
+        parts[name] = weight * (
+            level(steps, values, drop_curve, "plateau") - level(steps, values, drop_curve, "final")
+        )
+    total_fall = sum(parts.values())
     for name, part in parts.items():
-        yield {**shared, "metric": f"share of the fall: {name}", "value": part / whole if whole else math.nan}
+        yield {
+            **shared,
+            "metric": f"share of the fall: {name}",
+            "value": part / total_fall if total_fall else math.nan,
+        }
 
 
 def at_checkpoint(run: str, subject: Subject) -> Iterator[dict[str, Any]]:
-    """Metrics and exact accuracies of one stored step, pooled, with intervals over examples."""
+    """Returns metrics and exact accuracies of one stored step, pooled, with intervals over examples."""
     import numpy as np
     import torch
 
@@ -217,8 +228,8 @@ def at_checkpoint(run: str, subject: Subject) -> Iterator[dict[str, Any]]:
     with torch.no_grad():
         output = torch.cat([subject.model(tokens) for tokens in batch.tokens.split(256)])
     part = str(subject.labels["ref"]).rpartition(" (")[2] if str(subject.labels["ref"]).endswith(")") else ""
-    for name, found in (task.metrics(output, batch) | task.accuracies(output, batch)).items():
-        sums, counts = found if isinstance(found, tuple) else (found, torch.ones(len(batch)))
+    for name, metric in (task.metrics(output, batch) | task.accuracies(output, batch)).items():
+        sums, counts = metric if isinstance(metric, tuple) else (metric, torch.ones(len(batch)))
         series, entries = (np.asarray(each.double().cpu())[None] for each in (sums, counts))
         low, high = interval(bootstrap(series, entries, subject.seed, RESAMPLES), 0.95)
         row = {
@@ -236,21 +247,23 @@ def at_checkpoint(run: str, subject: Subject) -> Iterator[dict[str, Any]]:
         yield row if len(batch) > 1 else without_intervals(row)
 
 
-def stored_sharpness(run: Run, own: Curve, stored: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def stored_sharpness(
+    run: Run, drop_curve: Curve, stored: Sequence[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
     """Yields how sharply each metric changes between stored steps, from the last before the drop to the last of all."""
-    if own.drop is None:
+    if drop_curve.drop is None:
         return
-    inside = {row["step"] for row in stored if own.drop.onset < row["step"] < own.drop.end}
+    inside = {row["step"] for row in stored if drop_curve.drop.onset < row["step"] < drop_curve.drop.end}
     shared = {**run.labels(), "variant": "drop, stored steps"}
     yield {**shared, "metric": "steps inside the drop", "value": float(len(inside))}
     for name in dict.fromkeys(row["metric"] for row in stored):
         points = sorted((row["step"], row["value"]) for row in stored if row["metric"] == name)
-        value = between_points(points, own.drop.onset)
+        value = between_points(points, drop_curve.drop.onset)
         yield {**shared, "metric": f"sharpness of {name}", "value": value}
 
 
 def between_points(points: Sequence[tuple[int, float]], onset: int) -> float:
-    """The sharpness of a curve through a few points, straight between them; NaN if none is before the onset."""
+    """Returns the sharpness of a curve through a few points, straight between them; NaN if none is before the onset."""
     before = [index for index, (step, _) in enumerate(points) if step <= onset]
     if not before or before[-1] == len(points) - 1:
         return math.nan

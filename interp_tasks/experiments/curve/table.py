@@ -15,7 +15,7 @@ STEPS = ("onset", "crossing", "end", "length")
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Without what the figure shows better: errors at stored steps, which are logged in any case."""
+    """Drops the rows that the figure shows better: errors at stored steps."""
     stored = frame["variant"] == "stored step"
     rows = frame[~stored | frame["metric"].str.startswith("accuracy")]
     of_step = rows["variant"] == "stored step"

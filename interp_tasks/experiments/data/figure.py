@@ -76,8 +76,8 @@ def polar(cells: int, multiples: Sequence[int]) -> plotly.graph_objects.Figure:
     )
     series: list[tuple[str, Sequence[int], int, int]] = [("n", range(count), 6, 1)]
     series += [
-        (f"multiples of {number}", range(number, count, number), place, 1)
-        for place, number in enumerate(multiples)
+        (f"multiples of {number}", range(number, count, number), index, 1)
+        for index, number in enumerate(multiples)
     ]
     series.append(("primes", primes_below(count), 0, 2))
     for name, numbers, colour, column in series:
@@ -112,21 +112,21 @@ def polar(cells: int, multiples: Sequence[int]) -> plotly.graph_objects.Figure:
 
 
 def panels(maps: Mapping[str, NDArray[np.int64]], axes: list[str]) -> plotly.graph_objects.Figure:
-    """A p × p image of each, in whole numbers from 0."""
+    """Returns a p × p image of each, in whole numbers from 0."""
     import numpy as np
     from plotly.subplots import make_subplots
 
     columns = min(COLUMNS, len(maps))
     rows = -(-len(maps) // columns)
-    whole = PANEL * rows + GAP * (rows - 1)
+    total_height = PANEL * rows + GAP * (rows - 1)
     figure = make_subplots(
         rows=rows,
         cols=columns,
         subplot_titles=list(maps),
-        vertical_spacing=GAP / whole if rows > 1 else 0,
+        vertical_spacing=GAP / total_height if rows > 1 else 0,
         horizontal_spacing=0.05,
     )
-    for place, values in enumerate(maps.values()):
+    for index, values in enumerate(maps.values()):
         written = max(values.shape) <= WRITTEN
         small = np.uint8 if values.max() < 256 and values.min() >= 0 else np.int32
         trace: dict[str, Any] = {
@@ -138,12 +138,14 @@ def panels(maps: Mapping[str, NDArray[np.int64]], axes: list[str]) -> plotly.gra
         }
         if written:
             trace |= {"texttemplate": "%{z}", "textfont": {"size": 9}}
-        at = {"row": place // columns + 1, "col": place % columns + 1}
+        at = {"row": index // columns + 1, "col": index % columns + 1}
         figure.add_trace(trace, **at)
         quiet = {"showgrid": False, "zeroline": False, "nticks": 4, **at}
         figure.update_yaxes(autorange="reversed", title_text=axes[0] if at["col"] == 1 else None, **quiet)
         figure.update_xaxes(title={"text": axes[1], "standoff": 4}, **quiet)
-    figure.update_layout(height=TOP + whole + 40, margin={"t": TOP, "b": 40}, template=template("light"))
+    figure.update_layout(
+        height=TOP + total_height + 40, margin={"t": TOP, "b": 40}, template=template("light")
+    )
     figure.update_annotations(font_size=13)
     return figure
 
@@ -181,7 +183,7 @@ def dft(size: int) -> plotly.graph_objects.Figure:
 
 
 def colours(largest: float, title: str) -> dict[str, Any]:
-    """The diverging colours of the template, about 0."""
+    """Returns the diverging colours of the template, about 0."""
     bar = {"title": {"text": title}, "thickness": 12}
     return {"autocolorscale": True, "cmin": -largest, "cmax": largest, "colorbar": bar}
 
@@ -194,17 +196,17 @@ def examples(matrices: NDArray[np.float64], hidden: NDArray[np.bool_] | None) ->
     count = len(matrices)
     columns = min(3, count)
     rows = -(-count // columns)
-    whole = PANEL * rows + GAP * (rows - 1)
+    total_height = PANEL * rows + GAP * (rows - 1)
     figure = make_subplots(
         rows=rows,
         cols=columns,
         subplot_titles=[f"example {index}" for index in range(count)],
-        vertical_spacing=GAP / whole if rows > 1 else 0,
+        vertical_spacing=GAP / total_height if rows > 1 else 0,
         horizontal_spacing=0.06,
     )
     largest = float(np.abs(matrices).max())
-    for place, values in enumerate(matrices):
-        crossed = np.zeros(values.shape, bool) if hidden is None else hidden[place]
+    for number, values in enumerate(matrices):
+        crossed = np.zeros(values.shape, bool) if hidden is None else hidden[number]
         trace = {
             "type": "heatmap",
             "z": values.tolist(),
@@ -214,13 +216,13 @@ def examples(matrices: NDArray[np.float64], hidden: NDArray[np.bool_] | None) ->
             "textfont": {"size": 16},
             "hovertemplate": "row %{y}, column %{x}: %{z:.3g}<extra></extra>",
         }
-        at = {"row": place // columns + 1, "col": place % columns + 1}
+        at = {"row": number // columns + 1, "col": number % columns + 1}
         figure.add_trace(trace, **at)
         quiet = {"showgrid": False, "zeroline": False, "dtick": 1, **at}
         figure.update_yaxes(autorange="reversed", title_text="row" if at["col"] == 1 else None, **quiet)
         figure.update_xaxes(title={"text": "column", "standoff": 4}, **quiet)
     figure.update_layout(
-        height=TOP + whole + 40,
+        height=TOP + total_height + 40,
         margin={"t": TOP, "b": 40},
         coloraxis=colours(largest, "entry"),
         template=template("light"),

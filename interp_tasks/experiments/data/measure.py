@@ -1,4 +1,4 @@
-"""A task's data, to be looked at: the grid of inputs with its answers, or some examples; and what guessing gets."""
+"""Shows a task's data: the grid of inputs with its answers, or some examples, and the accuracy of guessing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Matrices:
-    """Examples whose positions unfold into a grid: ``values [example row column]``; which of them are hidden."""
+    """Examples whose positions form a grid, ``values [example row column]``, and which entries are hidden."""
 
     values: NDArray[np.float64]
     hidden: NDArray[np.bool_] | None
@@ -67,15 +67,15 @@ class DataResult(Result):
     matrices: Matrices | None = None
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """The first of :meth:`views`."""
+        """Returns the first of :meth:`views`."""
         from circuits.plots import titled
         from interp_tasks.experiments.data.figure import CAPTIONS
 
-        name, found = next(iter(self.views().items()))
-        return titled(found, name, CAPTIONS.get(name, ""))
+        name, view = next(iter(self.views().items()))
+        return titled(view, name, CAPTIONS.get(name, ""))
 
     def views(self) -> dict[str, plotly.graph_objects.Figure]:
-        """Every figure, by title: of inputs the polar plot, X, Y and the DFT matrix; else some examples."""
+        """Returns every figure by title: for grids the polar plot, X, Y and the DFT matrix; else some examples."""
         from interp_tasks.experiments.data.figure import of_inputs, of_matrices
 
         if self.inputs is not None:
@@ -134,7 +134,7 @@ def data(
     check_multiples(multiples)
     if not isinstance(task, str) and not hasattr(task, "grid_axes"):
         raise UserError(f"task {task!r}: give the name of a task, or a task; interp-run tasks lists them")
-    chosen = read(task, config or {})
+    chosen = resolve_task(task, config or {})
     axes = [axis for axis in chosen.grid_axes() if axis.position is not None]
     rows: list[dict[str, Any]]
     inputs = matrices = None
@@ -142,14 +142,14 @@ def data(
         batch = chosen.input_grid()
         split = GRID
         answers = answers_of(chosen, batch)
-        found = over_grid(batch, axes, answers, tuple(multiples))
-        drawn = over_grid(batch, axes, {**answers, **sum_of(chosen, batch)}, tuple(multiples))
-        inputs = drawn if len(axes) == 2 else None
-        rows = [*answer_rows(chosen, answers), *exchanged_rows(found), *split_rows(chosen)]
+        answer_grid = over_grid(batch, axes, answers, tuple(multiples))
+        maps = over_grid(batch, axes, {**answers, **sum_of(chosen, batch)}, tuple(multiples))
+        inputs = maps if len(axes) == 2 else None
+        rows = [*answer_rows(chosen, answers), *exchanged_rows(answer_grid), *split_rows(chosen)]
     else:
         batch = chosen.sample(samples or SAMPLES, seed=seed, split=split)  # type: ignore[arg-type]  # the split was checked as text
         rows = [*answer_rows(chosen, answers_of(chosen, batch)), *number_rows(batch)]
-        matrices = examples(chosen, batch)
+        matrices = first_matrices(chosen, batch)
     import pandas
 
     if not rows:
@@ -188,7 +188,7 @@ def check_multiples(multiples: Sequence[int]) -> None:
         raise UserError(f"--multiples {wrong[0]}: give whole numbers from 2 to 999999, such as 17,23")
 
 
-def read(task: str | Task, config: Mapping[str, Any]) -> Task:
+def resolve_task(task: str | Task, config: Mapping[str, Any]) -> Task:
     if not isinstance(task, str):
         return task
     from tasks import get
@@ -197,7 +197,7 @@ def read(task: str | Task, config: Mapping[str, Any]) -> Task:
 
 
 def answers_of(task: Task, batch: Batch) -> dict[str, Tensor]:
-    """The classes ``[batch]`` of each answer: those that are linear forms of the inputs, else all there are."""
+    """Returns each answer's classes ``[batch]``: the linear forms of the inputs where there are any, else all."""
     targets = task.probe_targets(batch).targets
     classes = {
         name: target.values.flatten()
@@ -211,7 +211,7 @@ def answers_of(task: Task, batch: Batch) -> dict[str, Tensor]:
 
 
 def sum_of(task: Task, batch: Batch) -> dict[str, Tensor]:
-    """The sum of the digits modulo p, which figure 3 shows beside the answers; of tasks that declare one."""
+    """Returns the sum of the digits modulo p, which figure 3 shows, for tasks that declare it."""
     target = task.probe_targets(batch).targets.get(SUM)
     return {} if target is None else {SUM: target.values.flatten()}
 
@@ -219,7 +219,7 @@ def sum_of(task: Task, batch: Batch) -> dict[str, Tensor]:
 def over_grid(
     batch: Batch, axes: Sequence[GridAxis], answers: Mapping[str, Tensor], multiples: tuple[int, ...]
 ) -> Inputs:
-    """Tokens and answers by coordinate, whatever the order of the inputs."""
+    """Arranges tokens and answers by coordinate, whatever the order of the inputs."""
     from circuits.fourier import Grid
 
     grid = Grid.of_inputs(
@@ -227,8 +227,8 @@ def over_grid(
     )
 
     def laid(values: Tensor) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = grid.arrange(values.double(), 0).round().long().numpy()
-        return found
+        grid_values: NDArray[np.int64] = grid.arrange(values.double(), 0).round().long().numpy()
+        return grid_values
 
     return Inputs(
         {axis.name: len(axis.values) for axis in axes},
@@ -274,22 +274,22 @@ def exchanged_rows(inputs: Inputs) -> Iterator[dict[str, Any]]:
     if len(inputs.axes) != 2:
         return
     first, second = inputs.tokens.values()
-    place = {pair: index for index, pair in enumerate(zip(first.flat, second.flat, strict=True))}
-    other = [place.get((b, a)) for a, b in place]
-    there = np.array([index is not None for index in other])
+    row_of_pair = {pair: index for index, pair in enumerate(zip(first.flat, second.flat, strict=True))}
+    other = [row_of_pair.get((b, a)) for a, b in row_of_pair]
+    has_partner = np.array([index is not None for index in other])
     partner = np.array([index or 0 for index in other])
     # An operand with itself says nothing.
-    there &= first.flatten() != second.flatten()
+    has_partner &= first.flatten() != second.flatten()
     for name, values in inputs.answers.items():
         flat = values.flatten()
-        if there.any():
-            same = float((flat == flat[partner])[there].mean())
+        if has_partner.any():
+            same = float((flat == flat[partner])[has_partner].mean())
             row = {"variant": name, "intervention": "answer", "metric": "same with exchanged operands"}
-            yield {**row, "value": same, "n": int(there.sum())}
+            yield {**row, "value": same, "n": int(has_partner.sum())}
 
 
 def number_rows(batch: Batch) -> Iterator[dict[str, Any]]:
-    """Mean and spread of targets that are numbers, and how many of them are hidden."""
+    """Yields the mean and spread of numerical targets, and the share of them that is hidden."""
     if not batch.targets.is_floating_point():
         return
     values = batch.targets.double()
@@ -305,8 +305,8 @@ def number_rows(batch: Batch) -> Iterator[dict[str, Any]]:
         yield {**about, "metric": "share hidden", "value": float(batch.extras["hidden"].double().mean())}
 
 
-def examples(task: Task, batch: Batch) -> Matrices | None:
-    """The first examples as matrices, where the positions of the task unfold into two coordinates."""
+def first_matrices(task: Task, batch: Batch) -> Matrices | None:
+    """Returns the first examples as matrices; ``None`` unless the positions form a grid of two coordinates."""
     axes = task.grid_axes()
     if len(axes) != 2 or any(axis.position is not None for axis in axes):
         return None
@@ -314,8 +314,8 @@ def examples(task: Task, batch: Batch) -> Matrices | None:
     if batch.targets[0].numel() != math.prod(sizes):
         return None
     hidden = batch.extras.get("hidden")
-    few = slice(DRAWN)
+    shown = slice(DRAWN)
     return Matrices(
-        batch.targets[few].double().reshape(-1, *sizes).numpy(),
-        None if hidden is None else hidden[few].reshape(-1, *sizes).numpy(),
+        batch.targets[shown].double().reshape(-1, *sizes).numpy(),
+        None if hidden is None else hidden[shown].reshape(-1, *sizes).numpy(),
     )

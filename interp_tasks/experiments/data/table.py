@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """The metrics become columns."""
+    """Returns the metrics become columns."""
     import pandas
 
     metrics = dict.fromkeys(frame["metric"], math.nan)

@@ -42,7 +42,7 @@ HOLM_OF_AN_EDIT = HOLM.replace("command", "intervention")
 
 @dataclass(frozen=True)
 class Study:
-    """One shipped run, what is done to it, and what to say about the outcome."""
+    """A shipped run, the edits applied to it, and the function that concludes from the outcome."""
 
     title: str
     run: str
@@ -104,7 +104,7 @@ def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) ->
 
 
 def demo_page(outcomes: list[Outcome]) -> Page:
-    """One page: for each task what it shows, the figure, the table."""
+    """Returns a page with a conclusion, a figure and a table for each task."""
     sections: list[Section] = [
         Text(
             "Two small transformers stay on a plateau before they learn: one to fill in the hidden entries of a "
@@ -132,21 +132,21 @@ def demo_page(outcomes: list[Outcome]) -> Page:
 
 
 def conclude_matrix_completion(frame: pandas.DataFrame, config: dict[str, Any]) -> list[str]:
-    """The claims of Gopalani, Lubana, Hu 2024, sections 3.1.2 and 3.2.1, on this model, each by its rule."""
+    """Returns the claims of Gopalani, Lubana, Hu 2024, sections 3.1.2 and 3.2.1, on this model, each by its rule."""
     from interp_tasks.published import read_paper
 
     # Entries are sums of r products of two uniforms on [-scale, scale], whose variance is scale² / 3 each.
     guess = config["rank"] * config["scale"] ** 4 / 9
     claims = {claim.id: claim for claim in read_paper("matrix-completion").claim}
     return [
-        said_of(claims[claim], what, frame, name, guess)
+        claim_sentence(claims[claim], what, frame, name, guess)
         for name in dict.fromkeys(frame["intervention"])
         for claim, what in CLAIMS.items()
     ]
 
 
-def said_of(claim: Claim, what: str, frame: pandas.DataFrame, name: str, guess: float) -> str:
-    """A sentence on one claim: our numbers, the published ones, and whether the whole interval obeys the rule."""
+def claim_sentence(claim: Claim, what: str, frame: pandas.DataFrame, name: str, guess: float) -> str:
+    """Returns a sentence on one claim: our numbers, the published ones, and whether the interval keeps the rule."""
     mark, metric = claim.where["ref"], claim.where["metric"]
     row = row_of(frame, mark, metric, name)
     ends = ("effect_ci_low", "effect_ci_high") if claim.column == "effect" else ("ci_low", "ci_high")
@@ -160,7 +160,7 @@ def said_of(claim: Claim, what: str, frame: pandas.DataFrame, name: str, guess: 
 
 
 def conclude_modular_addition(frame: pandas.DataFrame, config: dict[str, Any]) -> list[str]:
-    """Nothing is published on these edits: what each leaves of the accuracy, and what that is evidence of."""
+    """Returns sentences on the accuracy that each edit leaves; nothing is published on these edits."""
     chance = 1 / config["p"]
     plain = {mark: row_of(frame, mark, "accuracy", "uniform") for mark in ("pre", "post")}
     sentences = [
@@ -201,7 +201,7 @@ def verdict(holds: bool | None) -> str:
 
 
 def row_of(frame: pandas.DataFrame, mark: str, metric: str, intervention: str = "uniform") -> dict[str, Any]:
-    """The one row of a checkpoint (``pre`` or ``post``), metric and edit."""
+    """Returns the one row of a checkpoint (``pre`` or ``post``), metric and edit."""
     chosen = frame[
         frame["ref"].str.endswith(f"@{mark}")
         & (frame["metric"] == metric)

@@ -30,7 +30,7 @@ class DropsResult(Result):
     curves: Mapping[tuple[str, str], Curve] = field(default_factory=dict)
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """Every curve; its drop, from onset to end, is drawn bold."""
+        """Returns every curve; its drop, from onset to end, is drawn bold."""
         from interp_tasks.measurement.curve_figures import curves_figure
 
         return self.titled(curves_figure(self.curves), self.heading())
@@ -83,28 +83,28 @@ def drops(
     Raises:
         UserError: in one line.
     """
-    asked = [against] if isinstance(against, str) else list(against)
-    check_against(asked)
-    found = read_runs(runs)
+    keys = [against] if isinstance(against, str) else list(against)
+    check_against(keys)
+    logged_runs = read_runs(runs)
     curves = {
         (run.name, name): run.curve(name)
-        for run in found
+        for run in logged_runs
         for name in ((metric,) if metric is not None else run.own_metrics())
     }
-    rows = [row for run in found for row in rows_of(run, curves)]
-    rows += [row for name, group in families(found).items() for row in pooled(name, group, rows, seed)]
-    for key in asked:
-        rows += correlations(found, rows, key, seed)
+    rows = [row for run in logged_runs for row in rows_of(run, curves)]
+    rows += [row for name, group in families(logged_runs).items() for row in pooled(name, group, rows, seed)]
+    for key in keys:
+        rows += correlations(logged_runs, rows, key, seed)
     import pandas
 
     config = {
         "runs": [runs] if isinstance(runs, str) else list(runs),
-        "found": [run.name for run in found],
+        "found": [run.name for run in logged_runs],
         "metric": metric,
-        "against": asked,
+        "against": keys,
         "seed": seed,
     }
-    return DropsResult("drops", tidy(pandas.DataFrame(rows)), config, notes(found, asked), curves=curves)
+    return DropsResult("drops", tidy(pandas.DataFrame(rows)), config, notes(logged_runs, keys), curves=curves)
 
 
 def check_against(keys: Sequence[str]) -> None:
@@ -114,8 +114,8 @@ def check_against(keys: Sequence[str]) -> None:
             raise UserError(f"--against {key!r}: a setting such as model.d_model or train.learning_rate")
 
 
-def notes(found: Sequence[Run], against: Sequence[str]) -> tuple[str, ...]:
-    several = bool(families(found))
+def notes(logged_runs: Sequence[Run], against: Sequence[str]) -> tuple[str, ...]:
+    several = bool(families(logged_runs))
     return (
         "Onset, crossing, end: the last step before 10%, the first after 50% and after 90% of the way from plateau to "
         "final level. Sharpness: the slope at the crossing over ln(step), of a drop from 1 to 0.",
@@ -144,7 +144,7 @@ def rows_of(run: Run, curves: Mapping[tuple[str, str], Curve]) -> Iterator[dict[
 
 
 def plateau_until(steps: Sequence[int], values: Sequence[float], level: float) -> int:
-    """The first step from which a metric is lastingly below nine tenths of a level; the last one if it never is.
+    """Returns the first step after which a metric stays below 0.9 of a level; the last step if it never does.
 
     Unlike an onset it is there without a drop: early where there is no plateau, and late where it lasts.
     """
@@ -152,10 +152,10 @@ def plateau_until(steps: Sequence[int], values: Sequence[float], level: float) -
     return steps[-1 if index is None else index]
 
 
-def families(found: Sequence[Run]) -> dict[str, list[str]]:
-    """Names of the runs that are seeds of one, by ``RUN/seed-*``; two at least."""
+def families(logged_runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Returns names of the runs that are seeds of one, by ``RUN/seed-*``; two at least."""
     groups: dict[str, list[str]] = {}
-    for run in found:
+    for run in logged_runs:
         name = family(run.name)
         if name is not None:
             groups.setdefault(name, []).append(run.name)
@@ -168,9 +168,9 @@ def pooled(
     """Yields rows that pool several seeds: medians (of ``drop`` the mean) and the range."""
     import numpy as np
 
-    mine = [row for row in rows if row["run"] in group]
-    for variant, quantity in dict.fromkeys((row["variant"], row["metric"]) for row in mine):
-        same = [row for row in mine if (row["variant"], row["metric"]) == (variant, quantity)]
+    group_rows = [row for row in rows if row["run"] in group]
+    for variant, quantity in dict.fromkeys((row["variant"], row["metric"]) for row in group_rows):
+        same = [row for row in group_rows if (row["variant"], row["metric"]) == (variant, quantity)]
         values = np.array([row["value"] for row in same])
         values = values[~np.isnan(values)]
         middle = np.mean if quantity == "drop" else np.median
@@ -192,32 +192,35 @@ def pooled(
 
 
 def over_runs(values: Any, statistic: Any, seed: int, least: int = 2) -> tuple[float, float]:
-    """95% percentile interval of a statistic of runs ``[resample run ...]``, by bootstrap over the runs."""
+    """Returns the 95% percentile interval of a statistic of runs ``[resample run ...]``, by bootstrap over runs."""
     import numpy as np
 
     if len(values) < least:
         return math.nan, math.nan
     rng = np.random.default_rng([seed, 3])
-    drawn = np.asarray(statistic(values[rng.integers(0, len(values), (RESAMPLES, len(values)))]))
-    drawn = drawn[~np.isnan(drawn)]
-    low, high = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (math.nan, math.nan)
+    resampled = np.asarray(statistic(values[rng.integers(0, len(values), (RESAMPLES, len(values)))]))
+    resampled = resampled[~np.isnan(resampled)]
+    low, high = np.quantile(resampled, [0.025, 0.975]) if len(resampled) else (math.nan, math.nan)
     return float(low), float(high)
 
 
 def correlations(
-    found: Sequence[Run], rows: Sequence[Mapping[str, Any]], key: str, seed: int
+    logged_runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], key: str, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """Spearman's rank correlation of every quantity with a setting, a row per set of runs that differ in it alone.
+    """Yields the rank correlation of every quantity with a setting, per set of runs that differ in it alone.
 
     Raises:
         UserError: if no three runs do, or the setting is no number.
     """
     import numpy as np
 
-    from interp_tasks.measurement.crossings import spearman
+    from circuits.statistics import spearman
+
+    def rank_correlation(pairs: Any) -> Any:
+        return spearman(pairs[..., 0], pairs[..., 1])
 
     groups: dict[str, dict[str, float]] = {}
-    for run in found:
+    for run in logged_runs:
         value = setting(run.config, key)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             groups.setdefault(repr(without(run.config, key)), {})[run.name] = float(value)
@@ -228,36 +231,36 @@ def correlations(
             "seed"
         )
     for group in chosen:
-        mine = [row for row in rows if row["run"] in group]
-        for variant, quantity in dict.fromkeys((row["variant"], row["metric"]) for row in mine):
+        group_rows = [row for row in rows if row["run"] in group]
+        for variant, quantity in dict.fromkeys((row["variant"], row["metric"]) for row in group_rows):
             pairs = np.array(
                 [
                     (group[row["run"]], row["value"])
-                    for row in mine
+                    for row in group_rows
                     if (row["variant"], row["metric"]) == (variant, quantity)
                 ]
             )
             pairs = pairs[~np.isnan(pairs[:, 1])]
-            low, high = over_runs(pairs, spearman, seed, least=4)
+            low, high = over_runs(pairs, rank_correlation, seed, least=4)
             yield {
                 "experiment": "drops",
                 "run": f"against {key}",
                 "ref": f"against {key}",
-                "step": mine[0]["step"],
+                "step": group_rows[0]["step"],
                 "split": "validation",
-                "n": mine[0]["n"],
+                "n": group_rows[0]["n"],
                 "n_runs": len(pairs),
                 "variant": variant,
                 "intervention": "none",
                 "metric": f"rank correlation of {quantity}",
-                "value": float(spearman(pairs[None])[0]) if len(pairs) > 2 else math.nan,
+                "value": float(rank_correlation(pairs[None])[0]),
                 "ci_low": low,
                 "ci_high": high,
             }
 
 
 def without(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A config without one setting, the seed, and how it was logged, stored and computed."""
+    """Returns a config without one setting, the seed, and how it was logged, stored and computed."""
     ignored = {
         key,
         *("train.seed", "train.threads", "train.log_every", "train.eval_samples"),

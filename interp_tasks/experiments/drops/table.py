@@ -18,7 +18,7 @@ AGAINST = "against "
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """One row per run and metric; what concerns several runs stands below them."""
+    """Returns a row per run and metric, and below them the rows about several runs."""
     import pandas
 
     rows: list[dict[str, Any]] = []
@@ -68,7 +68,7 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
 
 
 def whole(step: float) -> str:
-    """A step that may lie between two; what is just before the first is step 0, and not "-0"."""
+    """Formats a step that may lie between two; just before the first step is 0, not "-0"."""
     return "0" if abs(step) <= 0.5 else f"{step:.0f}"
 
 

@@ -1,4 +1,4 @@
-"""Figures of embeddings: where values and positions lie, and how that came to be."""
+"""Draws embeddings of values and positions, and how they form during training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PANEL, GAP = 320, 115
 def arrangement(
     ref: str, tokens: pandas.DataFrame | None, positions: pandas.DataFrame | None
 ) -> plotly.graph_objects.Figure:
-    """A row of panels for values, a row for positions."""
+    """Draws the embeddings of one checkpoint: a row of panels for values, a row for positions."""
     from plotly.subplots import make_subplots
 
     titles: list[str] = []
@@ -27,9 +27,9 @@ def arrangement(
     if positions is not None:
         titles += [f"positions: t-SNE<br>{ref}", "positions: norms"]
     rows = len(titles) // 2
-    whole = PANEL * rows + GAP * (rows - 1)
+    total_height = PANEL * rows + GAP * (rows - 1)
     figure = make_subplots(
-        rows=rows, cols=2, subplot_titles=titles, vertical_spacing=GAP / whole if rows > 1 else 0
+        rows=rows, cols=2, subplot_titles=titles, vertical_spacing=GAP / total_height if rows > 1 else 0
     )
     row = 0
     if tokens is not None:
@@ -38,7 +38,7 @@ def arrangement(
     if positions is not None:
         add_positions(figure, row + 1, positions)
     figure.update_layout(
-        height=whole + 150,
+        height=total_height + 150,
         margin={"t": 90, "b": 60},
         showlegend=False,
         template=template("light"),
@@ -48,6 +48,7 @@ def arrangement(
 
 
 def add_values(figure: Any, row: int, table: pandas.DataFrame) -> None:
+    """Draws values on two principal components, and norms over values."""
     bins = (table["value"] / BIN).round() * BIN
     hover = [f"{value:g}" for value in table["value"]]
     marker = {"size": 7, "color": bins.tolist(), "colorscale": SEQUENTIAL}
@@ -73,6 +74,7 @@ def add_values(figure: Any, row: int, table: pandas.DataFrame) -> None:
 
 
 def add_positions(figure: Any, row: int, table: pandas.DataFrame) -> None:
+    """Draws positions by t-SNE, and norms over positions; a colour and symbol for each value of the last axis."""
     axes = [name for name in table.columns if name not in ("position", "norm", "t-SNE 1", "t-SNE 2")]
     last = axes[-1]
     for line in sorted(set(table[last])):
@@ -82,7 +84,7 @@ def add_positions(figure: Any, row: int, table: pandas.DataFrame) -> None:
             "color": COLOURS["light"][line % len(COLOURS["light"])],
             "symbol": SYMBOLS[line % len(SYMBOLS)],
         }
-        text = [", ".join(f"{axis} {where[axis]}" for axis in axes) for where in part.to_dict("records")]
+        text = [", ".join(f"{axis} {record[axis]}" for axis in axes) for record in part.to_dict("records")]
         for column, x, y in ((1, "t-SNE 1", "t-SNE 2"), (2, "position", "norm")):
             figure.add_trace(
                 {
@@ -102,15 +104,15 @@ def add_positions(figure: Any, row: int, table: pandas.DataFrame) -> None:
 
 
 def over_training(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
-    """A panel per metric: values over steps, a line per run, baselines open."""
+    """Draws a panel per metric over steps, a line per run, with open markers for the untrained baseline."""
     from plotly.subplots import make_subplots
 
     shown = frame[~frame["metric"].str.endswith(": p")]
     metrics = list(dict.fromkeys(shown["metric"]))
     rows = (len(metrics) + 1) // 2
-    whole = 220 * rows + GAP * (rows - 1)
+    total_height = 220 * rows + GAP * (rows - 1)
     figure = make_subplots(
-        rows=rows, cols=2, subplot_titles=metrics, vertical_spacing=GAP / whole if rows > 1 else 0
+        rows=rows, cols=2, subplot_titles=metrics, vertical_spacing=GAP / total_height if rows > 1 else 0
     )
     for index, metric in enumerate(metrics):
         for line, run in enumerate(dict.fromkeys(shown["run"])):
@@ -138,9 +140,9 @@ def over_training(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
     for column in range(min(2, len(metrics))):
         figure.update_xaxes(title_text="step", row=(len(metrics) - 1 - column) // 2 + 1, col=column + 1)
     figure.update_layout(
-        height=whole + 160,
+        height=total_height + 160,
         margin={"t": 100, "b": 60},
-        legend={"y": 1 + 34 / whole},
+        legend={"y": 1 + 34 / total_height},
         template=template("light"),
     )
     figure.update_annotations(font_size=13)

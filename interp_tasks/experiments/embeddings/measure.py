@@ -39,7 +39,7 @@ HALF_WAY = "half-way step of the alignment"
 
 @dataclass(frozen=True)
 class EmbeddingsResult(Result):
-    """A :class:`Result` with what its figures show, by REF.
+    """A :class:`Result` with the tables of its figures, by REF.
 
     Attributes:
         tokens: ``id, value, norm, component 1, component 2``; scores are of the checkpoint's own components.
@@ -54,8 +54,8 @@ class EmbeddingsResult(Result):
         from interp_tasks.experiments.embeddings.figure import arrangement
 
         ref = list(dict.fromkeys([*self.tokens, *self.positions]))[-1] if ref is None else ref
-        found = arrangement(ref, self.tokens.get(ref), self.positions.get(ref))
-        return self.titled(found, f"Embeddings, {ref}")
+        figure = arrangement(ref, self.tokens.get(ref), self.positions.get(ref))
+        return self.titled(figure, f"Embeddings, {ref}")
 
     def page_title(self) -> str:
         return self.experiment
@@ -120,7 +120,7 @@ def embeddings(
     ends = Ends.of(check_refs(refs, Examples.of(options)), options.get("device", "cpu"))
     tokens: dict[str, pandas.DataFrame] = {}
     positions: dict[str, pandas.DataFrame] = {}
-    said: dict[str, None] = {}
+    remarks: dict[str, None] = {}
     aligned: dict[str, dict[int, Array]] = {}
 
     def look(subject: Subject) -> Measured:
@@ -128,25 +128,25 @@ def embeddings(
 
         ref, task = str(subject.labels["ref"]), subject.task
         assert task is not None
-        asked = EmbeddingTargets.of(subject, largest)
-        beside = Tables.of(untrained_model(subject)) if untrained else None
-        own, rows = Tables.of(subject.model), []
-        if asked.values:
+        targets = EmbeddingTargets.of(subject, largest)
+        untrained_tables = Tables.of(untrained_model(subject)) if untrained else None
+        tables, rows = Tables.of(subject.model), []
+        if targets.values:
             end = ends.of_subject(subject)
-            found, table = token_rows(asked, own, beside, end, subject.seed)
+            new_rows, table = token_rows(targets, tables, untrained_tables, end, subject.seed)
             if end is not None:
-                drawn = of_tokens(asked, own, end, subject.seed)[ALIGNMENT][1]
-                aligned.setdefault(run_of(subject), {})[subject.checkpoint.step] = drawn
+                resampled = of_tokens(targets, tables, end, subject.seed)[ALIGNMENT][1]
+                aligned.setdefault(run_of(subject), {})[subject.checkpoint.step] = resampled
                 if subject.checkpoint.path == ends.last[run_of(subject)].resolved.path:
-                    found += half_way(Path(run_of(subject)), aligned[run_of(subject)])
-            rows += found
+                    new_rows += half_way(Path(run_of(subject)), aligned[run_of(subject)])
+            rows += new_rows
             tokens[ref] = table
         # t-SNE cannot place fewer than four points.
-        if asked.axes and own.positions is not None and math.prod(asked.axes.values()) > 3:
-            found, table, note = position_rows(asked, own, beside, subject.seed)
-            rows += found
+        if targets.axes and tables.positions is not None and math.prod(targets.axes.values()) > 3:
+            new_rows, table, note = position_rows(targets, tables, untrained_tables, subject.seed)
+            rows += new_rows
             positions[ref] = table
-            said[note] = None
+            remarks[note] = None
         return Measured(pandas.DataFrame(rows), {})
 
     result = measure("embeddings", refs, options, look, config={"largest": largest})
@@ -154,7 +154,7 @@ def embeddings(
     return EmbeddingsResult.of(
         result,
         frame=frame,
-        notes=(*notes(largest), *said),
+        notes=(*notes(largest), *remarks),
         tokens=tokens,
         positions=positions,
     )
@@ -178,7 +178,7 @@ def check_largest(largest: float | None) -> None:
 
 @dataclass
 class Ends:
-    """The last checkpoint asked for of each run, where there is more than one."""
+    """Finds the last chosen checkpoint of each run that has several."""
 
     last: Mapping[str, Named]
     device: str
@@ -202,7 +202,7 @@ class Ends:
 
 
 def half_way(run: Path, aligned: Mapping[int, Array]) -> list[dict[str, Any]]:
-    """A row of when the alignment has made half its way, beside the onset of the run's drop; from 3 checkpoints on."""
+    """Returns a row of the step at which the alignment is half-way, with the drop's onset; needs 3 checkpoints."""
     import numpy as np
 
     from interp_tasks.measurement.crossings import crossing
@@ -212,26 +212,26 @@ def half_way(run: Path, aligned: Mapping[int, Array]) -> list[dict[str, Any]]:
     steps = sorted(aligned)
     curves = np.stack([aligned[step] for step in steps], 1)
     # The way begins at no alignment at all, whatever checkpoints were asked for.
-    found = crossing(steps, curves, 0.5, 0 * curves[:, 0], curves[:, -1])
+    steps_half_way = crossing(steps, curves, 0.5, 0 * curves[:, 0], curves[:, -1])
     if curves[0, 0] >= 0.5:
         return []
-    low, high = interval(found[1:])
+    low, high = interval(steps_half_way[1:])
     row: dict[str, Any] = {
         "variant": "tokens",
         "intervention": "two components",
         "metric": HALF_WAY,
         "site": "embed",
     }
-    row |= {"value": found[0], "ci_low": low, "ci_high": high, "engine": "exact"}
+    row |= {"value": steps_half_way[0], "ci_low": low, "ci_high": high, "engine": "exact"}
     onset = onset_of(run)
     if onset is not None:
-        row |= {"baseline": float(onset), "effect": found[0] - onset}
+        row |= {"baseline": float(onset), "effect": steps_half_way[0] - onset}
         row |= {"effect_ci_low": low - onset, "effect_ci_high": high - onset}
     return [row]
 
 
 def onset_of(run: Path) -> int | None:
-    """The onset of the drop that a run logged; ``None`` where there is none."""
+    """Returns the onset of the drop that a run logged; ``None`` where there is none."""
     from interp_tasks.checkpoints.marks import find_drop
     from interp_tasks.checkpoints.run_files import RUN_FILE, read_run
 
@@ -244,31 +244,37 @@ def onset_of(run: Path) -> int | None:
 
 
 def token_rows(
-    asked: EmbeddingTargets, own: Tables, beside: Tables | None, end: Tables | None, seed: int
+    targets: EmbeddingTargets, tables: Tables, untrained_tables: Tables | None, end: Tables | None, seed: int
 ) -> tuple[list[dict[str, Any]], pandas.DataFrame]:
-    """Rows of the tidy table, and the table of the figures."""
+    """Returns rows of the tidy table, and the table of the figures."""
     import numpy as np
     import pandas
 
     from interp_tasks.measurement.embeddings.geometry import principal
 
-    measured = of_tokens(asked, own, end, seed)
-    baseline = {} if beside is None else of_tokens(asked, beside, end, seed)
+    measured = of_tokens(targets, tables, end, seed)
+    baseline = {} if untrained_tables is None else of_tokens(targets, untrained_tables, end, seed)
     rows = []
-    for metric, (about, found) in measured.items():
-        low, high = interval(found[1:])
+    for metric, (about, value) in measured.items():
+        low, high = interval(value[1:])
         row: dict[str, Any] = {"variant": "tokens", "intervention": about, "metric": metric, "site": "embed"}
-        row |= {"value": found[0], "ci_low": low, "ci_high": high, "n": len(asked.values), "engine": "exact"}
+        row |= {
+            "value": value[0],
+            "ci_low": low,
+            "ci_high": high,
+            "n": len(targets.values),
+            "engine": "exact",
+        }
         if metric in baseline:
             other = float(baseline[metric][1][0])
-            row |= {"baseline": other, "effect": found[0] - other}
+            row |= {"baseline": other, "effect": value[0] - other}
         rows.append(row)
-    points = own.rows(asked.values)
+    points = tables.rows(targets.values)
     components = principal(points)
     table = pandas.DataFrame(
         {
-            "id": list(asked.values),
-            "value": list(asked.values.values()),
+            "id": list(targets.values),
+            "value": list(targets.values.values()),
             "norm": np.linalg.norm(points, axis=1),
             "component 1": components.scores[:, 0],
             "component 2": components.scores[:, 1],
@@ -278,39 +284,41 @@ def token_rows(
 
 
 def position_rows(
-    asked: EmbeddingTargets, own: Tables, beside: Tables | None, seed: int
+    targets: EmbeddingTargets, tables: Tables, untrained_tables: Tables | None, seed: int
 ) -> tuple[list[dict[str, Any]], pandas.DataFrame, str]:
-    """Rows of the tidy table, the table of the figures, and what was used."""
+    """Returns rows of the tidy table, the table of the figures, and a note on t-SNE's settings."""
     import numpy as np
     import pandas
 
     from interp_tasks.measurement.embeddings.geometry import clustered, tsne
 
-    assert own.positions is not None
-    cells = int(np.prod(list(asked.axes.values())))
-    points = own.positions[:cells]
+    assert tables.positions is not None
+    cells = int(np.prod(list(targets.axes.values())))
+    points = tables.positions[:cells]
     norms = np.linalg.norm(points, axis=1)
     plane, perplexity = tsne(points, seed)
     common: dict[str, Any] = {"variant": "positions", "site": "pos_embed", "n": cells, "engine": "exact"}
     rows: list[dict[str, Any]] = []
-    for place, held in (("", points), ("t-SNE ", plane)):
-        for axis, size in asked.axes.items():
+    for prefix, coordinates in (("", points), ("t-SNE ", plane)):
+        for axis, size in targets.axes.items():
             if 1 < size < cells:
-                found = clustered(held, asked.labels(axis), seed)
+                clusters = clustered(coordinates, targets.labels(axis), seed)
                 about = {**common, "intervention": "against permuted labels"}
                 row: dict[str, Any] = {
-                    "value": found.value,
-                    "baseline": found.null,
-                    "effect": found.value - found.null,
+                    "value": clusters.value,
+                    "baseline": clusters.null,
+                    "effect": clusters.value - clusters.null,
                 }
                 rows.append(
-                    {**about, "metric": f"{place}silhouette by {axis}", **row, "p_value": found.p_value}
+                    {**about, "metric": f"{prefix}silhouette by {axis}", **row, "p_value": clusters.p_value}
                 )
-                rows.append({**about, "metric": f"{place}silhouette by {axis}: p", "value": found.p_value})
-    measured = of_norms(asked, norms)
+                rows.append(
+                    {**about, "metric": f"{prefix}silhouette by {axis}: p", "value": clusters.p_value}
+                )
+    measured = of_norms(targets, norms)
     other = {}
-    if beside is not None and beside.positions is not None:
-        other = of_norms(asked, np.linalg.norm(beside.positions[:cells], axis=1))
+    if untrained_tables is not None and untrained_tables.positions is not None:
+        other = of_norms(targets, np.linalg.norm(untrained_tables.positions[:cells], axis=1))
     for metric, value in measured.items():
         row = {**common, "intervention": "norms", "metric": metric, "value": value}
         if metric in other:
@@ -318,17 +326,19 @@ def position_rows(
         rows.append(row)
     columns: dict[str, Any] = {"position": range(cells), "norm": norms}
     columns |= {"t-SNE 1": plane[:, 0], "t-SNE 2": plane[:, 1]}
-    table = pandas.DataFrame(columns | {axis: asked.labels(axis) for axis in asked.axes})
+    table = pandas.DataFrame(columns | {axis: targets.labels(axis) for axis in targets.axes})
     return rows, table, f"t-SNE: scikit-learn, perplexity {perplexity:g}, seed {seed}."
 
 
-def of_norms(asked: EmbeddingTargets, norms: Array) -> dict[str, float]:
+def of_norms(targets: EmbeddingTargets, norms: Array) -> dict[str, float]:
     """Measures how norms vary, and the middle of the first axis against the rest: its one or two middle lines."""
     import numpy as np
 
-    axis, size = next(iter(asked.axes.items()))
-    found = {"norm variation": float(norms.std() / norms.mean())}
+    axis, size = next(iter(targets.axes.items()))
+    quantities = {"norm variation": float(norms.std() / norms.mean())}
     if size > 2:
-        middle = np.abs(asked.labels(axis) - (size - 1) / 2) < 1
-        found[f"norm of the middle {axis} / others"] = float(norms[middle].mean() / norms[~middle].mean())
-    return found
+        middle = np.abs(targets.labels(axis) - (size - 1) / 2) < 1
+        quantities[f"norm of the middle {axis} / others"] = float(
+            norms[middle].mean() / norms[~middle].mean()
+        )
+    return quantities

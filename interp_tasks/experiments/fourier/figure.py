@@ -29,11 +29,11 @@ def figure(
     from plotly.subplots import make_subplots
 
     tensors = list(spectra)
-    whole = PANEL * len(tensors) + GAP * (len(tensors) - 1)
+    total_height = PANEL * len(tensors) + GAP * (len(tensors) - 1)
     figure = make_subplots(
         rows=len(tensors),
         cols=2 if maps else 1,
-        vertical_spacing=GAP / whole if len(tensors) > 1 else 0,
+        vertical_spacing=GAP / total_height if len(tensors) > 1 else 0,
         horizontal_spacing=0.1,
         column_widths=[0.62, 0.38] if maps else None,
         subplot_titles=[
@@ -54,19 +54,19 @@ def figure(
             figure.update_xaxes(visible=False, row=row, col=2)
             figure.update_yaxes(visible=False, row=row, col=2)
     figure.update_layout(
-        height=TOP + whole + BOTTOM,
+        height=TOP + total_height + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
         barmode="overlay",
         bargap=0.5,
         showlegend=True,
-        legend={"y": 1 + 45 / whole},
+        legend={"y": 1 + 45 / total_height},
         coloraxis={
             # The template's colours, which mean the same in all maps.
             "autocolorscale": True,
             "cmin": 0,
             "colorbar": {
                 "title": "share of<br>variance<br>(%)",
-                "len": PANEL / whole,
+                "len": PANEL / total_height,
                 "y": 1,
                 "yanchor": "top",
             },
@@ -80,23 +80,23 @@ def figure(
 
 
 def bars(figure: Any, row: int, spectrum: pandas.DataFrame, rest: str) -> None:
-    """Adds a bar per frequency; ``rest`` is what the legend calls those that are not key."""
+    """Adds a bar per frequency; ``rest`` names, in the legend, the frequencies that are not key."""
     labels = spectrum.index.tolist()
     shares = (100 * spectrum["share"]).tolist()
-    drawn = {trace.name for trace in figure.data}
+    legend_names = {trace.name for trace in figure.data}
     for key in (False, True):
-        chosen = [place for place, is_key in enumerate(spectrum["key"]) if is_key == key]
+        chosen = [index for index, is_key in enumerate(spectrum["key"]) if is_key == key]
         name = "key frequency" if key else rest
         if chosen:
             figure.add_trace(
                 {
                     "type": "bar",
-                    "x": [labels[place] for place in chosen],
-                    "y": [shares[place] for place in chosen],
+                    "x": [labels[index] for index in chosen],
+                    "y": [shares[index] for index in chosen],
                     "marker": {"color": COLOURS["light"][1 if key else 0]},
                     "name": name,
                     "legendgroup": name,
-                    "showlegend": name not in drawn,
+                    "showlegend": name not in legend_names,
                     "hovertemplate": "frequency %{x}<br>%{y:.3g}% of the variance<extra></extra>",
                 },
                 row=row,
@@ -116,7 +116,7 @@ def bars(figure: Any, row: int, spectrum: pandas.DataFrame, rest: str) -> None:
             },
             "name": "white noise",
             "legendgroup": "white noise",
-            "showlegend": "white noise" not in drawn,
+            "showlegend": "white noise" not in legend_names,
             "hovertemplate": "frequency %{x}<br>white noise: %{y:.3g}%<extra></extra>",
         },
         row=row,

@@ -1,4 +1,4 @@
-"""Finds the frequencies that embeddings and neurons are made of, over the task's grid of inputs or of positions."""
+"""Decomposes embeddings and neurons into frequencies over the task's grid of inputs or of positions."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Analysed:
 
 @dataclass(frozen=True)
 class Whole:
-    """The spectrum of a tensor, all features together, how its frequencies are told apart, and which are key."""
+    """The spectrum of a tensor over all its features, the axis that labels frequencies, and its key frequencies."""
 
     spectrum: Spectrum
     by: str
     keys: tuple[Any, ...]
 
     def bars(self) -> pandas.DataFrame:
-        """Returns a row per frequency, by its label: ``share``, what it would be of white ``noise``, and ``key``."""
+        """Returns a row per frequency: ``share``, the share that white ``noise`` would have, and ``key``."""
         import pandas
 
         bands = self.spectrum.bands(self.by)
@@ -90,15 +90,15 @@ class FourierResult(Result):
     spectra: Mapping[tuple[str, str], Whole] = field(default_factory=dict)
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """The share of each frequency, key frequencies marked; over two coordinates each combination too."""
+        """Returns the share of each frequency, key frequencies marked; over two coordinates each combination too."""
         from interp_tasks.experiments.fourier.figure import figure
 
         maps = {key: one.pairs() for key, one in self.spectra.items()}
-        drawn = figure(
+        bars = figure(
             {key: one.bars() for key, one in self.spectra.items()},
             {key: one for key, one in maps.items() if one is not None},
         )
-        return self.titled(drawn, self.heading())
+        return self.titled(bars, self.heading())
 
     def heading(self) -> str:
         return "Share of variance by frequency"
@@ -157,7 +157,7 @@ def fourier(
     check_threshold(threshold)
     spectra: dict[tuple[str, str], Whole] = {}
     on_inputs: list[str] = []
-    said: dict[str, None] = {}
+    rules: dict[str, None] = {}
 
     def looked(subject: Subject) -> Measured:
         ref = str(subject.labels["ref"])
@@ -169,11 +169,11 @@ def fourier(
         rows: list[dict[str, Any]] = []
         done: dict[str, Any] = {}
         for one in analysed(subject, axes):
-            found = rows_of(one, examples, name, number, threshold, every)
-            rows += found.rows
-            done[one.label] = found.described
-            spectra[ref, one.label] = Whole(one.spectrum.total(), one.by, found.keys)
-            said[f"{found.rule}."] = None
+            tensor_rows = rows_of(one, examples, name, number, threshold, every)
+            rows += tensor_rows.rows
+            done[one.label] = tensor_rows.described
+            spectra[ref, one.label] = Whole(one.spectrum.total(), one.by, tensor_rows.keys)
+            rules[f"{tensor_rows.rule}."] = None
         import pandas
 
         return Measured(pandas.DataFrame(rows), done)
@@ -187,7 +187,7 @@ def fourier(
     return FourierResult.of(
         result,
         frame=frame,
-        notes=(*said, *notes(threshold, every, on_inputs, frame)),
+        notes=(*rules, *notes(threshold, every, on_inputs, frame)),
         spectra=spectra,
     )
 
@@ -209,7 +209,7 @@ def notes(threshold: float, every: bool, on_inputs: list[str], frame: Any) -> It
 
 
 def read_axes(subject: Subject) -> tuple[GridAxis, ...]:
-    """The grid of a checkpoint's task.
+    """Returns the grid of a checkpoint's task.
 
     Raises:
         UserError: for no task, for a task without a grid or with half of one.
@@ -240,14 +240,14 @@ def read_axes(subject: Subject) -> tuple[GridAxis, ...]:
 
 
 def cells(axes: Sequence[GridAxis]) -> int:
-    found = 1
+    count = 1
     for axis in axes:
-        found *= len(axis.values)
-    return found
+        count *= len(axis.values)
+    return count
 
 
 def analysed(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
-    """The tensors of one checkpoint, in the order in which the model computes them."""
+    """Yields the tensors of one checkpoint, in the order in which the model computes them."""
     if axes[0].position is None:
         yield from over_positions(subject, axes)
     else:
@@ -255,7 +255,7 @@ def analysed(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
 
 
 def over_inputs(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
-    """Embeddings over each coordinate, neurons over the complete grid of inputs."""
+    """Yields spectra of embeddings over each coordinate and of neurons over the complete grid of inputs."""
     from circuits.fourier import Grid, spectrum
 
     task: Any = subject.task
@@ -272,22 +272,22 @@ def over_inputs(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analysed
     )
     positions = task.read_positions
     for layer, neurons in enumerate(neurons_at(subject.model, tokens, positions)):
-        for place, position in enumerate(positions):
+        for index, position in enumerate(positions):
             at = f", position {position}" if len(positions) > 1 else ""
-            found = spectrum(neurons[:, place], grid)
-            yield Analysed(f"mlp_post.{layer}{at}", "mlp_post", layer, position, found, "block", True)
+            spectra = spectrum(neurons[:, index], grid)
+            yield Analysed(f"mlp_post.{layer}{at}", "mlp_post", layer, position, spectra, "block", True)
 
 
 def over_positions(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
-    """Position embeddings and each neuron's mean over the examples, over the positions."""
+    """Yields spectra, over positions, of their embeddings and of each neuron's mean over the examples."""
     from circuits.fourier import Grid, spectrum
 
     grid = Grid({axis.name: len(axis.values) for axis in axes})
     used = tuple(range(grid.cells))
     table = dict(subject.model.named_parameters()).get("pos_embed.W_pos")
     if table is not None:
-        found = spectrum(table[: grid.cells], grid)
-        yield Analysed("W_pos", "pos_embed", None, None, found, "component", False)
+        spectra = spectrum(table[: grid.cells], grid)
+        yield Analysed("W_pos", "pos_embed", None, None, spectra, "component", False)
     for layer, neurons in enumerate(mean_neurons(subject.model, subject.tokens, used)):
         yield Analysed(
             f"mlp_post.{layer}", "mlp_post", layer, None, spectrum(neurons, grid), "component", True
@@ -295,7 +295,7 @@ def over_positions(subject: Subject, axes: Sequence[GridAxis]) -> Iterator[Analy
 
 
 def passes(model: Any, tokens: Tensor, positions: Sequence[int]) -> Iterator[list[Tensor]]:
-    """Neurons of every layer [batch pos neuron] at some positions, a few examples at a time."""
+    """Yields neurons of every layer [batch pos neuron] at some positions, a few examples at a time."""
     from circuits import cache
 
     hooks = [f"blocks.{layer}.mlp.hook_post" for layer in range(model.cfg.n_layers)]
@@ -307,21 +307,21 @@ def passes(model: Any, tokens: Tensor, positions: Sequence[int]) -> Iterator[lis
 
 
 def neurons_at(model: Any, tokens: Tensor, positions: Sequence[int]) -> list[Tensor]:
-    """By layer, neurons [example pos neuron]."""
+    """Returns neurons [example pos neuron] by layer."""
     import torch
 
     return [torch.cat(parts) for parts in zip(*passes(model, tokens, positions), strict=True)]
 
 
 def mean_neurons(model: Any, tokens: Tensor, positions: Sequence[int]) -> list[Tensor]:
-    """By layer, the mean over examples [pos neuron], float64."""
+    """Returns each layer's mean over examples [pos neuron], float64."""
     sums = [[part.double().sum(0) for part in parts] for parts in passes(model, tokens, positions)]
     return [sum(parts[1:], start=parts[0]) / len(tokens) for parts in zip(*sums, strict=True)]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one tensor, without the labels of its checkpoint; what is recorded of it."""
+    """The rows of one tensor, without the labels of its checkpoint, and the rule and frequencies to record."""
 
     rows: list[dict[str, Any]]
     keys: tuple[Any, ...]
@@ -330,16 +330,16 @@ class Rows:
 
 
 def rows_of(one: Analysed, examples: int, name: str, number: float, threshold: float, every: bool) -> Rows:
-    """Shares, keys and neurons by frequency, then of all other frequencies together."""
+    """Returns shares, keys and neurons by frequency, then those of all other frequencies together."""
     from circuits.fourier import clusters, key_frequencies
     from circuits.fourier._key_frequencies import RULES as MADE
 
     bands = one.spectrum.bands(one.by).total()
-    found = key_frequencies(one.spectrum, MADE[name](number), one.by)
+    keys = key_frequencies(one.spectrum, MADE[name](number), one.by)
     shares = dict(zip(bands.labels, bands.share.tolist(), strict=True))
     sizes = clusters(one.spectrum, threshold, one.by).sizes if one.neurons else {}
     every = every or len(shares) <= MAX_ROWS
-    listed = [label for label in bands.labels if every or label in found.keys or label in sizes]
+    listed = [label for label in bands.labels if every or label in keys.keys or label in sizes]
     common = {"site": one.site, "layer": one.layer, "position": one.position, "n": examples}
     rows: list[dict[str, Any]] = [
         {
@@ -347,14 +347,14 @@ def rows_of(one: Analysed, examples: int, name: str, number: float, threshold: f
             "variant": "all frequencies",
             "intervention": SPECTRUM + one.label,
             "metric": KEYS,
-            "value": float(len(found.keys)),
+            "value": float(len(keys.keys)),
         }
     ]
     for label in listed:
         values = {SHARE: shares[label]}
         if one.neurons:
             values[NEURONS] = float(sizes.get(label, 0))
-        kind = KEY if label in found.keys else OTHER
+        kind = KEY if label in keys.keys else OTHER
         about = {**common, "variant": f"frequency {label}", "intervention": kind + one.label}
         rows += [{**about, "metric": metric, "value": value} for metric, value in values.items()]
     rest = {"intervention": REST + one.label, **common}
@@ -368,7 +368,7 @@ def rows_of(one: Analysed, examples: int, name: str, number: float, threshold: f
     described = {
         "grid": dict(one.spectrum.grid.axes),
         "frequencies by": one.by,
-        "key frequencies": [list(key) if isinstance(key, tuple) else key for key in found.keys],
-        "rule": found.rule,
+        "key frequencies": [list(key) if isinstance(key, tuple) else key for key in keys.keys],
+        "rule": keys.rule,
     }
-    return Rows(rows, found.keys, found.rule, described)
+    return Rows(rows, keys.keys, keys.rule, described)

@@ -17,7 +17,7 @@ SPECTRUM, KEY, OTHER, REST = "spectrum of ", "key frequency of ", "frequency of 
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """The metrics of a frequency become columns; ``key`` says which are key, and of all together how many."""
+    """Makes columns of a frequency's metrics; ``key`` marks key frequencies and counts them in the row of all."""
     import pandas
 
     rows: dict[tuple[str, str, str], dict[Any, Any]] = {}
@@ -31,12 +31,12 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
             SHARE: math.nan,
             NEURONS: math.nan,
         }
-        found = rows.setdefault((row["ref"], tensor, row["variant"]), about)
-        found["variant"] = row["variant"].removeprefix("frequency ")
+        row_of_variant = rows.setdefault((row["ref"], tensor, row["variant"]), about)
+        row_of_variant["variant"] = row["variant"].removeprefix("frequency ")
         if row["metric"] == KEYS:
-            found["key"] = f"{row['value']:.0f} key"
+            row_of_variant["key"] = f"{row['value']:.0f} key"
         else:
-            found[row["metric"]] = row["value"]
+            row_of_variant[row["metric"]] = row["value"]
     return pandas.DataFrame(list(rows.values()))
 
 

@@ -134,6 +134,6 @@ def answer(name: str) -> str:
 
 
 def short(run: str) -> str:
-    """``addition/seed-3`` of a longer path."""
+    """Shortens a path to ``addition/seed-3``."""
     parts = run.split("/")
     return "/".join(parts[-2:] if parts[-1].startswith("seed-") else parts[-1:])

@@ -1,52 +1,32 @@
-"""When each answer of a run generalises: the step at which its accuracy reaches a level, on both sides of the split."""
+"""Measures when each answer of a run generalises: when its accuracy reaches a level, on both splits."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from interp_tasks.checkpoints.drop import final_level
 from interp_tasks.errors import UserError
+from interp_tasks.experiments.generalisation.reaches import (
+    ACCURACY,
+    LEVEL,
+    SPLITS,
+    order_rows,
+    reaches_of,
+    rows_of,
+)
+from interp_tasks.experiments.generalisation.seeds import groups_of, opponents, pooled, ratio_rows
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.run_logs import Run, family, modulus, named, read_runs
+from interp_tasks.measurement.run_logs import Run, named, read_runs
 from interp_tasks.measurement.table import tidy
 from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
-
-ACCURACY = "accuracy"
-SPLITS = ("validation", "train")
-#: What the table calls things; ``{level}`` is the level in per cent.
-STEP, LASTING, REACHED = "step at {level}", "step at {level} for good", "reached {level}"
-SECONDS = "seconds at {level}"
-THEN = "validation when train is at {level}"
-FINAL, MIRROR, PLACE = "final level", "rank correlation with its loss", "place in order"
-PAIRS, SPREAD = "pairs in order", "last step / first step"
-RATIO, AT_LEAST, AT_MOST = "ratio of steps", "ratio of steps, at least", "ratio of steps, at most"
-#: Of an accuracy, by default.
-LEVEL = 0.95
-#: The primes below it generalise one by one, says the figure of the MIIII paper, those from it on together.
-TOGETHER_FROM = 11
-
-
-@dataclass(frozen=True)
-class Reach:
-    """The steps at which one accuracy of a run reaches a level on one split; infinite where it never does."""
-
-    run: Run
-    name: str
-    split: str
-    first: float
-    lasting: float
-    until: float
-    final: float
 
 
 @dataclass(frozen=True)
@@ -57,13 +37,13 @@ class GeneralisationResult(Result):
     level: float = 0.95
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """Accuracy of every answer over the steps: a line each, or a map with a row per answer where there are many."""
+        """Draws the accuracy of every answer over steps: a line each, or a map where there are many."""
         from interp_tasks.experiments.generalisation.figure import figure
 
         return self.titled(figure(curves_of(self.runs, ACCURACY), ACCURACY, self.level), self.heading())
 
     def losses(self) -> plotly.graph_objects.Figure | None:
-        """Draws the losses in the same way; ``None`` where they are not logged by answer as well."""
+        """Draws the losses in the same way; ``None`` where the log has no loss for each answer."""
         from interp_tasks.experiments.generalisation.figure import figure
 
         logged = [run for run in self.runs if any(named(run, "loss"))]
@@ -127,30 +107,30 @@ def generalisation(
         UserError: in one line.
     """
     check_level(level)
-    found = read_runs(runs)
-    reaches = [reach for run in found for reach in reaches_of(run, level)]
+    logged_runs = read_runs(runs)
+    reaches = [reach for run in logged_runs for reach in reaches_of(run, level)]
     compared, others = opponents(
-        found, reaches, [against] if isinstance(against, str) else list(against), level
+        logged_runs, reaches, [against] if isinstance(against, str) else list(against), level
     )
     rows: list[dict[str, Any]] = []
-    for run in found:
-        mine = [reach for reach in reaches if reach.run.name == run.name]
-        rows += rows_of(run, mine, level)
-        rows += order_rows(run, mine, level)
+    for run in logged_runs:
+        run_reaches = [reach for reach in reaches if reach.run.name == run.name]
+        rows += rows_of(run, run_reaches, level)
+        rows += order_rows(run, run_reaches, level)
     rows += [
         row
-        for name, group in groups_of(found).items()
+        for name, group in groups_of(logged_runs).items()
         if len(group) > 1
         for row in pooled(name, group, rows, seed)
     ]
     if others:
-        rows += ratio_rows(found, reaches, compared, others, seed)
+        rows += ratio_rows(logged_runs, reaches, compared, others, seed)
     import pandas
 
     frame = tidy(pandas.DataFrame(rows).assign(experiment="generalisation", intervention="none"))
     config = {
         "runs": [runs] if isinstance(runs, str) else list(runs),
-        "found": [run.name for run in found],
+        "found": [run.name for run in logged_runs],
         "level": level,
         "against": compared,
         "seed": seed,
@@ -159,8 +139,8 @@ def generalisation(
         "generalisation",
         frame,
         config,
-        (*notes(found, bool(others)), *unread(found)),
-        runs=found,
+        (*notes(logged_runs, bool(others)), *unread(logged_runs)),
+        runs=logged_runs,
         level=level,
     )
 
@@ -184,8 +164,8 @@ def check_level(level: float) -> None:
         raise UserError(f"--level {level:g}: an accuracy above 0, at most 1")
 
 
-def notes(found: Sequence[Run], compared: bool) -> tuple[str, ...]:
-    several = any(len(group) > 1 for group in groups_of(found).values())
+def notes(logged_runs: Sequence[Run], compared: bool) -> tuple[str, ...]:
+    several = any(len(group) > 1 for group in groups_of(logged_runs).values())
     return (
         "Step: where the accuracy first is at the level, interpolated between logged steps; for good: after it the "
         "accuracy is never below again. Validation is a fixed sample, train the batch of the step.",
@@ -206,9 +186,9 @@ def notes(found: Sequence[Run], compared: bool) -> tuple[str, ...]:
     )
 
 
-def unread(found: Sequence[Run]) -> Iterator[str]:
+def unread(logged_runs: Sequence[Run]) -> Iterator[str]:
     """Yields a note for each logged accuracy that is no number at some step."""
-    for run in found:
+    for run in logged_runs:
         for split in SPLITS:
             for name in named(run, ACCURACY, split):
                 steps = run.left_out(name, split)
@@ -217,281 +197,3 @@ def unread(found: Sequence[Run]) -> Iterator[str]:
                         f"{run.name}: {split} {name} is no number at {len(steps)} logged step"
                         f"{'s' if len(steps) > 1 else ''}, the first of them {steps[0]}: left out."
                     )
-
-
-def reaches_of(run: Run, level: float) -> list[Reach]:
-    """Every accuracy on both splits.
-
-    Raises:
-        UserError: for a run that logs no accuracy.
-    """
-    from interp_tasks.measurement.crossings import reached
-
-    found = []
-    for split in SPLITS:
-        for name in named(run, ACCURACY, split):
-            steps, values = run.points(name, split)
-            # Step 0 has no batch that was trained on.
-            kept = [
-                (step, value)
-                for step, value in zip(steps, values, strict=True)
-                if step or split == "validation"
-            ]
-            if not kept:
-                continue
-            steps, values = zip(*kept, strict=True)
-            found.append(
-                Reach(run, name, split, *reached(steps, values, level), float(steps[-1]), final_level(values))
-            )
-    if not any(reach.split == "validation" for reach in found):
-        if any(name.startswith(ACCURACY) for name in run.logged()):
-            raise UserError(f"{run.name} logs no accuracy that is a finite number")
-        raise UserError(
-            f"{run.name} logs no accuracy: it has {', '.join(run.logged()) or 'nothing'}; "
-            "generalisation is of tasks with right and wrong answers"
-        )
-    return found
-
-
-def percent(level: float) -> str:
-    return f"{100 * level:g}%"
-
-
-def rows_of(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dict[str, Any]]:
-    from interp_tasks.measurement.crossings import finite
-
-    trained = {reach.name: reach for reach in reaches if reach.split == "train"}
-    for reach in reaches:
-        shared = {**run.labels(), "step": int(reach.until), "split": reach.split, "variant": reach.name}
-        if reach.split == "train":
-            shared["n"] = None
-        other = trained.get(reach.name)
-        delay = {}
-        if reach.split == "validation" and other is not None:
-            delay = {"baseline": finite(other.first), "effect": finite(reach.first - other.first)}
-        yield {**shared, **delay, "metric": STEP.format(level=percent(level)), "value": finite(reach.first)}
-        yield {**shared, "metric": LASTING.format(level=percent(level)), "value": finite(reach.lasting)}
-        yield {
-            **shared,
-            "metric": REACHED.format(level=percent(level)),
-            "value": float(math.isfinite(reach.first)),
-        }
-        yield {**shared, "metric": FINAL, "value": reach.final}
-        if reach.split == "validation":
-            if run.clock:
-                seconds = SECONDS.format(level=percent(level))
-                yield {**shared, "metric": seconds, "value": seconds_at(run, reach.first)}
-            if other is not None:
-                value = value_at(run, reach.name, other.first)
-                yield {**shared, "metric": THEN.format(level=percent(level)), "value": value}
-            yield {**shared, "metric": MIRROR, "value": mirrored(run, reach.name)}
-
-
-def value_at(run: Run, name: str, step: float) -> float:
-    """A validation metric at a step, linear between logged ones; NaN at no step."""
-    import numpy as np
-
-    return float(np.interp(step, *run.points(name))) if math.isfinite(step) else math.nan
-
-
-def seconds_at(run: Run, step: float) -> float:
-    """Seconds of training until a step, linear between logged ones; NaN where the clock does not go so far."""
-    import numpy as np
-
-    steps = sorted(run.clock)
-    if not math.isfinite(step) or not steps[0] <= step <= steps[-1]:
-        return math.nan
-    return float(np.interp(step, steps, [run.clock[each] for each in steps]))
-
-
-def mirrored(run: Run, name: str) -> float:
-    """Spearman's correlation of an accuracy with the loss of the same answer; NaN without one.
-
-    Over logged steps up to that at which the accuracy first is at its largest: after it accuracies tie, and the loss
-    goes on falling, so that the longer a run goes on, the lower would the correlation be.
-    """
-    import numpy as np
-
-    from interp_tasks.measurement.crossings import spearman
-
-    beside = f"loss{name.removeprefix(ACCURACY)}"
-    one, other = (dict(zip(*run.points(each), strict=True)) for each in (name, beside))
-    steps = sorted(one.keys() & other.keys())
-    if steps:
-        # ``max`` gives the first of several.
-        steps = [step for step in steps if step <= max(steps, key=lambda step: one[step])]
-    if len(steps) < 3:
-        return math.nan
-    return float(spearman(np.array([[(one[step], other[step]) for step in steps]]))[0])
-
-
-def order_rows(run: Run, reaches: Sequence[Reach], level: float) -> Iterator[dict[str, Any]]:
-    """In which order the answers of a run generalise."""
-    import numpy as np
-
-    from interp_tasks.measurement.crossings import finite, in_order, spearman
-
-    of_prime = {modulus(reach.name): reach for reach in reaches if reach.split == "validation"}
-    primes = sorted(q for q in of_prime if q is not None)
-    if len(primes) < 2:
-        return
-    steps = np.array([of_prime[q].first for q in primes])
-    shared = {**run.labels(), "step": int(of_prime[primes[0]].until)}
-    for q, step in zip(primes, steps, strict=True):
-        # Those that are as late, or not there, share their places.
-        place = (steps < step).sum() + ((steps == step).sum() + 1) / 2
-        known = math.isfinite(step)
-        yield {
-            **shared,
-            "variant": of_prime[q].name,
-            "metric": PLACE,
-            "value": float(place) if known else math.nan,
-        }
-    sides = {
-        "order of all answers": primes,
-        f"order of answers below {TOGETHER_FROM}": [q for q in primes if q < TOGETHER_FROM],
-        f"order of answers from {TOGETHER_FROM} on": [q for q in primes if q >= TOGETHER_FROM],
-    }
-    for variant, some in sides.items():
-        chosen = np.array([of_prime[q].first for q in some])
-        if len(chosen) < 2:
-            continue
-        row = {**shared, "variant": variant}
-        yield {**row, "metric": PAIRS, "value": in_order(chosen)}
-        first, last = chosen.min(), chosen.max()
-        # Of answers none of which got there nothing is known; nor is there a share of step 0.
-        known = 0 < first < math.inf
-        yield {**row, "metric": SPREAD, "value": finite(last / first) if known else math.nan}
-        yield {
-            **row,
-            "metric": REACHED.format(level=percent(level)),
-            "value": float(np.isfinite(chosen).mean()),
-        }
-        if len(chosen) > 2:
-            # Ranks want numbers; whatever is later than the last step stands for "not there".
-            numbers = np.where(np.isfinite(chosen), chosen, 2.0 * shared["step"] + 1)
-            value = float(spearman(np.stack([np.array(some, dtype=float), numbers], 1)[None])[0])
-            yield {**row, "metric": "rank correlation of step and modulus", "value": value}
-
-
-def groups_of(found: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs by what they are seeds of, or each by itself."""
-    groups: dict[str, list[Run]] = {}
-    for run in found:
-        groups.setdefault(family(run.name) or run.name, []).append(run)
-    return groups
-
-
-def pooled(
-    name: str, group: Sequence[Run], rows: Sequence[Mapping[str, Any]], seed: int
-) -> Iterator[dict[str, Any]]:
-    """Yields rows that pool several seeds: medians, ranges and intervals."""
-    import numpy as np
-
-    from interp_tasks.measurement.crossings import finite, median, over_seeds
-
-    mine = [row for row in rows if row["run"] in {run.name for run in group}]
-    for key in dict.fromkeys((row["split"], row["variant"], row["metric"]) for row in mine):
-        same = [row for row in mine if (row["split"], row["variant"], row["metric"]) == key]
-        values = np.array([row["value"] for row in same])
-        steps = key[2].startswith(("step at", "seconds at"))
-        if steps:
-            values = np.where(np.isnan(values), np.inf, values)
-        values = values[~np.isnan(values)]
-        shared = {**same[0], "run": name, "ref": name, "seed": None, "n_runs": len(values)}
-        shared |= {"step": max(row["step"] for row in same)}
-        for column in ("baseline", "effect"):
-            shared.pop(column, None)
-        share = key[2].startswith("reached")
-        middle = (lambda drawn: drawn.mean(-1)) if share else median
-        if not len(values):
-            yield {**shared, "value": math.nan}
-            continue
-        low, high = over_seeds(values, middle, seed)
-        yield {**shared, "value": finite(float(middle(values))), "ci_low": low, "ci_high": high}
-        if not share:
-            for word, extreme in (("smallest", values.min()), ("largest", values.max())):
-                yield {**shared, "metric": f"{key[2]}, {word}", "value": finite(extreme)}
-
-
-def opponents(
-    found: Sequence[Run], reaches: Sequence[Reach], against: Sequence[str], level: float
-) -> tuple[list[str], list[Reach]]:
-    """The runs to compare with: their names, and what they reach."""
-    if not against:
-        return [], []
-    names = {run.name: (family(run.name) or run.name).removesuffix("/seed-*") for run in found}
-    chosen = [
-        run
-        for run, name in names.items()
-        if any(f"/{name.replace(':', '/')}".endswith(f"/{end}") for end in against)
-    ]
-    if chosen:
-        return chosen, [reach for reach in reaches if reach.run.name in chosen]
-    others = read_runs(against)
-    return [run.name for run in others], [reach for run in others for reach in reaches_of(run, level)]
-
-
-def ratio_rows(
-    found: Sequence[Run],
-    reaches: Sequence[Reach],
-    compared: Sequence[str],
-    others: Sequence[Reach],
-    seed: int,
-) -> Iterator[dict[str, Any]]:
-    """Every group of runs against the others, answer by answer, seed by seed.
-
-    Raises:
-        UserError: if no answer and seed is on both sides.
-    """
-    import numpy as np
-
-    from interp_tasks.measurement.crossings import finite, median, over_seeds, ratio_of_steps
-
-    beside: dict[tuple[str, Any], Reach] = {}
-    for other in others:
-        if other.split == "validation":
-            beside.setdefault((other.name, seed_of(other.run)), other)
-    any_pair = False
-    for name, group in groups_of([run for run in found if run.name not in compared]).items():
-        mine = [reach for reach in reaches if reach.run in group and reach.split == "validation"]
-        for variant in dict.fromkeys(reach.name for reach in mine):
-            pairs = [
-                (reach, beside[variant, seed_of(reach.run)])
-                for reach in mine
-                if reach.name == variant and (variant, seed_of(reach.run)) in beside
-            ]
-            if not pairs:
-                continue
-            any_pair = True
-            ratios = np.array([ratio_of_steps(one.first, one.until, o.first, o.until) for one, o in pairs])
-            ratios = ratios[~np.isnan(ratios[:, 0])]
-            first, other = pairs[0]
-            row = {
-                **first.run.labels(),
-                "run": name,
-                "ref": name,
-                "variant": variant,
-                "step": int(first.until),
-            }
-            row |= {"n_runs": len(ratios), "seed": seed_of(first.run) if len(pairs) == 1 else None}
-            row |= {"baseline": finite(other.first)} if len(pairs) == 1 else {}
-            for column, metric in enumerate((RATIO, AT_LEAST, AT_MOST)):
-                values = ratios[:, column]
-                if not len(values):
-                    yield {**row, "metric": metric, "value": math.nan}
-                    continue
-                numbers = [float(median(values)), *over_seeds(values, median, seed)]
-                if metric == RATIO:  # 0 and infinity stand for ratios of which there is a bound alone
-                    numbers = [number or math.nan for number in numbers]
-                value, low, high = map(finite, numbers)
-                yield {**row, "metric": metric, "value": value, "ci_low": low, "ci_high": high}
-    if not any_pair:
-        raise UserError(
-            f"--against {', '.join(compared)}: none of the runs has an accuracy of that name under the same seed; "
-            "pairs are runs with one train.seed"
-        )
-
-
-def seed_of(run: Run) -> Any:
-    return run.config.get("train", {}).get("seed")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.experiments.generalisation.measure import (
+from interp_tasks.experiments.generalisation.reaches import (
     AT_LEAST,
     AT_MOST,
     FINAL,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """One row per run and variant; what is not reached says by which step."""
+    """Returns a row per run and variant; where a level is not reached, the last step is shown."""
     import pandas
 
     level = next(metric for metric in frame["metric"] if metric.startswith("step at")).split()[2]
@@ -47,14 +47,14 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         }
         shown["order"] = order_text(cells) if ("validation", PAIRS) in cells else ""
         rows.append({**first, **shown})
-    found = pandas.DataFrame(rows)
-    names = list(found["run"].unique())
+    table = pandas.DataFrame(rows)
+    names = list(table["run"].unique())
     folder = shared_folder(names) if len(names) > 1 else ""
-    run = found["run"].str.removeprefix(f"{folder}/") if folder else found["run"]
+    run = table["run"].str.removeprefix(f"{folder}/") if folder else table["run"]
     count = sum("*" not in name for name in names)
     title = names[0] if len(names) == 1 else f"{count} runs{' of ' + folder if folder else ''}"
     steps = " to ".join(str(step) for step in dict.fromkeys([frame["step"].min(), frame["step"].max()]))
-    return found.assign(ref=title, run=run, step=steps, level=level)
+    return table.assign(ref=title, run=run, step=steps, level=level)
 
 
 def view_columns(rows: pandas.DataFrame) -> list[Column]:
@@ -81,7 +81,7 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
 def step_text(
     row: Mapping[Any, Any] | None, cells: Mapping[Any, Mapping[Any, Any]], split: str, level: str
 ) -> str:
-    """The step; of several seeds the range behind it, and how many get there."""
+    """Formats a step; for several seeds with its range, and how many reach the level."""
     if row is None:
         return ""
     value = row["value"]

@@ -29,18 +29,18 @@ def figure(logged: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
     from circuits.figures.style import POWERS
 
     heights = [height for one in logged.values() for height in (ROW * max(4, len(one.columns)), LINES)]
-    whole = sum(heights) + GAP * (len(heights) - 1)
+    total_height = sum(heights) + GAP * (len(heights) - 1)
     figure = make_subplots(
         rows=len(heights),
         cols=1,
         row_heights=[height / sum(heights) for height in heights],
-        vertical_spacing=GAP / whole,
+        vertical_spacing=GAP / total_height,
         subplot_titles=[
             title for stage in logged for title in (f"{stage}: norm / its largest", f"{stage}: norm")
         ],
     )
-    for place, one in enumerate(logged.values()):
-        row = 2 * place + 1
+    for at, one in enumerate(logged.values()):
+        row = 2 * at + 1
         figure.add_trace(
             {
                 "type": "heatmap",
@@ -68,7 +68,7 @@ def figure(logged: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
                     "y": [finite(value) or None for value in values.tolist()],
                     "name": name,
                     "legendgroup": name,
-                    "showlegend": place == 0,
+                    "showlegend": at == 0,
                     "line": {**style, "width": 1.5},
                     # Colours begin again with another symbol each.
                     "marker": {
@@ -83,15 +83,15 @@ def figure(logged: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
         figure.update_yaxes(type="log", title_text="norm", **POWERS, row=row + 1, col=1)
     figure.update_xaxes(title_text="step")
     return figure.update_layout(
-        height=whole + AROUND,
+        height=total_height + AROUND,
         margin={"t": 60, "b": 50},
-        legend={"orientation": "v", "x": 1.02, "y": 1 - (heights[0] + GAP) / whole, "yanchor": "top"},
+        legend={"orientation": "v", "x": 1.02, "y": 1 - (heights[0] + GAP) / total_height, "yanchor": "top"},
         coloraxis={
             "colorscale": SEQUENTIAL,
             "cmin": 0,
             "cmax": 1,
             "colorbar": {
-                "len": heights[0] / whole,
+                "len": heights[0] / total_height,
                 "y": 1,
                 "yanchor": "top",
                 "thickness": 12,

@@ -47,7 +47,7 @@ class GradientsResult(Result):
     logged: Mapping[str, Mapping[str, Norms]] = field(default_factory=dict)
 
     def plot(self, run: str | None = None) -> plotly.graph_objects.Figure:
-        """A run (default: the first): each tensor's norm by step, over its largest and as it is."""
+        """Draws a run (default: the first): each tensor's norm by step, relative to its largest, and absolute."""
         import pandas
 
         from interp_tasks.experiments.gradients.figure import figure
@@ -95,11 +95,11 @@ def gradients(
         UserError: in one line; also for a run that logged no gradient norms.
     """
     check_start(start)
-    found = read_runs(runs)
-    logged = {run.name: read_norms(run, start) for run in found}
+    logged_runs = read_runs(runs)
+    logged = {run.name: read_norms(run, start) for run in logged_runs}
     rows = [
         row
-        for run in found
+        for run in logged_runs
         for stage, norms in logged[run.name].items()
         for row in rows_of(run, stage, norms)
     ]
@@ -107,7 +107,7 @@ def gradients(
 
     config = {
         "runs": [runs] if isinstance(runs, str) else list(runs),
-        "found": [run.name for run in found],
+        "found": [run.name for run in logged_runs],
         "start": start,
     }
     return GradientsResult("gradients", tidy(pandas.DataFrame(rows)), config, notes(logged), logged=logged)
@@ -129,7 +129,7 @@ def notes(logged: Mapping[str, Mapping[str, Norms]]) -> tuple[str, ...]:
 
 
 def read_norms(run: Run, start: int) -> dict[str, Norms]:
-    """By stage, the norms that a run logged.
+    """Returns the norms that a run logged, by stage.
 
     Raises:
         UserError: if it logged none from this step on, or they are mangled.
@@ -144,7 +144,7 @@ def read_norms(run: Run, start: int) -> dict[str, Norms]:
         raise UserError(
             f"{run.name} logged no gradient norms: train with --set train.gradient_norms_every=100"
         )
-    found: dict[str, Norms] = {}
+    by_run: dict[str, Norms] = {}
     for stage in STAGES:
         tables = [line[LOGGED].get(stage) if isinstance(line[LOGGED], dict) else {} for line in lines]
         if stage != STAGES[0] and not any(tables):
@@ -155,18 +155,18 @@ def read_norms(run: Run, start: int) -> dict[str, Norms]:
                 f"{run.path / 'metrics.jsonl'} is mangled: {LOGGED} has not the same tensors in every line"
             )
         steps = tuple(line["step"] for line in lines)
-        found[stage] = Norms(steps, {name: tuple(number(table[name]) for table in tables) for name in names})
-    return found
+        by_run[stage] = Norms(steps, {name: tuple(number(table[name]) for table in tables) for name in names})
+    return by_run
 
 
 def number(value: Any) -> float:
-    """A logged norm; what is no finite number (a diverged step) is infinite: it is not small."""
+    """Returns a logged norm; one that is not finite (a diverged step) counts as infinite, not as small."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else math.inf
 
 
 def rows_of(run: Run, stage: str, norms: Norms) -> Iterator[dict[str, Any]]:
-    """A frozen tensor, whose gradient is 0 throughout, has only its norm."""
+    """Yields the rows of each tensor; one that is frozen, with a gradient of 0 throughout, has only its norm."""
     # A gradient is of the batch of its step; without a size that is the whole split.
     batch = run.config.get("train", {}).get("batch_size")
     shared = {**run.labels(), "experiment": "gradients", "intervention": stage, "split": "train", "n": batch}
@@ -189,13 +189,19 @@ def rows_of(run: Run, stage: str, norms: Norms) -> Iterator[dict[str, Any]]:
     if not all(groups.values()):
         return
     for metric, of in ((HALF, steps), (RANK, ranked)):
-        ours, theirs = (median([of[name] for name in groups[group]]) for group in (ATTENTION, OTHERS))
-        compared = {"value": ours, "baseline": theirs, "effect": ours - theirs}
+        attention_median, others_median = (
+            median([of[name] for name in groups[group]]) for group in (ATTENTION, OTHERS)
+        )
+        compared = {
+            "value": attention_median,
+            "baseline": others_median,
+            "effect": attention_median - others_median,
+        }
         yield {**shared, "variant": ATTENTION, "metric": f"median {metric}", **compared}
 
 
 def step_below_half(steps: Sequence[int], values: Sequence[float]) -> float:
-    """The first logged step from which all are below half of the largest; infinite if the last is not."""
+    """Returns the first logged step from which all are below half of the largest; infinite if the last is not."""
     above = [index for index, value in enumerate(values) if not value < max(values) / 2]
     return float(steps[above[-1] + 1]) if above[-1] + 1 < len(steps) else math.inf
 
@@ -211,8 +217,8 @@ def ranks(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def median(values: Sequence[float]) -> float:
-    """NaN where half of them or more are infinite."""
+    """Returns the median; NaN where half of the values or more are infinite."""
     import statistics
 
-    found = statistics.median(values)
-    return found if found < math.inf else math.nan
+    middle = statistics.median(values)
+    return middle if middle < math.inf else math.nan

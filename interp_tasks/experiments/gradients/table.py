@@ -29,18 +29,18 @@ ATTENTION, OTHERS = "attention", "other tensors"
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """A row per run and tensor, its numbers side by side by stage; the medians stand last."""
+    """Returns a row per run and tensor, its numbers side by side by stage; the medians stand last."""
     import pandas
 
     rows: dict[tuple[str, str], dict[Any, Any]] = {}
     for one in frame.to_dict("records"):
         size = "all" if pandas.isna(one["n"]) else one["n"]
-        found = rows.setdefault((one["ref"], one["variant"]), {**one, "n": size})
+        table_row = rows.setdefault((one["ref"], one["variant"]), {**one, "n": size})
         metric = str(one["metric"]).removeprefix("median ")
-        found[f"{one['intervention']}: {metric}"] = one["value"]
+        table_row[f"{one['intervention']}: {metric}"] = one["value"]
         if metric != one["metric"]:
-            found["variant"] = "attention (others), medians"
-            found[f"{one['intervention']}: {metric}, others"] = one["baseline"]
+            table_row["variant"] = "attention (others), medians"
+            table_row[f"{one['intervention']}: {metric}, others"] = one["baseline"]
     return pandas.DataFrame(list(rows.values()))
 
 
@@ -63,7 +63,7 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
 
 
 def text(key: str, digits: str) -> Callable[[Mapping[str, Any]], str]:
-    """A number, with that of the other tensors in brackets where there is one."""
+    """Returns a number, with that of the other tensors in brackets where there is one."""
 
     def shown(row: Mapping[str, Any]) -> str:
         value, other = (said(row.get(at, math.nan), digits) for at in (key, f"{key}, others"))

@@ -43,7 +43,7 @@ class InfluenceResult(Result):
     maps: Mapping[tuple[str, str], Any] = field(default_factory=dict)
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """A map per checkpoint, and one of each reference."""
+        """Returns a map per checkpoint, and one of each reference."""
         from interp_tasks.experiments.influence.figure import figure
 
         return self.titled(figure(self.maps), self.heading()) if self.maps else super().plot()
@@ -99,16 +99,16 @@ def influence(
     def look(subject: Subject) -> Measured:
         import pandas
 
-        ref, asked = str(subject.labels["ref"]), influences_of(subject, step)
-        moved = changes(subject, asked)
+        ref, declared = str(subject.labels["ref"]), influences_of(subject, step)
+        moved = changes(subject, declared)
         rows = []
-        for variant, found in {MODEL: moved, **asked.references}.items():
-            rows += rows_of(variant, found, asked, subject.seed)
-            drawn = by_offset(subject, asked, found)
-            if drawn is not None:
-                maps[ref, variant] = drawn
-        for variant, reference in asked.references.items():
-            rows.append(agreement(variant, moved, reference, asked, subject.seed))
+        for variant, changed_outputs in {MODEL: moved, **declared.references}.items():
+            rows += rows_of(variant, changed_outputs, declared, subject.seed)
+            by_distance = by_offset(subject, declared, changed_outputs)
+            if by_distance is not None:
+                maps[ref, variant] = by_distance
+        for variant, reference in declared.references.items():
+            rows.append(agreement(variant, moved, reference, declared, subject.seed))
         return Measured(pandas.DataFrame(rows), {})
 
     options = {**options, "samples": options.get("samples") or 64}
@@ -137,27 +137,27 @@ def influences_of(subject: Subject, shift: float | None) -> Influences:
     task = subject.task
     assert task is not None
     assert subject.batch is not None
-    found = task.influences(subject.batch, shift, subject.seed)
-    if found is None:
+    influences = task.influences(subject.batch, shift, subject.seed)
+    if influences is None:
         raise UserError(f"task {task.name!r} does not say what may be changed in its inputs (influences)")
     if task.d_vocab_out != 1:
         raise UserError(
             f"task {task.name!r} has {task.d_vocab_out} outputs per position; influence needs one"
         )
-    if not (found.changed[:, :, None] & found.read[:, None]).any():
+    if not (influences.changed[:, :, None] & influences.read[:, None]).any():
         raise UserError(
             f"{subject.labels['ref']}: no example has both an entry to change and one to read, an observed and a "
             "hidden one say"
         )
-    return found
+    return influences
 
 
-def changes(subject: Subject, asked: Influences) -> Tensor:
-    """By how much outputs move ``[batch changed read]``, float64; 0 where nothing was changed."""
+def changes(subject: Subject, declared: Influences) -> Tensor:
+    """Returns the changes of outputs ``[batch changed read]``, float64; 0 where no input was changed."""
     import torch
 
     model, tokens = subject.model, subject.tokens
-    examples, places = asked.changed.nonzero(as_tuple=True)
+    examples, places = declared.changed.nonzero(as_tuple=True)
     moved = torch.zeros(*tokens.shape, tokens.shape[1], dtype=torch.float64, device=tokens.device)
     step = max(1, TOKENS_PER_PASS // tokens.shape[1])
     training = model.training
@@ -165,28 +165,28 @@ def changes(subject: Subject, asked: Influences) -> Tensor:
     try:
         with torch.no_grad():
             clean = torch.cat([model(part)[..., 0] for part in tokens.split(step)]).double()
-            for some, at in zip(examples.split(step), places.split(step), strict=True):
-                edited = tokens[some]
-                rows = torch.arange(len(some), device=tokens.device)
-                edited[rows, at] = asked.tokens[some, at]
-                moved[some, at] = model(edited)[..., 0].double() - clean[some]
+            for changed_examples, at in zip(examples.split(step), places.split(step), strict=True):
+                edited = tokens[changed_examples]
+                rows = torch.arange(len(changed_examples), device=tokens.device)
+                edited[rows, at] = declared.tokens[changed_examples, at]
+                moved[changed_examples, at] = model(edited)[..., 0].double() - clean[changed_examples]
     finally:
         model.train(training)
     return moved
 
 
-def rows_of(variant: str, moved: Tensor, asked: Influences, seed: int) -> list[dict[str, Any]]:
-    """Two rows per kind of pair."""
+def rows_of(variant: str, moved: Tensor, declared: Influences, seed: int) -> list[dict[str, Any]]:
+    """Returns two rows per kind of pair."""
     import torch
 
     from circuits.statistics import bootstrap, interval, ratio
 
     known = ~moved.isnan()
     sizes = moved.nan_to_num(0.0).abs().double()
-    pairs = (asked.changed[:, :, None] & asked.read[:, None] & known).double()
+    pairs = (declared.changed[:, :, None] & declared.read[:, None] & known).double()
     total, all_pairs = (sizes * pairs).sum((1, 2)), pairs.sum((1, 2))
     sums, counts, about = [], [], []
-    for kind, mask in asked.kinds.items():
+    for kind, mask in declared.kinds.items():
         inside = pairs * mask
         change, number = (sizes * inside).sum((1, 2)), inside.sum((1, 2))
         if not number.sum():
@@ -199,9 +199,9 @@ def rows_of(variant: str, moved: Tensor, asked: Influences, seed: int) -> list[d
         return []
     sum_array, count_array = (torch.stack(each).cpu().numpy() for each in (sums, counts))
     values = ratio(sum_array.sum(1), count_array.sum(1))
-    drawn = bootstrap(sum_array, count_array, seed, DRAWS)
-    low, high = interval(drawn, LEVEL)
-    gap_low, gap_high = interval(drawn[:, 1::3] - drawn[:, 2::3], LEVEL)
+    resampled = bootstrap(sum_array, count_array, seed, DRAWS)
+    low, high = interval(resampled, LEVEL)
+    gap_low, gap_high = interval(resampled[:, 1::3] - resampled[:, 2::3], LEVEL)
     rows = []
     for index, kind in enumerate(about):
         common: dict[str, Any] = {
@@ -210,14 +210,14 @@ def rows_of(variant: str, moved: Tensor, asked: Influences, seed: int) -> list[d
             "n": len(moved),
             "engine": "naive",
         }
-        whole, part = 3 * index, 3 * index + 1
+        total_index, part = 3 * index, 3 * index + 1
         rows.append(
             {
                 **common,
                 "metric": CHANGE,
-                "value": values[whole],
-                "ci_low": low[whole],
-                "ci_high": high[whole],
+                "value": values[total_index],
+                "ci_low": low[total_index],
+                "ci_high": high[total_index],
             }
         )
         rows.append(
@@ -236,13 +236,15 @@ def rows_of(variant: str, moved: Tensor, asked: Influences, seed: int) -> list[d
     return rows if len(moved) > 1 else [without_intervals(row) for row in rows]
 
 
-def agreement(variant: str, moved: Tensor, reference: Tensor, asked: Influences, seed: int) -> dict[str, Any]:
-    """The rank correlation of the model's changes with a reference's, over all pairs; resampled over examples."""
+def agreement(
+    variant: str, moved: Tensor, reference: Tensor, declared: Influences, seed: int
+) -> dict[str, Any]:
+    """Returns a row with the rank correlation of the model's changes with a reference's, over all pairs."""
     import numpy as np
 
     from interp_tasks.measurement.embeddings.geometry import correlation, ranks
 
-    pairs = (asked.changed[:, :, None] & asked.read[:, None] & ~reference.isnan()).cpu()
+    pairs = (declared.changed[:, :, None] & declared.read[:, None] & ~reference.isnan()).cpu()
     row: dict[str, Any] = {"variant": variant, "intervention": "all pairs", "metric": AGREEMENT}
     row |= {"engine": "naive"}
     if not pairs.any():
@@ -251,24 +253,24 @@ def agreement(variant: str, moved: Tensor, reference: Tensor, asked: Influences,
     one, other = (ranks(x.cpu()[pairs].double().numpy()) for x in (moved, reference))
     rng = np.random.default_rng([seed, 5])
     count = len(moved)
-    drawn = rng.multinomial(count, np.full(count, 1 / count), size=200)
-    weights = np.concatenate([np.ones((1, count)), drawn])[:, examples]
-    found = correlation(one, other, weights)
-    low, high = np.nanquantile(found[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    row |= {"value": found[0], "ci_low": low, "ci_high": high, "n": count}
+    resamples = rng.multinomial(count, np.full(count, 1 / count), size=200)
+    weights = np.concatenate([np.ones((1, count)), resamples])[:, examples]
+    resampled = correlation(one, other, weights)
+    low, high = np.nanquantile(resampled[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    row |= {"value": resampled[0], "ci_low": low, "ci_high": high, "n": count}
     return row if count > 1 else without_intervals(row)
 
 
 def by_offset(subject: Subject, influences: Influences, moved: Tensor) -> Any:
-    """Mean |change| by where the source lies from the target ``[2n − 1, 2m − 1]``; ``None`` without such a grid."""
+    """Returns mean |change| by the source's offset from the target ``[2n − 1, 2m − 1]``; ``None`` without a grid."""
     import numpy as np
 
     task = subject.task
     assert task is not None
-    asked = task.grid_axes()
-    if len(asked) != 2 or any(axis.position is not None for axis in asked):
+    axes = task.grid_axes()
+    if len(axes) != 2 or any(axis.position is not None for axis in axes):
         return None
-    sizes = tuple(len(axis.values) for axis in asked)
+    sizes = tuple(len(axis.values) for axis in axes)
     cells = sizes[0] * sizes[1]
     at = np.stack(np.unravel_index(np.arange(cells), sizes))
     away = at[:, :, None] - at[:, None] + np.array(sizes)[:, None, None] - 1

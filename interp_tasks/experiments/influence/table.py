@@ -16,7 +16,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    """The kind of pair is what tells rows apart."""
+    """Returns the columns; the kind of pair distinguishes rows."""
     return [
         Column("variant", "variant"),
         Column("pairs", "intervention"),

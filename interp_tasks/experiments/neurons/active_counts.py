@@ -23,8 +23,8 @@ def amplitudes(arranged: Tensor) -> NDArray[np.float64]:
     import torch
 
     spectrum = torch.fft.rfft2(arranged[1:, 1:].double(), dim=(0, 1)).abs()
-    found: NDArray[np.float64] = spectrum.mean(0).cpu().numpy()
-    return found
+    mean_spectrum: NDArray[np.float64] = spectrum.mean(0).cpu().numpy()
+    return mean_spectrum
 
 
 def active_counts(over_time: NDArray[np.float64], deviations: int) -> NDArray[np.int64]:
@@ -43,7 +43,7 @@ def active_counts(over_time: NDArray[np.float64], deviations: int) -> NDArray[np
 
 
 def of_equal_size(over_time: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Amplitudes [time frequency feature] over their sum at each time, 0 left out: the spectrum without the size.
+    """Divides amplitudes [time frequency feature] by their sum over frequencies at each time, 0 left out.
 
     A feature that only grows and shrinks has all its frequencies above the mean at once, and none otherwise; the count
     of these tells that from a change of its frequencies.

@@ -27,7 +27,7 @@ PEAK, PEAK_STEP, END = ", peak", ", step of the peak", ", end / peak"
 
 @dataclass(frozen=True)
 class Entry:
-    """A checkpoint of a run: the labels of its rows, what its neurons are counted by, which have rows of their own."""
+    """A checkpoint of a run: the labels of its rows, the measures of its neurons, and those with rows of their own."""
 
     labels: Mapping[str, Any]
     amplitudes: np.ndarray
@@ -41,27 +41,27 @@ class History:
 
     seen: dict[tuple[str, str], list[Entry]] = field(default_factory=dict)
 
-    def add(self, subject: Subject, found: MeasuredFeatures, wanted: Sequence[int]) -> None:
+    def add(self, subject: Subject, measures: MeasuredFeatures, wanted: Sequence[int]) -> None:
         if subject.checkpoint.run is None:
             return
-        features, varying = found.features, found.clusters.best >= 0
+        features, varying = measures.features, measures.clusters.best >= 0
         labels = {**subject.labels, **common_of(features), "experiment": "neurons", "n_runs": 1}
-        each = float(found.active.counts[varying].double().mean()) if bool(varying.any()) else 0.0
+        each = float(measures.active.counts[varying].double().mean()) if bool(varying.any()) else 0.0
         entry = Entry(labels, amplitudes(features.grid.arrange(features.values)), each, wanted)
         # A checkpoint's folder lies in the run's folder of checkpoints.
         run = str(subject.checkpoint.path.parent.parent)
         self.seen.setdefault((run, features.label), []).append(entry)
 
     def rows(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         for (run, _), entries in self.seen.items():
             if len(entries) >= MIN_CHECKPOINTS:
-                found += of_run(run, sorted(entries, key=lambda entry: entry.labels["step"]))
-        return found
+                rows += of_run(run, sorted(entries, key=lambda entry: entry.labels["step"]))
+        return rows
 
 
 def of_run(run: str, entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
-    """The published counts at every checkpoint; where they and the counts against relabelled digits peak."""
+    """Yields the published counts at every checkpoint; where they and the counts against relabelled digits peak."""
     import numpy as np
 
     over_time = np.stack([entry.amplitudes for entry in entries])
@@ -87,7 +87,7 @@ def of_run(run: str, entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
 
 
 def end_of(run: str) -> int | None:
-    """The end of the drop that a run logged; ``None`` where there is none."""
+    """Returns the end of the drop that a run logged; ``None`` where there is none."""
     from pathlib import Path
 
     from interp_tasks.checkpoints.marks import find_drop

@@ -1,4 +1,4 @@
-"""Neurons and attention weights over the complete grid of two input digits, and what is measured of each."""
+"""Measures neurons and attention weights over the complete grid of two input digits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Features:
-    """Activations at one site on the complete grid: ``values [cell feature]``, with what the features are called."""
+    """Activations at one site on the complete grid, ``values [cell feature]``, and the names of the features."""
 
     label: str
     site: str
@@ -62,7 +62,7 @@ class MeasuredFeatures:
 
 
 def input_axes(subject: Subject) -> tuple[GridAxis, GridAxis]:
-    """The two digits of a checkpoint's task.
+    """Returns the two digits of a checkpoint's task.
 
     Raises:
         UserError: for no task, or one whose inputs make no grid of two coordinates.
@@ -88,7 +88,7 @@ def input_axes(subject: Subject) -> tuple[GridAxis, GridAxis]:
 def features_at(
     subject: Subject, axes: tuple[GridAxis, GridAxis], kind: str, layer: int | None
 ) -> Iterator[Features]:
-    """The features of each layer and read position over the complete grid, a few examples at a time.
+    """Yields the features of each layer and read position over the complete grid, a few examples at a time.
 
     Raises:
         UserError: for a layer there is not.
@@ -124,39 +124,41 @@ def features_at(
             if kind == "pattern":
                 heads = [head for head in range(values.shape[1] // 2) for _ in axes]
                 names = [f"{each}.{head} to {axis.name}" for head in heads[::2] for axis in axes]
-            many = f", position {position}" if len(task.read_positions) > 1 else ""
-            yield Features(site + many, kind, each, position, tuple(names), tuple(heads), values, grid)
+            position_text = f", position {position}" if len(task.read_positions) > 1 else ""
+            yield Features(
+                site + position_text, kind, each, position, tuple(names), tuple(heads), values, grid
+            )
 
 
 def wanted_of(features: Features, chosen: Sequence[int]) -> list[int]:
-    """The features that have images and rows of their own.
+    """Returns the indices of the features that get images and separate rows.
 
     Raises:
         UserError: for a neuron there is not.
     """
-    there = len(features.names)
+    count = len(features.names)
     if features.site == "pattern":
-        return list(range(there))
-    if max(chosen) >= there:
-        raise UserError(f"--neurons {max(chosen)}: {features.label} has neurons 0 to {there - 1}")
+        return list(range(count))
+    if max(chosen) >= count:
+        raise UserError(f"--neurons {max(chosen)}: {features.label} has neurons 0 to {count - 1}")
     return list(chosen)
 
 
 def measured(features: Features, threshold: float, draws: int, seed: int) -> MeasuredFeatures:
-    """Everything that is said of the features of one site."""
+    """Measures the features of one site: clusters, active frequencies and explained variance."""
     import torch
 
     from circuits.fourier import active, clusters, spectrum
     from circuits.fourier._active import relabelling
 
     grid = features.grid
-    found = spectrum(features.values, grid)
+    partition = spectrum(features.values, grid)
     first_names = relabelling(grid, seed)
     arranged = grid.arrange(features.values)
     renamed = arranged[first_names[0]][:, first_names[1]].flatten(0, 1)
     other = spectrum(renamed, grid.axes)
-    share = found.share
-    grouped = clusters(found, threshold)
+    share = partition.share
+    grouped = clusters(partition, threshold)
     longest = max(share.shape[:2]) - 1
     linear = share.new_zeros(longest + 1, share.shape[2])
     linear[1 : share.shape[0]] += share[1:, 0]
@@ -166,7 +168,7 @@ def measured(features: Features, threshold: float, draws: int, seed: int) -> Mea
     alone = dict(zip(grid.axes, (share[1:, 0].sum(0), share[0, 1:].sum(0)), strict=True))
     return MeasuredFeatures(
         features,
-        found,
+        partition,
         grouped,
         active(features.values, grid, draws=draws, seed=seed),
         torch.where(grouped.best < 0, 0.0, first),

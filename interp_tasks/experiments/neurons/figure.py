@@ -41,16 +41,16 @@ def images_figure(
     from plotly.subplots import make_subplots
 
     first, second = axes
-    whole = PANEL * len(images) + GAP * (len(images) - 1)
+    total_height = PANEL * len(images) + GAP * (len(images) - 1)
     figure = make_subplots(
         rows=len(images),
         cols=2,
         horizontal_spacing=0.18,
-        vertical_spacing=GAP / whole if len(images) > 1 else 0,
+        vertical_spacing=GAP / total_height if len(images) > 1 else 0,
         subplot_titles=[title for name in images for title in (name, "its spectrum")],
     )
     for row, (values, shares) in enumerate(images.values(), start=1):
-        middle = 1 - (PANEL / 2 + (row - 1) * (PANEL + GAP)) / whole
+        middle = 1 - (PANEL / 2 + (row - 1) * (PANEL + GAP)) / total_height
         for column, (table, says, unit) in enumerate(
             ((values, "%{z:.3g}", ""), (100 * shares, "%{z:.3g}% of the variance", "%")), start=1
         ):
@@ -62,7 +62,7 @@ def images_figure(
                     **({} if column == 1 else {"zmin": 0, "zmax": float(table.max()) or 100}),
                     "colorscale": SEQUENTIAL,
                     "colorbar": {
-                        "len": PANEL / whole,
+                        "len": PANEL / total_height,
                         "y": middle,
                         "x": 0.43 if column == 1 else 1.02,
                         "thickness": 12,
@@ -81,11 +81,13 @@ def images_figure(
             ticks = {"tick0": 0, "dtick": max(1, table.shape[0] // TICKS), "showgrid": False}
             figure.update_xaxes(title_text=f"{of}{second}", constrain="domain", row=row, col=column, **ticks)
             figure.update_yaxes(title_text=f"{of}{first}", autorange="reversed", row=row, col=column, **ticks)
-    return figure.update_layout(height=whole + AROUND, margin={"t": 60, "b": 50}, template=template("light"))
+    return figure.update_layout(
+        height=total_height + AROUND, margin={"t": 60, "b": 50}, template=template("light")
+    )
 
 
 def steps_figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
-    """Two panels: numbers of active frequencies, and shares; a line per run, tensor and quantity."""
+    """Draws numbers of active frequencies and shares in two panels, a line per run, tensor and quantity."""
     from plotly.subplots import make_subplots
 
     single = next((str(name) for name in frame["variant"] if str(name).startswith("neuron ")), ALL)
@@ -98,9 +100,9 @@ def steps_figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
         metric = f"{ACTIVE}, mean + {end}"
         counted += [(variant, metric, f"mean + {end}, {variant}") for variant in (single, ALL)]
     shares = [(IN_CLUSTERS, CLUSTERED, "neurons in clusters"), (ALL, SECOND, "variance explained, degree 2")]
-    whole = 2 * PANEL + GAP
+    total_height = 2 * PANEL + GAP
     figure = make_subplots(
-        rows=2, cols=1, vertical_spacing=GAP / whole, subplot_titles=["Frequencies", "Shares"]
+        rows=2, cols=1, vertical_spacing=GAP / total_height, subplot_titles=["Frequencies", "Shares"]
     )
     tensors = list(frame.groupby(["run", "intervention"], sort=False, dropna=False))
     for panel, wanted in enumerate((counted, shares), start=1):
@@ -110,21 +112,21 @@ def steps_figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
                 points = part[(part["variant"] == variant) & (part["metric"] == metric)].sort_values("step")
                 if points.empty:
                     continue
-                said = name if len(tensors) == 1 else f"{name}, {tensor} of {run}"
-                trace = line(said, points["step"].tolist(), points["value"].tolist(), index)
+                curve_name = name if len(tensors) == 1 else f"{name}, {tensor} of {run}"
+                trace = line(curve_name, points["step"].tolist(), points["value"].tolist(), index)
                 # Each panel has its legend beside it.
                 legend = "legend" if panel == 1 else "legend2"
                 figure.add_trace({**trace, "legend": legend}, row=panel, col=1)
                 index += 1
-    beside = {"orientation": "v", "x": 1.02, "yanchor": "top", "font": {"size": 12}}
+    legend_place = {"orientation": "v", "x": 1.02, "yanchor": "top", "font": {"size": 12}}
     figure.update_xaxes(title_text="step")
     figure.update_yaxes(title_text="number", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(title_text="share", range=[0, 1.03], row=2, col=1)
     return figure.update_layout(
-        height=whole + AROUND + 60,
+        height=total_height + AROUND + 60,
         margin={"t": 70, "b": 50},
-        legend={**beside, "y": 1, "title": {"text": "number of"}},
-        legend2={**beside, "y": PANEL / whole, "title": {"text": "share of"}},
+        legend={**legend_place, "y": 1, "title": {"text": "number of"}},
+        legend2={**legend_place, "y": PANEL / total_height, "title": {"text": "share of"}},
         template=template("light"),
     )
 

@@ -57,17 +57,17 @@ class NeuronsResult(Result):
     images: Mapping[str, Mapping[str, Image]] = field(default_factory=dict)
 
     def plot(self, ref: str | None = None) -> plotly.graph_objects.Figure:
-        """Each chosen neuron of one checkpoint (default: the last) over the grid, its 2-D spectrum beside it."""
+        """Returns each chosen neuron of one checkpoint (default: the last) over the grid, with its 2-D spectrum."""
         from interp_tasks.experiments.neurons.figure import images_figure
 
         ref = list(self.images)[-1] if ref is None else ref
         images = self.images[ref]
         axes = next(iter(images.values())).axes
-        drawn = images_figure(axes, {name: (one.values, one.share) for name, one in images.items()})
-        return self.titled(drawn, f"Over the inputs, {ref}")
+        figure = images_figure(axes, {name: (one.values, one.share) for name, one in images.items()})
+        return self.titled(figure, f"Over the inputs, {ref}")
 
     def over_steps(self) -> plotly.graph_objects.Figure:
-        """Active frequencies, clusters and variance explained at the steps of each run."""
+        """Draws active frequencies, clusters and explained variance at the steps of each run."""
         from interp_tasks.experiments.neurons.figure import steps_figure
 
         return steps_figure(self.frame)
@@ -159,13 +159,13 @@ def neurons(
         axes = input_axes(subject)
         rows: list[dict[str, Any]] = []
         for features in features_at(subject, axes, kind, layer):
-            found = measured(features, threshold, draws, subject.seed)
+            measures = measured(features, threshold, draws, subject.seed)
             wanted = wanted_of(features, chosen)
-            rows += rows_of(found, wanted)
+            rows += rows_of(measures, wanted)
             for at in wanted:
-                images.setdefault(ref, {})[f"{features.names[at]} of {features.label}"] = image(found, at)
+                images.setdefault(ref, {})[f"{features.names[at]} of {features.label}"] = image(measures, at)
             if kind != "pattern":
-                history.add(subject, found, wanted)
+                history.add(subject, measures, wanted)
         return Measured(pandas.DataFrame(rows), {})
 
     config = {"neurons": list(chosen), "site": site, "threshold": threshold, "draws": draws}
@@ -176,11 +176,11 @@ def neurons(
 
     later = history.rows()
     frame = pandas.concat([result.frame, tidy(pandas.DataFrame(later))]) if later else result.frame
-    order = {ref: place for place, ref in enumerate(dict.fromkeys(result.frame["ref"]))}
+    order = {ref: index for index, ref in enumerate(dict.fromkeys(result.frame["ref"]))}
     frame = frame.sort_values("ref", key=lambda each: each.map(order), kind="stable", ignore_index=True)
     frame["split"] = "grid"
-    said = tuple(notes(kind, threshold, draws, bool(later)))
-    return NeuronsResult.of(result, frame=frame, notes=said, images=images)
+    note_texts = tuple(notes(kind, threshold, draws, bool(later)))
+    return NeuronsResult.of(result, frame=frame, notes=note_texts, images=images)
 
 
 def notes(kind: str, threshold: float, draws: int, over_time: bool) -> Iterator[str]:
@@ -204,7 +204,7 @@ def notes(kind: str, threshold: float, draws: int, over_time: bool) -> Iterator[
 
 
 def read_site(site: str) -> tuple[str, int | None]:
-    """A site and its layer.
+    """Returns a site and its layer.
 
     Raises:
         UserError: for a site that has no neurons.
@@ -218,7 +218,7 @@ def read_site(site: str) -> tuple[str, int | None]:
 
 
 def read_neurons(given: str | Sequence[int]) -> tuple[int, ...]:
-    """Neurons such as ``0,1,2``.
+    """Parses neurons such as ``0,1,2``.
 
     Raises:
         UserError: for something else.
@@ -236,7 +236,7 @@ def check_draws(draws: int) -> None:
         )
 
 
-def image(found: MeasuredFeatures, at: int) -> Image:
-    first, second = found.features.grid.axes
-    values = found.features.grid.arrange(found.features.values[:, at]).numpy()
-    return Image((first, second), values, found.spectrum.share[..., at].numpy())
+def image(measures: MeasuredFeatures, at: int) -> Image:
+    first, second = measures.features.grid.axes
+    values = measures.features.grid.arrange(measures.features.values[:, at]).numpy()
+    return Image((first, second), values, measures.spectrum.share[..., at].numpy())

@@ -28,22 +28,22 @@ from interp_tasks.experiments.neurons.table import (
 )
 
 
-def rows_of(found: MeasuredFeatures, wanted: Sequence[int]) -> list[dict[str, Any]]:
-    """Rows of the chosen features, of clusters and of all."""
-    features, common = found.features, common_of(found.features)
+def rows_of(measures: MeasuredFeatures, wanted: Sequence[int]) -> list[dict[str, Any]]:
+    """Returns rows of the chosen features, of clusters and of all."""
+    features, common = measures.features, common_of(measures.features)
     rows: list[dict[str, Any]] = []
     for at in wanted:
         about = {**common, "variant": features.names[at], "head": features.heads[at]}
-        rows += [{**about, **row} for row in one_feature(found, at)]
+        rows += [{**about, **row} for row in one_feature(measures, at)]
     if features.site == "pattern":
         return rows + [{**common, **row} for row in preferences(features)]
-    for variant, metrics in together(found).items():
+    for variant, metrics in together(measures).items():
         rows += [{**common, "variant": variant, **row} for row in metrics]
     return rows
 
 
 def common_of(features: Features) -> dict[str, Any]:
-    """The columns that all rows of one tensor share."""
+    """Returns the columns that all rows of one tensor share."""
     return {
         "intervention": features.label,
         "site": features.site,
@@ -61,39 +61,39 @@ def preferences(features: Features) -> Iterator[dict[str, Any]]:
         yield {**about, **row(TO_ONE, float(pair.max() / pair.sum()))}
 
 
-def one_feature(found: MeasuredFeatures, at: int) -> Iterator[dict[str, Any]]:
+def one_feature(measures: MeasuredFeatures, at: int) -> Iterator[dict[str, Any]]:
     """Yields the rows of one feature; of one that does not vary only its mean."""
-    yield row(MEAN, found.features.values[:, at].double().mean())
-    if float(found.variance[at]) <= 0 or int(found.clusters.best[at]) < 0:
+    yield row(MEAN, measures.features.values[:, at].double().mean())
+    if float(measures.variance[at]) <= 0 or int(measures.clusters.best[at]) < 0:
         return
-    yield row(FREQUENCY, found.clusters.labels[int(found.clusters.best[at])])
-    yield row(FIRST, found.first[at])
-    yield row(SECOND, found.second[at])
-    for axis, share in found.alone.items():
+    yield row(FREQUENCY, measures.clusters.labels[int(measures.clusters.best[at])])
+    yield row(FIRST, measures.first[at])
+    yield row(SECOND, measures.second[at])
+    for axis, share in measures.alone.items():
         yield row(ALONE.format(axis), share[at])
-    yield row(JOINTLY, found.jointly[at])
-    yield row(ONE, max(float(share[at]) for share in found.alone.values()))
-    yield row(PAIRS, found.pairs[at], found.pairs_relabelled[at])
-    yield row(ACTIVE, found.active.counts[at])
+    yield row(JOINTLY, measures.jointly[at])
+    yield row(ONE, max(float(share[at]) for share in measures.alone.values()))
+    yield row(PAIRS, measures.pairs[at], measures.pairs_relabelled[at])
+    yield row(ACTIVE, measures.active.counts[at])
 
 
-def together(found: MeasuredFeatures) -> dict[str, list[dict[str, Any]]]:
-    """Rows of the neurons of each cluster, of all clusters, of all neurons, by variant."""
+def together(measures: MeasuredFeatures) -> dict[str, list[dict[str, Any]]]:
+    """Returns rows of the neurons of each cluster, of all clusters, of all neurons, by variant."""
     import torch
 
-    clusters, varying = found.clusters, found.clusters.best >= 0
+    clusters, varying = measures.clusters, measures.clusters.best >= 0
     inside = clusters.assigned >= 0
     rows: dict[str, list[dict[str, Any]]] = {}
     groups = {f"{CLUSTER}{label}": clusters.neurons(label) for label in clusters.sizes}
     groups |= {IN_CLUSTERS: inside.nonzero().flatten(), ALL: varying.nonzero().flatten()}
     for variant, members in groups.items():
-        weights = found.variance[members]
-        whole = float(weights.sum())
+        weights = measures.variance[members]
+        total_weight = float(weights.sum())
         rows[variant] = [row(COUNT, len(members))]
-        if whole > 0:
+        if total_weight > 0:
             rows[variant] += [
-                row(name, float((share[members] * weights).sum()) / whole)
-                for name, share in ((FIRST, found.first), (SECOND, found.second))
+                row(name, float((share[members] * weights).sum()) / total_weight)
+                for name, share in ((FIRST, measures.first), (SECOND, measures.second))
             ]
     rows[IN_CLUSTERS] += [
         row(CLUSTERS, len(clusters.sizes)),
@@ -103,20 +103,20 @@ def together(found: MeasuredFeatures) -> dict[str, list[dict[str, Any]]]:
     if not bool(varying.any()):
         rows[ALL] += [constant]
         return rows
-    weights = found.variance / found.variance.sum()
+    weights = measures.variance / measures.variance.sum()
     rows[ALL] += [
-        *(row(ALONE.format(axis), (share * weights).sum()) for axis, share in found.alone.items()),
-        row(JOINTLY, (found.jointly * weights).sum()),
-        row(PAIRS, *(torch.nanmedian(each) for each in (found.pairs, found.pairs_relabelled))),
-        row(ACTIVE, len(found.active.keys)),
-        row(ACTIVE_EACH, found.active.counts[varying].double().mean()),
+        *(row(ALONE.format(axis), (share * weights).sum()) for axis, share in measures.alone.items()),
+        row(JOINTLY, (measures.jointly * weights).sum()),
+        row(PAIRS, *(torch.nanmedian(each) for each in (measures.pairs, measures.pairs_relabelled))),
+        row(ACTIVE, len(measures.active.keys)),
+        row(ACTIVE_EACH, measures.active.counts[varying].double().mean()),
         constant,
     ]
     return rows
 
 
 def row(metric: str, value: Any, baseline: Any = None) -> dict[str, Any]:
-    found = {"metric": metric, "value": float(value)}
+    columns = {"metric": metric, "value": float(value)}
     if baseline is not None:
-        found |= {"baseline": float(baseline), "effect": float(value) - float(baseline)}
-    return found
+        columns |= {"baseline": float(baseline), "effect": float(value) - float(baseline)}
+    return columns

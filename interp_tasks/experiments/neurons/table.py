@@ -28,33 +28,33 @@ BEFORE, AFTER = ALONE.split("{}")
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """A row per checkpoint, tensor and variant, with a column for each metric; or per checkpoint and tensor."""
+    """Returns a row per checkpoint, tensor and variant, with a column for each metric; or per checkpoint and tensor."""
     import pandas
 
     rows: dict[tuple[str, str, str], dict[Any, Any]] = {}
     for one in frame.to_dict("records"):
         key = (one["ref"], one["intervention"], one["variant"])
-        found = rows.setdefault(key, {**one, "relabelled": math.nan})
-        found[one["metric"]] = one["value"]
+        table_row = rows.setdefault(key, {**one, "relabelled": math.nan})
+        table_row[one["metric"]] = one["value"]
         if one["metric"] == PAIRS:
-            found["relabelled"] = one["baseline"]
+            table_row["relabelled"] = one["baseline"]
     if frame["ref"].nunique() < MIN_CHECKPOINTS or (frame["variant"] != ALL).all():
         return pandas.DataFrame(list(rows.values()))
     return over_steps(rows)
 
 
 def over_steps(rows: Mapping[tuple[str, str, str], Mapping[Any, Any]]) -> pandas.DataFrame:
-    """A row per checkpoint and tensor, all under one head; of single neurons the first one's published counts."""
+    """Returns a row per checkpoint and tensor, with the published counts of the first single neuron."""
     import pandas
 
     lines: dict[tuple[str, str], dict[Any, Any]] = {}
     for (ref, tensor, variant), one in rows.items():
-        found = lines.setdefault((ref, tensor), {"checkpoint": ref, "at": one["step"], "single": None, **one})
+        line = lines.setdefault((ref, tensor), {"checkpoint": ref, "at": one["step"], "single": None, **one})
         if variant in (ALL, IN_CLUSTERS):
-            found |= {f"{variant}: {name}": value for name, value in one.items()}
-        elif not variant.startswith(CLUSTER) and found["single"] in (None, variant):
-            found["single"] = variant
-            found |= {f"single: {name}": value for name, value in one.items()}
+            line |= {f"{variant}: {name}": value for name, value in one.items()}
+        elif not variant.startswith(CLUSTER) and line["single"] in (None, variant):
+            line["single"] = variant
+            line |= {f"single: {name}": value for name, value in one.items()}
     steps = [one["step"] for one in lines.values()]
     refs = len({one["checkpoint"] for one in lines.values()})
     title = {"ref": f"{refs} checkpoints", "step": f"{min(steps)} to {max(steps)}"}
@@ -78,9 +78,9 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
         ]
         for end in (*(f"{deviations} sd" for deviations in DEVIATIONS), f"{DEVIATIONS[0]} sd{SIZE}"):
             metric = f"{ACTIVE}, mean + {end}"
-            for what, key, digits in ((name, "single", ".0f"), (ALL, ALL, ".1f")):
+            for heading, key, digits in ((name, "single", ".0f"), (ALL, ALL, ".1f")):
                 if f"{key}: {metric}" in frame:
-                    title = f"+{end}\n{what}"
+                    title = f"+{end}\n{heading}"
                     columns.append(Column(title, f"{key}: {metric}", filled(f"{key}: {metric}", digits)))
         return columns
     alone = [str(name) for name in frame if str(name).startswith(BEFORE) and str(name).endswith(AFTER)]

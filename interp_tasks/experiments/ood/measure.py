@@ -66,10 +66,10 @@ def ood(
     Raises:
         UserError, TaskError: in one line.
     """
-    asked = [vary] if isinstance(vary, str) else list(vary)
+    names = [vary] if isinstance(vary, str) else list(vary)
     no_tokens(options, "ood")
     comparison = Comparison(Examples.of(options), options.get("progress"))
-    said: dict[str, None] = {}
+    note_texts: dict[str, None] = {}
 
     def look(subject: Subject) -> Measured:
         import pandas
@@ -79,7 +79,7 @@ def ood(
         using = chosen(known, [method] if method else [], "--method", subject.task) or list(known)[:1]
         groups = declared(subject.task, "variations")
         rows: list[dict[str, Any]] = []
-        for group in chosen(groups, asked, "--vary", subject.task):
+        for group in chosen(groups, names, "--vary", subject.task):
             for name, task in groups[group].items():
                 about = {"variant": name, "site": group}
                 new = max(0, task.sequence_length - subject.task.sequence_length)
@@ -88,27 +88,29 @@ def ood(
                 size = len(comparison.batch(task))
                 rows.append({**about, **count, "n": size, "intervention": "untrained positions"})
                 if wrong:
-                    said[f"{name}: not measured at {subject.labels['ref']}; {wrong}."] = None
+                    note_texts[f"{name}: not measured at {subject.labels['ref']}; {wrong}."] = None
                     continue
                 if new:
-                    said[f"{name}: {new} of {task.sequence_length} positions were never trained."] = None
+                    note_texts[f"{name}: {new} of {task.sequence_length} positions were never trained."] = (
+                        None
+                    )
                 output = forward(subject.model, comparison.batch(task).tokens)
-                found = comparison.rows(task, output, using, subject.seed)
-                rows += [{**row, **about} for row in found]
+                compared = comparison.rows(task, output, using, subject.seed)
+                rows += [{**row, **about} for row in compared]
         return Measured(pandas.DataFrame(rows), {})
 
-    result = measure("ood", refs, options, look, config={"vary": asked, "method": method})
+    result = measure("ood", refs, options, look, config={"vary": names, "method": method})
     notes = (
         PAIRED,
         "baseline: the method named under intervention, on the same examples.",
         "Position m·i + j is entry (i, j): with other columns the same entry stands at another position.",
-        *said,
+        *note_texts,
     )
     return ComparisonResult.of(result, notes=notes)
 
 
 def misfit(task: Task, model: Any) -> str:
-    """Why a model cannot take a task's inputs; empty where it can."""
+    """Returns the reason why a model cannot take a task's inputs; empty where it can."""
     from tasks.errors import TaskError
 
     try:

@@ -1,4 +1,4 @@
-"""Lays out the rows of ``ood`` for readers: what was measured; which positions were never trained, the notes say."""
+"""Lays out the rows of ``ood`` for readers; the notes name positions that were never trained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """The rows against the method."""
+    """Returns the rows against the method."""
     return frame[(frame["metric"] != UNTRAINED) & (frame["intervention"] != TRUTH)]
 
 

@@ -1,4 +1,4 @@
-"""The figure of ``order``: the share of its way that each quantity has made, by step."""
+"""Draws, for each quantity of ``order``, the share of its total change that it has reached by step."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ PANEL, GAP = 420, 90
 
 
 def figure(curves: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figure:
-    """A panel per run; what overshoots far is cut, so that 0 to 1 can be read."""
+    """Returns a panel per run; what overshoots far is cut, so that 0 to 1 can be read."""
     from plotly.subplots import make_subplots
 
-    whole = PANEL * len(curves) + GAP * (len(curves) - 1)
+    total_height = PANEL * len(curves) + GAP * (len(curves) - 1)
     figure = make_subplots(
         rows=len(curves),
         cols=1,
         subplot_titles=[run.rsplit("/", 1)[-1] for run in curves],
-        vertical_spacing=GAP / whole if len(curves) > 1 else 0,
+        vertical_spacing=GAP / total_height if len(curves) > 1 else 0,
     )
     names: dict[str, int] = {}
     for row, table in enumerate(curves.values(), start=1):
@@ -48,9 +48,9 @@ def figure(curves: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figur
         figure.update_xaxes(title_text="step", row=row, col=1)
         figure.update_yaxes(title_text="share of its way", range=[-0.6, 1.6], row=row, col=1)
     figure.update_layout(
-        height=whole + 220,
+        height=total_height + 220,
         margin={"t": 160, "b": 60},
-        legend={"y": 1 + 60 / whole},
+        legend={"y": 1 + 60 / total_height},
         template=template("light"),
     )
     return figure

@@ -1,4 +1,4 @@
-"""Finds the quantity that moves first: the step at which each has made a share of its way, beside the drop's own."""
+"""Finds the quantity that moves first: the step at which each has reached a share of its total change."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class OrderResult(Result):
     curves: Mapping[str, pandas.DataFrame] = field(default_factory=dict)
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """A panel per run, a line per quantity: 0 at the plateau, 1 at the end."""
+        """Returns a panel per run, a line per quantity: 0 at the plateau, 1 at the end."""
         from interp_tasks.experiments.order.figure import figure
 
         return self.titled(figure(self.curves), self.heading())
@@ -98,7 +98,7 @@ def order(
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    asked = check_kinds([kinds] if isinstance(kinds, str) else kinds)
+    chosen_kinds = check_kinds([kinds] if isinstance(kinds, str) else kinds)
     check_choice("--start", start, STARTS)
     if options.get("tokens") is not None:
         raise UserError("order needs a task: leave --tokens out, or give --task NAME instead")
@@ -113,12 +113,14 @@ def order(
         import pandas
 
         run = run_of(subject)
-        rows = followed[run].add(subject, asked)
+        rows = followed[run].add(subject, chosen_kinds)
         if subject.checkpoint.path == followed[run].last.resolved.path:
             rows += followed[run].steps(subject, plateaus[run])
         return Measured(pandas.DataFrame(rows), {})
 
-    result = measure("order", refs_of(runs), options, look, config={"kinds": list(asked), "start": start})
+    result = measure(
+        "order", refs_of(runs), options, look, config={"kinds": list(chosen_kinds), "start": start}
+    )
     config = {**result.config, "refs": [refs] if isinstance(refs, str) else list(refs)}
     notes = (
         f"step at 50%: of the way from {'the plateau' if start == 'plateau' else 'the first checkpoint'} to the last "
@@ -155,12 +157,12 @@ def checked_runs(named: Sequence[Named]) -> dict[str, list[Named]]:
 
 
 def refs_of(runs: Mapping[str, Sequence[Named]]) -> list[str]:
-    """By run and ascending step, so that the last of a run is measured last."""
+    """Returns REFs by run and ascending step, so that the last of a run is measured last."""
     return [one.resolved.ref for several in runs.values() for one in several]
 
 
 def plateau_step(run: str, named: Sequence[Named]) -> int:
-    """The step asked for that is nearest to the run's ``@pre``."""
+    """Returns the chosen step that is nearest to the run's ``@pre``."""
     from interp_tasks.checkpoints.marks import find_marks
 
     pre = find_marks(run, named[0].resolved.run_name)["pre"]
@@ -193,25 +195,25 @@ class RunQuantities:
         rows = []
         # Everything is compared with the drop metric.
         for kind in dict.fromkeys(["metrics", *kinds]):
-            for name, found in QUANTITIES[kind](subject, self.end).items():
+            for name, quantity in QUANTITIES[kind](subject, self.end).items():
                 if kind == "metrics" and kind not in kinds and name != self.drop:
                     continue
-                self.curves.setdefault(name, {})[subject.checkpoint.step] = found
-                low, high = interval(found[1:])
-                row = {"variant": name, "intervention": kind, "metric": VALUE, "value": found[0]}
+                self.curves.setdefault(name, {})[subject.checkpoint.step] = quantity
+                low, high = interval(quantity[1:])
+                row = {"variant": name, "intervention": kind, "metric": VALUE, "value": quantity[0]}
                 row |= {"ci_low": low, "ci_high": high, "n": len(subject.tokens), "engine": "naive"}
                 rows.append(row)
         return rows
 
     def stacked(self, name: str) -> tuple[list[int], Array]:
-        """The steps and the curve ``[1 + draws, step]`` of a quantity."""
+        """Returns the steps and the curve ``[1 + draws, step]`` of a quantity."""
         import numpy as np
 
         steps = sorted(self.curves[name])
         return steps, np.stack([self.curves[name][step] for step in steps], 1)
 
     def steps(self, subject: Subject, plateau: int | None) -> list[dict[str, Any]]:
-        """Rows of when each quantity has made its way."""
+        """Returns rows with the step at which each quantity has reached a share of its total change."""
         from interp_tasks.measurement.crossings import crossing
         from interp_tasks.measurement.embeddings.tables import interval
 
@@ -222,14 +224,14 @@ class RunQuantities:
             first = 0 if plateau is None else at.index(plateau)
             # A quantity that was past a share on the plateau already has no step after it.
             for share in SHARES:
-                found = crossing(at[first:], curve[:, first:], share, curve[:, first], curve[:, -1])
-                of_drop.setdefault(share, found)
-                low, high = interval(found[1:])
-                row = {"variant": name, "metric": f"{STEP}{share:.0%}", "value": found[0]}
+                crossings = crossing(at[first:], curve[:, first:], share, curve[:, first], curve[:, -1])
+                of_drop.setdefault(share, crossings)
+                low, high = interval(crossings[1:])
+                row = {"variant": name, "metric": f"{STEP}{share:.0%}", "value": crossings[0]}
                 row |= {"intervention": "of its way", "ci_low": low, "ci_high": high}
                 row |= {"n": len(subject.tokens), "engine": "naive"}
                 if name != self.drop:
-                    gap = found[: len(of_drop[share])] - of_drop[share][: len(found)]
+                    gap = crossings[: len(of_drop[share])] - of_drop[share][: len(crossings)]
                     below, above = interval(gap[1:])
                     row |= {"baseline": of_drop[share][0], "effect": gap[0]}
                     row |= {"effect_ci_low": below, "effect_ci_high": above}
@@ -237,7 +239,7 @@ class RunQuantities:
         return rows
 
     def made(self, plateau: int | None) -> pandas.DataFrame:
-        """The share of its way that each quantity has made at each step."""
+        """Returns the share of its total change that each quantity has reached at each step."""
         import pandas
 
         columns: dict[str, Any] = {}
@@ -245,6 +247,6 @@ class RunQuantities:
             steps, curve = self.stacked(name)
             values = curve[0]
             start = values[0 if plateau is None else steps.index(plateau)]
-            way = values[-1] - start
-            columns |= {"step": steps, name: (values - start) / (way if way else float("nan"))}
+            distance = values[-1] - start
+            columns |= {"step": steps, name: (values - start) / (distance if distance else float("nan"))}
         return pandas.DataFrame(columns)

@@ -21,7 +21,7 @@ TOKENS_PER_PASS = 32768
 
 @dataclass
 class RunEnd:
-    """The last checkpoint of a run, loaded when it is first asked for.
+    """The last checkpoint of a run, loaded on first use.
 
     Attributes:
         ref, device: of the checkpoint, and where it is loaded.
@@ -46,7 +46,7 @@ class RunEnd:
         if self._classes is None:
             self._classes = {}
             if hasattr(subject.task, "attention_templates"):
-                found = classify_heads(replace(subject, checkpoint=self.checkpoint()), where=None)
+                found = classify_heads(replace(subject, checkpoint=self.checkpoint()), queries=None)
                 self._classes = {
                     name: heads for name, heads in found.groups().items() if name in found.possible
                 }
@@ -54,7 +54,7 @@ class RunEnd:
 
 
 def pooled(sums: Any, counts: Any, seed: int) -> Array:
-    """Σsum / Σcount of per-example pairs, and its resamples over examples; None resampled counts nothing."""
+    """Returns Σsum / Σcount of per-example pairs, then of its resamples over examples."""
     import numpy as np
 
     from circuits.statistics import bootstrap, ratio
@@ -66,7 +66,7 @@ def pooled(sums: Any, counts: Any, seed: int) -> Array:
 
 
 def judged(subject: Subject, *edits: Any) -> dict[str, tuple[Array, Array]]:
-    """The task's metrics per example, under edits."""
+    """Returns the task's metrics per example, under edits."""
     from circuits import run
 
     assert subject.task is not None
@@ -75,11 +75,11 @@ def judged(subject: Subject, *edits: Any) -> dict[str, tuple[Array, Array]]:
 
 
 def metrics(subject: Subject, end: RunEnd) -> dict[str, Array]:
-    return {name: pooled(*found, subject.seed) for name, found in judged(subject).items()}
+    return {name: pooled(*values, subject.seed) for name, values in judged(subject).items()}
 
 
 def ablation(subject: Subject, end: RunEnd) -> dict[str, Array]:
-    """Uniform attention in all heads: by how much it changes the drop metric."""
+    """Returns the change of the drop metric under uniform attention in all heads."""
     from circuits import ablate, heads
 
     assert subject.task is not None
@@ -93,12 +93,12 @@ def embeddings(subject: Subject, end: RunEnd) -> dict[str, Array]:
     from interp_tasks.measurement.embeddings.tables import ALIGNMENT, EmbeddingTargets, Tables, of_tokens
 
     assert subject.task is not None
-    asked = EmbeddingTargets(subject.task.token_values(), {})
-    if len(asked.values) < 4:
+    targets = EmbeddingTargets(subject.task.token_values(), {})
+    if len(targets.values) < 4:
         return {}
     last = Tables.of(end.checkpoint().model)
     return {
-        "embedding alignment": of_tokens(asked, Tables.of(subject.model), last, subject.seed)[ALIGNMENT][1]
+        "embedding alignment": of_tokens(targets, Tables.of(subject.model), last, subject.seed)[ALIGNMENT][1]
     }
 
 
@@ -114,16 +114,16 @@ def positions(subject: Subject, end: RunEnd) -> dict[str, Array]:
     cells = int(np.prod(list(axes.values())))
     if not axes or table is None:
         return {}
-    asked, apart = EmbeddingTargets({}, axes), distances(table[:cells])
+    targets, apart = EmbeddingTargets({}, axes), distances(table[:cells])
     return {
-        f"silhouette of positions by {axis}": np.array([silhouette(apart, asked.labels(axis))])
+        f"silhouette of positions by {axis}": np.array([silhouette(apart, targets.labels(axis))])
         for axis, size in axes.items()
         if 1 < size < cells
     }
 
 
 def attention(subject: Subject, end: RunEnd) -> dict[str, Array]:
-    """The mean share of attention on its template, of the heads that end in each class."""
+    """Returns the mean share of attention on its template, of the heads that end in each class."""
     import numpy as np
     import torch
 
@@ -164,7 +164,7 @@ def attention(subject: Subject, end: RunEnd) -> dict[str, Array]:
 
 
 def probe(subject: Subject, end: RunEnd) -> dict[str, Array]:
-    """The first target that the task declares, read after the last layer."""
+    """Returns the first target that the task declares, read after the last layer."""
     import numpy as np
 
     from interp_tasks.measurement.probes import ProbeSettings, probed
@@ -176,7 +176,7 @@ def probe(subject: Subject, end: RunEnd) -> dict[str, Array]:
         return {}
     name = next(iter(declared.targets))
     last = subject.model.cfg.n_layers - 1
-    asked = ProbeSettings.read(
+    settings = ProbeSettings.read(
         sites=f"resid_post.{last}",
         targets=name,
         heads=None,
@@ -189,12 +189,12 @@ def probe(subject: Subject, end: RunEnd) -> dict[str, Array]:
         shuffles=1,
         untrained=False,
     )
-    table = probed(subject, asked)
+    table = probed(subject, settings)
     split = "hidden" if "hidden" in declared.splits else "all"
     metric = "r2" if declared.targets[name].kind == "regression" else "accuracy"
-    found = table[(table["split"] == split) & (table["metric"] == metric)]["value"].to_numpy(dtype=float)
-    where = f" ({split})" if split != "all" else ""
-    return {f"probe of {name}{where}, {metric}": np.asarray(found[:1])}
+    scores = table[(table["split"] == split) & (table["metric"] == metric)]["value"].to_numpy(dtype=float)
+    split_text = f" ({split})" if split != "all" else ""
+    return {f"probe of {name}{split_text}, {metric}": np.asarray(scores[:1])}
 
 
 QUANTITIES: dict[str, Callable[[Subject, RunEnd], dict[str, Array]]] = {

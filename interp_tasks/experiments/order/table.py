@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """The steps alone; values are in the files and the figure. Which is first stands first."""
+    """Returns the steps alone; values are in the files and the figure. Which is first stands first."""
     steps = frame[frame["metric"].str.startswith("step at ")]
     return steps.sort_values(["ref", "metric", "value"], kind="stable", ignore_index=True)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def figure(points: pandas.DataFrame) -> plotly.graph_objects.Figure:
-    """Draws primes across, steps up, a line for each run; those that do not get there are left out.
+    """Draws steps over primes, a line for each run; primes that never reach the level are left out.
 
     Args:
         points: columns ``run``, ``p``, ``q`` and ``step``, which is infinite where it is never reached.

@@ -51,7 +51,7 @@ class PrimeOrderResult(Result):
     points: Sequence[Point] = field(default_factory=tuple)
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """The step of every prime, a line per value of p."""
+        """Returns the step of every prime, a line per value of p."""
         import pandas
 
         from interp_tasks.experiments.prime_order.figure import figure
@@ -110,8 +110,8 @@ def prime_order(
     by_q = np.unique([point.q for point in points], return_inverse=True)[1]
     shared = {"run": "all runs", "ref": "all runs", "split": "validation", "seed": seed}
     shared |= {"n_runs": int(by_run.max()) + 1}
-    for name, found in PROPERTIES.items():
-        values = np.array([float(found(point.q, point.p)) for point in points])
+    for name, property_of in PROPERTIES.items():
+        values = np.array([float(property_of(point.q, point.p)) for point in points])
         for metric, strata in ((FOLLOWS, by_run), (SAME_Q, by_q)):
             value, p_value = stratified(values, steps, strata, seed)
             rows.append({**shared, "variant": name, "metric": metric, "value": value, "p_value": p_value})
@@ -136,7 +136,7 @@ def check_level(level: float) -> None:
 
 
 def points_of(run: Run, level: float) -> list[Point]:
-    """The primes of one run.
+    """Returns the primes of one run.
 
     Raises:
         UserError: for a run without a base p or accuracies of primes.
@@ -158,7 +158,7 @@ def points_of(run: Run, level: float) -> list[Point]:
 
 
 def stratified(x: Array, y: Array, strata: Any, seed: int) -> tuple[float, float]:
-    """Rank correlation within strata, and its two-sided p-value; NaN where nothing varies."""
+    """Returns the rank correlation within strata and its two-sided p-value; NaN where nothing varies."""
     import numpy as np
 
     one, other = ranked(x, strata), ranked(y, strata)
@@ -171,8 +171,8 @@ def stratified(x: Array, y: Array, strata: Any, seed: int) -> tuple[float, float
     members = [np.flatnonzero(strata == stratum) for stratum in np.unique(strata)]
     for _ in range(PERMUTATIONS):
         mixed = other.copy()
-        for some in members:
-            mixed[some] = other[draws.permutation(some)]
+        for indices in members:
+            mixed[indices] = other[draws.permutation(indices)]
         hits += abs((one * mixed).sum() / size) >= abs(observed) - 1e-12
     return observed, (1 + hits) / (1 + PERMUTATIONS)
 
@@ -181,10 +181,12 @@ def ranked(values: Array, strata: Any) -> Array:
     """Ranks within each stratum, equal values sharing theirs, less the stratum's mean."""
     import numpy as np
 
-    found = np.zeros(len(values))
+    centred_ranks = np.zeros(len(values))
     for stratum in np.unique(strata):
-        some = np.flatnonzero(strata == stratum)
-        mine = values[some]
-        ranks = (mine[:, None] > mine).sum(1) + ((mine[:, None] == mine).sum(1) - 1) / 2
-        found[some] = ranks - ranks.mean()
-    return found
+        indices = np.flatnonzero(strata == stratum)
+        stratum_values = values[indices]
+        ranks = (stratum_values[:, None] > stratum_values).sum(1) + (
+            (stratum_values[:, None] == stratum_values).sum(1) - 1
+        ) / 2
+        centred_ranks[indices] = ranks - ranks.mean()
+    return centred_ranks

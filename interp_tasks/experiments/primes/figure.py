@@ -26,7 +26,7 @@ Maps = Mapping[str, "tuple[pandas.DataFrame, pandas.DataFrame]"]
 
 
 def figure(frame: pandas.DataFrame, maps: Mapping[str, Maps]) -> plotly.graph_objects.Figure:
-    """Draws for every checkpoint its shares, then its maps two abreast: what was removed, and the control beside it.
+    """Draws for every checkpoint its shares, then maps of accuracy lost, without each answer and under the control.
 
     Args:
         frame: the tidy table.
@@ -43,12 +43,12 @@ def figure(frame: pandas.DataFrame, maps: Mapping[str, Maps]) -> plotly.graph_ob
         ):
             panels.append((BARS, f"functions of the answer and of the digits in {tensor}<br>{ref}", part))
         panels += [(MAP, f"{title}<br>{ref}", pair) for title, pair in maps.get(ref, {}).items()]
-    whole = sum(height for height, _, _ in panels) + GAP * (len(panels) - 1)
+    total_height = sum(height for height, _, _ in panels) + GAP * (len(panels) - 1)
     figure = make_subplots(
         rows=len(panels),
         cols=2,
         row_heights=[height for height, _, _ in panels],
-        vertical_spacing=GAP / whole if len(panels) > 1 else 0,
+        vertical_spacing=GAP / total_height if len(panels) > 1 else 0,
         horizontal_spacing=0.14,
         specs=[[{"colspan": 2}, None] if height == BARS else [{}, {}] for height, _, _ in panels],
         subplot_titles=[
@@ -66,17 +66,17 @@ def figure(frame: pandas.DataFrame, maps: Mapping[str, Maps]) -> plotly.graph_ob
             for column, lost in enumerate(shown, start=1):
                 heatmap(figure, row, column, lost)
     figure.update_layout(
-        height=TOP + whole + BOTTOM,
+        height=TOP + total_height + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
         barmode="group",
-        legend={"y": 1 + 50 / whole},
+        legend={"y": 1 + 50 / total_height},
         coloraxis={
             "autocolorscale": True,
             "cmin": 0,
             "cmax": 1,
             "colorbar": {
                 "title": "share of accuracy<br>above chance lost",
-                "len": MAP / whole,
+                "len": MAP / total_height,
                 "y": 0,
                 "yanchor": "bottom",
             },
@@ -89,19 +89,19 @@ def figure(frame: pandas.DataFrame, maps: Mapping[str, Maps]) -> plotly.graph_ob
 
 def bars(figure: Any, row: int, part: pandas.DataFrame) -> None:
     """Adds a bar per answer of one tensor, for functions of the digits and of the answer, with their controls."""
-    drawn = {trace.name for trace in figure.data}
+    legend_names = {trace.name for trace in figure.data}
     # Of embeddings there is one digit, of activations all of them: the same in one colour.
     names = {DIGIT: "digits mod q", DIGITS: "digits mod q", ANSWER: "the answer"}
-    for what, rows in part.groupby(part["intervention"].str.partition(": ")[0], sort=False):
-        colour = COLOURS["light"][0 if what == ANSWER else 1]
-        name = names[str(what)]
+    for kind, rows in part.groupby(part["intervention"].str.partition(": ")[0], sort=False):
+        colour = COLOURS["light"][0 if kind == ANSWER else 1]
+        name = names[str(kind)]
         x = rows["variant"].tolist()
         figure.add_trace(
             {
                 "type": "bar",
                 "name": name,
                 "legendgroup": name,
-                "showlegend": name not in drawn,
+                "showlegend": name not in legend_names,
                 "offsetgroup": name,
                 "x": x,
                 "y": rows["value"].tolist(),
@@ -117,7 +117,7 @@ def bars(figure: Any, row: int, part: pandas.DataFrame) -> None:
                 "type": "bar",
                 "name": f"{name}, digits shuffled",
                 "legendgroup": f"{name} shuffled",
-                "showlegend": f"{name}, digits shuffled" not in drawn,
+                "showlegend": f"{name}, digits shuffled" not in legend_names,
                 "offsetgroup": f"{name} shuffled",
                 "x": x,
                 "y": rows["baseline"].tolist(),

@@ -32,7 +32,7 @@ class PrimesResult(Result):
     damages: Mapping[str, Sequence[Damage]] = field(default_factory=dict)
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """The share of each answer in every tensor, and what every removal does to every answer."""
+        """Returns the share of each answer in every tensor, and what every removal does to every answer."""
         from interp_tasks.experiments.primes.figure import figure
 
         maps = {
@@ -100,22 +100,22 @@ def primes(
         import pandas
 
         from interp_tasks.experiments.primes.remainders import read_inputs
-        from interp_tasks.experiments.primes.removal import removed
-        from interp_tasks.experiments.primes.shares import embedding_rows, grid_rows, places
+        from interp_tasks.experiments.primes.removal import measure_removals
+        from interp_tasks.experiments.primes.shares import embedding_rows, grid_rows, tensors_of
 
         inputs = read_inputs(subject, "primes")
         rows = list(embedding_rows(subject, inputs, draws))
         last = None
-        for place in places(subject, inputs):
-            found, best = grid_rows(subject, inputs, place, draws)
-            rows += found
+        for place in tensors_of(subject, inputs):
+            new_rows, best = grid_rows(subject, inputs, place, draws)
+            rows += new_rows
             if place.site == "mlp_post" and best:
                 last = place, best
         # Shares are of the complete grid.
         frames = [pandas.DataFrame(rows)]
         done: dict[str, Any] = {}
         if ablate and last is not None:
-            frame, matrices, done = removed(subject, inputs, *last)
+            frame, matrices, done = measure_removals(subject, inputs, *last)
             damages[str(subject.labels["ref"])] = matrices
             frames.append(frame)
         return Measured(pandas.concat(frames, ignore_index=True), done)
@@ -132,12 +132,12 @@ def primes(
 
 
 def is_share(frame: Any) -> Any:
-    """Rows of shares and neurons, not of removals."""
+    """Returns rows of shares and neurons, not of removals."""
     return frame["intervention"].str.contains(": ", regex=False)
 
 
 def notes(draws: int, ablate: bool) -> list[str]:
-    said = [
+    texts = [
         "In brackets the control. Shares of the variance over all inputs: functions of the digits modulo q, and of the "
         f"answer; control: the mean over {draws} draws of shuffled digits. Other forms: as the answer, with another "
         "coefficient, mean. Beyond: what the answer adds to all others, by least squares.",
@@ -145,11 +145,11 @@ def notes(draws: int, ablate: bool) -> list[str]:
         "larger; several: those of more than one answer, control: if each answer had drawn its neurons.",
     ]
     if ablate:
-        said += [
+        texts += [
             "− taken away: digits, functions of each digit modulo q; answer, functions of the answer; directions of "
             "its means; neurons. itself, the others: the share of the accuracy above chance that is lost, of answers "
             "given more often than halfway between chance and always. Control: as much taken away at random.",
             "After the neurons all is linear: without the functions of one answer there, no other can lose much, by "
             "construction.",
         ]
-    return said
+    return texts

@@ -1,4 +1,4 @@
-"""Computes remainders of inputs: a task's modular answers, its digits and other linear forms as classes of inputs."""
+"""Computes classes of inputs: remainders of a task's modular answers, of its digits and of other linear forms."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Inputs:
         return tuple(len(axis.values) for axis in self.axes)
 
     def remainders(self, name: str) -> Tensor:
-        """The right remainder of an answer, ``[input]``."""
+        """Returns the right remainder of an answer, ``[input]``."""
         answer = self.answers[name]
         return self.form(answer.coefficients, answer.modulus)
 
     def form(
         self, coefficients: tuple[int, ...], modulus: int, shuffles: tuple[Tensor, ...] | None = None
     ) -> Tensor:
-        """Σ coefficient · coordinate modulo something, ``[input]``.
+        """Returns a linear form of the coordinates modulo ``modulus``, ``[input]``.
 
         Args:
             shuffles: of each coordinate the number that stands for each of its values instead.
@@ -55,12 +55,12 @@ class Inputs:
         return (at * torch.tensor(coefficients)).sum(1) % modulus
 
     def digits(self, modulus: int, shuffles: tuple[Tensor, ...] | None = None) -> list[Tensor]:
-        """Every coordinate modulo something, ``[input]`` each."""
+        """Returns each coordinate modulo ``modulus``, ``[input]`` each."""
         each = [tuple(int(at == place) for at in range(len(self.axes))) for place in range(len(self.axes))]
         return [self.form(one, modulus, shuffles) for one in each]
 
     def other_forms(self, name: str, most: int) -> list[tuple[int, ...]]:
-        """Coefficients of forms with the answer's modulus that tell other inputs apart, none of them 0; spread evenly.
+        """Returns at most ``most`` coefficient tuples, evenly spread, whose forms have other classes than the answer.
 
         Forms that are multiples of each other have the same classes.
         """
@@ -73,7 +73,7 @@ class Inputs:
         return every[::step][:most]
 
     def shuffles(self, seed: int) -> tuple[Tensor, ...]:
-        """A random order of the values of each coordinate."""
+        """Returns a random permutation of the values of each coordinate."""
         import torch
 
         from tasks import generator
@@ -84,36 +84,37 @@ class Inputs:
         )
 
 
-def read_inputs(subject: Subject, what: str) -> Inputs:
-    """The complete grid of the checkpoint's task.
+def read_inputs(subject: Subject, noun: str) -> Inputs:
+    """Returns the complete grid of the checkpoint's task.
 
     Raises:
         UserError: for no task, for a task without modular answers.
     """
     task: Any = subject.task
     if task is None:
-        raise UserError(f"{what} needs a task: leave --tokens out, or give --task NAME instead")
+        raise UserError(f"{noun} needs a task: leave --tokens out, or give --task NAME instead")
     answers = task.modular_answers()
     if not answers:
-        raise UserError(f"task {task.name!r} declares no modular answers, which {what} is about")
+        raise UserError(f"task {task.name!r} declares no modular answers, which {noun} is about")
     axes = task.grid_axes()
     every = Inputs(task.input_grid().tokens, located(task.input_grid().tokens, axes), axes, answers)
     return on_grid(every)
 
 
-def sampled(subject: Subject, whole: Inputs) -> Inputs:
+def sampled(subject: Subject, inputs: Inputs) -> Inputs:
     """Returns the examples of the subject that are on the grid."""
     tokens = subject.tokens.cpu()
-    return on_grid(Inputs(tokens, located(tokens, whole.axes), whole.axes, whole.answers))
+    return on_grid(Inputs(tokens, located(tokens, inputs.axes), inputs.axes, inputs.answers))
 
 
 def on_grid(inputs: Inputs) -> Inputs:
+    """Returns the inputs all of whose coordinates have a value in its axis."""
     rows = (inputs.at >= 0).all(1)
     return Inputs(inputs.tokens[rows], inputs.at[rows], inputs.axes, inputs.answers)
 
 
 def located(tokens: Tensor, axes: tuple[GridAxis, ...]) -> Tensor:
-    """Returns for every input the index of each coordinate's value, -1 for a value that is not in the axis."""
+    """Returns the index of each coordinate's value in its axis ``[input coordinate]``, -1 where it is not in it."""
     import torch
 
     columns = []

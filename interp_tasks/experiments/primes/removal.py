@@ -1,4 +1,4 @@
-"""Take from a model what it knows of one modular answer, and judge every other answer."""
+"""Removes what a model represents of one modular answer, and measures the accuracy of every answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from interp_tasks.experiments.primes.remainders import Inputs, sampled
-from interp_tasks.experiments.primes.shares import Place, squares
+from interp_tasks.experiments.primes.shares import TensorValues, squares
 from interp_tasks.experiments.primes.table import (
     ACCURACY,
     CONTROL,
@@ -39,7 +39,7 @@ KINDS = ("waves of the digits", "waves of the answer", "directions", "neurons")
 
 @dataclass(frozen=True)
 class RightAnswers:
-    """The right remainder of every answer ``[example answer]``, for ``circuits.sweep``."""
+    """The right remainder of every answer ``[example answer]``, as a batch that ``circuits.sweep`` can slice."""
 
     answers: Tensor
 
@@ -52,7 +52,7 @@ class RightAnswers:
 
 @dataclass(frozen=True)
 class Damage:
-    """The accuracies of every answer after each answer is removed in one way, beside a control.
+    """The accuracies of every answer after one kind of removal of each answer, and under a control.
 
     Attributes:
         kind, place: what was removed, where.
@@ -75,9 +75,9 @@ class Damage:
         return self.accuracy > (1 + self.chance) / 2
 
     def lost(self, accuracy: Any) -> Any:
-        """The share of what is above chance that is gone, ``[removed judged]``; NaN of an answer that is not solved."""
-        found = (self.accuracy - accuracy) / (self.accuracy - self.chance)
-        return np.where(self.solved, found, np.nan)
+        """Returns the lost share of the accuracy above chance ``[removed judged]``; NaN for unsolved answers."""
+        share = (self.accuracy - accuracy) / (self.accuracy - self.chance)
+        return np.where(self.solved, share, np.nan)
 
     def maps(self) -> tuple[pandas.DataFrame, pandas.DataFrame]:
         """Returns tables of the losses of accuracy: those without each answer, and those under the control."""
@@ -104,27 +104,27 @@ class Damage:
 
 @dataclass
 class Removals:
-    """Builds, of each kind, the edits for every answer and for controls of the same size."""
+    """Builds edits of several kinds that remove each answer, and controls of the same size."""
 
     subject: Subject
     inputs: Inputs
-    place: Place
+    place: TensorValues
     best: Mapping[str, Tensor]
     edits: dict[str, dict[str, Intervention]] = field(default_factory=dict)
     sizes: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def add(self, kind: str, name: str, edits: Sequence[Any], size: int) -> None:
-        """The edit, and its control."""
+        """Adds the edit that removes an answer, and its control."""
         self.edits.setdefault(kind, {}).update(zip((WITHOUT + name, CONTROL + name), edits, strict=True))
         self.sizes.setdefault(kind, {})[name] = size
 
-    def all(self) -> None:
-        self.waves()
-        self.directions()
-        self.neurons()
+    def add_all(self) -> None:
+        self.add_functions()
+        self.add_directions()
+        self.add_neurons()
 
-    def waves(self) -> None:
-        """All functions of the digits modulo q in the embedding; all functions of the answer at the neurons."""
+    def add_functions(self) -> None:
+        """Adds edits that remove all functions of the digits modulo q (embedding) or of the answer (neurons)."""
         import torch
 
         from circuits import ablate
@@ -142,8 +142,8 @@ class Removals:
             edits = [ablate.classes(site, kinds, tokens, queries=read) for kinds in forms]
             self.add(KINDS[1], name, edits, q - 1)
 
-    def directions(self) -> None:
-        """The directions in which the means of the answer's classes lie, of the neurons' space."""
+    def add_directions(self) -> None:
+        """Adds edits that remove the directions, in neuron space, in which the means of the answer's classes lie."""
         import torch
 
         from tasks import generator
@@ -151,7 +151,7 @@ class Removals:
         values = self.place.values.double()
         mean = values.mean(0)
         for name in self.inputs.answers:
-            basis = principal(values - mean, self.inputs.remainders(name))
+            basis = class_directions(values - mean, self.inputs.remainders(name))
             draw = torch.randn(
                 basis.shape[1],
                 len(values),
@@ -159,11 +159,16 @@ class Removals:
                 dtype=torch.float64,
             )
             # Combinations of inputs at random: directions that activations have, without an answer's order.
-            drawn = torch.linalg.qr((draw @ (values - mean)).T).Q
-            self.add(KINDS[2], name, [self.off(basis, mean), self.off(drawn, mean)], basis.shape[1])
+            random_basis = torch.linalg.qr((draw @ (values - mean)).T).Q
+            self.add(
+                KINDS[2],
+                name,
+                [self.projection_off(basis, mean), self.projection_off(random_basis, mean)],
+                basis.shape[1],
+            )
 
-    def off(self, basis: Tensor, mean: Tensor) -> Any:
-        """Activations less what of their distance from the mean lies in the directions ``[feature direction]``."""
+    def projection_off(self, basis: Tensor, mean: Tensor) -> Any:
+        """Returns an edit that projects activations, from their mean, off directions ``[feature direction]``."""
         from circuits import edit
 
         def project(x: Tensor) -> Tensor:
@@ -173,8 +178,8 @@ class Removals:
         read = None if self.place.position is None else [self.place.position]
         return edit(f"{self.place.site}.{self.place.layer}", project, positions=read)
 
-    def neurons(self) -> None:
-        """The neurons that serve the answer most, at their mean over the inputs; as many others at random."""
+    def add_neurons(self) -> None:
+        """Adds edits that set the neurons that serve the answer most, or as many random ones, to their mean."""
         import torch
 
         from circuits import ablate
@@ -187,14 +192,14 @@ class Removals:
                 continue
             order = torch.randperm(len(live), generator=generator(self.subject.seed, "neurons", name))
             edits = [
-                ablate.neurons(self.place.layer, some.tolist(), "mean", reference=self.inputs.tokens)
-                for some in (chosen.nonzero().flatten(), live[order[:count]])
+                ablate.neurons(self.place.layer, neurons.tolist(), "mean", reference=self.inputs.tokens)
+                for neurons in (chosen.nonzero().flatten(), live[order[:count]])
             ]
             self.add(KINDS[3], name, edits, count)
 
 
-def principal(centred: Tensor, classes: Tensor) -> Tensor:
-    """The fewest directions ``[feature direction]`` that carry most of the variance between classes."""
+def class_directions(centred: Tensor, classes: Tensor) -> Tensor:
+    """Returns the fewest directions ``[feature direction]`` that carry most of the variance between classes."""
     import torch
 
     counts = torch.bincount(classes)
@@ -205,10 +210,10 @@ def principal(centred: Tensor, classes: Tensor) -> Tensor:
     return rows[: int((carried < CARRIED).sum()) + 1].T
 
 
-def removed(
-    subject: Subject, inputs: Inputs, place: Place, best: Mapping[str, Tensor]
+def measure_removals(
+    subject: Subject, inputs: Inputs, place: TensorValues, best: Mapping[str, Tensor]
 ) -> tuple[pandas.DataFrame, list[Damage], dict[str, Any]]:
-    """The table of every answer with every other one taken away, the matrices behind it, and what was done."""
+    """Returns the table of every answer with each answer removed, its matrices of damage, and the edits."""
     import pandas
     import torch
 
@@ -219,24 +224,24 @@ def removed(
     names = tuple(inputs.answers)
     answers = torch.stack([examples.remainders(name) for name in names], 1).to(subject.tokens.device)
     builder = Removals(subject, inputs, place, best)
-    builder.all()
+    builder.add_all()
     columns = [list(inputs.answers[name].classes) for name in names]
 
     def judge(output: Tensor, right: RightAnswers) -> dict[str, Tensor]:
-        found = {}
+        scores = {}
         logits = task.read(output)[:, 0]
         for at, name in enumerate(names):
-            own = logits[:, columns[at]].double()
+            answer_logits = logits[:, columns[at]].double()
             target = right.answers[:, at]
-            found[ACCURACY + name] = (own.argmax(-1) == target).double()
-            loss = -own.log_softmax(-1).gather(-1, target[:, None])[:, 0]
-            found[LOSS + name] = loss / np.log(inputs.answers[name].modulus)
-        return found
+            scores[ACCURACY + name] = (answer_logits.argmax(-1) == target).double()
+            loss = -answer_logits.log_softmax(-1).gather(-1, target[:, None])[:, 0]
+            scores[LOSS + name] = loss / np.log(inputs.answers[name].modulus)
+        return scores
 
     frames, damages, done = [], [], {}
     for kind, edits in builder.edits.items():
-        where = "embed" if kind == KINDS[0] else place.label
-        label = f"{kind} at {where}"
+        site = "embed" if kind == KINDS[0] else place.label
+        label = f"{kind} at {site}"
         # Of so many rows no p-values are made: the control says what chance does.
         result = sweep(
             subject.model,
@@ -250,18 +255,18 @@ def removed(
             flips=1,
         )
         frame = result.frame.assign(intervention=label, p_value=float("nan"), p_adjusted=float("nan"))
-        found = damage(frame, kind, where, names, inputs)
-        damages.append(found)
+        scores = damage(frame, kind, site, names, inputs)
+        damages.append(scores)
         frames += [
             frame,
-            pandas.DataFrame(summary(found, label, place, len(examples.tokens), builder.sizes[kind])),
+            pandas.DataFrame(summary(scores, label, place, len(examples.tokens), builder.sizes[kind])),
         ]
         done[label] = {"directions": builder.sizes[kind]}
     return pandas.concat(frames, ignore_index=True), damages, done
 
 
-def damage(frame: pandas.DataFrame, kind: str, where: str, names: tuple[str, ...], inputs: Inputs) -> Damage:
-    """The matrices in a sweep's table."""
+def damage(frame: pandas.DataFrame, kind: str, site: str, names: tuple[str, ...], inputs: Inputs) -> Damage:
+    """Returns the accuracies of a sweep's table as matrices."""
     accuracy = frame[frame["metric"].str.startswith(ACCURACY)]
     table = accuracy.pivot(index="variant", columns="metric", values="value")
     judged = [ACCURACY + name for name in names]
@@ -272,13 +277,13 @@ def damage(frame: pandas.DataFrame, kind: str, where: str, names: tuple[str, ...
     ]
     chance = np.array([1 / inputs.answers[name].modulus for name in names])
     without, control = matrices
-    return Damage(kind, where, names, before.to_numpy(dtype=float), without, control, chance)
+    return Damage(kind, site, names, before.to_numpy(dtype=float), without, control, chance)
 
 
 def summary(
-    found: Damage, label: str, place: Place, examples: int, sizes: Mapping[str, int]
+    damaged: Damage, label: str, place: TensorValues, examples: int, sizes: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
-    """Rows of each answer's damage to itself and to the others, beside the control's."""
+    """Yields each answer's damage to itself and to the others, with the same under the control."""
     about = {
         "intervention": label,
         "site": place.site,
@@ -286,19 +291,19 @@ def summary(
         "n": examples,
         "engine": "naive",
     }
-    if found.kind == KINDS[0]:
+    if damaged.kind == KINDS[0]:
         about |= {"site": "embed", "layer": None}
-    own, others = found.own_and_others(found.without)
-    control_own, control_others = found.own_and_others(found.control)
-    for at, name in enumerate(found.names):
+    own_losses, others = damaged.own_and_others(damaged.without)
+    control_own, control_others = damaged.own_and_others(damaged.control)
+    for at, name in enumerate(damaged.names):
         if name not in sizes:
             continue
         shared = {**about, "variant": name}
         yield {**shared, "metric": SIZE, "value": float(sizes[name])}
-        yield {**shared, "metric": OWN, **beside(own[at], control_own[at])}
+        yield {**shared, "metric": OWN, **beside(own_losses[at], control_own[at])}
         yield {**shared, "metric": OTHERS, **beside(others[at], control_others[at])}
     shared = {**about, "variant": TOGETHER}
-    means = [mean(each) for each in (own, control_own, others, control_others)]
+    means = [mean(each) for each in (own_losses, control_own, others, control_others)]
     yield {**shared, "metric": OWN, **beside(means[0], means[1])}
     yield {**shared, "metric": OTHERS, **beside(means[2], means[3])}
     yield {**shared, "metric": SELECTIVE, **beside(means[0] - means[2], means[1] - means[3])}

@@ -43,8 +43,8 @@ ASSIGNMENTS = 200
 
 
 @dataclass(frozen=True)
-class Place:
-    """One tensor: ``values [example feature]`` and what it is called."""
+class TensorValues:
+    """A tensor of activations or weights, ``values [example feature]``, and its name and place in the model."""
 
     label: str
     site: str
@@ -53,7 +53,7 @@ class Place:
     values: Tensor
 
 
-def places(subject: Subject, inputs: Inputs) -> Iterator[Place]:
+def tensors_of(subject: Subject, inputs: Inputs) -> Iterator[TensorValues]:
     """Yields the outputs of attention and MLP of every layer, and the neurons, at the positions that the task reads."""
     import torch
 
@@ -74,16 +74,16 @@ def places(subject: Subject, inputs: Inputs) -> Iterator[Place]:
     tokens = inputs.tokens.to(subject.tokens.device)
     step = max(1, TOKENS_PER_PASS // tokens.shape[1])
     read = list(task.read_positions)
-    found: dict[str, list[Tensor]] = {hook: [] for _, _, hook in sites}
+    activations: dict[str, list[Tensor]] = {hook: [] for _, _, hook in sites}
     for start in range(0, len(tokens), step):
-        seen = cache(model, tokens[start : start + step], list(found))
-        for hook, parts in found.items():
+        seen = cache(model, tokens[start : start + step], list(activations))
+        for hook, parts in activations.items():
             parts.append(seen[hook][:, read].cpu())
     for site, layer, hook in sites:
-        whole = torch.cat(found.pop(hook))
+        joined = torch.cat(activations.pop(hook))
         for index, position in enumerate(read):
             at = f", position {position}" if len(read) > 1 else ""
-            yield Place(f"{site}.{layer}{at}", site, layer, position, whole[:, index])
+            yield TensorValues(f"{site}.{layer}{at}", site, layer, position, joined[:, index])
 
 
 def embedding_rows(subject: Subject, inputs: Inputs, draws: int) -> Iterator[dict[str, Any]]:
@@ -103,19 +103,23 @@ def embedding_rows(subject: Subject, inputs: Inputs, draws: int) -> Iterator[dic
         if not moduli:
             continue
         orders = [shuffled(len(values), subject.seed, draw) for draw in range(draws)]
-        place = Place(label, "embed", None, None, weight)
+        place = TensorValues(label, "embed", None, None, weight)
         real = {one: digits % q for one, q in moduli.items()}
-        drawn = {one: torch.stack([order % q for order in orders]) for one, q in moduli.items()}
+        permuted = {one: torch.stack([order % q for order in orders]) for one, q in moduli.items()}
         for one, q in moduli.items():
-            share, control = float(variance.total(weight, real[one])), variance.total(weight, drawn[one])
+            share, control = float(variance.total(weight, real[one])), variance.total(weight, permuted[one])
             yield row(place, one, DIGIT, SHARE, share, control.numpy())
             yield row(place, one, DIGIT, ADJUSTED, variance.adjusted(share, len(weight), q - 1))
-        yield from beyond(
-            place, real, [{one: kinds[draw] for one, kinds in drawn.items()} for draw in range(draws)], DIGIT
+        yield from unique_share_rows(
+            place,
+            real,
+            [{one: kinds[draw] for one, kinds in permuted.items()} for draw in range(draws)],
+            DIGIT,
         )
 
 
 def shuffled(size: int, seed: int, draw: int) -> Tensor:
+    """Returns a random permutation of the digits 0 to ``size`` − 1."""
     import torch
 
     from tasks import generator
@@ -123,10 +127,10 @@ def shuffled(size: int, seed: int, draw: int) -> Tensor:
     return torch.randperm(size, generator=generator(seed, "shuffled digits", draw))
 
 
-def beyond(
-    place: Place, real: Mapping[str, Tensor], drawn: Sequence[Mapping[str, Tensor]], what: str
+def unique_share_rows(
+    place: TensorValues, real: Mapping[str, Tensor], permuted: Sequence[Mapping[str, Tensor]], what: str
 ) -> Iterator[dict[str, Any]]:
-    """Yields the share that each answer adds to all others, and of all together; nothing where they fill the space."""
+    """Yields each answer's unique share, and that of all together; nothing where they span the whole space."""
     from circuits import variance
 
     degrees = sum(int(one.max()) for one in real.values())
@@ -138,27 +142,28 @@ def beyond(
         return
     for at, name in enumerate(parts.names):
         yield row(place, name, what, UNIQUE, pooled(parts.unique[at], weights))
-    control = [pooled(variance.partition(place.values, one).together, weights) for one in drawn]
+    control = [pooled(variance.partition(place.values, one).together, weights) for one in permuted]
     share = pooled(parts.together, weights)
     yield row(place, TOGETHER, what, SHARE, share, np.array(control))
     yield row(place, TOGETHER, what, ADJUSTED, variance.adjusted(share, len(place.values), degrees))
 
 
 def squares(values: Tensor) -> Tensor:
-    """Σ over examples of each feature's squared distance from its mean."""
+    """Returns the sum over examples of each feature's squared distance from its mean."""
     values = values.double()
-    found: Tensor = (values - values.mean(0)).square().sum(0)
-    return found
+    total: Tensor = (values - values.mean(0)).square().sum(0)
+    return total
 
 
 def pooled(shares: Tensor, weights: Tensor) -> float:
+    """Returns the share of variance of all features together; the weights are the features' variances."""
     return float(shares @ weights / weights.sum())
 
 
 def grid_rows(
-    subject: Subject, inputs: Inputs, place: Place, draws: int
+    subject: Subject, inputs: Inputs, place: TensorValues, draws: int
 ) -> tuple[list[dict[str, Any]], Mapping[str, Tensor]]:
-    """Returns one tensor's rows over all inputs, and which features serve each answer most (booleans ``[feature]``)."""
+    """Returns one tensor's rows over all inputs, and the features that serve each answer most, bool ``[feature]``."""
     import torch
 
     from circuits import variance
@@ -174,9 +179,9 @@ def grid_rows(
     by_feature, serving = {}, {}
     for name, answer in inputs.answers.items():
         q = answer.modulus
-        drawn = [inputs.form(answer.coefficients, q, order) for order in orders]
+        permuted = [inputs.form(answer.coefficients, q, order) for order in orders]
         forms = [inputs.form(form, q) for form in inputs.other_forms(name, MAX_FORMS)]
-        shares = variance.explained(place.values, torch.stack([real[name], *drawn, *forms]))
+        shares = variance.explained(place.values, torch.stack([real[name], *permuted, *forms]))
         each = (shares @ weights / weights.sum()).numpy()
         control = shares[1 : 1 + draws]
         rows.append(row(place, name, ANSWER, SHARE, float(each[0]), each[1 : 1 + draws]))
@@ -195,10 +200,10 @@ def grid_rows(
             {name: inputs.form(one.coefficients, one.modulus, order) for name, one in inputs.answers.items()}
             for order in orders[: max(1, draws // 5)]
         ]
-        rows += list(beyond(place, real, drawn_sets, ANSWER))
+        rows += list(unique_share_rows(place, real, drawn_sets, ANSWER))
     if place.site == "mlp_post":
         rows += list(neuron_rows(subject, place, by_feature, serving))
-    return rows, most(by_feature, serving)
+    return rows, served_most(by_feature, serving)
 
 
 @dataclass(frozen=True)
@@ -226,7 +231,7 @@ class Marginal:
         return cls(means, float(squares(means).sum() * (len(values) / size) / squares(values).sum()))
 
     def shares(self, q: int, orders: Sequence[Tensor]) -> Array:
-        """Returns the share of variance that is a function of the coordinate modulo q; then of the coordinate shuffled.
+        """Returns the share of variance by the coordinate modulo q, then by each shuffled coordinate.
 
         On a complete grid the functions of different coordinates are orthogonal, and their shares add up.
         """
@@ -238,12 +243,12 @@ class Marginal:
         if q >= len(self.means):
             return np.full(1 + len(orders), self.part)
         kinds = torch.stack([digit % q, *(order % q for order in orders)])
-        found: Array = variance.total(self.means, kinds).numpy() * self.part
-        return found
+        shares: Array = variance.total(self.means, kinds).numpy() * self.part
+        return shares
 
 
-def most(shares: Mapping[str, Tensor], serving: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The features that serve each answer, and no other one more."""
+def served_most(shares: Mapping[str, Tensor], serving: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the features that serve each answer and serve no other answer more, bool ``[feature]``."""
     import torch
 
     best = torch.stack(list(shares.values())).argmax(0)
@@ -251,14 +256,14 @@ def most(shares: Mapping[str, Tensor], serving: Mapping[str, Tensor]) -> dict[st
 
 
 def neuron_rows(
-    subject: Subject, place: Place, shares: Mapping[str, Tensor], serving: Mapping[str, Tensor]
+    subject: Subject, place: TensorValues, shares: Mapping[str, Tensor], serving: Mapping[str, Tensor]
 ) -> Iterator[dict[str, Any]]:
-    """Counts the neurons that serve each answer, and several, beside chance, if the same were drawn for each."""
+    """Counts the neurons that serve each answer, and several; chance assigns as many at random to each."""
     import torch
 
     served = torch.stack(list(serving.values())).numpy()
     strength = torch.stack(list(shares.values())).clamp(min=0).numpy()
-    best = most(shares, serving)
+    best = served_most(shares, serving)
     for name, chosen in serving.items():
         yield row(place, name, NEURONS, SERVING, float(chosen.sum()))
         yield row(place, name, NEURONS, BEST, float(best[name].sum()))
@@ -275,25 +280,25 @@ def neuron_rows(
         spread.append(spread_of(np.take_along_axis(strength, orders, 1), mixed))
     yield row(place, TOGETHER, NEURONS, SERVING, float(served.any(0).sum()))
     yield row(place, TOGETHER, NEURONS, SEVERAL, float((served.sum(0) > 1).sum()), np.array(several))
-    found = spread_of(strength, served)
-    yield row(place, TOGETHER, NEURONS, SPREAD, found, np.array(spread))
-    yield row(place, TOGETHER, NEURONS, SPREAD_OF_ALL, found / len(served))
+    spread_share = spread_of(strength, served)
+    yield row(place, TOGETHER, NEURONS, SPREAD, spread_share, np.array(spread))
+    yield row(place, TOGETHER, NEURONS, SPREAD_OF_ALL, spread_share / len(served))
 
 
 def spread_of(strength: Array, served: Array) -> float:
-    """(Σ s)² / Σ s² over the answers, averaged over neurons that serve one: 1 for one answer alone."""
-    some = served.any(0) & (strength.sum(0) > 0)
-    if not some.any():
+    """Returns (Σ s)² / Σ s² over answers, averaged over neurons that serve one: 1 for a single answer."""
+    is_alive = served.any(0) & (strength.sum(0) > 0)
+    if not is_alive.any():
         return float("nan")
-    chosen = strength[:, some]
+    chosen = strength[:, is_alive]
     return float((chosen.sum(0) ** 2 / (chosen**2).sum(0)).mean())
 
 
 def row(
-    place: Place, variant: str, what: str, metric: str, value: float, control: Array | None = None
+    place: TensorValues, variant: str, what: str, metric: str, value: float, control: Array | None = None
 ) -> dict[str, Any]:
-    """A row of the table; beside a control its mean, and the difference with the range of 95% of its draws."""
-    found: dict[str, Any] = {
+    """Returns a row of the table; with a control, its mean, the difference, and the 95% range of its draws."""
+    columns: dict[str, Any] = {
         "variant": variant,
         "intervention": f"{what}: {place.label}",
         "site": place.site,
@@ -308,11 +313,11 @@ def row(
         low, high = np.nanquantile(control, [0.025, 0.975])
         middle = float(np.nanmean(control))
         as_far = np.abs(control - middle) >= abs(value - middle)
-        found |= {
+        columns |= {
             "baseline": middle,
             "effect": value - middle,
             "effect_ci_low": value - float(high),
             "effect_ci_high": value - float(low),
             "p_value": float(1 + as_far.sum()) / (1 + len(control)),
         }
-    return found
+    return columns

@@ -43,7 +43,7 @@ SHOWN: Mapping[tuple[str, str], tuple[str, str]] = {
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """The measures of an answer in one tensor become columns; the matrices of accuracies are left to the files."""
+    """Makes columns of an answer's measures in one tensor; matrices of accuracies are in the files alone."""
     import pandas
 
     rows: dict[tuple[str, str, str], dict[Any, Any]] = {}
@@ -53,15 +53,15 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         head, digits = SHOWN.get(key, SHOWN.get(("", row["metric"]), ("", "")))
         if not head:
             continue
-        where = tensor if divided else shortened(part)
-        found = rows.setdefault((row["ref"], where, row["variant"]), {**row, "where": where})
+        tensor_name = tensor if divided else shortened(part)
+        table_row = rows.setdefault((row["ref"], tensor_name, row["variant"]), {**row, "where": tensor_name})
         control = "" if math.isnan(row["baseline"]) else f" ({row['baseline']:{digits}})"
-        found[head] = "" if math.isnan(row["value"]) else f"{row['value']:{digits}}{control}"
+        table_row[head] = "" if math.isnan(row["value"]) else f"{row['value']:{digits}}{control}"
     return pandas.DataFrame(list(rows.values()))
 
 
 def shortened(removal: str) -> str:
-    """``mlp_post.0 − neurons`` for ``neurons at mlp_post.0``."""
+    """Shortens ``neurons at mlp_post.0`` to ``mlp_post.0 − neurons``."""
     what, _, where = removal.partition(" at ")
     return f"{where} − {what.replace('waves of the ', '')}"
 
@@ -69,8 +69,8 @@ def shortened(removal: str) -> str:
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
     """Returns the columns of ``view_rows``; only those that some row has."""
     heads = dict.fromkeys(head for head, _ in SHOWN.values())
-    found = [Column("tensor", "where"), Column("q", "variant")]
-    return found + [Column(head, head, text(head)) for head in heads if head in frame]
+    columns = [Column("tensor", "where"), Column("q", "variant")]
+    return columns + [Column(head, head, text(head)) for head in heads if head in frame]
 
 
 def text(head: str) -> Callable[[Mapping[str, Any]], str]:

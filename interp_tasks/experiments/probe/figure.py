@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 def figure(tables: Mapping[str, pandas.DataFrame]) -> plotly.graph_objects.Figure:
-    """A row of panels per target, one panel per metric; checkpoints beside each other in each."""
+    """Returns a row of panels per target, one panel per metric; checkpoints beside each other in each."""
     import pandas
 
     from circuits.figures.probes import figure as drawn
 
-    whole = pandas.concat([table.assign(ref=ref) for ref, table in tables.items()], ignore_index=True)
-    found: plotly.graph_objects.Figure = drawn(whole, by="ref")
-    return found
+    rows = pandas.concat([table.assign(ref=ref) for ref, table in tables.items()], ignore_index=True)
+    figure_of_refs: plotly.graph_objects.Figure = drawn(rows, by="ref")
+    return figure_of_refs

@@ -30,7 +30,7 @@ class ProbeResult(Result):
     tables: Mapping[str, pandas.DataFrame] = field(default_factory=dict)
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """A row of panels per target, a panel per metric: values over layers, with both controls."""
+        """Returns a row of panels per target, a panel per metric: values over layers, with both controls."""
         from interp_tasks.experiments.probe.figure import figure
 
         return self.titled(figure(self.tables), self.heading())
@@ -131,7 +131,7 @@ def probe(
     Raises:
         UserError, TaskError, CircuitsError: in one line; a UserError for a task that declares no targets.
     """
-    asked = ProbeSettings.read(
+    settings = ProbeSettings.read(
         sites=sites,
         targets=targets,
         heads=heads,
@@ -151,10 +151,10 @@ def probe(
     tables: dict[str, pandas.DataFrame] = {}
 
     def look(subject: Subject) -> Measured:
-        table = probed(subject, asked)
+        table = probed(subject, settings)
         tables[str(subject.labels["ref"])] = table
-        return Measured(tidy_rows(table, asked), {})
+        return Measured(tidy_rows(table, settings), {})
 
     options = {**options, "samples": options.get("samples") or SAMPLES}
-    result = measure("probe", refs, options, look, config={"method": asked.method, **asked.describe()})
-    return ProbeResult.of(result, notes=tuple(notes(asked, tables)), tables=tables)
+    result = measure("probe", refs, options, look, config={"method": settings.method, **settings.describe()})
+    return ProbeResult.of(result, notes=tuple(notes(settings, tables)), tables=tables)

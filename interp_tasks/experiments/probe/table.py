@@ -19,12 +19,12 @@ NOT_SHOWN = ("mse", "cosine")
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Rows against shuffled targets, the other row's control in a column ``untrained``."""
+    """Returns rows against shuffled targets, the other row's control in a column ``untrained``."""
     frame = frame[~frame["metric"].str.split(" ").str[0].isin(NOT_SHOWN)]
     other = frame["intervention"].str.endswith(AGAINST_UNTRAINED)
     keys = ["ref", "variant", "metric"]
-    beside = frame.loc[other, [*keys, "baseline"]].rename(columns={"baseline": "untrained"})
-    return frame[~other].merge(beside, how="left", on=keys)
+    untrained_rows = frame.loc[other, [*keys, "baseline"]].rename(columns={"baseline": "untrained"})
+    return frame[~other].merge(untrained_rows, how="left", on=keys)
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
@@ -40,26 +40,26 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
     ]
 
 
-def tidy_rows(table: pandas.DataFrame, asked: ProbeSettings) -> pandas.DataFrame:
-    """Rows of the tidy table: one per control, beside each other."""
+def tidy_rows(table: pandas.DataFrame, settings: ProbeSettings) -> pandas.DataFrame:
+    """Returns rows of the tidy table: one per control, beside each other."""
     import pandas
 
     # Target by target, however many places there are.
     order = {target: number for number, target in enumerate(dict.fromkeys(table["target"]))}
     table = table.sort_values("target", key=lambda names: names.map(order), kind="stable", ignore_index=True)
-    place = table["site"] + table["layer"].map(lambda layer: "" if pandas.isna(layer) else f".{layer}")
+    site = table["site"] + table["layer"].map(lambda layer: "" if pandas.isna(layer) else f".{layer}")
     for column, mark in (("head", "."), ("position", "@")):
-        place += table[column].map(lambda number, mark=mark: "" if pandas.isna(number) else f"{mark}{number}")
+        site += table[column].map(lambda number, mark=mark: "" if pandas.isna(number) else f"{mark}{number}")
     split = table["split"].map(lambda split: "" if split == "all" else f" ({split})")
     common = table[["site", "layer", "head", "position", "value", "ci_low", "ci_high", "n"]].assign(
-        variant=table["target"] + " " + place, metric=table["metric"] + split, engine="streamed"
+        variant=table["target"] + " " + site, metric=table["metric"] + split, engine="streamed"
     )
     controls = [("shuffled", "selectivity", AGAINST_SHUFFLED)]
-    if asked.untrained:
+    if settings.untrained:
         controls.append(("untrained", "over_untrained", AGAINST_UNTRAINED))
     parts = [
         common.assign(
-            intervention=f"{asked.method}, {against}",
+            intervention=f"{settings.method}, {against}",
             baseline=table[control],
             effect=table[difference],
             effect_ci_low=table[f"{difference}_ci_low"],
@@ -70,18 +70,18 @@ def tidy_rows(table: pandas.DataFrame, asked: ProbeSettings) -> pandas.DataFrame
     return pandas.concat(parts).sort_index(kind="stable").reset_index(drop=True)
 
 
-def notes(asked: ProbeSettings, tables: Mapping[str, pandas.DataFrame]) -> list[str]:
+def notes(settings: ProbeSettings, tables: Mapping[str, pandas.DataFrame]) -> list[str]:
     first = next(iter(tables.values()))
     fitted, scored = int(first["fit_n"].iloc[0]), int(first["n"].iloc[0])
-    intercept = "with" if asked.intercept else "without"
-    said = [
-        f"Probes: {asked.method} {intercept} intercept, fitted on {fitted} examples, scored on {scored} others.",
+    intercept = "with" if settings.intercept else "without"
+    texts = [
+        f"Probes: {settings.method} {intercept} intercept, fitted on {fitted} examples, scored on {scored} others.",
         "baseline: the same probe on targets exchanged between examples. effect: value − baseline, the selectivity.",
     ]
-    if asked.untrained:
-        said.append("untrained: the same probe on a model of this architecture before any training.")
+    if settings.untrained:
+        texts.append("untrained: the same probe on a model of this architecture before any training.")
     return [
-        *said,
+        *texts,
         "Intervals: 95%, bootstrap over held-out examples, differences paired; how else fits could have come out "
         "is not in them.",
         *also_measured(tables),

@@ -1,4 +1,4 @@
-"""Attention to the digits as waves of them, and losses without attention, MLP and the ways around them."""
+"""Fits attention to the digits by waves of them, and measures losses without attention, MLPs or skip paths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def rows_of_attention(inputs: Inputs, patterns: Mapping[int, Tensor]) -> Iterator[Row]:
-    """Per head, how attention to the first operand follows waves of the two.
+    """Yields, for each head, how much of its attention to the first operand waves of the two operands explain.
 
     A = constant + α(cos w m₁x₁ − cos w m₂x₂) + β(sin w m₁x₁ − sin w m₂x₂), w = 2πk/q, least squares (Nanda et al.
     2023, section 4.1, where the m are 1); k is the frequency that explains most. Beside it the best fit with four
@@ -48,17 +48,17 @@ def rows_of_attention(inputs: Inputs, patterns: Mapping[int, Tensor]) -> Iterato
             for metric, shares in fits.items():
                 best = torch.stack(shares).max(0)
                 for head in range(seen.shape[1]):
-                    place = {"layer": layer, "head": head, "site": "pattern"}
-                    yield measured(answer.name, metric, float(best.values[head]), **place)
+                    labels = {"layer": layer, "head": head, "site": "pattern"}
+                    yield measured(answer.name, metric, float(best.values[head]), **labels)
                     if metric == ATTENTION_FIT:
                         key = answer.sum.frequencies[int(best.indices[head])]
-                        yield measured(answer.name, FREQUENCY, float(key), **place)
+                        yield measured(answer.name, FREQUENCY, float(key), **labels)
 
 
 def rows_of_waves(
     model: Any, inputs: Inputs, patterns: Mapping[int, Tensor], logits: Tensor
 ) -> Iterator[Row]:
-    """Losses with the fit in the place of every head's attention where the output is read.
+    """Yields losses with each head's attention, where the output is read, replaced by its fit.
 
     Nanda et al. 2023's linearised softmax: the first operand gets the fit of ``rows_of_attention`` with its best
     frequency, positions beside the operands their mean over the inputs, and the second operand what is left.
@@ -69,18 +69,18 @@ def rows_of_waves(
         return
     first, second = inputs.operands
     for answer in inputs.answers:
-        made = {}
+        edited = {}
         for layer, pattern in patterns.items():
             new = pattern.double().mean(0).expand(pattern.shape).clone()
             new[:, :, first] = fitted(answer, pattern[:, :, first].double())
             new[:, :, second] = 0.0
             new[:, :, second] = 1.0 - new.sum(2)
-            made[layer] = new
+            edited[layer] = new
         parts, start = [], 0
         for tokens in passes(model, inputs):
             rows = slice(start, start + len(tokens))
-            chosen = {layer: new[rows] for layer, new in made.items()}
-            parts.append(output_with(model, inputs, tokens, chosen))
+            chosen = {layer: new[rows] for layer, new in edited.items()}
+            parts.append(output_with_patterns(model, inputs, tokens, chosen))
             start = rows.stop
         clean = inputs.scores(logits[:, answer.classes], answer)
         scores = inputs.scores(torch.cat(parts)[:, answer.classes], answer)
@@ -88,7 +88,7 @@ def rows_of_waves(
 
 
 def fitted(answer: Answer, seen: Tensor) -> Tensor:
-    """Attention to the first operand ``[input head]`` as a constant and the waves of each head's best frequency."""
+    """Fits attention to the first operand ``[input head]`` by a constant and waves of each head's best frequency."""
     import torch
 
     from circuits.fourier import regression, variance_explained
@@ -103,15 +103,17 @@ def fitted(answer: Answer, seen: Tensor) -> Tensor:
 
 
 def operand_waves(answer: Answer, key: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of w m₁x₁, and of w m₂x₂, ``[input wave]``."""
+    """Returns cos and sin of w m₁x₁, and of w m₂x₂, each ``[input wave]``."""
     from circuits.harmonics import cos_sin
 
     one, other = (cos_sin(terms, key, answer.sum.period) for terms in answer.sum.terms.T)
     return one, other
 
 
-def output_with(model: Any, inputs: Inputs, tokens: Tensor, patterns: Mapping[int, Tensor]) -> Tensor:
-    """The output ``[input class]`` with attention from where it is read set to ``[input head key]``, by layer."""
+def output_with_patterns(
+    model: Any, inputs: Inputs, tokens: Tensor, patterns: Mapping[int, Tensor]
+) -> Tensor:
+    """Returns the output ``[input class]`` with attention, where it is read, set to ``patterns[layer]``."""
     from circuits import edit, run
 
     def put(new: Tensor) -> Any:
@@ -126,7 +128,7 @@ def output_with(model: Any, inputs: Inputs, tokens: Tensor, patterns: Mapping[in
 
 
 def rows_of_skips(model: Any, inputs: Inputs, logits: Tensor) -> Iterator[Row]:
-    """Losses where a layer's attention or MLP, or the way around it, is set to zero or to its mean over the grid.
+    """Yields losses where a layer's attention, its MLP or the skip path is set to zero or to its mean.
 
     The way around a layer is what the residual stream brings along: without it, the stream is what the layer adds.
     """
@@ -137,11 +139,11 @@ def rows_of_skips(model: Any, inputs: Inputs, logits: Tensor) -> Iterator[Row]:
     if has_mlp:
         streams += [f"{site}.{layer}" for layer in layers for site in ("mlp_out", "resid_post")]
     means = mean_streams(model, inputs, streams)
-    found: dict[tuple[int, str], list[Tensor]] = {}
+    outputs: dict[tuple[int, str], list[Tensor]] = {}
     for tokens in passes(model, inputs):
-        for key, output in outputs_without(model, inputs, tokens, streams, means):
-            found.setdefault(key, []).append(output)
-    for (layer, name), parts in found.items():
+        for key, output in outputs_without_parts(model, inputs, tokens, streams, means):
+            outputs.setdefault(key, []).append(output)
+    for (layer, name), parts in outputs.items():
         output = torch.cat(parts)
         for answer in inputs.answers:
             clean = inputs.scores(logits[:, answer.classes], answer)
@@ -150,7 +152,7 @@ def rows_of_skips(model: Any, inputs: Inputs, logits: Tensor) -> Iterator[Row]:
 
 
 def mean_streams(model: Any, inputs: Inputs, sites: list[str]) -> dict[str, Tensor]:
-    """Site -> mean over the grid ``[pos d_model]``."""
+    """Returns the mean of each site over the grid ``[pos d_model]``."""
     from circuits import cache
 
     sums: dict[str, Tensor] = {}
@@ -160,20 +162,20 @@ def mean_streams(model: Any, inputs: Inputs, sites: list[str]) -> dict[str, Tens
     return {site: (total / len(inputs.tokens)).float() for site, total in sums.items()}
 
 
-def outputs_without(
+def outputs_without_parts(
     model: Any, inputs: Inputs, tokens: Tensor, streams: list[str], means: Mapping[str, Tensor]
 ) -> Iterator[tuple[tuple[int, str], Tensor]]:
-    """((layer, what is taken away), output ``[input class]``) of some inputs."""
+    """Yields ((layer, name of the removed part), output ``[input class]``) for some inputs."""
     from circuits import ablate, cache, edit, heads, run
 
     seen = cache(model, tokens, streams)
 
-    def less(way: Tensor, rest: Tensor | float = 0.0) -> Any:
-        return lambda after: (after - way + rest).to(after.dtype)
+    def less(direction: Tensor, rest: Tensor | float = 0.0) -> Any:
+        return lambda after: (after - direction + rest).to(after.dtype)
 
-    def around_mlp(held: Mapping[str, Tensor], layer: int) -> Tensor:
+    def around_mlp(kept_outputs: Mapping[str, Tensor], layer: int) -> Tensor:
         # In a post-norm model that is not resid_mid, but what the LayerNorm makes of it.
-        return held[f"resid_post.{layer}"] - held[f"mlp_out.{layer}"]
+        return kept_outputs[f"resid_post.{layer}"] - kept_outputs[f"mlp_out.{layer}"]
 
     def at_mean(site: str) -> Any:
         return lambda old: means[site].expand_as(old)
@@ -181,8 +183,8 @@ def outputs_without(
     for layer in range(model.cfg.n_layers):
         at = "" if model.cfg.n_layers == 1 else f" of layer {layer}"
         added, after = f"mlp_out.{layer}", f"resid_post.{layer}"
-        mine = heads([(layer, head) for head in range(model.cfg.n_heads)], model)
-        edits = {f"attention{at} zeroed": ablate.zero(mine)}
+        layer_heads = heads([(layer, head) for head in range(model.cfg.n_heads)], model)
+        edits = {f"attention{at} zeroed": ablate.zero(layer_heads)}
         if added in means:
             edits |= {
                 f"way around attention{at} zeroed": edit(

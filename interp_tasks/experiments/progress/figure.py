@@ -51,11 +51,11 @@ def figure(
             losses = {quantity: of_answer[quantity] for quantity in LOSSES if quantity in of_answer}
             if several and losses:
                 panels.append((f"{name}: {answer}", Lines(losses, "loss (nats)", log=True)))
-        whole = by_answer.get("", {})
-        if several and "gini of W_E" in whole:
+        main_curves = by_answer.get("", {})
+        if several and "gini of W_E" in main_curves:
             panels.append((f"{name}: Gini coefficients", Lines(ginis(by_answer), "Gini", log=False)))
-        if several and table.SQUARES in whole:
-            squares = {table.SQUARES: whole[table.SQUARES]}
+        if several and table.SQUARES in main_curves:
+            squares = {table.SQUARES: main_curves[table.SQUARES]}
             panels.append((f"{name}: weights", Lines(squares, "sum of squares", log=False)))
         if run in keys:
             refs = {ref: of_ref for ref, of_ref in coefficients.items() if runs_of[ref] == run}
@@ -105,7 +105,7 @@ class Lines:
         for index, (name, curve) in enumerate(self.curves.items()):
             steps = sorted(curve)
             values = [max(curve[step], SMALLEST) if self.log else curve[step] for step in steps]
-            place = index % len(COLOURS["light"])
+            colour = index % len(COLOURS["light"])
             figure.add_trace(
                 {
                     "type": "scatter",
@@ -116,8 +116,8 @@ class Lines:
                     "x": steps,
                     "y": values,
                     "line": {
-                        "color": COLOURS["light"][place],
-                        "dash": "solid" if index == place else "dash",
+                        "color": COLOURS["light"][colour],
+                        "dash": "solid" if index == colour else "dash",
                     },
                     "marker": {"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 6},
                 },

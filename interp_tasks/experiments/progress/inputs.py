@@ -54,12 +54,12 @@ class Inputs:
     answers: tuple[Answer, ...]
 
     def losses(self, logits: Tensor, answer: Answer) -> Tensor:
-        """Cross-entropy ``[input]``, in nats and float64, of logits ``[input remainder]``."""
+        """Returns cross-entropy ``[input]``, in nats and float64, of logits ``[input remainder]``."""
         right = logits.gather(1, answer.sum.remainders[:, None])[:, 0]
         return (logits.double().logsumexp(1) - right).clamp(min=0)
 
     def scores(self, logits: Tensor, answer: Answer) -> dict[tuple[str, str], float]:
-        """(metric, split) -> mean ``loss`` and ``accuracy``."""
+        """Returns mean ``loss`` and ``accuracy`` by (metric, split)."""
         values = {
             LOSS: self.losses(logits, answer),
             ACCURACY: (logits.argmax(1) == answer.sum.remainders).double(),
@@ -73,7 +73,7 @@ class Inputs:
 
 
 def read_inputs(task: Task | None, chosen: Sequence[str] = ()) -> Inputs:
-    """The grid of a task, with all its modular answers or the chosen ones.
+    """Returns the grid of a task, with all its modular answers or the chosen ones.
 
     Raises:
         UserError: for no task, for one without modular answers, for an answer it does not have.
@@ -120,10 +120,12 @@ def rows_of(grid: Tensor, tokens: Tensor) -> Tensor:
     """Returns the rows of the grid that examples are in, ``[example]``; those that are not on it are left out."""
     import torch
 
-    place = {tuple(row): index for index, row in enumerate(grid.tolist())}
-    return torch.tensor([place[row] for row in map(tuple, tokens.tolist()) if row in place], dtype=torch.long)
+    row_of_input = {tuple(row): index for index, row in enumerate(grid.tolist())}
+    return torch.tensor(
+        [row_of_input[row] for row in map(tuple, tokens.tolist()) if row in row_of_input], dtype=torch.long
+    )
 
 
 def passes(model: Any, inputs: Inputs) -> Iterator[Tensor]:
-    """The tokens, a pass at a time, where the model is."""
+    """Yields the tokens, a pass at a time, where the model is."""
     yield from inputs.tokens.to(next(model.parameters()).device).split(INPUTS_PER_PASS)

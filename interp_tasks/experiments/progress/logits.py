@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 
 def rows_of_losses(inputs: Inputs, answer: Answer, logits: Tensor, keys: Sequence[int]) -> Iterator[Row]:
-    """Losses of the logits ``[input remainder]`` as they are, restricted, without keys, and as fitted by cosines."""
+    """Yields losses of the logits ``[input remainder]``: unedited, restricted, without keys, and fitted."""
     clean = inputs.scores(logits, answer)
     yield from scored(answer.name, NONE, clean)
     if keys:
@@ -65,37 +65,37 @@ def share_of_answer(answer: Answer, logits: Tensor) -> float:
     counts = torch.bincount(answer.sum.remainders, minlength=answer.sum.period).clamp(min=1)
     sums = logits.new_zeros(answer.sum.period, logits.shape[1]).index_add_(0, answer.sum.remainders, logits)
     means = (sums / counts[:, None])[answer.sum.remainders]
-    whole = float((logits - logits.mean()).square().sum())
-    return float((means - logits.mean()).square().sum()) / whole if whole else 0.0
+    total = float((logits - logits.mean()).square().sum())
+    return float((means - logits.mean()).square().sum()) / total if total else 0.0
 
 
 def worst_exclusion(inputs: Inputs, answer: Answer, logits: Tensor) -> float:
-    """The largest training loss without one single frequency, whichever: the excluded loss that needs no keys."""
+    """Returns the largest training loss without a single frequency: an excluded loss that needs no key frequencies."""
     logits = logits.double()
     rows = inputs.splits[TRAIN]
-    mine, right = logits[rows], answer.sum.remainders[rows][:, None]
+    training_logits, right = logits[rows], answer.sum.remainders[rows][:, None]
     losses = []
     for key in answer.sum.frequencies:
         directions = answer.sum.directions([key])
-        left = mine - directions[rows] @ (directions.T @ logits)
+        left = training_logits - directions[rows] @ (directions.T @ logits)
         losses.append(float((left.logsumexp(1) - left.gather(1, right)[:, 0]).mean()))
     return max(losses)
 
 
 def rows_of_weights(model: Any, digits: Sequence[int]) -> Iterator[Row]:
-    """The Gini coefficient of W_E's Fourier components over the digits, and sums of squared weights."""
+    """Yields the Gini coefficient of W_E's Fourier components over the digits, and sums of squared weights."""
     from circuits.fourier import gini, transform
 
     norms = transform(model.W_E[list(digits)].detach()).norm(dim=1)
     yield {**measured("W_E", GINI, gini(norms)), "site": "embed"}
-    whole = 0.0
+    total = 0.0
     for name, weight in model.named_parameters():
-        found = float(weight.detach().double().square().sum())
-        whole += found
+        squares = float(weight.detach().double().square().sum())
+        total += squares
         # A bias that is frozen at 0 is none.
-        if found:
-            yield measured(name, SQUARES, found)
-    yield measured(ALL_WEIGHTS, SQUARES, whole)
+        if squares:
+            yield measured(name, SQUARES, squares)
+    yield measured(ALL_WEIGHTS, SQUARES, total)
 
 
 def scored(
@@ -105,7 +105,7 @@ def scored(
     clean: dict[tuple[str, str], float] | None = None,
     engine: str | None = None,
 ) -> Iterator[Row]:
-    """A row per metric and split, beside the unedited model's where something was edited."""
+    """Yields a row per metric and split, beside the unedited model's where something was edited."""
     for (metric, split), value in scores.items():
         row: Row = {"variant": variant, "intervention": intervention, "metric": metric, "split": split}
         row |= {"value": value, "engine": engine}
@@ -115,5 +115,5 @@ def scored(
 
 
 def measured(variant: str, metric: str, value: float, **more: Any) -> Row:
-    """A row of the model as it is, over the complete grid."""
+    """Returns a row about the unedited model, over the complete grid."""
     return {"variant": variant, "intervention": NONE, "metric": metric, "value": value, **more}

@@ -36,7 +36,7 @@ USUAL = "of-largest"
 
 @dataclass(frozen=True)
 class ProgressResult(Result):
-    """A :class:`Result` with what its figure shows.
+    """A :class:`Result` with the curves and coefficients of its figure.
 
     Attributes:
         curves: run -> answer (or ``""`` for the whole model) -> quantity -> step -> value.
@@ -51,7 +51,7 @@ class ProgressResult(Result):
     runs_of: Mapping[str, str] = field(default_factory=dict)
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """Curves over training where there are several checkpoints of a run, then the last one's frequencies."""
+        """Draws curves over training where a run has several checkpoints, then the last one's frequencies."""
         from interp_tasks.experiments.progress.figure import figure
 
         return figure(self.frame, self.curves, self.coefficients, self.keys, self.runs_of)
@@ -137,7 +137,7 @@ def progress(
         UserError, TaskError, CircuitsError: in one line; a UserError for a task without modular answers.
     """
     name, number = read_key_rule(rule, keys)
-    asked = check_kinds([kinds] if isinstance(kinds, str) else kinds)
+    chosen_kinds = check_kinds([kinds] if isinstance(kinds, str) else kinds)
     wanted = [answers] if isinstance(answers, str) else list(answers)
     if keys is not None and not all(isinstance(key, int) for key in keys):
         raise UserError(f"keys {keys!r}: give frequencies, whole numbers from 1, such as (3, 24)")
@@ -156,13 +156,16 @@ def progress(
         if task not in tables:
             tables[task] = read_inputs_of(subject, wanted, chosen)
         inputs = tables[task]
-        mine = followed[run_of(subject)]
-        if not mine.keys:
-            mine.keys = final_keys(mine.final(), options.get("device", "cpu"), inputs, name, number, chosen)
-        rows = mine.measure(subject, inputs, asked)
+        run_measures = followed[run_of(subject)]
+        if not run_measures.keys:
+            run_measures.keys = final_keys(
+                run_measures.final(), options.get("device", "cpu"), inputs, name, number, chosen
+            )
+        rows = run_measures.measure(subject, inputs, chosen_kinds)
         splits.extend(row["split"] for row in rows)
         return Measured(
-            pandas.DataFrame(rows), {"keys": {one: list(some) for one, some in mine.keys.items()}}
+            pandas.DataFrame(rows),
+            {"keys": {one: list(frequencies) for one, frequencies in run_measures.keys.items()}},
         )
 
     config = {
@@ -170,7 +173,7 @@ def progress(
         "keys": None if chosen is None else list(chosen),
         "keys from": "the last checkpoint stored of each run",
         "answers": wanted,
-        "kinds": list(asked) if kinds else [],
+        "kinds": list(chosen_kinds) if kinds else [],
     }
     ordered = [one.resolved.ref for several in runs.values() for one in several]
     result = measure("progress", ordered, options, look, config=config)
@@ -182,7 +185,9 @@ def progress(
         config={**result.config, **given},
         notes=tuple(notes(followed, name, number, chosen)),
         curves={run: one.curves for run, one in followed.items()},
-        coefficients={ref: found for one in followed.values() for ref, found in one.coefficients.items()},
+        coefficients={
+            ref: coefficients for one in followed.values() for ref, coefficients in one.coefficients.items()
+        },
         keys={run: one.keys for run, one in followed.items()},
         runs_of={ref: run for run, one in followed.items() for ref in one.coefficients},
     )
@@ -195,7 +200,7 @@ def check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_key_rule(rule: str, keys: Sequence[int] | None = None) -> tuple[str, float]:
-    """A rule's name and number.
+    """Returns a rule's name and number.
 
     Raises:
         UserError: for a rule there is not, for no number; for a rule beside keys, which it would not decide.
@@ -211,7 +216,7 @@ def read_key_rule(rule: str, keys: Sequence[int] | None = None) -> tuple[str, fl
 
 
 def read_keys(text: str | None) -> tuple[int, ...] | None:
-    """Frequencies from ``3,24``.
+    """Parses frequencies from ``3,24``.
 
     Raises:
         UserError: for what is none.
@@ -239,7 +244,7 @@ def read_inputs_of(subject: Subject, answers: Sequence[str], keys: tuple[int, ..
 def final_keys(
     ref: str, device: str, inputs: Inputs, name: str, number: float, chosen: tuple[int, ...] | None
 ) -> dict[str, tuple[int, ...]]:
-    """The key frequencies of each answer, of W_L or of the neurons in one checkpoint."""
+    """Returns the key frequencies of each answer, of W_L or of the neurons in one checkpoint."""
     from circuits.fourier import key_frequencies, spectrum
     from circuits.fourier._key_frequencies import RULES as MADE
     from interp_tasks.checkpoints import load_checkpoint
@@ -252,12 +257,12 @@ def final_keys(
     if name == CLUSTERS:
         (neurons,) = activations(model, inputs, ["mlp_post"])[1].values()
         sizes = {answer.name: answer.sum.clusters(neurons, number).sizes for answer in inputs.answers}
-        return {answer: tuple(int(key) for key in found) for answer, found in sizes.items()}  # type: ignore[arg-type]
-    found = {}
+        return {answer: tuple(int(key) for key in keys_of_answer) for answer, keys_of_answer in sizes.items()}  # type: ignore[arg-type]
+    keys_of_answer = {}
     for answer in inputs.answers:
         keys = key_frequencies(spectrum(weights[:, answer.classes], axis=1), MADE[name](number)).keys
-        found[answer.name] = tuple(key for key in keys if isinstance(key, int))
-    return found
+        keys_of_answer[answer.name] = tuple(key for key in keys if isinstance(key, int))
+    return keys_of_answer
 
 
 @dataclass
@@ -270,12 +275,12 @@ class RunMeasures:
     coefficients: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def final(self) -> str:
-        """REF of the last checkpoint that the run has stored."""
+        """Returns the REF of the last checkpoint that the run has stored."""
         one = self.named[-1].resolved
         return one.ref if one.run_name is None else f"{one.run_name}@last"
 
     def measure(self, subject: Subject, inputs: Inputs, kinds: Sequence[str]) -> list[Row]:
-        """The rows of one checkpoint; of the last one those of the whole run too."""
+        """Returns the rows of one checkpoint; of the last one those of the whole run too."""
         from interp_tasks.experiments.progress.inputs import ALL
         from interp_tasks.experiments.progress.logits import rows_of_losses, rows_of_weights
         from interp_tasks.experiments.progress.neurons import rows_of_concentration
@@ -286,14 +291,14 @@ class RunMeasures:
         rows: list[Row] = []
         for answer in inputs.answers:
             keys = self.keys[answer.name]
-            mine = logits[:, answer.classes]
+            answer_logits = logits[:, answer.classes]
             if "losses" in kinds:
-                rows += rows_of_losses(inputs, answer, mine, keys)
+                rows += rows_of_losses(inputs, answer, answer_logits, keys)
             if "gini" in kinds:
                 rows += rows_of_concentration(subject.model, answer, keys)
             if last:
-                found = self.coefficients.setdefault(str(subject.labels["ref"]), {})
-                found[answer.name] = answer.sum.cosines(mine).coefficients.tolist()
+                coefficients = self.coefficients.setdefault(str(subject.labels["ref"]), {})
+                coefficients[answer.name] = answer.sum.cosines(answer_logits).coefficients.tolist()
         weights = list(rows_of_weights(subject.model, digits(subject)))
         rows += [row for row in weights if ("gini" if row["metric"] == "gini" else "weights") in kinds]
         self.follow(rows, subject.checkpoint.step)
@@ -339,7 +344,7 @@ class RunMeasures:
         return rows
 
     def follow(self, rows: Sequence[Row], step: int) -> None:
-        """Keep what the phases and the figure are made of."""
+        """Stores the values that the phases and the figure are made of."""
         from interp_tasks.experiments.progress import table
         from interp_tasks.experiments.progress.inputs import ALL, TEST, TRAIN
 
@@ -363,16 +368,19 @@ class RunMeasures:
             self.curves.setdefault(answer, {}).setdefault(quantity, {})[step] = row["value"]
 
     def phases(self) -> list[Row]:
-        """Boundaries of each answer's phases, what changes during each, and when each curve is half-way."""
+        """Yields boundaries of each answer's phases, changes in each, and the half-way step of each curve."""
         from interp_tasks.experiments.progress import table
         from interp_tasks.experiments.progress.phases import MIN_STEPS, begins, changes, find_phases, made
 
         rows: list[Row] = []
-        whole = self.curves.get("", {})
-        for answer, own in self.curves.items():
-            if not {"train loss", "test loss"} <= set(own) or len(own["test loss"]) < MIN_STEPS:
+        main_curves = self.curves.get("", {})
+        for answer, answer_curves in self.curves.items():
+            if (
+                not {"train loss", "test loss"} <= set(answer_curves)
+                or len(answer_curves["test loss"]) < MIN_STEPS
+            ):
                 continue
-            steps, curves = sorted(own["test loss"]), {**own, **whole}
+            steps, curves = sorted(answer_curves["test loss"]), {**answer_curves, **main_curves}
             lines = {name: [curve[step] for step in steps] for name, curve in curves.items()}
             phases = find_phases(steps, lines["train loss"], lines["test loss"])
             for name, step in (
@@ -398,7 +406,7 @@ SITES = {"map": "mlp_post", "neurons": "mlp_post", "attention": "pattern"}
 
 
 def activations(model: Any, inputs: Inputs, sites: Sequence[str]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logits ``[input output]`` in float64, and where the output is read: neurons of the last layer, every pattern."""
+    """Returns float64 logits ``[input output]``, and at the read position the last layer's neurons and all patterns."""
     import torch
 
     from circuits import run
@@ -408,32 +416,32 @@ def activations(model: Any, inputs: Inputs, sites: Sequence[str]) -> tuple[Tenso
     named = [f"mlp_post.{layers - 1}"] if "mlp_post" in sites else []
     named += [f"pattern.{layer}" for layer in range(layers)] if "pattern" in sites else []
     logits: list[Tensor] = []
-    found: dict[str, list[Tensor]] = {name: [] for name in named}
+    values: dict[str, list[Tensor]] = {name: [] for name in named}
     for tokens in passes(model, inputs):
         output, seen = run(model, tokens, cache=named)
         logits.append(output[:, inputs.position].double().cpu())
         for name in named:
             # A pattern is [input head query key], neurons are [input pos neuron].
             axis = 2 if name.startswith("pattern") else 1
-            found[name].append(seen[name].select(axis, inputs.position).cpu().clone())
-    return torch.cat(logits), {name: torch.cat(parts) for name, parts in found.items()}
+            values[name].append(seen[name].select(axis, inputs.position).cpu().clone())
+    return torch.cat(logits), {name: torch.cat(parts) for name, parts in values.items()}
 
 
 def digits(subject: Subject) -> tuple[int, ...]:
-    """The token ids of the first coordinate."""
+    """Returns the token ids of the first coordinate."""
     assert subject.task is not None
     return subject.task.grid_axes()[0].values
 
 
 def embedding_norms(subject: Subject, answer: Answer) -> dict[int, float] | None:
-    """The norm of each frequency in W_E; ``None`` where the answer's period is not that of the digits."""
+    """Returns the norm of each frequency in W_E; ``None`` where the answer's period is not that of the digits."""
     from circuits.fourier import spectrum
 
     ids = list(digits(subject))
     if len(ids) != answer.sum.period:
         return None
-    found = spectrum(subject.model.W_E[ids]).total()
-    return {key: float((found.power[key] * len(ids)).sqrt()) for key in answer.sum.frequencies}
+    norms = spectrum(subject.model.W_E[ids]).total()
+    return {key: float((norms.power[key] * len(ids)).sqrt()) for key in answer.sum.frequencies}
 
 
 def notes(
@@ -441,21 +449,21 @@ def notes(
 ) -> Sequence[str]:
     from circuits.fourier._key_frequencies import RULES as MADE
 
-    said = ["Over all inputs of the grid: nothing is sampled. loss: cross-entropy in nats."]
+    texts = ["Over all inputs of the grid: nothing is sampled. loss: cross-entropy in nats."]
     for one in followed.values():
         run = one.named[-1].resolved.run_name or one.named[-1].label
         listed = "; ".join(
             f"{answer} {', '.join(map(str, keys)) or 'none'}" for answer, keys in one.keys.items()
         )
-        said.append(f"Key frequencies of {run}: {listed}.")
+        texts.append(f"Key frequencies of {run}: {listed}.")
     if chosen is None and name == CLUSTERS:
-        said.append(
+        texts.append(
             f"key: more than {number:g} of the variance of at least one neuron; of the last layer's neurons over all "
             "inputs, in the last checkpoint that the run has stored, for all checkpoints."
         )
     elif chosen is None:
-        said.append(
+        texts.append(
             f"{MADE[name](number).statement}; of W_L over the answer's classes, in the last checkpoint that the run "
             "has stored, for all checkpoints."
         )
-    return said
+    return texts

@@ -31,7 +31,7 @@ CHECKED = 64
 
 @dataclass(frozen=True)
 class Neurons:
-    """The last layer's neurons over the grid, and their way to the logits.
+    """The last layer's neurons over the grid, and their linear map to the logits.
 
     Attributes:
         values: ``[input neuron]``, after the activation function, where the output is read.
@@ -51,19 +51,19 @@ class Neurons:
     @classmethod
     def of(cls, model: Any, inputs: Inputs, logits: Tensor, values: Tensor) -> Neurons:
         site = f"mlp_post.{model.cfg.n_layers - 1}"
-        made = cls(model, inputs, site, values.double(), logits.double(), w_l(model), linear=False)
-        few = slice(0, CHECKED)
-        by_hand = made.logits[few] - made.values[few] @ made.to_logits
-        found = made.run(made.values * 0, few)
-        close = (by_hand - found).abs().max() < 1e-4 * made.logits[few].abs().max()
-        return cls(model, inputs, site, made.values, made.logits, made.to_logits, linear=bool(close))
+        neurons = cls(model, inputs, site, values.double(), logits.double(), w_l(model), linear=False)
+        checked = slice(0, CHECKED)
+        by_hand = neurons.logits[checked] - neurons.values[checked] @ neurons.to_logits
+        logits_without = neurons.run(neurons.values * 0, checked)
+        close = (by_hand - logits_without).abs().max() < 1e-4 * neurons.logits[checked].abs().max()
+        return cls(model, inputs, site, neurons.values, neurons.logits, neurons.to_logits, linear=bool(close))
 
     @property
     def engine(self) -> str:
         return "linear" if self.linear else "naive"
 
     def run(self, values: Tensor, rows: slice = slice(None)) -> Tensor:
-        """The logits of the whole model with these neurons ``[input neuron]``, ``[input output]``."""
+        """Returns the logits of the whole model with these neurons ``[input neuron]``, ``[input output]``."""
         from circuits import edit, run
 
         tokens, position = self.inputs.tokens[rows], self.inputs.position
@@ -86,7 +86,7 @@ class Neurons:
         return self.logits[:, answer.classes] - brought + change(brought)
 
     def logits_of(self, values: Tensor, answer: Answer) -> Tensor:
-        """The answer's logits with these neurons."""
+        """Returns the answer's logits with these neurons."""
         if not self.linear:
             return self.run(values)[:, answer.classes]
         change = (values - self.values) @ self.to_logits[:, answer.classes]
@@ -105,7 +105,7 @@ class Neurons:
 
 
 def w_l(model: Any) -> Tensor:
-    """W_out·W_U of the last layer, ``[neuron output]``, float64: W_L of Nanda et al. 2023, transposed."""
+    """Returns W_out·W_U of the last layer, ``[neuron output]``, float64: W_L of Nanda et al. 2023, transposed."""
     if not hasattr(model, "W_out") or model.cfg.attn_only:
         from interp_tasks.errors import UserError
 
@@ -151,10 +151,10 @@ def rows_of_map(
     if set(neurons.inputs.sizes) == {period}:
         # A neuron's column is what it writes to the classes.
         power = waves.square()
-        found = clusters(spectrum(neurons.values, neurons.inputs.sizes))
-        for label in found.sizes:
-            mine = power[:, found.neurons(label)]
-            of_cluster = float(mine[of_row == label].sum() / mine.sum())
+        groups = clusters(spectrum(neurons.values, neurons.inputs.sizes))
+        for label in groups.sizes:
+            cluster_power = power[:, groups.neurons(label)]
+            of_cluster = float(cluster_power[of_row == label].sum() / cluster_power.sum())
             yield measured(of_frequency(answer.name, int(label)), OF_CLUSTER, of_cluster, **common)  # type: ignore[arg-type]
     if embedding is not None:
         strong = [key for key, norm in embedding.items() if norm > max(embedding.values()) / 4]
@@ -163,7 +163,7 @@ def rows_of_map(
 
 
 def rows_of_concentration(model: Any, answer: Answer, keys: Sequence[int]) -> Iterator[Row]:
-    """The Gini coefficient of W_L's Fourier components over the classes, and the number of key frequencies."""
+    """Yields the Gini coefficient of W_L's Fourier components over the classes, and the number of key frequencies."""
     from circuits.fourier import gini, transform
 
     norms = transform(w_l(model)[:, answer.classes], 1).norm(dim=0)
@@ -172,7 +172,7 @@ def rows_of_concentration(model: Any, answer: Answer, keys: Sequence[int]) -> It
 
 
 def rows_of_removal(neurons: Neurons, answer: Answer, keys: Sequence[int]) -> Iterator[Row]:
-    """Losses with frequencies of the neurons, or of the logits, removed or kept: both are functions of the input."""
+    """Yields losses with frequencies of the neurons, or of the logits, removed or kept."""
     import torch
 
     from circuits.fourier import basis, clusters, frequencies, share, spectrum
@@ -220,7 +220,7 @@ def rows_of_removal(neurons: Neurons, answer: Answer, keys: Sequence[int]) -> It
         found = clusters(spectrum(neurons.values, inputs.sizes))
         values = neurons.values.clone()
         for label in found.sizes:
-            mine = found.neurons(label)
-            values[:, mine] = kept(total.block([int(label)]))(values[:, mine])  # type: ignore[arg-type]
+            members = found.neurons(label)
+            values[:, members] = kept(total.block([int(label)]))(values[:, members])  # type: ignore[arg-type]
         name = "neurons: own frequency of each alone"
         yield from rows(answer.name, name, neurons.logits_of(values, answer))

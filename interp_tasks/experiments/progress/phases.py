@@ -30,7 +30,7 @@ FROM_MAXIMUM, FROM_MINIMUM = ("test loss", "restricted loss"), ("excluded loss",
 
 @dataclass(frozen=True)
 class Phases:
-    """Steps; NaN for what is not there."""
+    """The steps that bound the phases; NaN for a phase that does not occur."""
 
     memorised: float
     cleanup: float
@@ -48,31 +48,31 @@ class Phases:
 
 
 def find_phases(steps: Sequence[int], train: Sequence[float], test: Sequence[float]) -> Phases:
-    """From the losses at ascending steps."""
+    """Finds the phases from the losses at ascending steps."""
     return Phases(made(steps, train, 0.9), made(steps, test, 0.1, "max"), made(steps, test, 0.9, "max"))
 
 
 def made(steps: Sequence[int], curve: Sequence[float], share: float, start: str = "first") -> float:
-    """The step at which a curve has made a share of its way to its last value; ``start``: first, max or min."""
+    """Returns the step at which a curve has made a share of its change from ``start`` (first, max, min) to its end."""
     begin = {"first": 0, "max": int(np.argmax(curve)), "min": int(np.argmin(curve))}[start]
     values = np.asarray(curve, dtype=float)[begin:]
     return float(crossing(steps[begin:], values[None], share, values[:1], values[-1:])[0])
 
 
 def begins(name: str) -> str:
-    """Returns where the way of a curve of this name begins."""
+    """Returns the start from which the change of a curve of this name is counted."""
     return "max" if name in FROM_MAXIMUM else "min" if name in FROM_MINIMUM else "first"
 
 
 def changes(
     steps: Sequence[int], curve: Sequence[float], phases: Phases
 ) -> Mapping[str, tuple[float, float]]:
-    """Phase -> the curve's value at its beginning, and at its end."""
-    found = {}
+    """Returns the curve's value at the beginning and the end of each phase."""
+    values = {}
     for name, ends in phases.parts.items():
         if any(map(math.isnan, ends)):
-            found[name] = (math.nan, math.nan)
+            values[name] = (math.nan, math.nan)
         else:
             first, last = np.interp(ends, steps, curve)
-            found[name] = (float(first), float(last))
-    return found
+            values[name] = (float(first), float(last))
+    return values

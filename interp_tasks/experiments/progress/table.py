@@ -48,20 +48,20 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     import pandas
 
     last = frame.groupby("run", dropna=False)["step"].transform("max") == frame["step"]
-    whole = ~frame["variant"].str.contains(", frequency ") & (
+    is_whole = ~frame["variant"].str.contains(", frequency ") & (
         (frame["metric"] == LOSS) | (frame["metric"] == GINI) | (frame["variant"] == ALL_WEIGHTS)
     )
     rows: dict[tuple[Any, ...], dict[Any, Any]] = {}
     plain = (frame["metric"] != ACCURACY) | (frame["intervention"] == NONE)
     tensors = (frame["metric"] == SQUARES) & (frame["variant"] != ALL_WEIGHTS)
-    for row in frame[(last | whole) & plain & ~tensors].to_dict("records"):
+    for row in frame[(last | is_whole) & plain & ~tensors].to_dict("records"):
         head = "" if pandas.isna(row["head"]) else f", head {row['layer']}.{row['head']}"
         done = "" if row["intervention"] == NONE else f", {row['intervention']}"
         about = {**row, "variant": row["variant"] + head, "metric": row["metric"] + done}
-        found = rows.setdefault(
+        table_row = rows.setdefault(
             (row["ref"], about["variant"], about["metric"]), about | dict.fromkeys(SPLITS, math.nan)
         )
-        found[row["split"]] = row["value"]
+        table_row[row["split"]] = row["value"]
     return pandas.DataFrame(list(rows.values()))
 
 

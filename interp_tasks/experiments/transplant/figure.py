@@ -18,18 +18,18 @@ WITH_NUMBERS = 5
 
 
 def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
-    """A row of maps for each component, one map per metric."""
+    """Returns a row of maps for each component, one map per metric."""
     from plotly.subplots import make_subplots
 
     components, metrics = list(dict.fromkeys(frame["variant"])), list(dict.fromkeys(frame["metric"]))
     receivers = list(dict.fromkeys(frame["ref"]))
     height = max(ROW * len(receivers), 120)
-    whole = height * len(components) + GAP * (len(components) - 1)
+    total_height = height * len(components) + GAP * (len(components) - 1)
     figure = make_subplots(
         rows=len(components),
         cols=len(metrics),
         shared_yaxes=True,
-        vertical_spacing=GAP / whole if len(components) > 1 else 0,
+        vertical_spacing=GAP / total_height if len(components) > 1 else 0,
         horizontal_spacing=0.03,
         subplot_titles=[f"{component}: {metric}" for component in components for metric in metrics],
     )
@@ -45,7 +45,7 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
             figure.update_xaxes(title_text="weights of", row=row, col=column)
         figure.update_yaxes(title_text="run", col=1)
     figure.update_layout(
-        height=TOP + whole + BOTTOM, margin={"t": TOP, "b": BOTTOM}, template=template("light")
+        height=TOP + total_height + BOTTOM, margin={"t": TOP, "b": BOTTOM}, template=template("light")
     )
     figure.update_annotations(font_size=13)
     return figure
@@ -68,7 +68,7 @@ class Colours:
 
 
 def heatmap(part: pandas.DataFrame, metric: str, colours: Colours) -> dict[str, Any]:
-    """One component's values: receivers down, sources across, both by step where that tells them apart."""
+    """Draws one component's values, receivers down, sources across, both by step where steps differ."""
     sources = part["intervention"].map(source_of)
     cells = part.assign(source=sources).pivot_table(
         index="ref", columns="source", values="value", sort=False, dropna=False
@@ -105,6 +105,6 @@ def source_of(intervention: str) -> str:
 
 
 def short(source: str, sources: list[str]) -> str:
-    """A REF without its run, where all are of one run."""
+    """Returns a REF without its run, where all are of one run."""
     runs = {each.rpartition("@")[0] for each in sources}
     return source.rpartition("@")[2] if len(runs) == 1 else source

@@ -100,25 +100,31 @@ def transplant(
     given = [check_components(each) for each in ([components] if isinstance(components, str) else components)]
     if not given:
         raise UserError("--components: nothing to transplant; write qkv, mlp, attn, ...")
-    where = check_layers(layers, given)
+    chosen_layers = check_layers(layers, given)
     donors = check_donors(source, refs, Examples.of(options))
-    made: dict[Donor, dict[str, Any]] = {}
+    variants_of_donor: dict[Donor, dict[str, Any]] = {}
 
     def look(subject: Subject) -> Measured:
         for donor in donors:
-            if donor not in made:
-                made[donor] = lent(donor, given, where, options.get("device", "cpu"))
-        variants = {labelled(row, donor, donors): one for donor in donors for row, one in made[donor].items()}
-        rows = {labelled(row, donor, donors): row for donor in donors for row in made[donor]}
-        names = {
-            labelled(row, donor, donors): called(row, {"layers": where, "source": donor.label})
+            if donor not in variants_of_donor:
+                variants_of_donor[donor] = lent(donor, given, chosen_layers, options.get("device", "cpu"))
+        variants = {
+            labelled(row, donor, donors): one
             for donor in donors
-            for row in made[donor]
+            for row, one in variants_of_donor[donor].items()
         }
-        found = swept(subject, variants, names)
-        return Measured(found.frame.assign(variant=found.frame["variant"].map(rows)), found.interventions)
+        rows = {labelled(row, donor, donors): row for donor in donors for row in variants_of_donor[donor]}
+        names = {
+            labelled(row, donor, donors): called(row, {"layers": chosen_layers, "source": donor.label})
+            for donor in donors
+            for row in variants_of_donor[donor]
+        }
+        measured = swept(subject, variants, names)
+        return Measured(
+            measured.frame.assign(variant=measured.frame["variant"].map(rows)), measured.interventions
+        )
 
-    limited = "" if where is None else f", in layers {', '.join(map(str, where))} only"
+    limited = "" if chosen_layers is None else f", in layers {', '.join(map(str, chosen_layers))} only"
     resolved = [donor.resolved.ref for donor in donors]
     whose = str(donors[0]) if len(donors) == 1 else f"each of {len(donors)} checkpoints"
     result = measure(
@@ -126,16 +132,20 @@ def transplant(
         refs,
         options,
         look,
-        config={"source": resolved if len(donors) > 1 else resolved[0], "components": given, "layers": where},
+        config={
+            "source": resolved if len(donors) > 1 else resolved[0],
+            "components": given,
+            "layers": chosen_layers,
+        },
         notes=(f"Weights come from {whose}{limited}; everything else stays the checkpoint's own.",),
     )
-    moved = (f"{row}: {', '.join(parameters(one))}" for row, one in made[donors[0]].items())
+    moved = (f"{row}: {', '.join(parameters(one))}" for row, one in variants_of_donor[donors[0]].items())
     notes = (*result.notes, f"Moved, N being every such layer: {'; '.join(moved)}.")
     return TransplantResult(result.experiment, result.frame, result.config, notes, result.versions)
 
 
 def lent(donor: Donor, given: Sequence[str], layers: Any, device: str) -> dict[str, Any]:
-    """Component -> the intervention that gives it, with the donor's weights."""
+    """Returns the intervention that lends each component, with the donor's weights."""
     from circuits import transplant as transplants
 
     model = donor.load(device).model
@@ -146,15 +156,15 @@ def lent(donor: Donor, given: Sequence[str], layers: Any, device: str) -> dict[s
 
 
 def all_of(model: Any, layers: Any) -> list[str]:
-    """Every component that a model has, in these layers where they are given."""
+    """Returns every component that a model has, in these layers where they are given."""
     from circuits.model.surface import Surface
     from circuits.transplant import COMPONENTS, selected
 
-    there = Surface.of(model).named_weights()
+    weights = Surface.of(model).named_weights()
 
     def is_there(component: str) -> bool:
-        found = selected(there, (component,), layers)
-        return bool(found) and (layers is None or any(layer is not None for _, layer in found.values()))
+        chosen = selected(weights, (component,), layers)
+        return bool(chosen) and (layers is None or any(layer is not None for _, layer in chosen.values()))
 
     return [component for component in COMPONENTS if is_there(component)]
 
@@ -165,7 +175,7 @@ def labelled(row: str, donor: Donor, donors: Sequence[Donor]) -> str:
 
 
 def parameters(intervention: Any) -> list[str]:
-    """The state_dict names of what moves, those that differ by their layer alone as one."""
+    """Returns the state_dict names of what moves, those that differ by their layer alone as one."""
     names: Mapping[str, None] = dict.fromkeys(
         re.sub(r"\.\d+\.", ".N.", name) for name, _ in intervention.values
     )

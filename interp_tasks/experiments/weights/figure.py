@@ -46,13 +46,13 @@ def overview(
     for name in compared:
         specs.append([{"colspan": 2}, None])
         titles.append(f"W_pos, {name}: a point per dimension")
-    whole = PANEL * len(specs) + GAP * (len(specs) - 1)
+    total_height = PANEL * len(specs) + GAP * (len(specs) - 1)
     figure = make_subplots(
         rows=len(specs),
         cols=2,
         specs=specs,
         subplot_titles=titles,
-        vertical_spacing=GAP / whole if len(specs) > 1 else 0,
+        vertical_spacing=GAP / total_height if len(specs) > 1 else 0,
         horizontal_spacing=0.11,
     )
     row = 0
@@ -67,11 +67,11 @@ def overview(
         row += 1
         add_positions(figure, row, one, other)
     figure.update_layout(
-        height=ABOVE + whole + BOTTOM + KEY,
+        height=ABOVE + total_height + BOTTOM + KEY,
         margin={"t": ABOVE, "b": BOTTOM + KEY},
         bargap=0.4,
         # Below: above all panels its several lines would reach into the title.
-        legend={"y": -60 / whole, "yanchor": "top"},
+        legend={"y": -60 / total_height, "yanchor": "top"},
         template=template("light"),
     )
     figure.update_annotations(font_size=13)
@@ -79,7 +79,7 @@ def overview(
 
 
 def named(figure: Any, name: str) -> dict[str, Any]:
-    """One entry of the legend for all traces of a name."""
+    """Returns the name and group of a trace, so that all traces of a name share one entry in the legend."""
     return {
         "name": name,
         "legendgroup": name,
@@ -129,7 +129,7 @@ def add_values(figure: Any, row: int, table: TableView) -> None:
 
 
 def add_vectors(figure: Any, row: int, table: TableView) -> None:
-    """The first ones, one above the other: a line of its own each says more than lines that cross."""
+    """Draws the first singular vectors, one above the other so that lines do not cross."""
     import numpy as np
 
     from interp_tasks.experiments.weights.singular_vectors import periodicity
@@ -173,13 +173,13 @@ def add_spectrum(figure: Any, row: int, table: TableView) -> None:
         ("norm: not significant", ~significant, COLOURS["light"][0]),
         ("norm: above relabelled digits", significant, COLOURS["light"][1]),
     ):
-        held = chosen.nonzero()[0]
-        if len(held):
+        indices = chosen.nonzero()[0]
+        if len(indices):
             figure.add_trace(
                 {
                     "type": "bar",
-                    "x": (held + 1).tolist(),
-                    "y": norms[held].tolist(),
+                    "x": (indices + 1).tolist(),
+                    "y": norms[indices].tolist(),
                     "marker": {"color": colour},
                     "hovertemplate": "frequency %{x}: %{y:.3g}<extra></extra>",
                     **named(figure, name),
@@ -243,18 +243,18 @@ def add_positions(figure: Any, row: int, one: Any, other: Any) -> None:
 
 
 def heatmaps(weights: Mapping[str, NDArray[np.float32]]) -> plotly.graph_objects.Figure:
-    """A map of each tensor; wide ones take a row of their own."""
+    """Draws a map of each tensor; wide ones take a whole row."""
     import numpy as np
     from plotly.subplots import make_subplots
 
     panels = list(weights.items())
     heights = [min(PANEL, max(40, 2 * len(values))) for _, values in panels]
-    whole = sum(heights) + GAP * (len(panels) - 1)
+    total_height = sum(heights) + GAP * (len(panels) - 1)
     figure = make_subplots(
         rows=len(panels),
         cols=1,
         row_heights=[height / sum(heights) for height in heights],
-        vertical_spacing=GAP / whole if len(panels) > 1 else 0,
+        vertical_spacing=GAP / total_height if len(panels) > 1 else 0,
         subplot_titles=[
             f"{name} {' × '.join(map(str, values.shape))}, ±{np.abs(values).max():.3g}"
             for name, values in panels
@@ -279,7 +279,7 @@ def heatmaps(weights: Mapping[str, NDArray[np.float32]]) -> plotly.graph_objects
             title={"text": "column", "standoff": 4}, showgrid=False, zeroline=False, row=row, col=1
         )
     figure.update_layout(
-        height=TOP + whole + BOTTOM,
+        height=TOP + total_height + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
         template=template("light"),
         coloraxis={
@@ -288,7 +288,7 @@ def heatmaps(weights: Mapping[str, NDArray[np.float32]]) -> plotly.graph_objects
             "cmax": STEPS,
             "colorbar": {
                 "title": "of the<br>largest",
-                "len": min(1.0, 300 / whole),
+                "len": min(1.0, 300 / total_height),
                 "y": 1,
                 "yanchor": "top",
                 "tickvals": [-STEPS, 0, STEPS],

@@ -50,7 +50,7 @@ class CheckpointView:
 
 @dataclass(frozen=True)
 class WeightsResult(Result):
-    """A :class:`Result` with what its figures show, by REF."""
+    """A :class:`Result` with the tables of its figures, by REF."""
 
     shown: Mapping[str, CheckpointView] = field(default_factory=dict)
 
@@ -136,10 +136,10 @@ def weights(
     """
     if options.get("tokens") is not None:
         raise UserError("weights needs a task that says what its tokens stand for: leave --tokens out")
-    mine, controls = ([given] if isinstance(given, str) else list(given) for given in (refs, control))
-    check_control(mine, controls, Examples.of(options))
+    ref_names, controls = ([given] if isinstance(given, str) else list(given) for given in (refs, control))
+    check_control(ref_names, controls, Examples.of(options))
     shown: dict[str, CheckpointView] = {}
-    beside: dict[Any, list[Tables]] = {}
+    control_tables: dict[Any, list[Tables]] = {}
     ordered: dict[bool, None] = {}
 
     def look(subject: Subject) -> Measured:
@@ -149,21 +149,21 @@ def weights(
         assert task is not None
         if untrained:
             key = (run_of(subject), task, *(tuple(one.shape) for one in subject.model.parameters()))
-            if key not in beside:
-                beside[key] = [Tables.of(untrained_model(subject, draw)) for draw in range(MODELS)]
-            others = beside[key]
+            if key not in control_tables:
+                control_tables[key] = [Tables.of(untrained_model(subject, draw)) for draw in range(MODELS)]
+            others = control_tables[key]
         else:
             others = []
-        own = Tables.of(subject.model)
-        tables = tables_of(task, own)
+        model_tables = Tables.of(subject.model)
+        tables = tables_of(task, model_tables)
         ordered.update(dict.fromkeys(table.axis is not None for table in tables))
         rows, seen = of_tables(tables, [tables_of(task, one) for one in others], subject.seed, every)
-        found, compared = of_positions(task, own, others, subject.seed)
+        similarity_rows, compared = of_positions(task, model_tables, others, subject.seed)
         shown[str(subject.labels["ref"])] = CheckpointView(tuple(seen), compared, raw(subject.model))
-        return Measured(pandas.DataFrame([*found, *rows]), {})
+        return Measured(pandas.DataFrame([*similarity_rows, *rows]), {})
 
     config = {"control": controls, "untrained": untrained, "every": every}
-    result = measure("weights", [*mine, *controls], options, look, config=config)
+    result = measure("weights", [*ref_names, *controls], options, look, config=config)
     frame = result.frame.assign(split=WEIGHTS)
     # No run trained these.
     frame.loc[frame["intervention"].str.startswith(BESIDE), "n_runs"] = 0
@@ -212,8 +212,8 @@ def check_control(refs: Sequence[str], controls: Sequence[str], examples: Exampl
 
 
 def raw(model: Any) -> dict[str, NDArray[np.float32]]:
-    """Every weight that is not 0 throughout, as a matrix: heads side by side, a vector as one row."""
-    found = {}
+    """Returns every weight that is not 0 throughout, as a matrix: heads side by side, a vector as one row."""
+    arrays = {}
     for name, weight in model.named_parameters():
         values = weight.detach().float().cpu()
         if not values.any():
@@ -222,5 +222,5 @@ def raw(model: Any) -> dict[str, NDArray[np.float32]]:
         if values.ndim == 3:
             # [head d_model d_head] of what reads the residual stream, [head d_head d_model] of W_O.
             values = values.flatten(0, 1) if kind == "W_O" else values.permute(1, 0, 2).flatten(1)
-        found[name] = values.reshape(-1, values.shape[-1]).numpy() if values.ndim != 2 else values.numpy()
-    return found
+        arrays[name] = values.reshape(-1, values.shape[-1]).numpy() if values.ndim != 2 else values.numpy()
+    return arrays

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.embeddings.tables import Tables, interval, resamples
-from interp_tasks.measurement.untrained import both
+from interp_tasks.measurement.untrained import rows_with_untrained
 
 if TYPE_CHECKING:
     from interp_tasks.measurement.embeddings.geometry import Array
@@ -19,51 +19,53 @@ PEARSON, COSINE = "Pearson correlation", "cosine similarity"
 
 
 def pairs_of(task: Task, positions: int) -> list[tuple[int, int]]:
-    """The positions compared: those of the grid's coordinates, else the first two."""
+    """Returns the positions compared: those of the grid's coordinates, else the first two."""
     places = sorted({axis.position for axis in task.grid_axes() if axis.position is not None}) or [0, 1]
     return [pair for pair in itertools.combinations(places, 2) if pair[1] < positions]
 
 
 def of_positions(
-    task: Task, own: Tables, others: Sequence[Tables], seed: int
+    task: Task, tables: Tables, others: Sequence[Tables], seed: int
 ) -> tuple[list[dict[str, Any]], dict[str, tuple[Array, Array]]]:
-    """Rows of the similarity of positions, and the compared rows of W_pos; nothing of a model without a table."""
+    """Returns rows of the similarity of positions, and the compared rows of W_pos; empty without that table."""
     import numpy as np
 
-    if own.positions is None:
+    if tables.positions is None:
         return [], {}
     rows: list[dict[str, Any]] = []
     compared = {}
-    for one, other in pairs_of(task, len(own.positions)):
+    for one, other in pairs_of(task, len(tables.positions)):
         name = f"positions {one} and {other}"
-        compared[name] = (own.positions[one], own.positions[other])
-        for dimensions in dict.fromkeys([own.positions.shape[1], PUBLISHED_DIMENSIONS]):
-            if dimensions > own.positions.shape[1]:
+        compared[name] = (tables.positions[one], tables.positions[other])
+        for dimensions in dict.fromkeys([tables.positions.shape[1], PUBLISHED_DIMENSIONS]):
+            if dimensions > tables.positions.shape[1]:
                 continue
-            whole = dimensions == own.positions.shape[1]
-            about = "all dimensions" if whole else f"first {dimensions} dimensions"
-            drawn = similarities(own.positions, (one, other), dimensions, resamples(dimensions, seed))
+            is_full = dimensions == tables.positions.shape[1]
+            about = "all dimensions" if is_full else f"first {dimensions} dimensions"
+            resampled = similarities(tables.positions, (one, other), dimensions, resamples(dimensions, seed))
             plain = np.ones((1, dimensions))
-            beside = [
+            control_values = [
                 similarities(each.positions, (one, other), dimensions, plain)
                 for each in others
                 if each.positions is not None
             ]
-            for metric, values in drawn.items():
+            for metric, values in resampled.items():
                 low, high = interval(values[1:])
                 row = {"site": "pos_embed", "n": dimensions, "ci_low": low, "ci_high": high}
                 key = (name, about, metric)
-                rows += both(key, float(values[0]), [float(each[metric][0]) for each in beside], row)
+                rows += rows_with_untrained(
+                    key, float(values[0]), [float(each[metric][0]) for each in control_values], row
+                )
     return rows, compared
 
 
 def similarities(table: Array, pair: tuple[int, int], dimensions: int, weights: Array) -> dict[str, Array]:
-    """Pearson and cosine of two rows over their first dimensions, weighted ``[draws dimension]``; by metric."""
+    """Returns Pearson and cosine of two rows over their first dimensions, weighted ``[draws dimension]``."""
     import numpy as np
 
     from interp_tasks.measurement.embeddings.geometry import correlation
 
-    one, other = (table[place, :dimensions] for place in pair)
+    one, other = (table[position, :dimensions] for position in pair)
     products = weights @ (one * other)
     scale = np.sqrt((weights @ one**2) * (weights @ other**2))
     cosine = np.divide(products, scale, out=np.zeros_like(products), where=scale > 0)

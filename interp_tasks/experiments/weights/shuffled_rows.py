@@ -1,4 +1,4 @@
-"""Finds the frequencies that a table holds beyond what it would hold if the order of its rows meant nothing."""
+"""Finds the frequencies of a table that are stronger than under random orders of its rows."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def relabelled(table: Array, draws: int, seed: int) -> Relabelled:
 
 
 def autocorrelation_waves(rows: int) -> Array:
-    """``[frequency distance]``: what a product of two rows at a distance adds to the power of each frequency k ≥ 1."""
+    """Returns ``[frequency distance]``: the weight of the product of two rows at a distance in each power k ≥ 1."""
     k = np.arange(1, rows // 2 + 1)
     waves = np.cos(2 * np.pi * (np.outer(k, np.arange(rows)) % rows) / rows)
     # The highest frequency of an even period is one function, the others are two.

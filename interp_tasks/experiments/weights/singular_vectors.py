@@ -33,7 +33,7 @@ class Singular:
         return cls(sizes, left)
 
     def needed(self, share: float, power: int = 1) -> int:
-        """The fewest leading singular values that reach a share of ΣS (``power`` 1) or of ΣS² (2); 0 of nothing."""
+        """Returns the fewest leading singular values that reach a share of ΣS (``power`` 1) or ΣS² (2); 0 for none."""
         grown = np.cumsum(self.values**power)
         if not grown[-1]:
             return 0
@@ -46,7 +46,7 @@ class Singular:
 
 
 def spread_over(values: Array) -> float:
-    """Over how many equal parts non-negative values would be spread as evenly: exp of the entropy of their shares."""
+    """Returns the effective number of equal parts of non-negative values: exp of the entropy of their shares."""
     total = values.sum()
     if not total:
         return 0.0
@@ -79,5 +79,5 @@ def periodicity(functions: Array) -> Periodicity:
 
 
 def periodic_above(rows: int) -> float:
-    """The share of its variance at its best frequency above which a function of so many rows is called periodic."""
+    """Returns the share of variance at the best frequency above which a function of ``rows`` rows is periodic."""
     return float(1 - (LEVEL / (rows // 2)) ** (2 / (rows - 3))) if rows > 3 else 1.0

@@ -1,4 +1,4 @@
-"""Lays out the measures of weights for readers: a row each, the untrained models beside it."""
+"""Lays out the measures of weights for readers, a row each, with the range over untrained models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """The rows of untrained models become columns, ``beside low`` and ``beside high``, of the rows they belong to."""
+    """Makes columns, ``beside low`` and ``beside high``, of the rows of untrained models."""
     of_others = frame["intervention"].str.startswith(BESIDE)
     ranges = frame[of_others].assign(
         intervention=frame.loc[of_others, "intervention"].str.removeprefix(BESIDE)
@@ -30,7 +30,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def what(row: Mapping[Any, Any]) -> str:
-    """The metric, with the part of the tensor where that is not told by it."""
+    """Returns the metric, with the part of the tensor where the metric does not imply it."""
     metric, part = row["metric"], row["intervention"]
     if metric in (PEARSON, COSINE):
         return f"{metric}, {part}"

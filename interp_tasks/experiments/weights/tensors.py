@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.measurement.embeddings.tables import Table
-from interp_tasks.measurement.untrained import Key, both
+from interp_tasks.measurement.untrained import Key, rows_with_untrained
 
 if TYPE_CHECKING:
     from interp_tasks.experiments.weights.shuffled_rows import Relabelled
@@ -47,7 +47,7 @@ class TableView:
 
 @dataclass(frozen=True)
 class MeasuredTable:
-    """One table, measured: numbers by key, and what they were read off."""
+    """The measures of one table: numbers by key, and the vectors and frequencies they come from."""
 
     numbers: dict[Key, float]
     singular: Singular
@@ -58,7 +58,7 @@ class MeasuredTable:
 
 
 def measured(table: Table, orders: int, seed: int) -> MeasuredTable:
-    """Every number of one table."""
+    """Returns every number of one table."""
     from interp_tasks.experiments.weights.shuffled_rows import relabelled
     from interp_tasks.experiments.weights.singular_vectors import Singular, periodicity
 
@@ -72,12 +72,12 @@ def measured(table: Table, orders: int, seed: int) -> MeasuredTable:
     if table.axis is None:
         return MeasuredTable(numbers, singular, {}, None, 0.0, frozenset())
     leading = singular.vectors[:, : max(1, singular.needed(0.5))]
-    found = periodicity(leading)
-    numbers[table.label, LEADING, PERIODIC] = float(found.periodic.mean())
-    numbers[table.label, LEADING, BEST] = float(found.share.mean())
+    period = periodicity(leading)
+    numbers[table.label, LEADING, PERIODIC] = float(period.periodic.mean())
+    numbers[table.label, LEADING, BEST] = float(period.share.mean())
     vectors = {
-        f"vector {k + 1}": (int(found.frequency[k]), float(found.share[k]))
-        for k in range(min(VECTORS, len(found.share)))
+        f"vector {k + 1}": (int(period.frequency[k]), float(period.share[k]))
+        for k in range(min(VECTORS, len(period.share)))
     }
     frequencies = relabelled(table.rows, orders, seed)
     of_spectrum, bound, published = spectral_numbers(table.rows)
@@ -87,20 +87,20 @@ def measured(table: Table, orders: int, seed: int) -> MeasuredTable:
 
 
 def spectral_numbers(rows: Array) -> tuple[dict[str, float], float, frozenset[int]]:
-    """Numbers of a table's spectrum by metric, the published bound of its norms, and the frequencies above it."""
+    """Returns metrics of a table's spectrum, the published bound of its norms, and the frequencies above it."""
     import numpy as np
 
     from circuits.fourier import AboveMean, gini, key_frequencies, spectrum, transform
 
-    found = spectrum(rows, {"digit": len(rows)})
-    published = frozenset(int(key) for key in key_frequencies(found, AboveMean(1)).keys)  # type: ignore[arg-type]  # of one coordinate frequencies are numbers
-    norms = np.sqrt(found.total().power.numpy() * len(rows))
+    spectra = spectrum(rows, {"digit": len(rows)})
+    published = frozenset(int(key) for key in key_frequencies(spectra, AboveMean(1)).keys)  # type: ignore[arg-type]  # of one coordinate frequencies are numbers
+    norms = np.sqrt(spectra.total().power.numpy() * len(rows))
     power = np.sort(norms[1:] ** 2)[::-1]
     grown = np.cumsum(power)
-    many = int((grown < 0.9 * grown[-1] * (1 - 1e-9)).sum()) + 1 if grown[-1] else 0
+    dimensions = int((grown < 0.9 * grown[-1] * (1 - 1e-9)).sum()) + 1 if grown[-1] else 0
     numbers = {
         ABOVE_MEAN: float(len(published)),
-        NINETY: float(many),
+        NINETY: float(dimensions),
         GINI: gini(transform(rows).norm(dim=1)),
     }
     # As the rule has it: in the transform frequency 0 counts √2-fold beside cos and sin together.
@@ -111,28 +111,28 @@ def spectral_numbers(rows: Array) -> tuple[dict[str, float], float, frozenset[in
 def of_tables(
     tables: Sequence[Table], others: Sequence[Sequence[Table]], seed: int, every: bool
 ) -> tuple[list[dict[str, Any]], list[TableView]]:
-    """Rows of token tables, each beside the same table of other models, and what figures show of them."""
+    """Returns rows of token tables, each beside the same table of other models, and what figures show of them."""
     import numpy as np
 
     rows: list[dict[str, Any]] = []
     shown = []
-    for place, table in enumerate(tables):
-        own = measured(table, ORDERS, seed)
-        beside = [measured(each[place], UNTRAINED_ORDERS, seed) for each in others]
+    for index, table in enumerate(tables):
+        table_measures = measured(table, ORDERS, seed)
+        control_measures = [measured(each[index], UNTRAINED_ORDERS, seed) for each in others]
         common = {"site": "embed", "n": len(table.rows)}
-        for key, value in own.numbers.items():
-            rows += both(key, value, [each.numbers[key] for each in beside], common)
+        for key, value in table_measures.numbers.items():
+            rows += rows_with_untrained(key, value, [each.numbers[key] for each in control_measures], common)
             if key[1:] == (LEADING, BEST):
-                rows += vector_rows(table, own, beside, common)
-        sizes = np.mean([each.singular.values for each in beside], 0) if beside else None
-        seen = TableView(table.label, table.axis, own.singular, sizes)
-        if own.frequencies is not None:
-            norms = [each.frequencies.norms for each in beside if each.frequencies is not None]
-            rows += frequency_rows(table, own, norms, common, every)
+                rows += vector_rows(table, table_measures, control_measures, common)
+        sizes = np.mean([each.singular.values for each in control_measures], 0) if control_measures else None
+        seen = TableView(table.label, table.axis, table_measures.singular, sizes)
+        if table_measures.frequencies is not None:
+            norms = [each.frequencies.norms for each in control_measures if each.frequencies is not None]
+            rows += frequency_rows(table, table_measures, norms, common, every)
             seen = replace(
                 seen,
-                frequencies=own.frequencies,
-                above_mean=own.above_mean,
+                frequencies=table_measures.frequencies,
+                above_mean=table_measures.above_mean,
                 norms_beside=np.mean(norms, 0) if norms else None,
             )
         shown.append(seen)
@@ -140,26 +140,35 @@ def of_tables(
 
 
 def vector_rows(
-    table: Table, own: MeasuredTable, beside: Sequence[MeasuredTable], common: Mapping[str, Any]
+    table: Table,
+    table_measures: MeasuredTable,
+    control_measures: Sequence[MeasuredTable],
+    common: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
-    """A row for each of the first leading singular vectors."""
-    for name, (frequency, share) in own.vectors.items():
-        others = [each.vectors[name][1] for each in beside if name in each.vectors]
-        yield from both((name, f"{table.label}, frequency {frequency}", BEST), share, others, common, False)
+    """Yields a row for each of the first leading singular vectors."""
+    for name, (frequency, share) in table_measures.vectors.items():
+        others = [each.vectors[name][1] for each in control_measures if name in each.vectors]
+        yield from rows_with_untrained(
+            (name, f"{table.label}, frequency {frequency}", BEST), share, others, common, False
+        )
 
 
 def frequency_rows(
-    table: Table, own: MeasuredTable, beside: Sequence[Array], common: Mapping[str, Any], every: bool
+    table: Table,
+    table_measures: MeasuredTable,
+    control_norms: Sequence[Array],
+    common: Mapping[str, Any],
+    every: bool,
 ) -> Iterator[dict[str, Any]]:
-    """A row for each frequency, unless ``every`` only for those above either bound."""
-    found = own.frequencies
-    assert found is not None
-    for place, norm in enumerate(found.norms):
+    """Yields a row for each frequency, unless ``every`` only for those above either bound."""
+    frequencies = table_measures.frequencies
+    assert frequencies is not None
+    for index, norm in enumerate(frequencies.norms):
         bounds = [
             name
             for name, above in (
-                ("relabelled digits", bool(found.significant[place])),
-                ("mean + 1 sd", place + 1 in own.published),
+                ("relabelled digits", bool(frequencies.significant[index])),
+                ("mean + 1 sd", index + 1 in table_measures.published),
             )
             if above
         ]
@@ -167,6 +176,8 @@ def frequency_rows(
             about = (
                 f"{table.label}, above {' and '.join(bounds)}" if bounds else f"{table.label}, above neither"
             )
-            more = {**common, "p_adjusted": float(found.p_values[place])}
-            key = (f"frequency {place + 1}", about, NORM)
-            yield from both(key, float(norm), [float(each[place]) for each in beside], more, False)
+            more = {**common, "p_adjusted": float(frequencies.p_values[index])}
+            key = (f"frequency {index + 1}", about, NORM)
+            yield from rows_with_untrained(
+                key, float(norm), [float(each[index]) for each in control_norms], more, False
+            )

@@ -56,10 +56,10 @@ class Comparison:
         return self.batches[task]
 
     def measured(self, task: Task, output: Tensor) -> dict[str, Any]:
-        """The task's metrics of an output, and its properties where the task names some."""
+        """Returns the task's metrics of an output, and its properties where the task names some."""
         describe = getattr(task, "properties", None)
-        found = dict(task.metrics(output, self.batch(task)))
-        return found if describe is None else found | describe(output)
+        metrics = dict(task.metrics(output, self.batch(task)))
+        return metrics if describe is None else metrics | describe(output)
 
     def by_method(self, task: Task, name: str) -> dict[str, Any]:
         """Returns the metrics of a method on a task, worked out once."""
@@ -72,36 +72,37 @@ class Comparison:
         return self.outputs[task, name]
 
     def rows(self, task: Task, output: Tensor, methods: Sequence[str], seed: int) -> list[dict[str, Any]]:
-        """The model beside each method, and beside the truth as far as that has properties."""
-        own = self.measured(task, output)
-        found = [
+        """Returns the model beside each method, and beside the truth as far as that has properties."""
+        model_metrics = self.measured(task, output)
+        rows = [
             {**row, "intervention": name}
             for name in methods
-            for row in paired(own, self.by_method(task, name), seed)
+            for row in paired(model_metrics, self.by_method(task, name), seed)
         ]
-        return found + self.beside_truth(task, own, seed)
+        return rows + self.beside_truth(task, model_metrics, seed)
 
-    def beside_truth(self, task: Task, own: Mapping[str, Any], seed: int) -> list[dict[str, Any]]:
+    def beside_truth(self, task: Task, model_metrics: Mapping[str, Any], seed: int) -> list[dict[str, Any]]:
         describe = getattr(task, "properties", None)
         if describe is None:
             return []
         right = describe(self.batch(task).targets[..., None])
         return [
-            {**row, "intervention": TRUTH} for row in paired({name: own[name] for name in right}, right, seed)
+            {**row, "intervention": TRUTH}
+            for row in paired({name: model_metrics[name] for name in right}, right, seed)
         ]
 
 
-def declared(task: Task, what: str) -> Mapping[str, Any]:
+def declared(task: Task, noun: str) -> Mapping[str, Any]:
     """Returns the declaration that a task makes under a name; a UserError says that it makes none."""
-    declare = getattr(task, what, None)
+    declare = getattr(task, noun, None)
     if declare is None:
-        raise UserError(f"task {task.name!r} declares no {what}: give it a method {what}()")
-    found: Mapping[str, Any] = declare()
-    return found
+        raise UserError(f"task {task.name!r} declares no {noun}: give it a method {noun}()")
+    values: Mapping[str, Any] = declare()
+    return values
 
 
 def chosen(known: Mapping[str, Any], names: Sequence[str], option: str, task: Task) -> list[str]:
-    """The names asked for, each known to the task."""
+    """Returns the chosen names, each known to the task."""
     for name in names:
         if name not in known:
             raise UserError(f"{option} {name!r}: task {task.name!r} declares {', '.join(known)}")
@@ -109,14 +110,14 @@ def chosen(known: Mapping[str, Any], names: Sequence[str], option: str, task: Ta
 
 
 def forward(model: Any, tokens: Tensor) -> Tensor:
-    """The model's output at all positions, on the CPU."""
+    """Returns the model's output at all positions, on the CPU."""
     import torch
 
     from circuits import run
 
-    lots = tokens.split(max(1, TOKENS_PER_PASS // tokens.shape[1]))
+    chunks = tokens.split(max(1, TOKENS_PER_PASS // tokens.shape[1]))
     device = next(model.parameters()).device
-    return torch.cat([run(model, lot.to(device)).cpu() for lot in lots])
+    return torch.cat([run(model, lot.to(device)).cpu() for lot in chunks])
 
 
 def no_tokens(options: Options, experiment: str) -> None:

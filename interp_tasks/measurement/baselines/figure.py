@@ -21,27 +21,29 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
     frame = frame[frame["value"].notna() & frame["ci_low"].notna()]
     metrics = list(dict.fromkeys(frame["metric"]))
     refs, methods = (list(dict.fromkeys(frame[column])) for column in ("ref", "intervention"))
-    whole = PANEL * len(metrics) + GAP * (len(metrics) - 1)
-    figure = make_subplots(rows=len(metrics), cols=1, vertical_spacing=GAP / whole if metrics[1:] else 0)
+    total_height = PANEL * len(metrics) + GAP * (len(metrics) - 1)
+    figure = make_subplots(
+        rows=len(metrics), cols=1, vertical_spacing=GAP / total_height if metrics[1:] else 0
+    )
     for row, metric in enumerate(metrics, start=1):
         of = frame[frame["metric"] == metric]
         for index, ref in enumerate(refs):
-            mine = of[of["ref"] == ref].drop_duplicates("variant")
-            trace = line(mine, "value", str(ref), index, "solid")
+            ref_rows = of[of["ref"] == ref].drop_duplicates("variant")
+            trace = line(ref_rows, "value", str(ref), index, "solid")
             trace["error_y"] = {
                 "type": "data",
                 "symmetric": False,
-                "array": (mine["ci_high"] - mine["value"]).tolist(),
-                "arrayminus": (mine["value"] - mine["ci_low"]).tolist(),
+                "array": (ref_rows["ci_high"] - ref_rows["value"]).tolist(),
+                "arrayminus": (ref_rows["value"] - ref_rows["ci_low"]).tolist(),
             }
             figure.add_trace({**trace, "showlegend": row == 1}, row=row, col=1)
         for index, method in enumerate(methods, start=len(refs)):
             # The examples are the same for all checkpoints, and so is what a method makes of them.
-            mine = of[(of["intervention"] == method) & of["baseline"].notna()].drop_duplicates("variant")
-            if len(mine):
+            ref_rows = of[(of["intervention"] == method) & of["baseline"].notna()].drop_duplicates("variant")
+            if len(ref_rows):
                 dash = "dot" if method == "truth" else "dash"
                 shown = not any(old.name == method for old in figure.data)
-                trace = line(mine, "baseline", str(method), index, dash)
+                trace = line(ref_rows, "baseline", str(method), index, dash)
                 figure.add_trace({**trace, "showlegend": shown}, row=row, col=1)
         numbers = of[["value", "ci_low", "ci_high", "baseline"]]
         smallest, largest = float(numbers.min().min()), float(numbers.max().max())
@@ -56,9 +58,9 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
         )
     figure.update_xaxes(title_text="variation of the data", row=len(metrics), col=1)
     figure.update_layout(
-        height=TOP + whole + BOTTOM,
+        height=TOP + total_height + BOTTOM,
         margin={"t": TOP, "b": BOTTOM},
-        legend={"y": 1 + 40 / whole},
+        legend={"y": 1 + 40 / total_height},
         template=template("light"),
     )
     return figure

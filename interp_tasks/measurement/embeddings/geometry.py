@@ -30,7 +30,7 @@ class Components:
 
 
 def principal(points: Array, n: int = 2) -> Components:
-    """The first ``n`` principal components of points ``[point d]``, centred; their signs are arbitrary."""
+    """Returns the first ``n`` principal components of points ``[point d]``, centred; their signs are arbitrary."""
     centred = points - points.mean(0)
     left, sizes, right = np.linalg.svd(centred, full_matrices=False)
     power = sizes**2
@@ -40,13 +40,13 @@ def principal(points: Array, n: int = 2) -> Components:
 
 def ranks(values: Array) -> Array:
     """Ranks from 1, the mean rank where values are equal."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    _, rank, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
-    return np.asarray((last - (counts - 1) / 2)[place], dtype=float)
+    return np.asarray((last - (counts - 1) / 2)[rank], dtype=float)
 
 
 def correlation(one: Array, other: Array, weights: Array) -> Array:
-    """Pearson's, weighted; of points ``[point k]`` with both sets centred, all k together. 0 where nothing varies."""
+    """Returns Pearson's weighted correlation, of points ``[point k]`` over all k together; 0 where nothing varies."""
     one, other = one.reshape(len(one), -1), other.reshape(len(other), -1)
     total = weights.sum(1)
     means = [(weights @ x) / total[:, None] for x in (one, other)]
@@ -75,12 +75,12 @@ def separability(scores: Array, positive: NDArray[np.bool_], weights: Array) -> 
 
 
 def distances(points: Array) -> Array:
-    """Euclidean, between all points."""
+    """Returns the Euclidean distances between all points."""
     return np.asarray(np.sqrt(((points[:, None] - points) ** 2).sum(-1)))
 
 
 def silhouette(apart: Array, labels: NDArray[np.int64]) -> float:
-    """Mean silhouette (Rousseeuw 1987) of clusters ``labels`` 0, 1, ... of points with these distances.
+    """Returns mean silhouette (Rousseeuw 1987) of clusters ``labels`` 0, 1, ... of points with these distances.
 
     (b − a) / max(a, b) of each point: a its mean distance to the others of its cluster, b to the nearest other
     cluster's points. A point alone in its cluster has 0.
@@ -88,14 +88,14 @@ def silhouette(apart: Array, labels: NDArray[np.int64]) -> float:
     members = np.eye(labels.max() + 1)[labels]
     sizes = members.sum(0)
     sums = apart @ members
-    own = sizes[labels]
-    inside = sums[np.arange(len(labels)), labels] / np.maximum(own - 1, 1)
+    cluster_sizes = sizes[labels]
+    inside = sums[np.arange(len(labels)), labels] / np.maximum(cluster_sizes - 1, 1)
     means = sums / sizes
     means[np.arange(len(labels)), labels] = np.inf
     nearest = means.min(1)
     widest = np.maximum(inside, nearest)
     each = np.divide(nearest - inside, widest, out=np.zeros_like(inside), where=widest > 0)
-    return float(np.where(own > 1, each, 0.0).mean())
+    return float(np.where(cluster_sizes > 1, each, 0.0).mean())
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ def clustered(points: Array, labels: NDArray[np.int64], seed: int, permutations:
 
 
 def tsne(points: Array, seed: int, perplexity: float = 30.0) -> tuple[Array, float]:
-    """Points in the plane by scikit-learn's t-SNE, and the perplexity used: at most a third of the other points."""
+    """Returns scikit-learn's t-SNE in two dimensions, and the perplexity used: at most a third of the other points."""
     from sklearn.manifold import TSNE
 
     used = min(perplexity, (len(points) - 1) / 3)
-    found = TSNE(2, perplexity=used, random_state=seed % 2**32, init="pca").fit_transform(points)
-    return np.asarray(found, dtype=float), used
+    projected = TSNE(2, perplexity=used, random_state=seed % 2**32, init="pca").fit_transform(points)
+    return np.asarray(projected, dtype=float), used

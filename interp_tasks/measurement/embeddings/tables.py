@@ -1,4 +1,4 @@
-"""Embeddings of a model as tables: of which values and positions, and how those of values are arranged."""
+"""Reads embeddings as tables, with the values and positions of their rows, and measures their arrangement."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class Tables:
 
     @classmethod
     def of(cls, model: Any) -> Tables:
-        held = dict(model.named_parameters())
-        positions = held.get("pos_embed.W_pos")
+        parameters = dict(model.named_parameters())
+        positions = parameters.get("pos_embed.W_pos")
         tokens = model.W_E.detach().double().cpu().numpy()
         return cls(tokens, None if positions is None else positions.detach().double().cpu().numpy())
 
@@ -86,16 +86,16 @@ def resamples(points: int, seed: int) -> Array:
 
 
 def of_tokens(
-    asked: EmbeddingTargets, own: Tables, end: Tables | None, seed: int
+    targets: EmbeddingTargets, tables: Tables, end: Tables | None, seed: int
 ) -> dict[str, tuple[str, Array]]:
-    """Returns by metric what it is about, and ``[1 + draws]``: the value, then its resamples."""
+    """Returns for each metric its subject and ``[1 + draws]``: the value, then its resamples."""
     import numpy as np
 
     from interp_tasks.measurement.embeddings.geometry import correlation, principal, ranks, separability
 
-    values, points = np.array(list(asked.values.values())), own.rows(asked.values)
+    values, points = np.array(list(targets.values.values())), tables.rows(targets.values)
     components, weights = principal(points), resamples(len(values), seed)
-    found: dict[str, tuple[str, Array]] = {
+    quantities: dict[str, tuple[str, Array]] = {
         "variance of two components": ("share", np.full(len(weights), components.shares.sum()))
     }
     pairs = [
@@ -104,33 +104,33 @@ def of_tokens(
     if pairs:
         norms = np.linalg.norm(points, axis=1)
         up, down = (norms[[pair[side] for pair in pairs]] for side in (0, 1))
-        drawn = resamples(len(pairs), seed)
-        gap = (drawn @ np.abs(up - down)) / (drawn @ ((up + down) / 2))
-        found["norm asymmetry"] = ("v against -v", gap)
-        found["norm symmetry"] = ("v against -v", correlation(up, down, drawn))
+        resampled_pairs = resamples(len(pairs), seed)
+        gap = (resampled_pairs @ np.abs(up - down)) / (resampled_pairs @ ((up + down) / 2))
+        quantities["norm asymmetry"] = ("v against -v", gap)
+        quantities["norm symmetry"] = ("v against -v", correlation(up, down, resampled_pairs))
         signed = values != 0
         sides = [
             separability(components.scores[signed, k], values[signed] > 0, weights[:, signed]) for k in (0, 1)
         ]
         best = int(sides[1][0] > sides[0][0])
-        found["sign separability"] = (f"component {best + 1}", sides[best])
+        quantities["sign separability"] = (f"component {best + 1}", sides[best])
         scores, other = components.scores[:, 1 - best], f"component {2 - best}"
-        found["magnitude correlation"] = (
+        quantities["magnitude correlation"] = (
             other,
             turned(correlation(ranks(np.abs(values)), ranks(scores), weights)),
         )
     else:
         for k in (0, 1):
             along = correlation(ranks(values), ranks(components.scores[:, k]), weights)
-            found[f"value correlation, component {k + 1}"] = (f"component {k + 1}", turned(along))
+            quantities[f"value correlation, component {k + 1}"] = (f"component {k + 1}", turned(along))
     if end is not None:
-        last = end.rows(asked.values)
+        last = end.rows(targets.values)
         directions = principal(last).directions
-        found[ALIGNMENT] = (
+        quantities[ALIGNMENT] = (
             "two components",
             correlation(points @ directions.T, last @ directions.T, weights),
         )
-    return found
+    return quantities
 
 
 def turned(correlations: Array) -> Array:
@@ -138,13 +138,13 @@ def turned(correlations: Array) -> Array:
     return -correlations if correlations[0] < 0 else correlations
 
 
-def interval(drawn: Array) -> tuple[float, float]:
+def interval(resampled: Array) -> tuple[float, float]:
     """Returns the percentile interval of resamples; NaN where there are none, or all are equal."""
     import numpy as np
 
-    if not len(drawn) or np.ptp(drawn) == 0:
+    if not len(resampled) or np.ptp(resampled) == 0:
         return float("nan"), float("nan")
-    low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.nanquantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
@@ -157,15 +157,15 @@ class Table:
     axis: str | None
 
 
-def tables_of(task: Task, held: Tables) -> list[Table]:
-    """The rows of W_E for each coordinate of the grid of inputs; without one, for the values that tokens stand for."""
+def tables_of(task: Task, tables: Tables) -> list[Table]:
+    """Returns the rows of W_E by coordinate of the input grid, or, without one, by the values of tokens."""
     by_values = {axis.values: axis.name for axis in task.grid_axes() if axis.position is not None}
     if by_values:
         one = len(by_values) == 1
         return [
-            Table("W_E" if one else f"W_E ({name})", held.tokens[list(values)], "digit" if one else name)
+            Table("W_E" if one else f"W_E ({name})", tables.tokens[list(values)], "digit" if one else name)
             for values, name in by_values.items()
         ]
     values = task.token_values()
-    used = sorted(values, key=lambda token: values[token]) or list(range(len(held.tokens)))
-    return [Table("W_E", held.tokens[used], None)]
+    used = sorted(values, key=lambda token: values[token]) or list(range(len(tables.tokens)))
+    return [Table("W_E", tables.tokens[used], None)]

@@ -1,4 +1,4 @@
-"""Finds the class of every attention head of a checkpoint, by what it attends to."""
+"""Classifies the attention heads of a checkpoint by what they attend to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NO_CLASSES = "--by-class finds classes on other examples, and --tokens are all t
 
 @dataclass(frozen=True)
 class HeadClasses:
-    """The scores and classes of the heads of one checkpoint, and what moves and what they follow.
+    """The scores, classes, movements and relocations of the heads of one checkpoint.
 
     Attributes:
         possible: the templates that may be classes.
@@ -43,48 +43,48 @@ class HeadClasses:
     queries: Any
 
     def best(self) -> Float[numpy.ndarray, " head"]:
-        """The score, corrected for chance, of the template that each head comes closest to; no threshold is in it."""
+        """Returns each head's score, corrected for chance, for its best template; no threshold is used."""
         import numpy as np
 
         frame = self.scores.frame
         possible = frame[frame["template"].isin(self.possible)]
-        found = possible.groupby(["layer", "head"], sort=True)["corrected"].max()
-        return np.array([found[head.layer, head.head] for head in self.scores.heads])
+        best_scores = possible.groupby(["layer", "head"], sort=True)["corrected"].max()
+        return np.array([best_scores[head.layer, head.head] for head in self.scores.heads])
 
     def least(self, number: int) -> tuple[Any, ...]:
-        """The heads that come least close to any template."""
+        """Returns the ``number`` heads whose best template fits worst."""
         order = sorted(zip(self.best().tolist(), self.scores.heads, strict=True))
         return tuple(sorted(head for _, head in order[:number]))
 
     def groups(self) -> dict[str, tuple[Any, ...]]:
-        """Class -> its heads; those that have none are in ``uninterpretable``."""
+        """Returns the heads of each class; heads without a class are in ``uninterpretable``."""
         from circuits.patterns._classes import OTHER, UNCLEAR
 
-        found = {name: heads for name, heads in self.classes.groups.items() if name not in (OTHER, UNCLEAR)}
+        groups = {name: heads for name, heads in self.classes.groups.items() if name not in (OTHER, UNCLEAR)}
         rest = [head for name in (OTHER, UNCLEAR) for head in self.classes.groups.get(name, ())]
-        return found | ({UNINTERPRETABLE: tuple(sorted(rest))} if rest else {})
+        return groups | ({UNINTERPRETABLE: tuple(sorted(rest))} if rest else {})
 
 
 def classify_heads(
     subject: Subject,
-    asked: Sequence[str] = (),
-    where: str | tuple[int, ...] | None = READ,
+    names: Sequence[str] = (),
+    queries: str | tuple[int, ...] | None = READ,
     threshold: float = THRESHOLD,
 ) -> HeadClasses:
-    """Scores, classes, movements, and what the heads follow, on the examples of a subject.
+    """Scores and classifies the heads on a subject's examples, and measures how their attention moves.
 
     A template that the task makes a class under a rule (``attention_rules()``) keeps it only among the templates asked
     for.
     """
     from circuits import patterns
 
-    chosen = selected(subject, where)
+    chosen = chosen_queries(subject, queries)
     shared = {"queries": chosen, "seed": subject.seed}
-    templates = named(subject, asked)
+    templates = chosen_templates(subject, names)
     scores = patterns.scores(subject.model, subject.tokens, templates, batch=subject.batch, **shared)
     moves = {
         change: patterns.movement(subject.model, subject.tokens, other.tokens, **shared)
-        for change, other in moved(subject).items()
+        for change, other in changed_examples(subject).items()
     }
     rules = {name: rule for name, rule in declared_rules(subject).items() if name in templates}
     unless = {name: rule.unless for name, rule in rules.items() if rule.unless in templates}
@@ -95,11 +95,11 @@ def classify_heads(
         among={name: moves[rule.static].static() for name, rule in rules.items() if rule.static in moves},
     )
     possible = tuple(name for name in templates if name not in unless.values())
-    return HeadClasses(scores, classes, possible, moves, followed(subject, where), chosen)
+    return HeadClasses(scores, classes, possible, moves, measure_relocations(subject, queries), chosen)
 
 
 def head_classes_held_out(subject: Subject, threshold: float = THRESHOLD) -> HeadClasses:
-    """Classifies heads on other examples of the task, so that no group is chosen by what is measured of it.
+    """Classifies heads on other examples of the task, so that selection and measurement are independent.
 
     Raises:
         UserError: for bare tokens, of which there are no others.
@@ -117,8 +117,8 @@ def declared_rules(subject: Subject) -> dict[str, Any]:
     return {} if declare is None else dict(declare())
 
 
-def named(subject: Subject, asked: Sequence[str]) -> dict[str, Tensor | Callable[[Any], Tensor]]:
-    """The templates asked for, by name."""
+def chosen_templates(subject: Subject, names: Sequence[str]) -> dict[str, Tensor | Callable[[Any], Tensor]]:
+    """Returns the chosen templates by name."""
     from circuits import patterns
 
     length = subject.tokens.shape[1]
@@ -130,47 +130,47 @@ def named(subject: Subject, asked: Sequence[str]) -> dict[str, Tensor | Callable
     declare = getattr(subject.task, "attention_templates", None)
     declared: dict[str, Any] = known if declare is None else dict(declare())
     known |= declared
-    for name in asked:
+    for name in names:
         if name not in known:
             raise UserError(
                 f"--template {name!r}: {subject.checkpoint.ref} has no such template; write {', '.join(known)}"
             )
-    return {name: known[name] for name in dict.fromkeys(asked or declared)}
+    return {name: known[name] for name in dict.fromkeys(names or declared)}
 
 
-def selected(subject: Subject, where: str | tuple[int, ...] | None) -> Any:
-    """The queries to score, as ``circuits`` takes them."""
-    if where != READ:
-        return positions(subject, where)
+def chosen_queries(subject: Subject, queries: str | tuple[int, ...] | None) -> Any:
+    """Returns the queries to score, as ``circuits`` takes them."""
+    if queries != READ:
+        return positions(subject, queries)
     return None if subject.task is None else list(subject.task.read_positions)
 
 
-def moved(subject: Subject) -> dict[str, Any]:
-    """Examples paired with those of the run, by what is different in them."""
+def changed_examples(subject: Subject) -> dict[str, Any]:
+    """Returns the named changes that the task declares: examples paired with the subject's, one thing changed."""
     declare = getattr(subject.task, "attention_moves", None)
     if declare is None or len(subject.tokens) < 2:
         return {}
     return dict(declare(subject.batch, subject.seed))
 
 
-def followed(subject: Subject, where: str | tuple[int, ...] | None) -> dict[str, Following]:
-    """Measures whether heads follow what the task says changes place; a mask of queries is that before the change."""
+def measure_relocations(subject: Subject, queries: str | tuple[int, ...] | None) -> dict[str, Following]:
+    """Measures whether attention follows the things that the task moves; a mask of queries is that before the move."""
     from circuits import patterns
 
     declare = getattr(subject.task, "attention_relocations", None)
     if declare is None or len(subject.tokens) < 2:
         return {}
-    found = {}
+    shares = {}
     for name, pairs in declare(subject.batch, subject.seed).items():
         before = replace(subject, batch=pairs.before, tokens=pairs.before.tokens)
-        found[name] = patterns.follow(
+        shares[name] = patterns.follow(
             subject.model,
             pairs.before.tokens,
             pairs.after.tokens,
             pairs.groups,
             pairs.source,
             pairs.target,
-            queries=selected(before, where),
+            queries=chosen_queries(before, queries),
             seed=subject.seed,
         )
-    return found
+    return shares

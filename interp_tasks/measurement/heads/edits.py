@@ -43,7 +43,7 @@ QUERIES = typer.Option(
 
 @dataclass(frozen=True)
 class HeadEdit:
-    """One edit, for whatever heads.
+    """One kind of edit, applicable to any heads.
 
     Attributes:
         mode: ``uniform`` attention, the ``mean_pattern`` (of the unedited model, or within the edited pass:
@@ -59,7 +59,7 @@ class HeadEdit:
 
     @classmethod
     def read(cls, mode: str, keys: Any, queries: Any) -> HeadEdit:
-        """From what users write.
+        """Reads an edit from the options that users give.
 
         Raises:
             UserError: in one line.
@@ -83,20 +83,22 @@ class HeadEdit:
         )
 
     def on(self, subject: Subject, chosen: dict[str, tuple[Head, ...]]) -> dict[str, Intervention]:
-        """The edit of each choice of heads, by its label."""
+        """Returns the edit of each choice of heads, by its label."""
         from circuits import ablate
 
-        where = positions(subject, self.queries)
+        query_positions = positions(subject, self.queries)
         tokens = subject.tokens
         make = {
-            "uniform": lambda heads: ablate.uniform(heads, keys=self.keys, queries=where),
-            "mean_pattern": lambda heads: ablate.mean_pattern(heads, reference=tokens, queries=where),
-            "edited_mean_pattern": lambda heads: ablate.mean_pattern(
-                heads, tokens, of="edited", queries=where
+            "uniform": lambda heads: ablate.uniform(heads, keys=self.keys, queries=query_positions),
+            "mean_pattern": lambda heads: ablate.mean_pattern(
+                heads, reference=tokens, queries=query_positions
             ),
-            "zero": lambda heads: ablate.zero(heads, queries=where),
-            "mean": lambda heads: ablate.mean(heads, reference=tokens, queries=where),
-            "resample": lambda heads: ablate.resample(heads, tokens, subject.seed, queries=where),
+            "edited_mean_pattern": lambda heads: ablate.mean_pattern(
+                heads, tokens, of="edited", queries=query_positions
+            ),
+            "zero": lambda heads: ablate.zero(heads, queries=query_positions),
+            "mean": lambda heads: ablate.mean(heads, reference=tokens, queries=query_positions),
+            "resample": lambda heads: ablate.resample(heads, tokens, subject.seed, queries=query_positions),
         }[self.mode]
         return {label: make(heads) for label, heads in chosen.items()}
 
@@ -133,7 +135,7 @@ class HeadChoice:
 
 
 def read_specs(heads: str | Sequence[Any]) -> list[HeadChoice]:
-    """Head specs, a row each, read once.
+    """Parses head specs, one row each.
 
     Raises:
         UserError: in one line.
@@ -145,7 +147,7 @@ def read_specs(heads: str | Sequence[Any]) -> list[HeadChoice]:
 
 
 def pairs(spec: Any) -> list[tuple[int, int]]:
-    """One choice of heads, ``[(0, 1), (0, 2)]``; a file has lists where Python has tuples.
+    """Returns one choice of heads, ``[(0, 1), (0, 2)]``; lists, as in files, become tuples.
 
     Raises:
         UserError: in one line.
@@ -177,23 +179,22 @@ def choices(specs: Sequence[HeadChoice], model: Any, layer: int | None = None) -
     every = [head for head in heads("all", model) if layer is None or head.layer == layer]
     if not every:
         raise UserError(f"no layer {layer}: the model has layers 0-{model.cfg.n_layers - 1}")
-    found: dict[str, tuple[Head, ...]] = {}
+    chosen: dict[str, tuple[Head, ...]] = {}
     for spec in specs:
         if spec.label == EACH:
-            found |= {str(head): (head,) for head in every}
+            chosen |= {str(head): (head,) for head in every}
         elif spec.label == EACH_LAYER:
-            found |= by_layer(every)
+            chosen |= by_layer(every)
         elif spec.label == "all":
-            found[spec.label] = tuple(every)
+            chosen[spec.label] = tuple(every)
         else:
-            found[spec.label] = heads(
-                HeadSpec(repr(spec.text), tuple(Head(*one) for one in spec.heads)), model
-            )
-    return found
+            spec_of_model = HeadSpec(repr(spec.text), tuple(Head(*one) for one in spec.heads))
+            chosen[spec.label] = tuple(head for head in heads(spec_of_model, model) if isinstance(head, Head))
+    return chosen
 
 
 def by_layer(every: Sequence[Head]) -> dict[str, tuple[Head, ...]]:
-    """``layer 0`` -> its heads, and so on."""
+    """Returns the heads of each layer as ``layer 0`` and so on."""
     layers = dict.fromkeys(head.layer for head in every)
     return {f"layer {layer}": tuple(head for head in every if head.layer == layer) for layer in layers}
 

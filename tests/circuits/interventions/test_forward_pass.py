@@ -124,26 +124,28 @@ def _cached(model):
     return {"past_kv_cache": cache, "attention_mask": torch.ones(8, 6, dtype=torch.long)}
 
 
-DIRECT = {
-    "padding": lambda model: {"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]] * 8)},
-    "a key-value cache": _cached,
-}
-
-
-@pytest.mark.parametrize("what", DIRECT)
-def test_run_with_hooks_is_held_to_the_same_rules(make_model, hooked_only, tokens, other_tokens, what):
-    """Nobody sees what it was called with, but the first block does."""
+def test_an_empty_cache_changes_nothing(make_model, hooked_only, tokens, other_tokens, assert_same):
     model = make_model()
     for one in (ablate.mean("all", reference=other_tokens), patch.activations("z.0", source=other_tokens)):
         for call in (model.run_with_hooks, model):
-            with pytest.raises(CircuitsError, match=f"this call has {what}"), intervene(model, one):
-                call(tokens, **DIRECT[what](model))
+            with intervene(model, one):
+                output = call(tokens, **_cached(model))
+            assert_same(output, run(model, tokens, one), run(model, tokens))
+
+
+def test_run_with_hooks_is_held_to_the_same_rules(make_model, hooked_only, tokens, other_tokens):
+    """Nobody sees what it was called with, but the first block does."""
+    model, padded = make_model(), {"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]] * 8)}
+    for one in (ablate.mean("all", reference=other_tokens), patch.activations("z.0", source=other_tokens)):
+        for call in (model.run_with_hooks, model):
+            with pytest.raises(CircuitsError, match="this call has padding"), intervene(model, one):
+                call(tokens, **padded)
         with intervene(model, one):
             output = model.run_with_hooks(tokens)
         assert bool((output == run(model, tokens, one)).all())
     # What needs no clean pass runs as ever.
     with intervene(model, ablate.zero("0.1")):
-        model.run_with_hooks(tokens, **DIRECT[what](model))
+        model.run_with_hooks(tokens, **padded)
 
 
 def test_what_an_earlier_run_was_prepared_with_is_not_used(

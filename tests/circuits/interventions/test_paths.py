@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, cache, edit, intervene, patch, run, sweep
+from circuits.interventions.paths import Path
 from circuits.model.surface import Surface
+from circuits.patch._edges import _receivers, _senders
 
 POSITIONS = (1, 4)
 
@@ -89,13 +91,27 @@ RECEIVERS = {
 }
 
 
-@pytest.fixture(params=["pre", "post"], ids="{}-norm".format)
+BLOCKS = {
+    "pre-norm": {},
+    "post-norm": {"norm": "post"},
+    "parallel": {"parallel_attn_mlp": True},
+    "gemma": {
+        "normalization_type": "RMS",
+        "use_normalization_before_and_after": True,
+        "attn_scores_soft_cap": 2.0,
+        "output_logits_soft_cap": 3.0,
+        "use_local_attn": True,
+        "attn_types": ["local", "global", "local"],
+        "window_size": 3,
+    },
+}
+
+
+@pytest.fixture(params=list(BLOCKS))
 def deep(request, family, make_model):
-    if request.param == "pre":
-        return make_model(family=family, n_layers=3)
-    if family != "HookedTransformer":
-        pytest.skip("only HookedTransformer has a post-norm form")
-    return make_model(family=family, n_layers=3, norm="post")
+    if request.param != "pre-norm" and family != "HookedTransformer":
+        pytest.skip("only HookedTransformer has such blocks")
+    return make_model(family=family, n_layers=3, **BLOCKS[request.param])
 
 
 @pytest.fixture
@@ -209,8 +225,16 @@ def test_receivers_that_come_before_the_sender_are_refused(deep, tokens, other_t
 
 def test_the_closest_receiver_within_a_layer(deep, tokens, other_tokens, theirs, by_hand, assert_same):
     """What is computed after the sender in its own layer can receive."""
-    for sender, receiver in (("1.0", "mlp_pre.1"), ("attn_out.2", "mlp_pre.2"), ("embed", "0.1")):
-        layer = int(sender[-1] == "2") + 1
+    within = [("1.0", "mlp_pre.1"), ("attn_out.2", "mlp_pre.2")]
+    if "blocks.0.hook_resid_mid" not in deep.hook_dict:
+        for sender, receiver in within:
+            with pytest.raises(
+                CircuitsError, match=r"no path to mlp_pre.*runs attention and MLP of a layer in"
+            ):
+                run(deep, tokens, patch.path(sender, receiver, other_tokens))
+        within = [("embed", "mlp_pre.0")]
+    for sender, receiver in (*within, ("embed", "0.1")):
+        layer = int(receiver[-1])
         senders = {"1.0": {("z", 1): [0]}, "attn_out.2": {("attn_out", 2): None}}.get(
             sender, SENDERS["embed"]
         )
@@ -232,15 +256,17 @@ def test_other_edits_and_the_users_hooks_are_what_a_path_sees_as_the_run(
     def users(s, at, x):
         return x * 1.5 if (s, at) == ("mlp_out", 0) else x
 
+    between = "resid_mid" if "blocks.0.hook_resid_mid" in deep.hook_dict else "resid_post"
+
     def all_of_them(s, at, x):
         x = users(s, at, x)
-        if (s, at) == ("resid_mid", 1):
+        if (s, at) == (between, 1):
             return (x * 1.3).tanh()
         return torch.zeros_like(x) if (s, at) == ("mlp_out", 1) else x
 
     theirs = activations(by_hand, deep, other_tokens, users)
     given = patch.path("0.1", "2.2", other_tokens)
-    none, bent = ablate.zero("mlp_out.1"), edit("resid_mid.1", lambda x: (x * 1.3).tanh())
+    none, bent = ablate.zero("mlp_out.1"), edit(f"{between}.1", lambda x: (x * 1.3).tanh())
     expected = path_by_hand(
         by_hand, deep, tokens, theirs, SENDERS["0.1"], RECEIVERS["2.2"], around=all_of_them
     )
@@ -265,6 +291,29 @@ def test_an_edit_at_the_receiver_acts_on_what_it_received(
         assert_same(run(deep, tokens, *order), expected, by_hand(deep, tokens, doubled))
 
 
+GROUPED_RECEIVERS = {
+    ("k", "2.k1"): {("k", 2): [1]},
+    ("v.1", "1.k0"): {("v", 1): [0]},
+    "2.k1": {("k", 2): [1], ("v", 2): [1]},
+    ("q", "2.3"): {("q", 2): [3]},
+    ("k.2", "all"): {("k", 2): None},
+    "1.k0, 1.k1": {("k", 1): None, ("v", 1): None},
+}
+
+
+def test_key_value_groups_as_receivers_against_three_passes_by_hand(
+    family, make_model, tokens, other_tokens, by_hand, assert_same
+):
+    model = make_model(family=family, n_layers=3, n_key_value_heads=2)
+    theirs, clean = activations(by_hand, model, other_tokens), by_hand(model, tokens)
+    for index, (receiver, receivers) in enumerate(GROUPED_RECEIVERS.items()):
+        sender = ["0.1", "mlp_out.0", "embed"][index % 3]
+        through = "mlps" if index % 2 else None
+        expected = path_by_hand(by_hand, model, tokens, theirs, SENDERS[sender], receivers, through)
+        found = run(model, tokens, patch.path(sender, receiver, other_tokens, through))
+        assert_same(found, expected, clean)
+
+
 # ---- Several paths
 
 
@@ -276,10 +325,11 @@ def every_edge(model, source, through=None):
     for layer in range(surface.n_layers):
         receivers = [f"{site}.{layer}" for site in "qkv"]
         paths += [patch.path(sender, one, source, through) for sender in senders for one in receivers]
-        senders.append(f"z.{layer}")
-        if f"blocks.{layer}.hook_mlp_out" in surface.hooks:
-            paths += [patch.path(sender, f"mlp_pre.{layer}", source, through) for sender in senders]
-            senders.append(f"mlp_out.{layer}")
+        attention, mlps = f"z.{layer}", f"blocks.{layer}.hook_mlp_out" in surface.hooks
+        # In parallel blocks the MLP does not hear the attention beside it.
+        heard = senders if f"blocks.{layer}.hook_resid_mid" not in surface.hooks else [*senders, attention]
+        paths += [patch.path(sender, f"mlp_pre.{layer}", source, through) for sender in heard * mlps]
+        senders += [attention, *[f"mlp_out.{layer}"] * mlps]
     return [*paths, *(patch.path(sender, "output", source, through) for sender in senders)]
 
 
@@ -334,6 +384,56 @@ def test_a_head_that_receives_and_sends_with_two_sources(
     expected = path_by_hand(by_hand, deep, tokens, thirds, {("z", 1): [2]}, {("v", 2): [3]}, around=around)
     for order in ((first, second), (second, first)):
         assert_same(run(deep, tokens, *order), expected, run(deep, tokens, first))
+
+
+def single_edges(model, source):
+    """A path along every edge that `patch.edges` lists: single heads, key-value groups, MLPs, embeddings."""
+    surface = Surface.of(model)
+    senders, receivers = _senders(surface), _receivers(surface)
+    paths = [
+        Path(
+            patch.activations(sender.place.site, source, sender.place.heads),
+            () if to.name == "output" else (to.place,),
+            None,
+        )
+        for to in receivers
+        for sender in senders
+        if sender.order < to.order
+    ]
+    if "hook_pos_embed" in surface.hooks:
+        paths += [patch.path("pos_embed", one, source) for one in every_receiver(surface)]
+    return paths
+
+
+def every_receiver(surface):
+    layers = range(surface.n_layers)
+    mlps = ["mlp_pre"] * ("blocks.0.hook_mlp_out" in surface.hooks)
+    return [f"{site}.{layer}" for site in [*"qkv", *mlps] for layer in layers] + ["output"]
+
+
+def test_all_single_edges_cut_at_once_give_the_source_run(featured, tokens, other_tokens, assert_same):
+    if featured.cfg.n_layers > 3:
+        pytest.skip("thousands of edges")
+    source, paths = run(featured, other_tokens), single_edges(featured, other_tokens)
+    assert_same(run(featured, tokens, *paths), source, run(featured, tokens))
+
+
+def test_all_single_edges_from_noise_are_the_noise_in_the_stream(featured, tokens, other_tokens, assert_same):
+    """No run has these values, so every sender's change counts; and what a norm after some heads makes of all of
+    their changes is not the sum of what it makes of each.
+    """
+    if featured.cfg.n_layers > 3:
+        pytest.skip("thousands of edges")
+    sites = [
+        name for name in ("embed", "pos_embed", "z", "mlp_out") if name in Surface.of(featured).site_names()
+    ]
+    noise = {
+        hook: x.expand(len(tokens), *x.shape[1:])
+        + torch.randn(len(tokens), *x.shape[1:], generator=torch.Generator().manual_seed(at), dtype=x.dtype)
+        for at, (hook, x) in enumerate(cache(featured, other_tokens, sites).items())
+    }
+    expected = run(featured, tokens, *(patch.activations(site, noise) for site in sites))
+    assert_same(run(featured, tokens, *single_edges(featured, noise)), expected, run(featured, tokens))
 
 
 @pytest.mark.parametrize("through", [None, "mlps"])

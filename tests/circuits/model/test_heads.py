@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, Head, heads
-from circuits.model.heads import parse_heads
+from circuits.model.heads import KeyValueGroup, parse_heads
 
 
 @pytest.fixture
@@ -30,6 +30,42 @@ def test_specs(model, spec, expected):
     found = heads(spec, model)
     assert found == tuple(expected)
     assert all(isinstance(head, Head) for head in found)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("0.k1", [(0, 1)]),
+        ("L2K0", [(2, 0)]),
+        ("2.k0-1", [(2, 0), (2, 1)]),
+        ("0.k1, l1k0 + 0.K1", [(0, 1), (1, 0)]),
+        (KeyValueGroup(1, 1), [(1, 1)]),
+        ([KeyValueGroup(1, 1), "0.k0"], [(1, 1), (0, 0)]),
+    ],
+)
+def test_specs_of_key_value_groups(make_model, spec, expected):
+    model = make_model(n_layers=3, n_key_value_heads=2)
+    assert heads(spec, model) == tuple(KeyValueGroup(*one) for one in expected)
+
+
+def test_a_group_is_no_head_of_the_same_numbers(make_model):
+    model = make_model(n_layers=3, n_key_value_heads=2)
+    mixed = heads("0.1, 0.k1", model)
+    assert mixed == (Head(0, 1), KeyValueGroup(0, 1))
+    assert KeyValueGroup(0, 1) != Head(0, 1)
+    assert parse_heads("0.k1") == parse_heads("L0K1") != parse_heads("0.1")
+    assert (KeyValueGroup(2, 1).label, str(KeyValueGroup(2, 1))) == ("L2K1", "2.k1")
+    assert heads(",".join(map(str, mixed)), model) == mixed
+    assert KeyValueGroup(2, 1).serves(model) == (Head(2, 2), Head(2, 3))
+    assert all(isinstance(one, Head) for one in heads("all", model))
+
+
+@pytest.mark.parametrize("changes", [{}, {"n_key_value_heads": 4}])
+def test_groups_of_a_model_without_are_refused(make_model, changes):
+    with pytest.raises(
+        CircuitsError, match=r"no key-value group 0\.k1: each head .* of its own; write 0\.1$"
+    ):
+        heads("0.k1", make_model(**changes))
 
 
 def test_all_is_every_head_once_in_order(model):

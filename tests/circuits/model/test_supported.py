@@ -19,13 +19,12 @@ COMPARED = names("""
     act_fn attn_only attn_scale attn_scores_soft_cap attn_types d_head d_mlp d_model d_vocab d_vocab_out
     dtype eps final_rms gated_mlp n_ctx n_heads n_key_value_heads n_layers NTK_by_parts_factor
     NTK_by_parts_high_freq_factor NTK_by_parts_low_freq_factor NTK_original_ctx_len
-    output_logits_soft_cap rotary_adjacent_pairs rotary_base rotary_base_local rotary_dim
+    original_architecture output_logits_soft_cap parallel_attn_mlp rotary_adjacent_pairs rotary_base
+    rotary_base_local rotary_dim
     rotary_scaling_factor scale_attn_by_inverse_layer_idx ungroup_grouped_query_attention use_attn_in
     use_attn_result use_attn_scale use_hook_mlp_in use_local_attn use_NTK_by_parts_rope use_qk_norm
-    use_split_qkv_input window_size
+    use_normalization_before_and_after use_split_qkv_input window_size
 """)
-# Those refused by the blocks that they make.
-REFUSED_BY_BLOCK = {"parallel_attn_mlp", "use_normalization_before_and_after", "original_architecture"}
 # Without influence on what a site means: how weights and tokens come about, sizes of other parts, further hooks; and
 # settings of refused ones.
 WITHOUT_INFLUENCE = names("""
@@ -42,7 +41,7 @@ WITHOUT_INFLUENCE = names("""
 def test_every_setting_of_the_class_is_compared_refused_or_without_influence(make_model, hooked_only):
     held = set(vars(make_model(family=hooked_only).cfg))
     assert len(inspect.signature(transformer_lens.HookedTransformerConfig).parameters) >= 70
-    assert held == set(PROVED) | COMPARED | REFUSED_BY_BLOCK | WITHOUT_INFLUENCE
+    assert held == set(PROVED) | COMPARED | WITHOUT_INFLUENCE
 
 
 @pytest.mark.parametrize(
@@ -57,11 +56,6 @@ def test_every_setting_of_the_class_is_compared_refused_or_without_influence(mak
         ({"post_embedding_ln": True}, "post_embedding_ln=True is not served"),
         ({"use_attention_sinks": True}, "use_attention_sinks=True is not served"),
         ({"gated_mlp": True, "act_fn": "solu_ln"}, "gated_mlp with act_fn='solu_ln' is not served"),
-        (
-            {"original_architecture": "Olmo2ForCausalLM", "normalization_type": "RMS"},
-            "block 0 normalises what attention adds",
-        ),
-        ({"original_architecture": "OlmoeForCausalLM", "normalization_type": "RMS"}, "or q and k together"),
     ],
 )
 def test_what_is_not_compared_is_refused_in_one_line(make_model, hooked_only, settings, message):

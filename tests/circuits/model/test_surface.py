@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from circuits import CircuitsError, Site, edit, intervene, run
+from circuits import CircuitsError, Site, ablate, edit, heads, intervene, patch, run
 from circuits.model.sites import KINDS
 from circuits.model.surface import Surface
 
@@ -150,19 +150,78 @@ def test_an_unqualified_class_is_refused(causal):
         Surface.of(Lookalike())
 
 
-def test_other_block_layouts_are_refused(make_model, hooked_only):
-    with pytest.raises(CircuitsError, match="parallel"):
-        Surface.of(make_model(family=hooked_only, parallel_attn_mlp=True))
-    after = {"normalization_type": "RMS", "use_normalization_before_and_after": True}
-    with pytest.raises(CircuitsError, match="norms before attention and MLP, or after the residual sums"):
-        Surface.of(make_model(family=hooked_only, **after))
+def test_one_norm_for_attention_and_mlp(make_model, hooked_only, tokens, other_tokens, by_hand, assert_same):
+    """As GPT-J has it: the same parameters twice. One module twice is refused where the two must be told apart."""
+    model = make_model(family=hooked_only, parallel_attn_mlp=True)
+    for block in model.blocks:
+        block.ln2.load_state_dict(block.ln1.state_dict())
+    expected = by_hand(model, tokens, lambda s, at, x: write(x) if (s, at) == ("resid_pre", 1) else x)
+    for block in model.blocks:
+        block.ln2.w, block.ln2.b = block.ln1.w, block.ln1.b
+    assert_same(run(model, tokens, edit("resid_pre.1", write)), expected, run(model, tokens))
+    path = patch.path("embed", "mlp_pre.1", other_tokens)
+    shared = run(model, tokens, path)
+    assert float((shared - run(model, tokens)).abs().max()) > 0.01
+    for block in model.blocks:
+        block.ln2 = block.ln1
+    with pytest.raises(CircuitsError, match=r"^blocks\.1: ln1 and ln2 are one module.*give each its own"):
+        run(model, tokens, path)
 
 
-def test_grouped_key_value_heads_cannot_be_edited_one_by_one(make_model, family, tokens):
+def test_blocks_of_two_kinds_are_refused(make_model, hooked_only):
+    model = make_model(family=hooked_only)
+    model.hook_dict.pop("blocks.1.hook_resid_mid")
+    with pytest.raises(CircuitsError, match=r"blocks 1 and 0 differ: one runs attention and MLP in parallel"):
+        Surface.of(model)
+
+
+def test_key_value_groups_are_written_by_name(make_model, family, tokens, by_hand, assert_same):
+    model = make_model(family=family, n_key_value_heads=2, positional_embedding_type="rotary")
+
+    def put(s, at, x, layer, site, groups):
+        x = x.clone()
+        if (s, at) == (site, layer):
+            x[:, :, groups] = write(x)[:, :, groups]
+        return x
+
+    clean = by_hand(model, tokens)
+    for site in ("k", "v"):
+        for spec, layer, groups in (("0.k1", 0, [1]), ("L1K0", 1, [0]), ("1.k0-1", 1, [0, 1])):
+            expected = by_hand(model, tokens, lambda *given, where=(layer, site, groups): put(*given, *where))
+            assert_same(run(model, tokens, edit(site, write, heads=spec)), expected, clean)
+        whole = by_hand(model, tokens, lambda *given, where=(0, site, [0, 1]): put(*given, *where))
+        assert_same(run(model, tokens, edit(f"{site}.0", write, heads="all")), whole, clean)
+
+
+def test_a_head_at_k_and_a_group_at_z_are_refused_by_the_right_name(make_model, family, tokens, other_tokens):
     model = make_model(family=family, n_key_value_heads=2)
-    with pytest.raises(CircuitsError, match="2 key-value heads"):
-        run(model, tokens, edit("v", torch.zeros_like, heads="0.1"))
+    for given, message in (
+        (
+            edit("v", torch.zeros_like, heads="0.1"),
+            r"site v: head 0\.1 shares key-value group 0\.k0 \(heads 0\.0,0\.1\) .* write 0\.k0$",
+        ),
+        (
+            edit("k.1", torch.zeros_like, heads="1.2-3"),
+            r"site k: head 1\.2 shares key-value group 1\.k1 \(heads 1\.2,1\.3\)",
+        ),
+        (
+            patch.path("0.1", "1.3", other_tokens),
+            r"site k: head 1\.3 shares key-value group 1\.k1",
+        ),
+        (
+            ablate.zero("1.k1"),
+            r"site z: key-value group 1\.k1 is at k and v only; it serves heads 1\.2,1\.3: name those$",
+        ),
+        (ablate.uniform("0.k0"), r"site pattern: key-value group 0\.k0 .* heads 0\.0,0\.1: name those"),
+        (edit("q", torch.zeros_like, heads="0.k1"), r"site q: key-value group 0\.k1 .* heads 0\.2,0\.3"),
+        (patch.path("0.k1", "output", other_tokens), r"site z: key-value group 0\.k1 is at k and v only"),
+    ):
+        with pytest.raises(CircuitsError, match=message) as error:
+            run(model, tokens, given)
+        assert "\n" not in str(error.value)
     assert run(model, tokens, edit("z", torch.zeros_like, heads="0.1")).shape == (8, 6, 11)
+    with pytest.raises(CircuitsError, match=r"no key-value group 0\.k2: .* and key-value groups 0-1"):
+        heads("0.k2", model)
 
 
 def test_a_site_the_model_lacks_lists_what_it_has(make_model, family, tokens):

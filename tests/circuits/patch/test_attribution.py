@@ -6,8 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, heads, intervene, patch, permute, run, sweep, transplant
-from circuits.model.sites import Site
+from circuits import (
+    CircuitsError,
+    ablate,
+    cache,
+    edit,
+    heads,
+    intervene,
+    patch,
+    permute,
+    run,
+    sweep,
+    transplant,
+)
 from circuits.model.surface import Surface
 
 WEIGHT = torch.randn(6, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
@@ -235,17 +246,40 @@ def test_inside_blocks_of_every_kind_it_is_of_the_model_outside_of_them(
         assert abs(float(inside - clean)) > 0.01
 
 
-def test_heads_that_share_keys_have_no_row_of_their_own_there(featured, tokens, other_tokens):
-    """A row of a key-value head would be called as a head is."""
-    shared = Surface.of(featured).head_count(Site("k").kind) < featured.cfg.n_heads
+def test_heads_that_share_keys_have_a_row_for_each_group(family, make_model, tokens, other_tokens):
+    """The slope of the metric along `patch.activations` of that group, under its own name."""
+    model = make_model(family=family, n_key_value_heads=2, positional_embedding_type="rotary")
+
+    def metric(output):
+        return output.square().sum((1, 2))
+
     for site in ("k", "v"):
-        frame = patch.attribution(featured, tokens, other_tokens, lambda x: x.sum((1, 2)), site, **FEW).frame
-        assert frame["head"].isna().all() == shared
-        assert frame["position"].notna().all() == shared
-        if shared:
-            for by in ("head", "head,position"):
-                with pytest.raises(CircuitsError, match=f"at site {site} heads share . key-value heads"):
-                    patch.attribution(featured, tokens, other_tokens, site=site, by=by)
+        ours, theirs = (cache(model, given, [site]) for given in (tokens, other_tokens))
+        frame = patch.attribution(model, tokens, other_tokens, metric, site, **FEW).frame
+        assert frame["head"].isna().all()
+        found = dict(zip(frame["variant"], frame["effect"], strict=True))
+        assert list(found) == [f"L{x}K{y} (heads {h})" for x in (0, 1) for y, h in ((0, "0,1"), (1, "2,3"))]
+        for name, estimate in found.items():
+            values = [
+                metric(
+                    run(
+                        model,
+                        tokens,
+                        patch.activations(
+                            site,
+                            {at: ours[at] + step * (theirs[at] - ours[at]) for at in ours},
+                            heads=name.split()[0],
+                        ),
+                    )
+                ).mean()
+                for step in (1e-5, -1e-5)
+            ]
+            assert estimate == pytest.approx(float(values[0] - values[1]) / 2e-5, rel=1e-5)
+        by_position = patch.attribution(
+            model, tokens, other_tokens, metric, site, by="head,position", **FEW
+        ).frame
+        assert by_position["variant"][1] == "L0K0 (heads 0,1), position 1"
+        assert by_position["effect"].sum() == pytest.approx(sum(found.values()), rel=1e-9)
 
 
 def _doubling(by_hand):

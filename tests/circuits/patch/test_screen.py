@@ -10,7 +10,6 @@ import torch
 
 from circuits import CircuitsError, ablate, cache, edit, heads, intervene, patch, run, sweep, transplant
 from circuits.patch._gradients import Pair
-from circuits.patch._ranking import spearman
 from circuits.statistics import bootstrap
 
 WEIGHT = torch.randn(6, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
@@ -312,23 +311,13 @@ def test_correlation_against_ranks_by_hand(causal, tokens, other_tokens):
     assert low < high
 
 
-def test_spearman_with_ties_and_without_a_spread():
-    one = np.array([[1.0, 2.0, 2.0, 4.0], [3.0, 3.0, 3.0, 3.0]])
-    other = np.array([[10.0, 30.0, 20.0, 40.0], [1.0, 2.0, 3.0, 4.0]])
-    # Ranks 1, 2.5, 2.5, 4 and 1, 3, 2, 4: covariance 4.5, sums of squares 4.5 and 5.
-    found = spearman(one, other)
-    assert found[0] == pytest.approx(4.5 / np.sqrt(4.5 * 5))
-    assert np.isnan(found[1])
-    assert np.isnan(spearman(one[:, :2], other[:, :2])).all()
-
-
 # Edges
 
 
 def path_of(name, source):
     """The `patch.path` of an edge's name."""
     sender, receiver = name.split(" -> ")
-    head, _, site = receiver.partition(".")
+    head, _, site = receiver.partition(" ")[0].partition(".")
     return patch.path(sender, (site, head) if head.startswith("L") else receiver, source)
 
 
@@ -379,9 +368,11 @@ def every_edge(model):
         for layer in range(to):
             before += [f"L{layer}H{head}" for head in range(4)] + ([f"mlp_out.{layer}"] if mlps else [])
         found += [f"{u} -> L{to}H{head}.{x}" for u in before for head in range(4) for x in "qkv"]
-        before += [f"L{to}H{head}" for head in range(4)]
-        found += [f"{u} -> mlp_pre.{to}" for u in before] if mlps else []
-        before += [f"mlp_out.{to}"] if mlps else []
+        heads_here = [f"L{to}H{head}" for head in range(4)]
+        # In parallel blocks the MLP does not hear the heads beside it.
+        heard = before if getattr(model.cfg, "parallel_attn_mlp", False) else before + heads_here
+        found += [f"{u} -> mlp_pre.{to}" for u in heard] if mlps else []
+        before += heads_here + ([f"mlp_out.{to}"] if mlps else [])
     return found + [f"{u} -> output" for u in before]
 
 
@@ -419,6 +410,50 @@ def test_integrated_edges_against_passes_by_hand(model, tokens, other_tokens, by
             for fraction in midpoints(2)
         ]
         expected[name] = float(sum(slopes).mean() / 2)
+    assert_equal({name: found[name] for name in some}, expected)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parallel_attn_mlp": True, "act_fn": "gelu"},
+        {
+            "normalization_type": "RMS",
+            "use_normalization_before_and_after": True,
+            "attn_scores_soft_cap": 2.0,
+            "output_logits_soft_cap": 3.0,
+        },
+        {
+            "original_architecture": "Olmo2ForCausalLM",
+            "normalization_type": "RMS",
+            "use_local_attn": True,
+            "attn_types": ["local", "global"],
+            "window_size": 3,
+        },
+    ],
+    ids=["parallel", "gemma", "olmo2"],
+)
+@pytest.mark.parametrize("steps", [None, 2])
+def test_edges_of_other_blocks_against_passes_by_hand(
+    make_model, hooked_only, tokens, other_tokens, by_hand, changes, steps
+):
+    """Where a norm follows a head, also its derivative is that of the run on the way."""
+    model = make_model(family=hooked_only, **changes)
+    given = {"method": "gradient"} if steps is None else {"method": "integrated", "steps": steps}
+    found, names = by_name(edges(model, tokens, other_tokens, curved, **given, **ONE)), every_edge(model)
+    assert set(found) == set(names)
+    some = names[::5]
+    ways = [
+        [] if steps is None else [on_the_way(by_hand, model, tokens, other_tokens, fraction)]
+        for fraction in ([0.0] if steps is None else midpoints(steps))
+    ]
+    expected = {
+        name: float(
+            sum(path_slope(by_hand, model, tokens, other_tokens, name, curved, *way).mean() for way in ways)
+            / len(ways)
+        )
+        for name in some
+    }
     assert_equal({name: found[name] for name in some}, expected)
 
 
@@ -481,13 +516,47 @@ def test_integrated_edges_settle_with_steps(make_model, tokens, other_tokens):
     assert off[1] < 0.02 * max(map(abs, found[-1].values()))
 
 
-def test_shared_key_value_heads_receive_as_a_layer(family, make_model, tokens, other_tokens):
+GROUPS = ("K0", "heads 0,1"), ("K1", "heads 2,3")
+
+
+def test_key_value_groups_receive_by_their_own_names(family, make_model, tokens, other_tokens):
     model = make_model(family=family, n_key_value_heads=2)
     receivers = set(edges(model, tokens, other_tokens, weighed, exact="all", **FEW).frame["receiver"])
-    assert {"k.0", "v.1", "L0H3.q"} <= receivers
-    assert not any(name.endswith((".k", ".v")) for name in receivers)
-    names = set(nodes(model, tokens, other_tokens, weighed, ["k", "q.0"], **FEW).frame["variant"])
-    assert names == {"k.0", "k.1", "L0H0.q", "L0H1.q", "L0H2.q", "L0H3.q"}
+    of_groups = {
+        f"L{layer}{group}.{site} ({served})"
+        for layer in range(2)
+        for group, served in GROUPS
+        for site in "kv"
+    }
+    queries = {f"L{layer}H{head}.q" for layer in range(2) for head in range(4)}
+    assert receivers == of_groups | queries | {"mlp_pre.0", "mlp_pre.1", "output"}
+
+
+def test_nodes_of_key_value_groups_against_patches_by_hand(family, make_model, tokens, other_tokens, by_hand):
+    model = make_model(family=family, n_key_value_heads=2)
+    found = nodes(model, tokens, other_tokens, weighed, ["k", "q.0"], **{**FEW, "exact": "all"}).frame
+    assert set(found["variant"]) == {
+        *(f"L{layer}{group}.k ({served})" for layer in range(2) for group, served in GROUPS),
+        *(f"L0H{head}.q" for head in range(4)),
+    }
+    shared = found["site"] == "k"
+    # The column of heads is for one head.
+    assert found["head"][shared].isna().all()
+    assert sorted(found["head"][~shared]) == [0, 1, 2, 3]
+    effects = found.set_index("variant")["effect"]
+    (theirs, _), clean = activations(by_hand, model, other_tokens), weighed(by_hand(model, tokens))
+    for layer in range(2):
+        for number, (group, served) in enumerate(GROUPS):
+
+            def put(s, at, x, here=("k", layer), number=number):
+                x = x.clone()
+                if (s, at) == here:
+                    x[:, :, number] = theirs[here][:, :, number]
+                return x
+
+            expected = float((weighed(by_hand(model, tokens, put)) - clean).mean())
+            assert abs(expected) > 1e-6
+            assert effects[f"L{layer}{group}.k ({served})"] == pytest.approx(expected, rel=1e-9)
 
 
 # What both share

@@ -23,7 +23,7 @@ from interp_tasks.cli.tables import heading, short_names
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
 from interp_tasks.measurement.experiment import EXPERIMENTS
-from interp_tasks.measurement.header import said
+from interp_tasks.measurement.header import header_parts
 from interp_tasks.pages import versions
 from interp_tasks.settings import read_seeds, read_settings
 from interp_tasks.training.config import TrainConfig
@@ -246,8 +246,8 @@ def test_a_head_breaks_between_its_parts():
 
 def test_of_joined_results_the_head_says_what_they_have_in_common():
     parts = [{"mode": "uniform", "queries": "hidden"}, {"mode": "uniform", "keys": [0], "queries": "hidden"}]
-    assert said("ablation", {"parts": parts}) == ["mode uniform", "queries hidden"]
-    assert said("of one's own", {"mode": "uniform"}) == []
+    assert header_parts("ablation", {"parts": parts}) == ["mode uniform", "queries hidden"]
+    assert header_parts("of one's own", {"mode": "uniform"}) == []
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from interp_tasks.experiments import COLUMNS, curve, drops
 from interp_tasks.experiments.curve.measure import between_points
 from interp_tasks.experiments.drops.measure import plateau_until
 from interp_tasks.experiments.drops.table import view_rows
-from interp_tasks.measurement.crossings import spearman
 from interp_tasks.measurement.run_logs import read_runs
 
 STEPS = range(0, 4001, 50)
@@ -150,14 +149,6 @@ def test_rank_correlations_are_over_runs_that_differ_in_one_setting_alone(tmp_pa
             UserError, match=f"^--against {key}: no three of the runs have different numbers there"
         ):
             drops(runs_given, against=key)
-
-
-def test_spearman_is_scipys():
-    stream = np.random.default_rng(0)
-    pairs = stream.integers(0, 5, (50, 7, 2)).astype(float)
-    expected = [spearmanr(each[:, 0], each[:, 1]).statistic for each in pairs]
-    np.testing.assert_allclose(spearman(pairs), expected, atol=1e-12)
-    assert np.isnan(spearman(np.array([[[1.0, 2], [1, 3], [1, 4]]]))).all()
 
 
 def test_the_plateau_ends_where_the_metric_stays_below():

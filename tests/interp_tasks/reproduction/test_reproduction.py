@@ -15,10 +15,12 @@ from interp_tasks.errors import UserError
 from interp_tasks.published import Claim
 from interp_tasks.published.papers import parse_paper
 from interp_tasks.reproduction import reproduce, train_missing
+from interp_tasks.reproduction.claim_numbers import claim_numbers
+from interp_tasks.reproduction.claim_rows import Seed, Unmeasured, rows_where
 from interp_tasks.reproduction.reproduce import about, corrected
 from interp_tasks.reproduction.runs import Located, as_text, locate_all
 from interp_tasks.reproduction.studies import Job, jobs_of, perform_all
-from interp_tasks.reproduction.verdicts import Outcome, Seed, Unmeasured, judge, measured, picked
+from interp_tasks.reproduction.verdicts import Outcome, judge
 
 SETTINGS = {
     "train.steps": 4,
@@ -90,7 +92,7 @@ def row_of(table, ref="4", metric="mse_masked"):
 
 def number(table, **changes):
     """The number of the one run, and its interval over examples."""
-    (found,) = measured(claim(**changes), table).numbers
+    (found,) = claim_numbers(claim(**changes), table).numbers
     return found.value, found.over_examples
 
 
@@ -155,7 +157,7 @@ def test_several_rows_are_reduced_and_counted(table):
 )
 def test_a_number_that_is_not_one_is_an_error_and_no_verdict(table, where, said):
     with pytest.raises(Unmeasured, match=said):
-        measured(claim(where=where), table)
+        claim_numbers(claim(where=where), table)
     outcome = judge(claim(where=where), table, "a")
     assert (outcome.verdict, outcome.value) == ("error", None)
 
@@ -182,9 +184,9 @@ def test_a_row_that_may_be_absent_is_not_run_and_other_mistakes_are_errors(table
 
 
 def test_what_no_model_was_trained_for_rests_on_no_run_and_is_judged_over_examples(table):
-    assert measured(claim(), table).n_runs == 1
+    assert claim_numbers(claim(), table).n_runs == 1
     method = table.assign(n_runs=0)
-    assert measured(claim(), method).n_runs == 0
+    assert claim_numbers(claim(), method).n_runs == 0
     outcome = judge(claim(), method, "a")
     assert (outcome.verdict, outcome.interval, outcome.n_runs) == ("held", "over examples", 0)
     # A row of several runs has the interval that its study made of them.
@@ -198,15 +200,15 @@ def test_what_no_model_was_trained_for_rests_on_no_run_and_is_judged_over_exampl
 def test_a_run_is_named_by_its_end_or_by_one_of_several(table):
     (run,) = table["run"].unique()
     for ends in (run[-1:], [run[-1:]], ["at no scale", run], run[-4:-1] + "*"):
-        assert len(picked(table, {"run": ends})) == len(picked(table, {}))
-    assert picked(table, {"run": ["at no scale"]}).empty
+        assert len(rows_where(table, {"run": ends})) == len(rows_where(table, {}))
+    assert rows_where(table, {"run": ["at no scale"]}).empty
 
 
 def test_draws_are_left_out_unless_asked_for(table):
     drawn = pandas.concat([table, table.assign(draw=0)], ignore_index=True).astype({"draw": "Int64"})
-    assert measured(claim(), drawn) == measured(claim(), table)
+    assert claim_numbers(claim(), drawn) == claim_numbers(claim(), table)
     everything = claim(where={"metric": "mse_masked", "ref": "4", "draw": 0})
-    assert measured(everything, drawn) == measured(claim(), table)
+    assert claim_numbers(everything, drawn) == claim_numbers(claim(), table)
 
 
 def seeds_of(table, *values):
@@ -284,10 +286,10 @@ def test_runs_are_divided_by_those_of_the_same_seed(table):
     both = pandas.concat([mine, other], ignore_index=True)
     metric = {"ref": "4", "metric": "mse_masked"}
     ratio = claim(where={**metric, "run": "x/seed-*"}, per={**metric, "run": "y/seed-*"})
-    assert [each.value for each in measured(ratio, both).numbers] == [2.0, 0.5, 3.0]
+    assert [each.value for each in claim_numbers(ratio, both).numbers] == [2.0, 0.5, 3.0]
     # Without one of the seeds they cannot be paired: Fieller's interval, over the smaller group.
     fewer = both[both["run"] != "y/seed-1"]
-    found = measured(ratio, fewer)
+    found = claim_numbers(ratio, fewer)
     assert (len(found.numbers), found.against, found.n_runs) == (3, (3.0, 1.0), 2)
     assert judge(ratio, fewer, "x").verdict == "undecided"
     four = pandas.concat([both, mine[mine["run"] == "x/seed-0"].assign(run="x/seed-3")], ignore_index=True)
@@ -295,23 +297,23 @@ def test_runs_are_divided_by_those_of_the_same_seed(table):
     assert (outcome.n_runs, outcome.value) == (3, pytest.approx((2 + 2 + 9 + 2) / 4 / (8 / 3)))
     # One of the other condition is one training run.
     single = both[~both["run"].isin(["y/seed-1", "y/seed-2"])]
-    assert measured(ratio, single).n_runs == 1
+    assert claim_numbers(ratio, single).n_runs == 1
 
 
 def test_what_is_said_of_several_conditions_is_measured_again_with_each_seed(table):
     """The largest over two conditions, seed by seed: 4, 5, 6; the fourth seed is of one condition alone."""
     mine, other = seeds_of(table, 4.0, 1.0, 6.0, 99.0), seeds_of(table, 3.0, 5.0, 2.0)
     both = pandas.concat([mine, other.assign(run=other["run"].str.replace("x/", "y/"))], ignore_index=True)
-    found = measured(claim(reduce="max"), both)
+    found = claim_numbers(claim(reduce="max"), both)
     assert [each.value for each in found.numbers] == [4.0, 5.0, 6.0]
     with pytest.raises(Unmeasured, match="of 2 conditions"):
-        measured(claim(), both)
+        claim_numbers(claim(), both)
     # Without seeds they are one measurement.
     named = both.assign(run=both["run"].str.replace("/seed-", "-"))
-    assert [each.value for each in measured(claim(reduce="max"), named).numbers] == [99.0]
+    assert [each.value for each in claim_numbers(claim(reduce="max"), named).numbers] == [99.0]
     # What the paper's file says of runs counts more than their names.
     same = {run: Seed("one", index) for index, run in enumerate(both["run"].unique())}
-    assert measured(claim(), both, same).n_runs == 7
+    assert claim_numbers(claim(), both, same).n_runs == 7
 
 
 def test_a_claim_that_a_control_passes_is_not_held(table):

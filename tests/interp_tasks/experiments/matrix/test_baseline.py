@@ -185,7 +185,7 @@ def test_a_method_agrees_with_itself():
     stream = torch.Generator().manual_seed(0)
     one, other = (torch.randn(40, 9, generator=stream, dtype=torch.float64) for _ in range(2))
     where = torch.rand(40, 9, generator=stream) < 0.5
-    same = correlation(one, 3 * one - 1, where, 0, beside=other)
+    same = correlation(one, 3 * one - 1, where, 0, control=other)
     assert (same["value"], same["ci_low"], same["ci_high"]) == pytest.approx((1, 1, 1))
     assert same["effect"] == pytest.approx(1 - np.corrcoef(one[where], other[where])[0, 1])
     assert same["effect_ci_low"] < same["effect"] < same["effect_ci_high"]

@@ -13,7 +13,13 @@ from interp_tasks import UserError
 from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, generalisation
 from interp_tasks.experiments.generalisation.table import view_rows
-from interp_tasks.measurement.crossings import in_order, median, over_seeds, ratio_of_steps, reached
+from interp_tasks.measurement.crossings import (
+    interval_over_seeds,
+    median,
+    ratio_of_steps,
+    reached,
+    share_in_order,
+)
 from interp_tasks.published import Claim
 from interp_tasks.reproduction.verdicts import judge
 
@@ -264,11 +270,11 @@ def test_what_is_no_number_is_left_out_and_said(tmp_path):
 
 
 def test_pairs_in_order_by_hand():
-    assert in_order(np.array([1.0, 2.0, 3.0])) == 1
-    assert in_order(np.array([3.0, 2.0, 1.0])) == 0
-    assert in_order(np.array([2.0, 2.0])) == 0.5
-    assert in_order(np.array([1.0, np.inf, np.inf])) == 1
-    assert math.isnan(in_order(np.array([np.inf, np.inf])))
+    assert share_in_order(np.array([1.0, 2.0, 3.0])) == 1
+    assert share_in_order(np.array([3.0, 2.0, 1.0])) == 0
+    assert share_in_order(np.array([2.0, 2.0])) == 0.5
+    assert share_in_order(np.array([1.0, np.inf, np.inf])) == 1
+    assert math.isnan(share_in_order(np.array([np.inf, np.inf])))
 
 
 def test_seeds_have_a_median_in_which_censored_runs_are_late(tmp_path):
@@ -294,7 +300,7 @@ def test_medians_with_infinite_numbers():
     assert median(np.array([[2.0, 4.0], [np.inf, np.inf]])).tolist() == [3, np.inf]
     values = np.random.default_rng(0).normal(size=(5, 8))
     assert median(values) == pytest.approx(np.median(values, -1))
-    assert all(math.isnan(end) for end in over_seeds(np.array([1.0, 2.0]), median, 0))
+    assert all(math.isnan(end) for end in interval_over_seeds(np.array([1.0, 2.0]), median, 0))
 
 
 def test_ratios_and_their_bounds():

@@ -15,7 +15,7 @@ from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS
 from interp_tasks.experiments.prime_order.measure import ranked, stratified
-from interp_tasks.experiments.primes.removal import Damage, principal
+from interp_tasks.experiments.primes.removal import Damage, class_directions
 from interp_tasks.experiments.primes.shares import spread_of
 
 P, NEURONS = 31, 120
@@ -205,7 +205,7 @@ def test_damage_is_the_share_of_what_is_above_chance():
 def test_principal_directions_are_the_fewest_that_carry_nine_tenths():
     classes = torch.arange(60) % 3
     means = torch.tensor([[3.0, 0, 0], [-3, 0, 0], [0, 0.1, 0]])
-    found = principal(means[classes].double() - means.double().mean(0), classes)
+    found = class_directions(means[classes].double() - means.double().mean(0), classes)
     assert found.shape == (3, 1)
     assert abs(float(found[0, 0])) > 0.99
 

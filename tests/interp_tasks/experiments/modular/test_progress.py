@@ -17,8 +17,8 @@ from interp_tasks.experiments import COLUMNS
 from interp_tasks.experiments.progress import phases
 from interp_tasks.experiments.progress.attention import (
     mean_streams,
-    output_with,
-    outputs_without,
+    output_with_patterns,
+    outputs_without_parts,
     rows_of_attention,
     rows_of_waves,
 )
@@ -387,7 +387,7 @@ def test_attention_that_is_waves_already_is_left_as_it_is(addition, models):
     turn = 2 * np.pi * 2 / P
     first = 0.45 + 0.1 * ((turn * a).cos() - (turn * b).cos())
     pattern = torch.stack([first, 0.9 - first, torch.full_like(first, 0.1)], 1)[:, None].repeat(1, 2, 1)
-    logits = output_with(model, inputs, inputs.tokens, {0: pattern})
+    logits = output_with_patterns(model, inputs, inputs.tokens, {0: pattern})
     (row, *_) = rows_of_waves(model, inputs, {0: pattern}, logits)
     assert row["value"] == pytest.approx(row["baseline"], rel=1e-5)
     plain = run_model(model, inputs.tokens)[:, -1].double()
@@ -449,7 +449,8 @@ def test_skips_of_a_post_norm_model_against_a_forward_by_hand(addition):
     streams = ["resid_pre.0", "mlp_out.0", "resid_post.0"]
     means = mean_streams(model, inputs, streams)
     found = {
-        name: output for (_, name), output in outputs_without(model, inputs, inputs.tokens, streams, means)
+        name: output
+        for (_, name), output in outputs_without_parts(model, inputs, inputs.tokens, streams, means)
     }
     for said, stream in sums.items():
         expected = (normed(stream, block.ln2) @ model.W_U + model.b_U)[:, inputs.position].detach().double()

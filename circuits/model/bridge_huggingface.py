@@ -1,0 +1,93 @@
+"""Reads and writes the activations of a `TransformerBridge` around a Hugging Face model (boot_transformers).
+
+Its hook points are in line, but for the sites that `families` leaves out or finds elsewhere. The table there, or for a
+model outside of it `bridge_qualification`, says which sites are served; the hook points of others are taken away.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from circuits.model.bridge import Bridge
+from circuits.model.families import Family
+from circuits.model.hooks import Function, Handle, Handles
+from circuits.model.sites import KINDS
+
+# Sites inside the MLP and around it.
+_IN_MLP = ("resid_mid", "mlp_pre", "mlp_post", "mlp_out")
+
+
+class HuggingFaceBridge(Bridge):
+    """Hooks one bridge around a Hugging Face model."""
+
+    def __init__(
+        self, model: nn.Module, hooks: dict[str, nn.Module], wrapped: nn.Module, family: Family
+    ) -> None:
+        """
+        Args:
+            hooks: the hook points by name; those of sites that are not served are removed from it.
+        """
+        super().__init__(model, hooks, wrapped)
+        self._cfg: Any = model.cfg
+        self.family = family
+        # The length of the run, by layer, where the MLP does not show it.
+        self._lengths: dict[int, int] = {}
+        for kind in KINDS.values():
+            for layer in range(len(self._blocks) if kind.per_layer else 1):
+                hook = kind.hook.format(layer)
+                if kind.name not in family.sites:
+                    hooks.pop(hook, None)
+                elif kind.name in family.places:
+                    hooks[hook] = hooks[family.places[kind.name].format(layer)]
+
+    @property
+    def key_heads(self) -> int:
+        return int(getattr(self._cfg, "n_key_value_heads", None) or self._cfg.n_heads)
+
+    def block(self, layer: int) -> Any:
+        return self._blocks[layer]
+
+    def _d_head(self, layer: int) -> int:
+        return int(self._cfg.d_head)
+
+    def on_branch(self, site: str) -> bool:
+        return site == "resid_mid" and site not in self.family.places
+
+    def on_forward(self, hook: str, function: Function) -> Handle:
+        layer = self._flat_at(hook)
+        if layer is None:
+            return super().on_forward(hook, function)
+        return Handles(self._count(layer), super().on_forward(hook, self._by_example(layer, function)))
+
+    def before(self, hook: str, function: Function) -> Handle:
+        layer = self._flat_at(hook)
+        if layer is None:
+            return super().before(hook, function)
+        return Handles(self._count(layer), super().before(hook, self._by_example(layer, function)))
+
+    def through(self, hook: str, activation: Tensor) -> Tensor:
+        if self._flat_at(hook) is None:
+            return super().through(hook, activation)
+        flat = activation.flatten(0, 1)
+        output = super().through(hook, flat)
+        return activation if output is flat else output.unflatten(0, activation.shape[:2])
+
+    def _flat_at(self, hook: str) -> int | None:
+        """Returns the layer of a hook point that has batch and positions on one axis."""
+        site, layer = self._sites.get(hook, (hook, None))
+        return layer if self.family.flat_mlp and site in _IN_MLP else None
+
+    def _count(self, layer: int) -> Handle:
+        start = self._hooks[KINDS["resid_pre"].hook.format(layer)]
+        return start.register_forward_hook(
+            lambda module, inputs, output: self._lengths.update({layer: output.shape[1]})
+        )
+
+    def _by_example(self, layer: int, function: Function) -> Function:
+        def apply(flat: Tensor) -> Tensor | None:
+            new = function(flat.unflatten(0, (-1, self._lengths[layer])))
+            return None if new is None else new.flatten(0, 1)
+
+        return apply

@@ -1,0 +1,464 @@
+"""Finds the sites of a bridge whose family, settings or versions are not in the table of `families`.
+
+A small random model is made of the config, twice: once with a bridge around it, hooked as `circuits` hooks it, and once
+as Hugging Face made it, hooked by torch alone at its own modules (the softmax of attention by a torch function mode). A
+site is served where both hold the same activation and a random write has the same effect on the output, at every layer.
+What attention and MLP add must also be the difference of the streams around it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from circuits.errors import CircuitsError
+from circuits.model.bridge_huggingface import HuggingFaceBridge
+from circuits.model.families import Family, unproved_version
+from circuits.model.hooks import Function
+from circuits.model.sites import KINDS
+
+# Sizes of the small model, by the names that Hugging Face's configs share.
+_SIZES = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "head_dim": 8,
+    "rotary_dim": 4,
+    "intermediate_size": 40,
+    "ffn_dim": 40,
+    "n_inner": 40,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+    "sliding_window": 3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LENGTH = 6
+# Largest difference between the two models, relative to the effect of the write.
+_TOLERANCE = 1e-5
+# Smallest effect of a write, relative to the output, that shows anything.
+_VISIBLE = 1e-3
+
+_known: dict[str, Family | str] = {}
+
+
+def qualified(model: nn.Module, wrapped: nn.Module, parallel: bool) -> Family:
+    """Returns the sites at which this bridge may be written to, found on a small random model of its config, as a row.
+
+    The result is kept for other models of the same config. Raises `CircuitsError` where the check cannot be made, or
+    fails for the model as a whole.
+    """
+    kind = type(wrapped).__name__
+    newer = unproved_version()
+    what = f"a TransformerBridge around {kind}" + (f" with {newer}" if newer else "")
+    if getattr(model, "_weights_processed", False):
+        raise CircuitsError(
+            f"{what} is not in the table of families (circuits.model.families), and can be checked with its own "
+            "weights only; use enable_compatibility_mode(no_processing=True)"
+        )
+    compatible = bool(getattr(model, "compatibility_mode", False))
+    try:
+        config = _small(wrapped)
+        key = json.dumps([kind, parallel, compatible, newer, config.to_dict()], sort_keys=True, default=str)
+        if key not in _known:
+            with _aside():
+                _known[key] = _check(model, wrapped, config, parallel, compatible)
+        found = _known[key]
+    except Exception as error:
+        raise CircuitsError(
+            f"{what} is not in the table of families (circuits.model.families), and no small model of its config can "
+            f"be made to check it with ({type(error).__name__}: {_first_line(error)})"
+        ) from error
+    if isinstance(found, str):
+        raise CircuitsError(
+            f"{what} is not served: {found}; it is served once its sites are proved and in the table "
+            "(circuits.model.families)"
+        )
+    return found
+
+
+@contextmanager
+def _aside() -> Iterator[None]:
+    """Leaves the caller's random numbers alone, shows no warnings (a hook point that is not in line gives one), and
+    computes on one thread: products this small take many times as long when several wait for each other.
+    """
+    threads = torch.get_num_threads()
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:80]
+
+
+def _small(wrapped: nn.Module) -> Any:
+    """Returns the config of a small model of the same kind."""
+    config: Any = copy.deepcopy(wrapped.config)
+    heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    kinds = getattr(config, "layer_types", None)
+    for name, size in _SIZES.items():
+        if getattr(config, name, None) is not None:
+            with suppress(AttributeError):  # computed from the others
+                setattr(config, name, size)
+    if groups is not None:
+        config.num_key_value_heads = 1 if groups == 1 else 4 if groups == heads else 2
+    if getattr(config, "word_embed_proj_dim", None) is not None:
+        config.word_embed_proj_dim = config.hidden_size
+    if kinds is not None:
+        config.layer_types = (list(dict.fromkeys(kinds)) * 2)[:2]
+    rope = getattr(config, "rope_parameters", None)
+    if isinstance(rope, dict) and rope.get("partial_rotary_factor", 1.0) < 1.0:
+        rope["partial_rotary_factor"] = 0.5  # of an even number of entries
+    for name in vars(config):
+        if name.endswith(("dropout", "pdrop")) and isinstance(getattr(config, name), float):
+            setattr(config, name, 0.0)
+    config._attn_implementation = "eager"
+    return config
+
+
+def _check(
+    model: nn.Module, wrapped: nn.Module, config: Any, parallel: bool, compatible: bool
+) -> Family | str:
+    """Returns the row of the small model, or what is wrong with it as a whole."""
+    torch.manual_seed(0)
+    plain = type(wrapped)(config).to(torch.float64).eval()
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    tokens = torch.randint(3, _SIZES["vocab_size"], (2, _LENGTH))
+    bridge = _bridge(model, copy.deepcopy(plain), config)
+    if compatible:
+        bridge.enable_compatibility_mode(no_processing=True, disable_warnings=True)
+    hooks = {name: hook for name, hook in bridge.hook_dict.items() if isinstance(hook, nn.Module)}
+    row = Family(type(wrapped).__name__, type(wrapped).__name__, frozenset(KINDS), parallel)
+    ours = _Ours(HuggingFaceBridge(bridge, hooks, bridge.original_model, row), bridge, hooks)
+    theirs = _Theirs(plain, bridge, parallel)
+    output, expected = ours.run(tokens), theirs.run(tokens)
+    if not _same(output, expected, expected):
+        return "its output is not that of the model it wraps"
+    names = [(name, layer) for name in KINDS for layer in _layers(name)]
+    mine, seen = ours.read(tokens, names), theirs.read(tokens, names)
+    proved = {name for name in KINDS if all((name, layer) in mine for layer in _layers(name))}
+    proved -= _unsummed(mine, parallel)
+    for name, layer in names:
+        if name not in proved:
+            continue
+        here = mine[name, layer]
+        if (name, layer) not in seen or not _same(
+            _visible(here), _visible(seen[name, layer]), _visible(here)
+        ):
+            proved.discard(name)
+            continue
+        noise = torch.randn(here.shape, dtype=here.dtype, generator=torch.Generator().manual_seed(1))
+        changed = theirs.run(tokens, name, layer, noise)
+        effect = changed - expected
+        moves = float(effect.abs().max()) > _VISIBLE * float(expected.abs().max())
+        if not moves or not _same(ours.run(tokens, name, layer, noise), changed, effect):
+            proved.discard(name)
+    if not proved & {"resid_pre", "z"}:
+        return "writes at resid_pre and z do not have the effect that they have in the model it wraps"
+    return Family(row.name, row.wrapped, frozenset(proved), parallel)
+
+
+def _bridge(model: nn.Module, plain: nn.Module, config: Any) -> Any:
+    """Makes a bridge of the same package around a model."""
+    package = next(
+        base.__module__.partition(".")[0]
+        for base in type(model).__mro__
+        if base.__name__ == "TransformerBridge"
+    )
+    builder = import_module(f"{package}.model_bridge.sources._bridge_builder")
+    architecture = getattr(model.cfg, "architecture", None) or type(plain).__name__
+    return builder.build_bridge_from_module(
+        plain, architecture, hf_config=config, dtype=torch.float64, device="cpu"
+    )
+
+
+def _layers(name: str) -> tuple[int | None, ...]:
+    return (0, 1) if KINDS[name].per_layer else (None,)
+
+
+def _visible(x: Tensor) -> Tensor:
+    """Returns an activation with masked scores, however low they are, at one value."""
+    return x.masked_fill(x < torch.finfo(torch.float32).min / 2, 0.0)
+
+
+def _same(found: Tensor, expected: Tensor, effect: Tensor) -> bool:
+    # A position table may come with a batch of 1.
+    if found.shape[1:] != expected.shape[1:] or len(expected) not in (1, len(found)):
+        return False
+    return bool((found - expected).abs().max() <= _TOLERANCE * effect.abs().max())
+
+
+def _unsummed(seen: dict[tuple[str, int | None], Tensor], parallel: bool) -> set[str]:
+    """Returns the sites whose sums do not hold: attn_out and mlp_out are what is added to the stream."""
+    wrong: set[str] = set()
+    for layer in (0, 1):
+        start, middle, end, attention, mlp = (
+            seen.get((name, layer))
+            for name in ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
+        )
+        sums = (
+            [((start, attention, mlp), end, {"attn_out", "mlp_out", "resid_mid"})]
+            if parallel
+            else [
+                ((start, attention), middle, {"attn_out", "resid_mid"}),
+                ((middle, mlp), end, {"mlp_out"}),
+            ]
+        )
+        for parts, total, names in sums:
+            known = [
+                part for part in parts if part is not None and total is not None and part.shape == total.shape
+            ]
+            if total is None or len(known) < len(parts) or not _same(torch.stack(known).sum(0), total, total):
+                wrong |= names
+    return wrong
+
+
+class _Ours:
+    """The small bridge, hooked as `circuits` hooks one."""
+
+    def __init__(self, hooked: HuggingFaceBridge, bridge: Any, hooks: dict[str, nn.Module]) -> None:
+        self._hooked, self._bridge, self._hooks = hooked, bridge, hooks
+
+    def run(
+        self, tokens: Tensor, site: str | None = None, layer: int | None = None, noise: Tensor | None = None
+    ) -> Tensor:
+        with torch.no_grad(), ExitStack() as stack:
+            if site is not None:
+                hook = KINDS[site].hook.format(layer)
+                stack.callback(self._hooked.on_forward(hook, _shift(noise)).remove)
+            output: Tensor = self._bridge(tokens)
+        return output
+
+    def read(
+        self, tokens: Tensor, places: list[tuple[str, int | None]]
+    ) -> dict[tuple[str, int | None], Tensor]:
+        seen: dict[tuple[str, int | None], Tensor] = {}
+        with torch.no_grad(), ExitStack() as stack:
+            for place in places:
+                hook = KINDS[place[0]].hook.format(place[1])
+                if hook in self._hooks:
+                    stack.callback(self._hooked.on_forward(hook, _keep(seen, place)).remove)
+            self._bridge(tokens)
+        return {place: x for place, x in seen.items() if x.ndim == len(KINDS[place[0]].axes)}
+
+
+def _shift(by: Tensor | None) -> Function:
+    return lambda x: x if by is None else x + by
+
+
+def _keep(seen: dict[Any, Tensor], key: Any) -> Function:
+    def keep(x: Tensor) -> None:
+        seen[key] = x.clone()
+
+    return keep
+
+
+class _Theirs:
+    """The small Hugging Face model, hooked by torch at its own modules, which the bridge's names lead to."""
+
+    def __init__(self, plain: nn.Module, bridge: Any, parallel: bool) -> None:
+        self._plain, self._bridge, self._parallel = plain, bridge, parallel
+        config: Any = plain.config
+        self._heads = config.num_attention_heads
+        self._blocks = list(bridge.blocks)
+
+    def run(
+        self, tokens: Tensor, site: str | None = None, layer: int | None = None, noise: Tensor | None = None
+    ) -> Tensor:
+        with torch.no_grad(), ExitStack() as stack:
+            if site is not None:
+                stack.enter_context(self._at(site, layer, _shift(noise)))
+            output: Tensor = self._plain(tokens, use_cache=False).logits
+        return output
+
+    def read(
+        self, tokens: Tensor, places: list[tuple[str, int | None]]
+    ) -> dict[tuple[str, int | None], Tensor]:
+        seen: dict[tuple[str, int | None], Tensor] = {}
+        for place in places:
+            try:
+                with torch.no_grad(), self._at(*place, _keep(seen, place)):
+                    self._plain(tokens, use_cache=False)
+            except (AttributeError, LookupError, RuntimeError):
+                continue  # The model has no such module, or one of another form.
+        return seen
+
+    @contextmanager
+    def _at(self, site: str, layer: int | None, function: Function) -> Iterator[None]:
+        if site in ("scores", "pattern"):
+            assert layer is not None
+            with _Softmax(layer, function, before=site == "scores"):
+                yield
+            return
+        handle = self._hook(site, layer, function)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _hook(self, site: str, layer: int | None, function: Function) -> Any:
+        if layer is None:
+            return _on_output(self._module(getattr(self._bridge, site)), function)
+        block = self._blocks[layer]
+        here = self._module(block, layer)
+
+        def part(*names: str) -> nn.Module:
+            component: Any = block
+            module = here
+            for name in names:
+                component = getattr(component, name)
+                module = module.get_submodule(component.name) if component.name else module
+            return module
+
+        if site == "resid_pre":
+            return _on_input(here, function)
+        if site == "resid_post":
+            return _on_output(here, function)
+        if site in ("q", "k", "v"):
+            return self._on_projection(site, block, part, function)
+        if site == "z":
+            return _on_input(part("attn", "o"), _by_head(function, self._heads))
+        if site == "mlp_pre":
+            return _on_output(part("mlp", "gate" if hasattr(block.mlp, "gate") else "in"), function)
+        if site == "mlp_post":
+            return _on_input(part("mlp", "out"), function)
+        attention = site in ("attn_out", "resid_mid")
+        norm = "ln1_post" if attention else "ln2_post"
+        adds = part(norm) if hasattr(block, norm) else part("attn" if attention else "mlp")
+        if site == "resid_mid":
+            return _Middle(here, adds, function)
+        return _on_output(adds, function)
+
+    def _on_projection(
+        self, site: str, block: Any, part: Callable[..., nn.Module], function: Function
+    ) -> Any:
+        heads = self._heads if site == "q" else _groups(self._plain, self._heads)
+        if not hasattr(block.attn, "qkv"):
+            return _on_output(part("attn", site), _by_head(function, heads))
+        index = "qkv".index(site)
+        own = getattr(block.attn, site)
+        joint: Any = part("attn", "qkv")
+        weight: Tensor = own.weight
+        whole: Tensor = joint.weight if joint.weight.shape[-1] == weight.shape[-1] else joint.weight.mT
+
+        def changed(x: Tensor) -> Tensor | None:
+            if torch.equal(whole.unflatten(0, (3, -1))[index], weight):
+                pieces, axis = x.unflatten(-1, (3, heads, -1)), -3
+            else:  # q, k and v of each head side by side
+                pieces, axis = x.unflatten(-1, (heads, 3, -1)), -2
+            new = function(pieces.select(axis, index))
+            if new is None:
+                return None
+            pieces = pieces.clone()
+            pieces.select(axis, index).copy_(new)
+            return pieces.flatten(-3)
+
+        return _on_output(joint, changed)
+
+    def _module(self, component: Any, layer: int | None = None) -> nn.Module:
+        path = component.name
+        if layer is not None and not path.endswith(f".{layer}"):
+            path = f"{path}.{layer}"
+        return self._plain.get_submodule(path)
+
+
+def _groups(plain: nn.Module, heads: int) -> int:
+    config: Any = plain.config
+    return int(getattr(config, "num_key_value_heads", None) or heads)
+
+
+def _by_head(function: Function, heads: int) -> Function:
+    def apply(x: Tensor) -> Tensor | None:
+        new = function(x.unflatten(-1, (heads, -1)))
+        return None if new is None else new.flatten(-2)
+
+    return apply
+
+
+def _first(output: Any) -> Tensor:
+    return output[0] if isinstance(output, tuple) else output
+
+
+def _on_output(module: nn.Module, function: Function) -> Any:
+    def hook(module: nn.Module, inputs: Any, output: Any) -> Any:
+        new = function(_first(output))
+        if new is None:
+            return None
+        return (new, *output[1:]) if isinstance(output, tuple) else new
+
+    return module.register_forward_hook(hook)
+
+
+def _on_input(module: nn.Module, function: Function) -> Any:
+    def hook(module: nn.Module, inputs: tuple[Any, ...], given: dict[str, Any]) -> Any:
+        if inputs:
+            new = function(inputs[0])
+            return None if new is None else ((new, *inputs[1:]), given)
+        new = function(given["hidden_states"])
+        return None if new is None else (inputs, {**given, "hidden_states": new})
+
+    return module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+class _Middle:
+    """Writes the sum of a block's input and what its attention adds, by what attention adds."""
+
+    def __init__(self, block: nn.Module, adds: nn.Module, function: Function) -> None:
+        self._stream: Tensor | None = None
+        self._handles = (_on_input(block, self._note), _on_output(adds, self._change))
+        self._function = function
+
+    def _note(self, stream: Tensor) -> None:
+        self._stream = stream
+
+    def _change(self, added: Tensor) -> Tensor | None:
+        assert self._stream is not None
+        new = self._function(self._stream + added)
+        return None if new is None else new - self._stream
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+class _Softmax(TorchFunctionMode):
+    """Changes what the softmax of one layer's attention is given, or what it gives."""
+
+    def __init__(self, layer: int, function: Function, before: bool) -> None:
+        super().__init__()
+        self._layer, self._function, self._before = layer, function, before
+        self._seen = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # Inside this method the mode is off, so that a softmax which calls another is seen once.
+        if getattr(func, "__name__", "") != "softmax" or not args or args[0].ndim != 4:
+            return func(*args, **kwargs)
+        self._seen += 1
+        if self._seen != self._layer + 1:
+            return func(*args, **kwargs)
+        if self._before:
+            new = self._function(args[0])
+            return func(args[0] if new is None else new, *args[1:], **kwargs)
+        output = func(*args, **kwargs)
+        new = self._function(output.double())
+        return output if new is None else new.to(output.dtype)

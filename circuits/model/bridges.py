@@ -1,0 +1,26 @@
+"""Finds the hooks of a `TransformerBridge`, native or around a Hugging Face model."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from circuits.model.bridge import Bridge, NativeBridge, is_native, wrapped_model
+from circuits.model.bridge_huggingface import HuggingFaceBridge
+from circuits.model.bridge_qualification import qualified
+from circuits.model.families import family_of, unproved_version
+
+
+def bridge_of(model: nn.Module, hooks: dict[str, nn.Module], parallel: bool) -> Bridge:
+    """Returns the hooks of a bridge, at the sites that are served.
+
+    Args:
+        hooks: its hook points by name; those of other sites are removed from it.
+        parallel: whether attention and MLP of a block read the same stream.
+    """
+    wrapped = wrapped_model(model)
+    if is_native(wrapped):
+        return NativeBridge(model, hooks, wrapped)
+    family = family_of(wrapped, parallel)
+    if family is None or unproved_version() is not None:
+        family = qualified(model, wrapped, parallel)
+    return HuggingFaceBridge(model, hooks, wrapped, family)

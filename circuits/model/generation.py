@@ -1,0 +1,240 @@
+"""Tells which positions a run of the model unreached while it generates, with a key-value cache and without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import GeneratorType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from circuits.errors import CircuitsError
+from circuits.tensors import Positions, Snapshot, Span, select_positions
+
+#: The methods of a model, or of the one that it wraps, that call it once for each new token.
+METHODS = ("generate", "generate_stream", "hf_generate")
+#: The arguments of a call that carry keys and values of earlier positions.
+CACHES = ("past_kv_cache", "past_key_values", "past_kv_cache_entry")
+
+
+def cache_of(given: Mapping[str, Any]) -> Any:
+    """Returns the key-value cache among the arguments of a call by name, an empty one too; None where there is none."""
+    return next((given[name] for name in CACHES if given.get(name) is not None), None)
+
+
+def past_length(given: Mapping[str, Any]) -> int:
+    """Returns the number of positions that come before those of a call, whose arguments are given by name."""
+    cache = cache_of(given)
+    if cache is None:
+        return 0
+    if hasattr(cache, "get_seq_length"):
+        return int(cache.get_seq_length())
+    entry = cache if hasattr(cache, "past_keys") else cache[0]
+    if hasattr(entry, "past_keys"):
+        return int(entry.past_keys.shape[1])
+    return int(entry[0].shape[-2])
+
+
+@dataclass(frozen=True)
+class Window:
+    """The positions of one run, counted from the first of the prompt.
+
+    Attributes:
+        start: the first of them; those before are in the key-value cache.
+        prompt: the number of the prompt's; None: all of the run's are the prompt's.
+        open: whether other runs may go on from this one.
+        whole: whether it is known which of the run's are the prompt's.
+    """
+
+    start: int = 0
+    prompt: int | None = None
+    open: bool = False
+    whole: bool = True
+
+    def selected(self, positions: Positions | Span, length: int, what: str) -> Tensor:
+        """Returns a boolean mask [length], true at `positions`, of a run of `length` positions."""
+        if isinstance(positions, tuple) and not self.open:
+            return select_positions(positions, length, what)
+        prompt = self._prompt(positions, length, what)
+        here = torch.arange(self.start, self.start + length)
+        if isinstance(positions, Span):
+            if positions.name == "new" and not self.open:
+                raise CircuitsError(
+                    f'{what}: positions="new" are those that model.generate adds, and this run generates nothing'
+                )
+            first, last = positions.bounds(prompt)
+            return (here >= first) & (here < last)
+        absolute = [position if position >= 0 else prompt + position for position in positions]
+        if min(absolute) < 0:
+            raise CircuitsError(
+                f"{what}: no position {min(positions)}: the prompt has positions 0-{prompt - 1}"
+            )
+        return torch.isin(here, torch.tensor(absolute))
+
+    def of_mask(self, mask: Tensor, length: int) -> Tensor | None:
+        """Returns a mask over the prompt [... pos] cut to a run of `length` positions, false beyond the prompt; None
+        where it is not of the prompt's length.
+        """
+        prompt = self._prompt(None, length, "a mask")
+        if mask.shape[-1] != prompt:
+            return None
+        if not self.open:
+            return mask
+        return at(mask, -1, self.start, length, False)
+
+    def _prompt(self, positions: Positions | Span | None, length: int, what: str) -> int:
+        relative = positions is None or (
+            positions.relative if isinstance(positions, Span) else min(positions) < 0
+        )
+        if relative and not self.whole:
+            raise CircuitsError(
+                f"{what}: a call with a key-value cache and {length} positions may hold prompt and new ones; give "
+                "positions from 0, or a slice"
+            )
+        return self.start + length if self.prompt is None else self.prompt
+
+
+#: A run on its own: all its positions are the prompt's.
+WHOLE = Window()
+
+
+def at(x: Tensor, axis: int, start: int, length: int, beyond: Any) -> Tensor:
+    """Returns positions start, start + 1, ... of an axis, with the value `beyond` after its end."""
+    part = x.narrow(axis, min(start, x.shape[axis]), max(0, min(length, x.shape[axis] - start)))
+    shape = list(part.shape)
+    shape[axis] = length - shape[axis]
+    return part if not shape[axis] else torch.cat([part, part.new_full(shape, beyond)], axis)
+
+
+class Windows:
+    """Follows the runs of a model inside a block: which of them go on from an earlier one."""
+
+    def __init__(self) -> None:
+        self.end = 0  # number of positions up to the last of any open run
+        self._last: tuple[object, int | None, int | None] = (None, None, None)  # generation, prompt, end
+        self._seen = True
+
+    def next(self, model: nn.Module, given: Mapping[str, Any], length: int | None, seen: bool) -> Window:
+        """Returns the window of a run with these arguments by name.
+
+        Args:
+            length: the number of its positions; None if unknown.
+            seen: whether the model itself was called, not its forward.
+        """
+        generation, cached, start = under_way(model), cache_of(given) is not None, past_length(given)
+        last, prompt, last_end = self._last
+        if generation is not None and generation is last and seen is not self._seen:
+            return WHOLE  # a hook has called the model: no method calls it now one way, now the other
+        self._seen = seen
+        goes_on = last is generation and (generation is not None or (start > 0 and start == last_end))
+        end = None if length is None else start + length
+        if not goes_on:
+            prompt = end
+        self._last = generation, prompt, end
+        if generation is None and not cached:
+            return WHOLE
+        self.end = max(self.end, end or 0)
+        whole = not (goes_on and start > 0 and length != 1)
+        return Window(start, prompt, open=True, whole=whole)
+
+
+class _Generation:
+    """One call of a method of `METHODS`; compared by identity."""
+
+
+class _Announced:
+    """A method of a model that says so while it runs."""
+
+    def __init__(self, model: nn.Module, owner: nn.Module, name: str) -> None:
+        self.model, self._owner, self._name = model, owner, name
+        self._before = vars(owner).get(name)
+
+    def put_on(self) -> None:
+        vars(self._owner)[self._name] = self
+
+    def remove(self) -> None:
+        if vars(self._owner).get(self._name) is self:
+            del vars(self._owner)[self._name]
+            if self._before is not None:
+                vars(self._owner)[self._name] = self._before
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        method: Callable[..., Any] = self._before or getattr(type(self._owner), self._name).__get__(
+            self._owner
+        )
+        generation = _Generation()
+        with _announced(self.model, generation):
+            result = method(*args, **kwargs)
+        return _stream(self.model, generation, result) if isinstance(result, GeneratorType) else result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy of the model, and a stored one, have the plain method.
+        return getattr, (self._owner, self._name)
+
+
+def _stream(model: nn.Module, generation: _Generation, steps: Any) -> Iterator[Any]:
+    while True:
+        with _announced(model, generation):
+            try:
+                step = next(steps)
+            except StopIteration:
+                return
+        yield step
+
+
+@contextmanager
+def _announced(model: nn.Module, generation: _Generation) -> Iterator[None]:
+    under = _under_way.setdefault(model, [])
+    under.append(generation)
+    try:
+        yield
+    finally:
+        under.remove(generation)
+
+
+# The generations under way by model, the outermost first: one method may call another.
+_under_way: WeakKeyDictionary[nn.Module, list[_Generation]] = WeakKeyDictionary()
+_methods: WeakKeyDictionary[nn.Module, list[_Announced]] = WeakKeyDictionary()
+_blocks: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+
+
+def under_way(model: nn.Module) -> object:
+    """Returns an object that stands for the generation under way, the same in all its runs; None where there is
+    none.
+    """
+    generations = _under_way.get(model)
+    return generations[0] if generations else None
+
+
+@contextmanager
+def watching(model: nn.Module) -> Iterator[None]:
+    """Lets `under_way` know of the model's generations that begin inside the block. Blocks may end in any order."""
+    if not _blocks.get(model):
+        inner = vars(model).get("original_model")  # a bridge does not register the model it wraps
+        owners = [model, *([inner] if isinstance(inner, nn.Module) else [])]
+        _methods[model] = [
+            _Announced(model, owner, name)
+            for owner in owners
+            for name in METHODS
+            if callable(getattr(type(owner), name, None))
+        ]
+        for method in _methods[model]:
+            method.put_on()
+    _blocks[model] = _blocks.get(model, 0) + 1
+    try:
+        yield
+    finally:
+        _blocks[model] -= 1
+        if not _blocks[model]:
+            for method in _methods.pop(model, []):
+                method.remove()
+
+
+def unreached(positions: Positions | Span | Snapshot | None, end: int) -> int | None:
+    """Returns a position that runs of `end` positions in all have not reached; None where there is none."""
+    late = [position for position in positions if position >= end] if isinstance(positions, tuple) else []
+    return late[0] if late else None

@@ -1,0 +1,123 @@
+"""Splices sparse autoencoders into a model, so that their features are sites: patched, ablated, edited, attributed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from circuits.errors import CircuitsError
+from circuits.model.locks import exclusive
+from circuits.model.sites import KINDS, Site
+from circuits.model.splices import Autoencoder, Splice, put_in_line, spliced
+from circuits.model.surface import Surface
+
+CALLER = "splice"
+
+
+@contextmanager
+def splice(model: Any, autoencoders: Mapping[Any, Any]) -> Iterator[Any]:
+    """Puts sparse autoencoders (SAEs) in line inside a block; their features are sites of the model there.
+
+        with splice(model, {"resid_post.1": sae}):
+            run(model, tokens, ablate.features("resid_post.1", [3, 17]))
+            patch.screen(model, base, source, metric, "features.resid_post.1", by="feature")
+
+    At a site with activation x the model goes on with decode(f) + (x − decode(f)), f = encode(x): with x itself as long
+    as nothing is edited, bit for bit. `features.resid_post.1` [batch pos feature] and `error.resid_post.1`, the second
+    term, in the shape of x, are sites of their own. Edits at the site itself act on x, before the SAE reads it; where
+    features are edited the error stays that of the run, and what is cached at the site is what the model goes on
+    with. Clean passes (`reference=`, `source=`) have the SAE in line too.
+
+    Args:
+        autoencoders: site -> an object with `encode` [... d_in] -> [... feature] and `decode` (an SAE of SAELens, or
+            any module of your own), or a pair of two such functions. Heads are flattened: d_in of z is heads · d_head.
+            A site without a layer ("mlp_out") takes a function of the layer that returns the SAE. An SAE with
+            parameters computes in their dtype, whatever the model's.
+
+    Raises `CircuitsError` for a site that has no position axis or an SAE already, and for an SAE of another width.
+    """
+    surface = Surface.of(model)
+    if not isinstance(autoencoders, Mapping) or not autoencoders:
+        raise CircuitsError(
+            f'{CALLER}: give a dict of sites and autoencoders, such as {{"resid_post.1": sae}}'
+        )
+    new: dict[str, Splice] = {}
+    for given, sae in autoencoders.items():
+        for hook, splice in _read(given, sae, surface).items():
+            if hook in new:
+                raise CircuitsError(f"{CALLER}: {splice.site} is named twice")
+            new[hook] = splice
+    with exclusive(surface.model), spliced(surface.model, new, lambda: renew(surface)):
+        yield model
+
+
+def renew(surface: Surface) -> None:
+    put_in_line(surface.model, surface.on_forward)
+
+
+def _read(given: Any, sae: Any, surface: Surface) -> dict[str, Splice]:
+    try:
+        site = Site.parse(given)
+        if site.name not in KINDS or site.kind.axes[1] != "pos":
+            raise CircuitsError(
+                f"an autoencoder reads a site of the table that has a position axis, not {str(site)!r}"
+            )
+        places = surface.at(site)
+    except CircuitsError as error:
+        raise CircuitsError(f"{CALLER}: {error}") from error
+    each_layer = site.layer is None and site.kind.per_layer
+    if each_layer and (not callable(sae) or hasattr(sae, "encode")):
+        raise CircuitsError(
+            f'{CALLER}: {site} is a site of {len(places)} layers; name one ("{site}.0"), or give a function from the '
+            "layer to its autoencoder"
+        )
+    return {
+        hook: _checked(Site(site.name, layer), sae(layer) if each_layer else sae, surface)
+        for layer, hook in places
+    }
+
+
+def _checked(site: Site, sae: Any, surface: Surface) -> Splice:
+    """Returns the splice of an autoencoder that has been tried on one activation of zeros."""
+    what = f"{CALLER}: {site}"
+    pair = (
+        sae if isinstance(sae, tuple | list) else (getattr(sae, "encode", None), getattr(sae, "decode", None))
+    )
+    if len(pair) != 2 or not all(map(callable, pair)):
+        raise CircuitsError(
+            f"{what}: give an object with encode and decode, or a pair of functions, got {type(sae).__name__}"
+        )
+    autoencoder = Autoencoder(pair[0], pair[1], _dtype(sae))
+    size = 1
+    for length in surface.shape(site.kind, 1, 1)[2:]:
+        size *= length or 0
+    weight = next(surface.model.parameters())
+    zeros = torch.zeros(1, 1, size, device=surface.device, dtype=weight.dtype)
+    features = _tried(autoencoder.encode, autoencoder.like(zeros), f"{what}: encode")
+    back = _tried(autoencoder.decode, features, f"{what}: decode")
+    if features.ndim != 3 or features.shape[:2] != (1, 1) or back.shape != zeros.shape:
+        raise CircuitsError(
+            f"{what}: encode gives {list(features.shape)} and decode {list(back.shape)} for x {list(zeros.shape)}; "
+            "they map [batch pos d_in] to [batch pos feature] and back"
+        )
+    return Splice(site, autoencoder, features.shape[2])
+
+
+def _dtype(sae: Any) -> torch.dtype | None:
+    weights = sae.parameters() if isinstance(sae, nn.Module) else ()
+    return next((weight.dtype for weight in weights if weight.is_floating_point()), None)
+
+
+def _tried(function: Callable[[Tensor], Any], x: Tensor, what: str) -> Tensor:
+    try:
+        with torch.no_grad():
+            result = function(x)
+    except Exception as error:
+        raise CircuitsError(f"{what} fails on x {list(x.shape)}: {str(error).splitlines()[0]}") from error
+    if not isinstance(result, Tensor):
+        raise CircuitsError(f"{what} returns {type(result).__name__}, not a tensor")
+    return result

@@ -1,0 +1,22 @@
+"""The table of Hugging Face families on the page of `circuits`, made from circuits/model/families.py (a hook of mkdocs)."""
+
+from __future__ import annotations
+
+from circuits.model.families import FAMILIES, PROVED_VERSIONS
+from circuits.model.sites import KINDS
+
+PLACE = "<!-- families -->"
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    return markdown.replace(PLACE, table()) if PLACE in markdown else markdown
+
+
+def table() -> str:
+    """Returns a row for each family: what it wraps, the sites that it lacks, and whether paths and edges are served."""
+    rows = ["| family | class | sites not served | paths, edges |", "|---|---|---|---|"]
+    for family in FAMILIES:
+        lacking = ", ".join(f"`{name}`" for name in KINDS if name not in family.sites) or "none"
+        rows.append(f"| {family.name} | `{family.wrapped}` | {lacking} | {'yes' if family.paths else 'no'} |")
+    versions = "; ".join(f"{name} {', '.join(proved)}" for name, proved in PROVED_VERSIONS.items())
+    return "\n".join(rows) + f"\n\nProved with {versions}."

@@ -1,0 +1,398 @@
+"""Autoencoders spliced into a model, against forwards by hand with the autoencoder written out."""
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from circuits import (
+    CircuitsError,
+    ablate,
+    cache,
+    edit,
+    intervene,
+    patch,
+    run,
+    splice,
+    sweep,
+)
+
+D_MODEL, D_MLP, FEATURES = 16, 24, 12
+CAUSAL = {"n_layers": 2, "attention_dir": "causal", "normalization_type": "LN"}
+
+
+class Autoencoder(nn.Module):
+    """Far from the identity, so that its error is large."""
+
+    def __init__(self, d_in=D_MODEL, seed=0, dtype=torch.float64):
+        super().__init__()
+        drawn = torch.Generator().manual_seed(seed)
+        for name, shape in (("W_enc", (d_in, FEATURES)), ("W_dec", (FEATURES, d_in)), ("b", (FEATURES,))):
+            weight = 0.5 * torch.randn(shape, generator=drawn, dtype=torch.float64)
+            setattr(self, name, nn.Parameter(weight.to(dtype)))
+
+    def encode(self, x):
+        return (x @ self.W_enc + self.b).relu()
+
+    def decode(self, f):
+        return f @ self.W_dec + 1
+
+
+@pytest.fixture
+def model(make_model, family):
+    return make_model(family=family, **CAUSAL)
+
+
+def inlined(saes, changes, spliced_error=lambda e: e):
+    """An edit for the forward by hand: at each site of `saes`, decode(change(encode(x))) + (x − decode(encode(x)))."""
+
+    def change(site, layer, x):
+        name = site if layer is None else f"{site}.{layer}"
+        if name not in saes:
+            return x
+        sae, flat = saes[name], x.flatten(2)
+        f = sae.encode(flat)
+        error = spliced_error(flat - sae.decode(f)) if name in changes else flat - sae.decode(f)
+        return (sae.decode(changes.get(name, lambda f: f)(f.clone())) + error).reshape(x.shape)
+
+    return change
+
+
+def _zero(*features):
+    def change(f):
+        f[..., list(features)] = 0
+        return f
+
+    return change
+
+
+SITES = {
+    "embed": D_MODEL,
+    "resid_pre.1": D_MODEL,
+    "q.0": D_MODEL,
+    "z.1": D_MODEL,
+    "attn_out.0": D_MODEL,
+    "resid_mid.1": D_MODEL,
+    "mlp_pre.0": D_MLP,
+    "mlp_post.1": D_MLP,
+    "mlp_out.0": D_MODEL,
+    "resid_post.0": D_MODEL,
+}
+
+
+@pytest.mark.parametrize("site", SITES)
+@torch.no_grad()
+def test_a_feature_is_ablated_at_each_site(model, tokens, by_hand, assert_same, site):
+    sae, clean = Autoencoder(SITES[site]), run(model, tokens)
+    expected = by_hand(model, tokens, inlined({site: sae}, {site: _zero(2, 5)}))
+    with splice(model, {site: sae}):
+        assert torch.equal(run(model, tokens), clean)
+        assert_same(run(model, tokens, ablate.features(site, [2, 5])), expected, clean)
+        once = run(model, tokens, edit(f"features.{site}", lambda f: 0 * f, features=[2, 5]))
+        assert_same(once, expected, clean)
+        with intervene(model, ablate.features(f"features.{site}", torch.arange(FEATURES) % 3 == 2)):
+            of_a_mask = model(tokens)
+    assert_same(of_a_mask, by_hand(model, tokens, inlined({site: sae}, {site: _zero(2, 5, 8, 11)})), clean)
+    assert torch.equal(run(model, tokens), clean)
+
+
+@pytest.fixture
+def three():
+    return {"resid_post.0": Autoencoder(), "z.1": Autoencoder(seed=1), "mlp_out.1": Autoencoder(seed=2)}
+
+
+@torch.no_grad()
+def test_edits_of_several_at_once(model, tokens, other_tokens, by_hand, assert_same, three):
+    clean = run(model, tokens)
+    with splice(model, three):
+        source = cache(model, other_tokens, ["features.z.1", "features.mlp_out.1"])
+        plan = [
+            ablate.features("resid_post.0", 3),
+            patch.activations("features.z.1", source, positions=[1, 4], features=[0, 6]),
+            ablate.features("mlp_out.1", [1, 2], how="mean", reference=other_tokens),
+            edit("attn_out.1", lambda x: x + 1, positions=2),
+        ]
+        found = run(model, tokens, *plan)
+        by_tokens = patch.activations("features.z.1", other_tokens, positions=[1, 4], features=[0, 6])
+        assert torch.equal(run(model, tokens, plan[0], by_tokens, *plan[2:]), found)
+
+    def patched(f):
+        f[:, [1, 4], 0], f[:, [1, 4], 6] = (source["features.z.1"][:, [1, 4], i] for i in (0, 6))
+        return f
+
+    def averaged(f):
+        f[..., [1, 2]] = source["features.mlp_out.1"].mean(0)[:, [1, 2]]
+        return f
+
+    inline = inlined(three, {"resid_post.0": _zero(3), "z.1": patched, "mlp_out.1": averaged})
+
+    def change(site, layer, x):
+        if (site, layer) == ("attn_out", 1):
+            x = x.clone()
+            x[:, 2] += 1
+        return inline(site, layer, x)
+
+    assert_same(found, by_hand(model, tokens, change), clean)
+
+
+@torch.no_grad()
+def test_edits_at_the_site_come_before_the_autoencoder(model, tokens, by_hand, assert_same):
+    sae, clean = Autoencoder(), run(model, tokens)
+    double = edit("resid_post.0", lambda x: 2 * x, positions=[0, 3])
+    inline = inlined({"resid_post.0": sae}, {"resid_post.0": _zero(4)})
+
+    def change(site, layer, x):
+        if (site, layer) == ("resid_post", 0):
+            x = x.clone()
+            x[:, [0, 3]] *= 2
+        return inline(site, layer, x)
+
+    expected, out = by_hand(model, tokens, change), {}
+    by_hand(model, tokens, lambda s, at, x: out.setdefault((s, at), change(s, at, x)))
+    with splice(model, {"resid_post.0": sae}):
+        for order in (
+            (double, ablate.features("resid_post.0", 4)),
+            (ablate.features("resid_post.0", 4), double),
+        ):
+            found, seen = run(model, tokens, *order, cache=["resid_post.0", "features.resid_post.0"])
+            assert_same(found, expected, clean)
+            assert torch.allclose(seen["resid_post.0"], out["resid_post", 0], atol=1e-12)
+            assert bool((seen["features.resid_post.0"][..., 4] == 0).all())
+        # A block around the one in which features are edited, and one inside.
+        with intervene(model, order[0]), intervene(model, order[1]):
+            assert_same(model(tokens), expected, clean)
+    with intervene(model, double), splice(model, {"resid_post.0": sae}):
+        assert_same(run(model, tokens, ablate.features("resid_post.0", 4)), expected, clean)
+
+
+@torch.no_grad()
+def test_the_error_is_a_site(model, tokens, by_hand, assert_same):
+    sae, clean = Autoencoder(), run(model, tokens)
+    with splice(model, {"z.0": sae}):
+        seen = cache(model, tokens, ["z.0", "error.z.0", "features.z.0"])
+        without = run(model, tokens, ablate.zero("error.z.0"))
+        of_a_head = run(model, tokens, edit("error.z.0", lambda e: 0 * e, heads="0.2"))
+    assert torch.allclose(
+        sae.decode(seen["features.z.0"]) + seen["error.z.0"].flatten(2), seen["z.0"].flatten(2)
+    )
+    nothing = {"z.0": lambda f: f}
+    assert_same(without, by_hand(model, tokens, inlined({"z.0": sae}, nothing, torch.zeros_like)), clean)
+
+    def one_head(error):
+        error = error.unflatten(-1, (4, 4)).clone()
+        error[:, :, 2] = 0
+        return error.flatten(2)
+
+    assert_same(of_a_head, by_hand(model, tokens, inlined({"z.0": sae}, nothing, one_head)), clean)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["resample", "mean"])
+def test_a_sweep_over_features(model, tokens, other_tokens, by_hand, how, three):
+    given = {"source" if how == "resample" else "reference": other_tokens}
+    with splice(model, three):
+        variants = {
+            f"{site}, {feature}": ablate.features(site, feature, how=how, **given)
+            for site in ("z.1", "resid_post.0")
+            for feature in (0, 7)
+        }
+        table = sweep(model, tokens, variants, lambda out: out[:, -1, 0]).frame
+        outputs = {name: run(model, tokens, one)[:, -1, 0].mean() for name, one in variants.items()}
+    assert list(table.variant) == list(variants)
+    assert set(table.engine) == {"naive"}
+    assert set(table.site) == {"features.z", "features.resid_post"}
+    for name, value in zip(table.variant, table.value, strict=True):
+        assert value == pytest.approx(float(outputs[name]))
+    assert table.effect.abs().min() > 1e-6
+
+
+def metric(output):
+    return (output[:, -1, 3] - output[:, -1, 5]).tanh()
+
+
+def by_difference(model, base, source, by_hand, saes, site, feature, step=1e-4):
+    """(source − base)·∂metric/∂f of one feature, by differences of the forward by hand, which holds the error."""
+    seen = []
+    record = inlined(saes, {site: lambda f: seen.append(f.clone()) or f})
+    for given in (base, source):
+        by_hand(model, given, record)
+    gap = torch.zeros_like(seen[0])
+    gap[..., feature] = (seen[1] - seen[0])[..., feature]
+    ends = [
+        metric(by_hand(model, base, inlined(saes, {site: lambda f, s=s: seen[0] + s * gap})))
+        for s in (step, -step)
+    ]
+    return float((ends[0] - ends[1]).mean() / (2 * step))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_attribution_and_screen_by_feature(model, tokens, other_tokens, by_hand, three, frozen):
+    for weight in (*model.parameters(), *(w for sae in three.values() for w in sae.parameters())):
+        weight.requires_grad_(not frozen)
+    base, source = tokens[:4], other_tokens[:4]
+    with splice(model, three):
+        for site in three:
+            table = patch.attribution(model, base, source, metric, f"features.{site}", by="feature").frame
+            found = patch.screen(
+                model, base, source, metric, f"features.{site}", by="feature", method="gradient", exact="all"
+            )
+            estimates = found.frame.set_index("feature").estimate
+            for feature in range(FEATURES):
+                expected = by_difference(model, base, source, by_hand, three, site, feature)
+                assert table.effect[feature] == pytest.approx(expected, abs=1e-7)
+                assert estimates[feature] == pytest.approx(expected, abs=1e-7)
+            effects = found.frame.set_index("feature").effect
+            for feature in (0, 5):
+                one = patch.activations(f"features.{site}", source, features=feature)
+                gap = metric(run(model, base, one)) - metric(run(model, base))
+                assert effects[feature] == pytest.approx(float(gap.mean()))
+            assert estimates.abs().max() > 1e-4
+            assert found.settings["sites"] == [f"features.{site}"]
+
+
+def test_gradients_elsewhere_are_those_of_the_model(model, tokens, other_tokens, three):
+    """With integrated gradients, too, whose sum over features is the effect of all of them together."""
+    given = (model, tokens[:4], other_tokens[:4], metric)
+    clean = [
+        patch.attribution(*given, site=site).frame.effect for site in ("resid_pre.0", "z", "resid_post.0")
+    ]
+    with splice(model, three):
+        found = [
+            patch.attribution(*given, site=site).frame.effect for site in ("resid_pre.0", "z", "resid_post.0")
+        ]
+        screened = patch.screen(*given, "features.resid_post.0", by="feature", line="site", steps=60, exact=1)
+        effect = (
+            metric(run(model, tokens[:4], patch.activations("features.resid_post.0", other_tokens[:4])))
+            - metric(run(model, tokens[:4]))
+        ).mean()
+    for one, other in zip(clean, found, strict=True):
+        pd.testing.assert_series_equal(one, other, rtol=1e-9)
+    assert screened.frame.estimate.sum() == pytest.approx(float(effect), rel=1e-2)
+
+
+@torch.no_grad()
+def test_other_types(make_model, family, tokens, three):
+    """The model computes in its own type, an autoencoder in its own."""
+    for dtype, saes in (
+        (torch.float32, {site: Autoencoder(seed=i, dtype=torch.float32) for i, site in enumerate(three)}),
+        (torch.bfloat16, {site: Autoencoder(seed=i, dtype=torch.float32) for i, site in enumerate(three)}),
+        (torch.bfloat16, {site: Autoencoder(seed=i, dtype=torch.bfloat16) for i, site in enumerate(three)}),
+    ):
+        model = make_model(family=family, **CAUSAL).to(dtype)
+        clean = model(tokens)
+        wide = make_model(family=family, **CAUSAL)
+        with splice(model, saes):
+            assert torch.equal(run(model, tokens), clean)
+            assert cache(model, tokens, "features.z.1")["features.z.1"].dtype == saes["z.1"].W_enc.dtype
+            found = run(model, tokens, ablate.features("resid_post.0", [0, 1, 2]))
+        with splice(wide, {site: Autoencoder(seed=i) for i, site in enumerate(three)}):
+            expected = run(wide, tokens, ablate.features("resid_post.0", [0, 1, 2]))
+        assert found.dtype == dtype
+        tolerance = 1e-4 if dtype == torch.float32 else 0.15
+        assert (found - expected).abs().max() <= tolerance * (expected - run(wide, tokens)).abs().max()
+
+
+@torch.no_grad()
+def test_features_while_the_model_generates(make_model, family, tokens, by_hand):
+    model, sae = (
+        make_model(family=family, **CAUSAL, n_ctx=16, positional_embedding_type="rotary"),
+        Autoencoder(),
+    )
+    prompt, new = tokens[:3, :4], 4
+
+    def steered(f):
+        f[:, 4:, 3] += 5
+        return f
+
+    expected = prompt
+    for _ in range(new):
+        logits = by_hand(model, expected, inlined({"resid_post.0": sae}, {"resid_post.0": steered}))
+        expected = torch.cat([expected, logits[:, -1:].argmax(-1)], 1)
+    push = edit("features.resid_post.0", lambda f: f + 5, features=3, positions="new")
+    with splice(model, {"resid_post.0": sae}), intervene(model, push):
+        for use_cache in (True, False):
+            settings = {"max_new_tokens": new, "do_sample": False, "stop_at_eos": False, "verbose": False}
+            assert torch.equal(model.generate(prompt, use_past_kv_cache=use_cache, **settings), expected)
+
+
+@torch.no_grad()
+def test_pairs_of_functions_and_sites_of_every_layer(model, tokens, by_hand, assert_same):
+    saes = [Autoencoder(seed=layer) for layer in range(2)]
+    clean = run(model, tokens)
+    named = {f"mlp_out.{layer}": sae for layer, sae in enumerate(saes)}
+    none = dict.fromkeys(named, _zero(*range(FEATURES)))
+    expected = by_hand(model, tokens, inlined(named, none))
+    with splice(model, {"mlp_out": lambda layer: (saes[layer].encode, saes[layer].decode)}):
+        assert_same(run(model, tokens, ablate.zero("features.mlp_out")), expected, clean)
+        seen = cache(model, tokens, "features.mlp_out")
+        assert list(seen) == [f"blocks.{i}.hook_mlp_out.features" for i in range(2)]
+
+
+def test_blocks_end_in_any_order_and_leave_nothing(model, tokens):
+    hooks = [len(module._forward_hooks) for module in model.modules()]
+    one, two = splice(model, {"resid_post.0": Autoencoder()}), splice(model, {"z.1": Autoencoder()})
+    one.__enter__()
+    two.__enter__()
+    one.__exit__(None, None, None)
+    assert list(cache(model, tokens, "features.z")) == ["blocks.1.attn.hook_z.features"]
+    with pytest.raises(CircuitsError, match="no autoencoder is spliced in there"):
+        cache(model, tokens, "features.resid_post.0")
+    two.__exit__(None, None, None)
+    with pytest.raises(ZeroDivisionError), splice(model, {"resid_post.0": Autoencoder()}):
+        _ = 1 / 0
+    assert [len(module._forward_hooks) for module in model.modules()] == hooks
+
+
+def test_what_does_not_fit_is_refused(model, tokens, other_tokens):
+    sae = Autoencoder()
+    for given, text in (
+        (
+            {"pattern.0": sae},
+            "splice: an autoencoder reads a site .* that has a position axis, not 'pattern.0'",
+        ),
+        ({"features.z.0": sae}, "position axis, not 'features.z.0'"),
+        ({"mlp_out": sae}, r'a site of 2 layers; name one \("mlp_out.0"\), or give a function'),
+        ({"resid_post.7": sae}, "layers 0-1"),
+        ({"mlp_post.0": sae}, r"splice: mlp_post.0: encode fails on x \[1, 1, 24\]"),
+        (
+            {"z.0": (sae.encode, lambda f: f)},
+            r"encode gives \[1, 1, 12\] and decode \[1, 1, 12\] for x \[1, 1, 16\]",
+        ),
+        ({"z.0": (sae.encode, lambda f: None)}, "decode returns NoneType"),
+        ({"z.0": 3}, "an object with encode and decode, or a pair of functions, got int"),
+        ({"z.0": sae, "blocks.0.attn.hook_z": sae}, "z.0 is named twice"),
+        ({}, "give a dict of sites and autoencoders"),
+    ):
+        with pytest.raises(CircuitsError, match=text), splice(model, given):
+            pass
+    with pytest.raises(
+        CircuitsError, match=r"no site 'features\.pattern': an autoencoder is spliced in at one of"
+    ):
+        run(model, tokens, ablate.zero("features.pattern.0"))
+    with splice(model, {"z.0": sae}):
+        for call, text in (
+            (lambda: ablate.features("z.0", [12]), "no feature 12: the model has features 0-11"),
+            (
+                lambda: ablate.features("z.0", torch.ones(5).bool()),
+                r"the mask of features is \[5\], the model has 12",
+            ),
+            (lambda: edit("features.z.0", abs, neurons=[1]), "site features.z.0 has no neurons"),
+            (
+                lambda: edit("mlp_post.0", abs, features=[1]),
+                "site mlp_post.0 has no features; those are of a spliced SAE",
+            ),
+            (lambda: ablate.features("z.1", [1]), "no autoencoder is spliced in there"),
+            (lambda: ablate.features("z.0", None), "no features given"),
+            (lambda: patch.path("0.1", "output", source=other_tokens), "paths are not served"),
+        ):
+            with pytest.raises(CircuitsError, match=text):
+                run(model, tokens, call())
+        with (
+            pytest.raises(CircuitsError, match=r"there is an autoencoder at z\.0 already"),
+            splice(model, {"z.0": sae}),
+        ):
+            pass
+        for by, site in (("feature", "mlp_post"), ("neuron", "features.z.0")):
+            for method in (patch.screen, patch.attribution):
+                with pytest.raises(CircuitsError, match=f"has no {by}s; those are"):
+                    method(model, tokens, other_tokens, metric, site, by=by)
