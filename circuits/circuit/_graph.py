@@ -44,14 +44,12 @@ class Graph:
 
     @classmethod
     def of(cls, surface: Surface) -> Graph:
-        mlps = KINDS["mlp_out"].hook.format(0) in surface.hooks
         return cls(
             surface.n_layers,
             surface.n_heads,
             surface.head_count(KINDS["k"]),
-            mlps,
-            # Only a serial block with an MLP has a stream between attention and MLP.
-            mlps and KINDS["resid_mid"].hook.format(0) not in surface.hooks,
+            KINDS["mlp_out"].hook.format(0) in surface.hooks,
+            surface.parallel,
             Site("pos_embed").hook() in surface.hooks,
         )
 
@@ -124,6 +122,8 @@ class Graph:
             has += " and no MLPs"
         if not self.positions:
             has += ", and adds no position embeddings"
+        if self.parallel:
+            has += ", whose MLPs run beside the heads of their layer"
         receiver = member.receiver if isinstance(member, Edge) else None
         shared = self.key_heads != self.n_heads
         if receiver is not None and receiver.site in ("k", "v") and shared and not receiver.grouped:

@@ -77,9 +77,9 @@ class Circuit:
 
     def __contains__(self, name: object) -> bool:
         member, at = read_member(name, self.kind, _CALLER)
-        parts = [member]
-        if self.graph is not None:
-            parts = list(self.graph.fitted({member: at}, self.kind, _CALLER))
+        parts: list[Member] = [member]
+        if self.graph is not None and isinstance(member, Edge):
+            parts = [Edge(member.sender, receiver) for receiver in self.graph.heads_of(member.receiver)]
         return all(at & self.where.get(part, NOWHERE) == at for part in parts)
 
     def __or__(self, other: Any) -> Circuit:

@@ -184,6 +184,22 @@ def test_a_screening_of_several_metrics_and_of_nodes(model, tokens, other_tokens
         neurons.top(2)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"n_key_value_heads": 2}, {"parallel_attn_mlp": True}], ids=["groups", "parallel"]
+)
+def test_screenings_of_other_models_have_the_edges_of_their_graph(
+    changes, hooked_only, make_model, tokens, other_tokens
+):
+    model = make_model(0, hooked_only, **changes)
+    found = patch.edges(model, tokens, other_tokens, metric, exact=1)
+    every, full = found.top(len(found.frame)), circuit.full(model)
+    assert every == circuit.edges([name for name in full if not name.startswith("pos_embed")])
+    assert ("0.1 -> mlp0" in full) == ("parallel_attn_mlp" not in changes)
+    source = run(model, other_tokens)
+    kept = run(model, tokens, (full - every).keep(other_tokens))
+    torch.testing.assert_close(kept, source, rtol=0, atol=1e-10)
+
+
 def test_cutting_one_edge_is_its_exact_effect(model, found, tokens, other_tokens):
     clean = metric(run(model, tokens)).mean()
     for row in found.frame[found.frame["effect"].notna()].to_dict("records"):
