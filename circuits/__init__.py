@@ -16,7 +16,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from circuits import ablate, fourier, patch, patterns, permute, plots, probe, transplant, variance
+    from circuits import (
+        ablate,
+        circuit,
+        fourier,
+        patch,
+        patterns,
+        permute,
+        plots,
+        probe,
+        transplant,
+        variance,
+    )
     from circuits.errors import CircuitsError
     from circuits.interventions.apply import Activations, cache, intervene, run
     from circuits.interventions.base import Intervention
@@ -45,6 +56,7 @@ __all__ = [
     "SweepResult",
     "ablate",
     "cache",
+    "circuit",
     "compare",
     "draws",
     "edit",
@@ -68,7 +80,18 @@ __all__ = [
 
 # What is read without a model, such as the names of sites and heads, is read without importing torch.
 _MODULES = frozenset(
-    {"ablate", "fourier", "patch", "patterns", "permute", "plots", "probe", "transplant", "variance"}
+    {
+        "ablate",
+        "circuit",
+        "fourier",
+        "patch",
+        "patterns",
+        "permute",
+        "plots",
+        "probe",
+        "transplant",
+        "variance",
+    }
 )
 _HOMES = {
     "Activations": "circuits.interventions.apply",

@@ -85,7 +85,8 @@ def branch_of(index: int, plan: Iterable[Step], n_layers: int) -> Branch:
             raise NotReplayed("it reads other activations of the same pass")
         writes.setdefault((site, step.layer), []).append(step)
     branch = Branch(index, writes, (n_layers, BEFORE))
-    branch.start = min(_start(branch, site, layer) for site, layer in writes)
+    # An edit of nothing, such as a full circuit that is kept, has no first layer.
+    branch.start = min((_start(branch, site, layer) for site, layer in writes), default=branch.start)
     return branch
 
 

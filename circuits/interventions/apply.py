@@ -116,7 +116,9 @@ def attached(surface: Surface, plan: Plan, references: References) -> Iterator[N
         put_in_line(surface.model, surface.on_forward)
         _put_readers_last(surface)
         received = stack.enter_context(cutting(surface, cuts, call))
-        renew(surface)
+        if not cuts:
+            # Cuts of blocks around this one see what its edits leave.
+            renew(surface)
         yield
     # Only reached when the body raised nothing, and with every hook already off.
     counts: list[tuple[str, ActivationEdit | Receiver, int]] = [

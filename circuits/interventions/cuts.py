@@ -66,25 +66,27 @@ def check_cuts(cuts: Sequence[Cut], surface: Surface) -> None:
         raise CircuitsError(
             f"{cuts[0].label}: the paths of one run have one through=, here there are {' and '.join(map(repr, ways))}"
         )
-    # Cuts by (part of a sender, receiving hook, head); and by part, the cuts whose receiver is a stream.
-    known: dict[tuple[object, ...], list[Cut]] = {}
+    # Cuts by (part of a sender, receiving hook), with their heads; and by part, the cuts whose receiver is a stream.
+    known: dict[tuple[object, ...], list[tuple[Cut, frozenset[int | None]]]] = {}
     streams: dict[object, list[Cut]] = {}
     for cut in cuts:
         order = order_of(cut.receiver.kind.name, cut.receiver.layer, receivers)
+        heads = frozenset(_heads(cut.receiver, surface))
         for part in _parts(cut.sender, surface):
-            for head in _heads(cut.receiver, surface):
-                others = list(known.setdefault((part, cut.receiver.hook, head), []))
-                # All later receivers read a stream that receives, so the sender reaches them through it.
-                for other in streams.get(part, ()):
-                    others += (
-                        [other] if order_of("resid_post", other.receiver.layer, receivers) < order else []
-                    )
-                if any(not _disjoint(cut, other) for other in others):
+            places = known.setdefault((part, cut.receiver.hook), [])
+            others = [(other, heads & there) for other, there in places if not heads.isdisjoint(there)]
+            # All later receivers read a stream that receives, so the sender reaches them through it.
+            for other in streams.get(part, ()):
+                if order_of("resid_post", other.receiver.layer, receivers) < order:
+                    others.append((other, heads))
+            for other, shared in others:
+                if not _disjoint(cut, other):
                     raise CircuitsError(
                         f"{cut.label}: the edge from {_sender_name(cut.sender)} to "
-                        f"{_receiver_name(cut.receiver, head)} is cut twice; give each edge one source"
+                        f"{_receiver_name(cut.receiver, min(shared, key=lambda head: head or 0))} is cut twice; give "
+                        "each edge one source"
                     )
-                known[part, cut.receiver.hook, head].append(cut)
+            places.append((cut, heads))
             if cut.receiver.kind.name == "resid_post":
                 streams.setdefault(part, []).append(cut)
 
@@ -186,7 +188,7 @@ class _CutRun:
         inner: by site (z, mlp_post), its value in the run, and by sender the difference to it.
         group_mlp_out: by group, the output of the current MLP on the group's stream.
         received: by hook, the heads that receive, their new values, where these differ from the run's (boolean), and
-            the whole site as computed from the run's stream.
+            the product of the whole site, as computed from the run's stream, with `_signs`.
         into_mlp: the difference of the current MLP's input from the run's stream.
         busy: whether modules are called now for another stream than the run's.
     """
@@ -201,6 +203,8 @@ class _CutRun:
     read: dict[str, tuple[Tensor, int]] = field(
         default_factory=dict
     )  # by norm: its input, and the version of that
+    stack: Tensor | None = None  # copies of differences, in the order of `stacked`
+    stacked: list[int] = field(default_factory=list)
     left: Tensor | None = None  # the stream as the embeddings or the last block left it
     busy: bool = False
 
@@ -228,21 +232,25 @@ class CutHooks:
         numbers: dict[tuple[object, ...], int] = {}
         groups: dict[tuple[str, int | None], set[int]] = {}
         for block in self._blocks:
+            # Replacements are slow to compare by content, and many cuts share one sender.
+            known: dict[int, int] = {}
             for cut in block.cuts:
                 write = cut.sender
-                key = (id(block), write.hook, write.heads, write.positions, write.replacement)
-                number = numbers.setdefault(key, len(self._senders))
+                number = known.get(id(write), -1)
+                if number < 0:
+                    key = (id(block), write.hook, write.heads, write.positions, write.replacement)
+                    number = known[id(write)] = numbers.setdefault(key, len(self._senders))
                 if number == len(self._senders):
                     self._senders.append(_Sender(cut.label, write, block.call))
                     self._at.setdefault(write.hook, []).append(number)
                 for head in _heads(cut.receiver, self._surface):
                     groups.setdefault((cut.receiver.hook, head), set()).add(number)
+        self._groups = {place: frozenset(numbers_there) for place, numbers_there in groups.items()}
         for block in self._blocks:
             for cut in block.cuts:
                 order = self._order(cut.receiver.kind.name, cut.receiver.layer)
                 for head in _heads(cut.receiver, self._surface):
-                    place = cut.receiver.hook, head
-                    group = self._groups[place] = frozenset(groups[place])
+                    group = self._groups[cut.receiver.hook, head]
                     self._last[group] = max(order, self._last.get(group, order))
                     self._labels[group] = cut.label
 
@@ -330,14 +338,15 @@ class CutHooks:
             normed_run = projections.norm(layer, stream.clone())
         finally:
             run.busy = False
-        changed = (changes != 0).any(-1)  # [group batch pos]
+        changed = changes.any(-1)  # [group batch pos]
         for site, heads in heads_by_site.items():
             hook = _hook(site, layer)
             at = [groups.index(self._groups[hook, head]) for head in heads]
             weight, bias = projections.by_head(site, layer)
             chosen = [int(head) for head in heads if head is not None]
             new = torch.einsum("hbpd,hde->bphe", normed[at], weight[chosen]) + bias[chosen]
-            computed = torch.einsum("bpd,hde->bphe", normed_run, weight) + bias
+            signs = _signs(bias)
+            computed = torch.einsum("bpd,hd->bph", normed_run, weight @ signs) + bias @ signs
             run.received[hook] = chosen, new, changed[at].permute(1, 2, 0), computed
 
     def _receive(self, site: str, layer: int, x: Tensor) -> Tensor | None:
@@ -346,7 +355,9 @@ class CutHooks:
             return None
         heads, new, changed, computed = run.received.pop(hook)
         label = self._labels[self._groups[hook, heads[0]]]
-        check_made(x, computed, label, f"{hook} differs from what ln1 and the weights make of the stream")
+        check_made(
+            x @ _signs(x), computed, label, f"{hook} differs from what ln1 and the weights make of the stream"
+        )
         output = x.clone()
         output[:, :, heads] = torch.where(changed[..., None], new.to(x.dtype), x[:, :, heads])
         self._has_received(hook)
@@ -373,7 +384,9 @@ class CutHooks:
             output = output if bias is None else output + bias
             added = self._added_by(run, site, layer, output)
             check_made(x, added, label, f"{hook} differs from what the weights make of {OUTPUTS[site]}")
-            differences = {number: change.flatten(2) @ weight for number, change in changes.items()}
+            differences = {
+                number: self._outward(number, change, weight) for number, change in changes.items()
+            }
             if added is not output:
                 # From the output computed here, so that what has not changed stays exactly as it is.
                 whole = partial(self._to_stream, run, site, layer)
@@ -573,9 +586,9 @@ class CutHooks:
         if not groups:
             return differences
         if numbers:
-            member = stream.new_tensor([[number in group for number in numbers] for group in groups])
-            changes = torch.stack([_like(run.changes[number], stream) for number in numbers])
-            differences = torch.einsum("gs,sbpd->gbpd", member, changes)
+            stacked, columns = self._stacked(run, numbers, stream)
+            member = stream.new_tensor([[number in group for number in columns] for group in groups])
+            differences = torch.einsum("gs,sbpd->gbpd", member, stacked)
         carried = [run.carried.get(group) for group in groups]
         if any(one is not None for one in carried):
             none = stream.new_zeros(())
@@ -583,6 +596,22 @@ class CutHooks:
                 [_like(none if one is None else one, stream) for one in carried]
             )
         return differences
+
+    def _stacked(self, run: _CutRun, numbers: list[int], stream: Tensor) -> tuple[Tensor, Sequence[int]]:
+        """Returns the differences of some senders [sender batch pos d_model], and whose they are."""
+        if run.stack is None:
+            run.stack = stream.new_empty(len(self._senders), *stream.shape)
+        if torch.is_grad_enabled() or run.stack.dtype != stream.dtype:
+            return torch.stack([_like(run.changes[number], stream) for number in numbers]), numbers
+        # Each is copied once in a run, and not for every receiver.
+        for number in numbers:
+            if number not in run.stacked:
+                run.stack[len(run.stacked)] = run.changes[number]
+                run.stacked.append(number)
+        # The edits that the stream has passed have taken some along.
+        return run.stack[: len(run.stacked)], [
+            number if number in run.changes else -1 for number in run.stacked
+        ]
 
     def _changes_of(self, run: _CutRun, hook: str, output: Tensor) -> dict[int, Tensor]:
         """Returns, by sender at a site, its replacement − its output in the run."""
@@ -593,6 +622,14 @@ class CutHooks:
             differences[number] = torch.where(selected, new - output, torch.zeros_like(output))
             run.seen.add(number)
         return differences
+
+    def _outward(self, number: int, change: Tensor, weight: Tensor) -> Tensor:
+        """Returns what a difference at z or mlp_post adds to the stream, by the rows of the weights that it meets."""
+        heads = self._senders[number].write.heads
+        if heads is None:
+            return change.flatten(2) @ weight
+        at = list(heads)
+        return change[:, :, at].flatten(2) @ weight.unflatten(0, (change.shape[2], -1))[at].flatten(0, 1)
 
     def _cut_at(self, group: Group, layer: int, mlp_out: Tensor) -> Tensor:
         """Tells where a group is cut off from an MLP, boolean, broadcast to the stream."""
@@ -611,6 +648,15 @@ class CutHooks:
 
 def _like(change: Tensor, stream: Tensor) -> Tensor:
     return change.to(stream.dtype).expand(stream.shape)
+
+
+def _signs(x: Tensor) -> Tensor:
+    """Returns a fixed vector of random signs: products with it tell two activations apart, at a fraction of the cost of
+    computing both.
+    """
+    generator = torch.Generator().manual_seed(0)
+    signs = torch.randint(0, 2, (x.shape[-1],), generator=generator) * 2 - 1
+    return signs.to(dtype=x.dtype, device=x.device)
 
 
 def _hook(site: str, layer: int) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from circuits.circuit import _rankings
+from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.sweeps.table import Row, SweepResult
 
@@ -46,6 +48,25 @@ class ScreenResult:
     @property
     def metrics(self) -> list[str]:
         return list(self.correlation["metric"])
+
+    def top(self, count: int, metric: str | None = None, by: str = "best") -> Circuit:
+        """Returns the circuit of the `count` largest rows, in absolute value.
+
+        Args:
+            metric: whose rows; needed where there are several.
+            by: "best", the exact effect where it was measured, else the estimate; "estimate"; or "effect", of measured
+                rows alone. Only rows of the screening can be in the circuit: edges of position embeddings never are.
+        """
+        return _rankings.top(self.frame, count, metric, by)
+
+    def above(self, least: float, metric: str | None = None, by: str = "best") -> Circuit:
+        """Returns the circuit of all rows whose size, as in `top`, is at least `least`."""
+        return _rankings.above(self.frame, least, metric, by)
+
+    def ranking(self, metric: str | None = None, by: str = "best") -> list[str]:
+        """Returns the names of all nodes or edges, as `circuit.curve` reads them, the largest first as in `top`."""
+        kind = "edges" if "sender" in self.frame else "nodes"
+        return _rankings.names(_rankings.ranking(self.frame, metric, by, "ranking"), kind, "ranking")
 
     def plot(self, metric: str | None = None) -> Any:
         """Returns a plotly figure with a panel per metric: exact effect against estimate, and the identity line."""

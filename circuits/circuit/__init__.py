@@ -1,0 +1,79 @@
+"""Circuits as values: sets of nodes or edges that are kept, cut and tested.
+
+found = patch.edges(model, base, source, metric)
+c = found.top(20) | circuit.edges(["0.1 -> 1.3.q"])          # also circuit.nodes, circuit.read, circuit.full(model)
+run(model, base, c.keep(source))                             # all edges outside c hear the source
+circuit.evaluate(model, {"IG": c}, base, source, metric)     # faithfulness, completeness, minimality
+circuit.curve(model, {"IG": found}, base, source, metric)    # faithfulness over sizes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from os import PathLike
+from typing import Any
+
+from circuits.circuit._curve import MIB_SHARES, Curve, curve
+from circuits.circuit._evaluation import Evaluation, evaluate
+from circuits.circuit._files import read_parts
+from circuits.circuit._graph import Graph
+from circuits.circuit._intervention import CircuitEdit
+from circuits.circuit._value import Circuit, full_of, made
+from circuits.model.surface import Surface
+from circuits.validate import read_choice
+
+__all__ = [
+    "MIB_SHARES",
+    "Circuit",
+    "CircuitEdit",
+    "Curve",
+    "Evaluation",
+    "curve",
+    "edges",
+    "evaluate",
+    "full",
+    "nodes",
+    "read",
+]
+
+
+def edges(names: Iterable[str] | str, model: Any = None) -> Circuit:
+    """Makes a circuit of edges by name: sender -> receiver, such as "0.1 -> 1.3.q".
+
+    Senders are embed, pos_embed, heads (0.1) and MLPs (mlp0); receivers are the inputs of heads (1.3.q, 1.3.k, 1.3.v),
+    of key-value groups where heads share them (1.k0.k, 1.k0.v), MLPs and output. "0.1 -> 1.3.q @ 3,4" is the edge at
+    two positions, "@ all but 3,4" at the others.
+
+    Args:
+        names: a list, or a text with one in each line or between semicolons.
+        model: where given, edges that it lacks are refused here, and `~` is relative to its graph.
+    """
+    return made(names, "edges", None if model is None else Graph.of(Surface.of(model)), "circuit.edges")
+
+
+def nodes(names: Iterable[str] | str, model: Any = None) -> Circuit:
+    """Makes a circuit of nodes by name: embed, pos_embed, heads (0.1) and MLPs (mlp0).
+
+    Args:
+        names: as in `edges`.
+        model: as in `edges`.
+    """
+    return made(names, "nodes", None if model is None else Graph.of(Surface.of(model)), "circuit.nodes")
+
+
+def read(path: str | PathLike[str]) -> Circuit:
+    """Reads a circuit that `Circuit.write` has written; nothing but JSON is read.
+
+    Raises `CircuitsError` for a file that cannot be read, is no circuit, or names what no model can have.
+    """
+    return Circuit.of(*read_parts(path))
+
+
+def full(model: Any, kind: str = "edges") -> Circuit:
+    """Returns the circuit of all edges of a model, or of all its nodes.
+
+    Args:
+        kind: "edges" or "nodes".
+    """
+    read_choice(kind, ("edges", "nodes"), "circuit.full", "kind")
+    return full_of(Graph.of(Surface.of(model)), kind)

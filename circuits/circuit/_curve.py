@@ -1,0 +1,203 @@
+"""Draws up the faithfulness of growing circuits from rankings, and the areas under these curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from circuits.circuit._evaluation import baseline
+from circuits.circuit._measurement import Faithfulness, Measurement
+from circuits.circuit._names import Member, Where, read_member
+from circuits.circuit._rankings import read_ranking
+from circuits.circuit._value import Circuit
+from circuits.errors import CircuitsError
+from circuits.statistics import LEVEL, interval
+from circuits.sweeps.table import Row
+from circuits.validate import is_whole, read_seed
+
+_CALLER = "circuit.curve"
+#: The sizes of the MIB benchmark (Mueller et al. 2025, arXiv:2504.13151), as shares of all edges.
+MIB_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+#: Number of sizes where none are given.
+_SIZES = 20
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The result of `circuit.curve`.
+
+    Attributes:
+        frame: a row per ranking, metric and size: `share` of all members that can matter, `value` of the metric and
+            `faithfulness`, with paired intervals over examples. Sizes 0 and all are the source and the clean run.
+        areas: a row per ranking and metric: `CPR`, ∫ f over shares from 0 to 1, larger is better, and `CMD`, ∫ |1 − f|,
+            smaller is better, by the trapezoidal rule, with intervals.
+        baseline: as in `Evaluation`.
+        settings: how, seed, draws, forwards and so on.
+    """
+
+    frame: pd.DataFrame
+    areas: pd.DataFrame
+    baseline: pd.DataFrame
+    settings: dict[str, Any]
+
+    def plot(self, metric: str | None = None) -> Any:
+        """Returns a plotly figure: faithfulness over the share of members that are kept, a line per ranking."""
+        from circuits.figures.curves import curve
+
+        names = list(dict.fromkeys(self.frame["metric"]))
+        metric = names[0] if metric is None else metric
+        if metric not in names:
+            raise CircuitsError(f"plot: no metric {metric!r}; it has {', '.join(names)}")
+        rows = self.frame[self.frame["metric"] == metric].rename(
+            columns={"faithfulness_ci_low": "ci_low", "faithfulness_ci_high": "ci_high"}
+        )
+        return curve(
+            rows.drop(columns="value"),
+            x="size",
+            y="faithfulness",
+            by="ranking",
+            title=f"Faithfulness of growing circuits: {metric}",
+            x_title="members kept",
+            y_title="faithfulness",
+        )
+
+
+def curve(
+    model: Any,
+    rankings: Mapping[str, Any],
+    base: Any,
+    source: Any,
+    metric: Any = None,
+    *,
+    batch: Any = None,
+    how: str = "resample",
+    sizes: Iterable[int | float] | None = None,
+    seed: int = 0,
+    draws: int = 1000,
+) -> Curve:
+    """Measures the faithfulness of the largest members of rankings, for several sizes.
+
+    A ranking's circuit of size k has its first k members. The areas are those of the MIB benchmark (Mueller et al.
+    2025, arXiv:2504.13151): the integrated circuit performance ratio CPR = ∫ f and the integrated circuit-model
+    distance CMD = ∫ |1 − f| over the share of members kept. Both are taken from 0 to 1, with the source and the clean
+    run, which need no circuit, at the ends; the benchmark's begin at a share of 0.001.
+
+    Args:
+        rankings: by name, a screening of one metric (`patch.screen`, `patch.edges`; exact effects where measured), or
+            a list of names, largest first (`found.ranking(metric, by="estimate")`).
+        base: as in `evaluate`.
+        source: as in `evaluate`.
+        metric: as in `evaluate`.
+        batch: as in `evaluate`.
+        how: as in `evaluate`.
+        sizes: whole numbers of members, or shares up to 1.0 (`circuit.MIB_SHARES`); by default 20, evenly spaced on a
+            logarithmic scale. Sizes beyond a ranking are left out.
+        seed: of the resamples of examples.
+        draws: number of resamples for intervals.
+
+    One forward for the clean run, one for the source (and one for the empty circuit unless how is "resample"), and one
+    for each different circuit.
+    """
+    if not isinstance(rankings, Mapping) or not rankings:
+        raise CircuitsError(f"{_CALLER}: give rankings by name, such as {{'exact': found}}; got {rankings!r}")
+    seed = read_seed(seed, _CALLER)
+    if not is_whole(draws, 1):
+        raise CircuitsError(f"{_CALLER}: draws={draws!r}; give a whole number from 1")
+    given = {str(name): read_ranking(ranking, f"{_CALLER}: {name}") for name, ranking in rankings.items()}
+    asked = None if sizes is None else _read_sizes(sizes)
+    found = Measurement.of(_CALLER, model, base, source, metric, batch, how)
+    rows: list[Row] = []
+    areas: list[Row] = []
+    for name, (names, kind) in given.items():
+        members = _members(found, names, kind)
+        total = len(found.candidates(kind) | members.keys())
+        chosen = [size for size in _sizes(asked, total) if size <= len(members)]
+        # The whole graph is the clean run, whatever the ranking has of it.
+        chosen = [0, *(size for size in chosen if size < total), total]
+        runs = [
+            found.source,
+            *(found.kept(_first(members, size, kind, found)) for size in chosen[1:-1]),
+            found.clean,
+        ]
+        share = np.array(chosen) / total
+        for metric_name in found.clean:
+            measured = Faithfulness.of(found, runs, metric_name, seed, draws)
+            value_bounds, bounds = interval(measured.drawn_value, LEVEL), interval(measured.drawn, LEVEL)
+            rows += [
+                {
+                    "ranking": name,
+                    "metric": metric_name,
+                    "size": size,
+                    "share": share[index],
+                    "value": measured.value[index],
+                    "ci_low": value_bounds[0][index],
+                    "ci_high": value_bounds[1][index],
+                    "faithfulness": measured.share[index],
+                    "faithfulness_ci_low": bounds[0][index],
+                    "faithfulness_ci_high": bounds[1][index],
+                    "n": measured.n,
+                }
+                for index, size in enumerate(chosen)
+            ]
+            row: Row = {"ranking": name, "metric": metric_name, "sizes": len(chosen) - 2, "of": total}
+            for area, of in (("CPR", lambda f: f), ("CMD", lambda f: np.abs(1 - f))):
+                drawn = area_under(of(measured.drawn), share)[:, None]
+                low, high = interval(drawn, LEVEL)
+                row |= {
+                    area: float(area_under(of(measured.share), share)),
+                    f"{area}_ci_low": low[0],
+                    f"{area}_ci_high": high[0],
+                }
+            areas.append(row)
+    settings = {
+        "how": how,
+        "seed": seed,
+        "draws": draws,
+        "level": LEVEL,
+        "n": rows[0]["n"],
+        "forwards": found.forwards,
+    }
+    return Curve(pd.DataFrame(rows), pd.DataFrame(areas), baseline(found, seed, draws), settings)
+
+
+def area_under(values: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Returns the area under values [... point] over shares [point], by the trapezoidal rule."""
+    area: np.ndarray = ((values[..., 1:] + values[..., :-1]) / 2 * np.diff(share)).sum(-1)
+    return area
+
+
+def _members(found: Measurement, names: Iterable[str], kind: str) -> dict[Member, Where]:
+    """Returns the members of a ranking in its order."""
+    members: dict[Member, Where] = {}
+    for name in names:
+        member, at = read_member(name, kind, _CALLER)
+        for part, where in found.graph.fitted({member: at}, kind, _CALLER).items():
+            members[part] = members[part] | where if part in members else where
+    return members
+
+
+def _first(members: dict[Member, Where], size: int, kind: str, found: Measurement) -> Circuit:
+    return Circuit.of(kind, dict(list(members.items())[:size]), found.graph)
+
+
+def _sizes(asked: list[int | float] | None, total: int) -> list[int]:
+    if asked is None:
+        return sorted({round(size) for size in np.geomspace(1, total, min(_SIZES, total))})
+    return sorted({int(size) if is_whole(size) else int(size * total) for size in asked} - {0})
+
+
+def _read_sizes(sizes: Any) -> list[int | float]:
+    listed = list(sizes) if isinstance(sizes, Iterable) and not isinstance(sizes, str) else [sizes]
+    for size in listed:
+        is_share = isinstance(size, float | np.floating) and 0 < size <= 1
+        if not (is_share or is_whole(size, 0)):
+            raise CircuitsError(
+                f"{_CALLER}: sizes are whole numbers of members, or shares above 0 up to 1.0; got {size!r}"
+            )
+    if not listed:
+        raise CircuitsError(f"{_CALLER}: no size given")
+    return [int(size) if is_whole(size) else float(size) for size in listed]

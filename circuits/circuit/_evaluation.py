@@ -1,0 +1,324 @@
+"""Tests circuits: faithfulness beside random circuits, completeness, and each member's own share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from circuits.circuit._measurement import Faithfulness, Measurement, stacked
+from circuits.circuit._names import EVERYWHERE, Member
+from circuits.circuit._value import Circuit
+from circuits.errors import CircuitsError
+from circuits.statistics import LEVEL, holm, interval, ratio, sign_flip
+from circuits.sweeps.metrics import PerExample
+from circuits.sweeps.table import Row
+from circuits.validate import is_whole, read_seed
+
+_CALLER = "circuit.evaluate"
+#: Members that one step of the greedy search tries.
+_TRIED = 10
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of `circuit.evaluate`. Intervals are over examples, paired: every run is on the same examples.
+
+    Attributes:
+        frame: a row per circuit and metric: `size`, its members, and `share`, their part of all that can matter;
+            `value`, the metric where the circuit is kept, and `faithfulness`, with intervals; `random_mean`,
+            `random_low` and `random_high`, mean and range of the faithfulness of `random` circuits of the same size,
+            and `p_random`, (1 + those at least as faithful) / (1 + random).
+        completeness: a row per circuit, subset K and metric: `removed` members of the circuit, `without`, the
+            faithfulness of the circuit without K, `model_without`, that of the whole model without K, and their
+            `difference` with its interval: 0 for a circuit that has all there is. `subset` is "random", or "greedy" for
+            subsets that were sought, on the same examples, for a large difference.
+        minimality: a row per circuit, member and metric: its own `share`, faithfulness of the circuit minus that
+            without it, with an interval; `p_value`, a paired sign-flip test of the metric, and `p_adjusted`, Holm's
+            adjustment over a circuit's members. Members that can stand in for each other have a share of 0 each.
+        baseline: a row per metric: the metric of the clean and of the source run, and `gap`, the difference that
+            faithfulness is a share of, with its interval. Where that holds 0, faithfulness means nothing.
+        settings: how, seed, draws, forwards and so on.
+    """
+
+    frame: pd.DataFrame
+    completeness: pd.DataFrame
+    minimality: pd.DataFrame
+    baseline: pd.DataFrame
+    settings: dict[str, Any]
+
+
+def evaluate(
+    model: Any,
+    circuits: Mapping[str, Circuit] | Circuit,
+    base: Any,
+    source: Any,
+    metric: Any = None,
+    *,
+    batch: Any = None,
+    how: str = "resample",
+    random: int = 20,
+    subsets: int = 10,
+    greedy: int = 5,
+    minimality: bool = True,
+    seed: int = 0,
+    draws: int = 1000,
+    flips: int = 9999,
+) -> Evaluation:
+    """Measures how well circuits stand for the whole model on some examples.
+
+    Faithfulness of a circuit is (m(kept) − m(source)) / (m(clean) − m(source)), m the metric's mean over examples: 0
+    where the circuit does as the source run, 1 where it does as the clean one; it may lie outside. Give other examples
+    than those on which the circuit was found: on the same ones it fits their chance as well.
+
+    Args:
+        circuits: by name, of nodes or of edges.
+        base: tokens [n pos], the clean run.
+        source: tokens, as in `Circuit.keep`, whose values are on the edges outside a circuit.
+        metric: as in `sweep`; with `batch`, a function of output and rows of the batch. By default the logit difference
+            between the clean run's first and second choice, as in `patch.edges`.
+        how: as in `Circuit.keep`; the source run is that of the empty circuit.
+        random: number of random circuits of each size, drawn from all members that can matter: under "resample",
+            those of position embeddings cannot.
+        subsets: number of random subsets K of a circuit, of any size, for completeness (Wang et al. 2022,
+            arXiv:2211.00593, section 4).
+        greedy: the most members of K that are sought one by one, each among 10 drawn at random, so that the circuit
+            and the model without K differ most in the first metric.
+        minimality: whether each member is taken out by itself.
+        seed: of the draws of circuits and subsets, and of the statistics.
+        draws: resamples of the examples for intervals.
+        flips: sign flips for p-values.
+
+    One forward for each circuit that is kept or cut: 1 + random + 2·subsets + 20·greedy + size for each, at most;
+    `settings["forwards"]` counts them.
+    """
+    given = _read(circuits)
+    for name, number, least in (
+        ("random", random, 0),
+        ("subsets", subsets, 0),
+        ("greedy", greedy, 0),
+        ("draws", draws, 1),
+        ("flips", flips, 1),
+    ):
+        if not is_whole(number, least):
+            raise CircuitsError(f"{_CALLER}: {name}={number!r}; give a whole number from {least}")
+    seed = read_seed(seed, _CALLER)
+    found = Measurement.of(_CALLER, model, base, source, metric, batch, how)
+    tables: dict[str, list[Row]] = {"frame": [], "completeness": [], "minimality": []}
+    for name, circuit in given.items():
+        # Names of inputs of whole layers are resolved, so that members can be taken out one by one.
+        circuit = Circuit.of(
+            circuit.kind,
+            found.graph.fitted(circuit.where, circuit.kind, _CALLER),
+            found.graph,
+            circuit.effects,
+        )
+        test = _Test(found, name, circuit, seed, draws, flips)
+        tables["frame"] += test.faithfulness(random)
+        tables["completeness"] += test.completeness(subsets, greedy)
+        tables["minimality"] += test.minimality() if minimality else []
+    settings = {
+        "how": how,
+        "random": random,
+        "subsets": subsets,
+        "greedy": greedy,
+        "seed": seed,
+        "draws": draws,
+        "flips": flips,
+        "level": LEVEL,
+        "n": len(next(iter(found.clean.values()))[0]),
+        "forwards": found.forwards,
+    }
+    frames = {name: pd.DataFrame(rows, columns=_COLUMNS[name]) for name, rows in tables.items()}
+    return Evaluation(**frames, baseline=baseline(found, seed, draws), settings=settings)
+
+
+# fmt: off
+_COLUMNS = {
+    "frame": ["circuit", "metric", "size", "share", "value", "ci_low", "ci_high", "faithfulness",
+              "faithfulness_ci_low", "faithfulness_ci_high", "random_mean", "random_low", "random_high", "p_random",
+              "n"],
+    "completeness": ["circuit", "metric", "subset", "size", "without", "model_without", "difference", "ci_low",
+                     "ci_high", "removed"],
+    "minimality": ["circuit", "metric", "member", "share", "ci_low", "ci_high", "p_value", "p_adjusted"],
+}
+# fmt: on
+
+
+def baseline(found: Measurement, seed: int, draws: int) -> pd.DataFrame:
+    """Tabulates the clean and the source run, a row per metric."""
+    rows: list[Row] = []
+    for metric in found.clean:
+        measured = Faithfulness.of(found, [], metric, seed, draws)
+        (clean, source), drawn = measured.ends
+        low, high = interval(drawn[:, :1] - drawn[:, 1:], LEVEL)
+        rows.append(
+            {
+                "metric": metric,
+                "clean": clean,
+                "source": source,
+                "gap": clean - source,
+                "gap_ci_low": low[0],
+                "gap_ci_high": high[0],
+                "n": measured.n,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True)
+class _Test:
+    """The tests of one circuit."""
+
+    found: Measurement
+    name: str
+    circuit: Circuit
+    seed: int
+    draws: int
+    flips: int
+
+    def _shares(self, runs: list[PerExample], metric: str) -> Faithfulness:
+        return Faithfulness.of(self.found, runs, metric, self.seed, self.draws)
+
+    def faithfulness(self, random: int) -> list[Row]:
+        candidates = sorted(self.found.candidates(self.circuit.kind), key=lambda one: one.sort_key)
+        size = min(len(self.circuit), len(candidates))
+        # Circuits of one size have the same controls.
+        rng = np.random.default_rng([self.seed, 3, size])
+        runs = [self.found.kept(self.circuit)]
+        for _ in range(random):
+            chosen = rng.choice(len(candidates), size, replace=False)
+            runs.append(self.found.kept(self._of([candidates[index] for index in chosen])))
+        rows: list[Row] = []
+        for metric in self.found.clean:
+            measured = self._shares(runs, metric)
+            low, high = interval(measured.drawn_value[:, :1], LEVEL)
+            share_low, share_high = interval(measured.drawn[:, :1], LEVEL)
+            others = measured.share[1:]
+            rows.append(
+                {
+                    "circuit": self.name,
+                    "metric": metric,
+                    "size": len(self.circuit),
+                    "share": len(self.circuit) / len(candidates),
+                    "value": measured.value[0],
+                    "ci_low": low[0],
+                    "ci_high": high[0],
+                    "faithfulness": measured.share[0],
+                    "faithfulness_ci_low": share_low[0],
+                    "faithfulness_ci_high": share_high[0],
+                    "random_mean": others.mean() if random else np.nan,
+                    "random_low": others.min() if random else np.nan,
+                    "random_high": others.max() if random else np.nan,
+                    "p_random": (1 + (others >= measured.share[0]).sum()) / (1 + random)
+                    if random
+                    else np.nan,
+                    "n": measured.n,
+                }
+            )
+        return rows
+
+    def completeness(self, subsets: int, greedy: int) -> list[Row]:
+        members = [member for member, _ in self.circuit.members]
+        rng = np.random.default_rng([self.seed, 4])
+        removed: list[tuple[str, list[Member]]] = []
+        for _ in range(subsets if members else 0):
+            chosen = rng.random(len(members)) < 0.5
+            # Nothing taken out would test nothing.
+            chosen[rng.integers(len(members))] = True
+            removed.append(("random", [member for member, out in zip(members, chosen, strict=True) if out]))
+        removed += [("greedy", part) for part in self._sought(members, greedy, rng)]
+        if not removed:
+            return []
+        runs = [run for _, part in removed for run in self._without(part)]
+        rows: list[Row] = []
+        for metric in self.found.clean:
+            measured = self._shares(runs, metric)
+            difference = measured.share[::2] - measured.share[1::2]
+            low, high = interval(measured.drawn[:, ::2] - measured.drawn[:, 1::2], LEVEL)
+            rows += [
+                {
+                    "circuit": self.name,
+                    "metric": metric,
+                    "subset": subset,
+                    "size": len(part),
+                    "without": measured.share[2 * index],
+                    "model_without": measured.share[2 * index + 1],
+                    "difference": difference[index],
+                    "ci_low": low[index],
+                    "ci_high": high[index],
+                    "removed": "; ".join(map(str, part)),
+                }
+                for index, (subset, part) in enumerate(removed)
+            ]
+        return rows
+
+    def _sought(self, members: list[Member], greedy: int, rng: np.random.Generator) -> list[list[Member]]:
+        """Returns subsets of growing size, each the one before and the member that makes most of the difference."""
+        metric = next(iter(self.found.clean))
+        subsets: list[list[Member]] = []
+        removed: list[Member] = []
+        for _ in range(min(greedy, len(members))):
+            left = [member for member in members if member not in removed]
+            tried = [left[index] for index in rng.permutation(len(left))[:_TRIED]]
+            runs = [run for member in tried for run in self._without([*removed, member])]
+            sums, counts = stacked(runs, metric)
+            value = ratio(sums.sum(1), counts.sum(1))
+            best = int(np.argmax(np.abs(value[::2] - value[1::2])))
+            removed = [*removed, tried[best]]
+            subsets.append(removed)
+        return subsets
+
+    def _without(self, removed: list[Member]) -> tuple[PerExample, PerExample]:
+        """Returns the runs of the circuit and of the whole model without some of the circuit's members."""
+        where = self.circuit.where
+        part = Circuit.of(self.circuit.kind, {member: where[member] for member in removed}, self.found.graph)
+        return self.found.kept(self.circuit - part), self.found.without(part)
+
+    def minimality(self) -> list[Row]:
+        members = [member for member, _ in self.circuit.members]
+        if not members:
+            return []
+        where = self.circuit.where
+        runs = [self.found.kept(self.circuit)]
+        for member in members:
+            rest = {one: at for one, at in where.items() if one != member}
+            runs.append(self.found.kept(Circuit.of(self.circuit.kind, rest, self.found.graph)))
+        rows: list[Row] = []
+        for metric in self.found.clean:
+            measured = self._shares(runs, metric)
+            low, high = interval(measured.drawn[:, :1] - measured.drawn[:, 1:], LEVEL)
+            p_values = sign_flip(*stacked(runs, metric), self.seed, self.flips)[1:]
+            adjusted = holm(p_values)
+            rows += [
+                {
+                    "circuit": self.name,
+                    "metric": metric,
+                    "member": f"{member}{where[member].suffix}",
+                    "share": measured.share[0] - measured.share[1 + index],
+                    "ci_low": low[index],
+                    "ci_high": high[index],
+                    "p_value": p_values[index],
+                    "p_adjusted": adjusted[index],
+                }
+                for index, member in enumerate(members)
+            ]
+        return rows
+
+    def _of(self, members: list[Member]) -> Circuit:
+        return Circuit.of(self.circuit.kind, dict.fromkeys(members, EVERYWHERE), self.found.graph)
+
+
+def _read(circuits: Any) -> dict[str, Circuit]:
+    given = {"circuit": circuits} if isinstance(circuits, Circuit) else circuits
+    if not isinstance(given, Mapping) or not given:
+        raise CircuitsError(f"{_CALLER}: give circuits by name, such as {{'IG': c}}; got {given!r}")
+    for name, one in given.items():
+        if not isinstance(one, Circuit):
+            raise CircuitsError(
+                f"{_CALLER}: {name}: {type(one).__name__} is no circuit; make one with found.top(20) or circuit.edges"
+            )
+    return {str(name): one for name, one in given.items()}

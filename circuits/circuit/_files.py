@@ -1,0 +1,73 @@
+"""Writes circuits as JSON, and reads them."""
+
+from __future__ import annotations
+
+import json
+import math
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from circuits.circuit._graph import Graph
+from circuits.circuit._names import Effect, Member, Where, read_member
+from circuits.errors import CircuitsError
+
+FORMAT = 1
+
+
+def write(described: dict[str, Any], path: str | PathLike[str]) -> None:
+    """Writes the description of a circuit."""
+    text = json.dumps({"format": FORMAT, **described}, indent=1, allow_nan=False)
+    try:
+        Path(path).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CircuitsError(f"circuit.write: cannot write {path}: {error.strerror or error}") from error
+
+
+def read_parts(
+    path: str | PathLike[str],
+) -> tuple[str, dict[Member, Where], Graph | None, dict[Member, Effect]]:
+    """Returns what a file says of a circuit: its kind, members, graph and effects."""
+    caller = f"circuit.read: {path}"
+    try:
+        given = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CircuitsError(f"{caller}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CircuitsError(f"{caller} is not JSON: {error}") from error
+    if not isinstance(given, dict) or given.get("kind") not in ("nodes", "edges"):
+        raise CircuitsError(f'{caller} is no circuit: an object whose kind is "nodes" or "edges" is needed')
+    if given.get("format") != FORMAT:
+        raise CircuitsError(f"{caller}: format {given.get('format')!r}; this version reads {FORMAT}")
+    listed = given.get("members")
+    if not isinstance(listed, list):
+        raise CircuitsError(f"{caller}: members is not a list")
+    where: dict[Member, Where] = {}
+    effects: dict[Member, Effect] = {}
+    for row in listed:
+        if not isinstance(row, dict):
+            raise CircuitsError(f"{caller}: a member is an object with a name; got {row!r}")
+        member, at = read_member(row.get("name"), given["kind"], caller)
+        if member in where:
+            raise CircuitsError(f"{caller}: {member} is listed twice")
+        where[member] = at
+        if (effect := _read_effect(row, caller)) != Effect():
+            effects[member] = effect
+    graph = None if given.get("graph") is None else Graph.read(given["graph"], caller)
+    if graph is not None:
+        graph.fitted(where, given["kind"], caller)
+    return given["kind"], where, graph, effects
+
+
+def _read_effect(row: dict[str, Any], caller: str) -> Effect:
+    metric = row.get("metric")
+    if not isinstance(metric, str | None):
+        raise CircuitsError(f"{caller}: metric is a name; got {metric!r}")
+    numbers = []
+    for name in ("estimate", "effect"):
+        value = row.get(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if value is not None and not is_number:
+            raise CircuitsError(f"{caller}: {name} is a finite number; got {value!r}")
+        numbers.append(None if value is None else float(value))
+    return Effect(metric, *numbers)

@@ -1,0 +1,226 @@
+"""Keeps a circuit, or cuts it: the intervention under which edges carry a source's values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from circuits.circuit._graph import Graph, Layer
+from circuits.circuit._names import EVERYWHERE, NOWHERE, Member, Node, Where
+from circuits.errors import CircuitsError
+from circuits.interventions.base import (
+    ActivationEdit,
+    Cut,
+    HookContext,
+    Intervention,
+    Receiver,
+    Replacement,
+    RunContext,
+)
+from circuits.interventions.reference_runs import Reference
+from circuits.interventions.replacements import FromTensors, FromTokens, Mean, Zero
+from circuits.model.sites import KINDS, Site
+from circuits.model.surface import Surface
+from circuits.tensors import Snapshot, as_dense_tensor, select_positions
+from circuits.validate import read_choice, read_tokens
+
+HOW = ("resample", "mean", "zero")
+#: Up to this many members stand in the description of an intervention.
+_LISTED = 500
+
+
+class Members(Protocol):
+    """A circuit, as an intervention sees it."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def graph(self) -> Graph | None: ...
+
+    @property
+    def where(self) -> Mapping[Member, Where]: ...
+
+    @property
+    def sha256(self) -> str: ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[str]: ...
+
+
+@dataclass(frozen=True)
+class CircuitEdit(Intervention):
+    """Keeps a circuit, or cuts it: the edges outside, or inside, carry the values of the replacement."""
+
+    circuit: Members
+    replacement: Replacement
+    keep: bool
+
+    def plan(self, surface: Surface) -> tuple[ActivationEdit | Cut, ...]:
+        self.replacement.check(surface, self.label)
+        graph, kind = Graph.of(surface), self.circuit.kind
+        where: Mapping[Member, Where] = self.circuit.where
+        if self.circuit.graph != graph:
+            where = graph.fitted(where, kind, self.label)
+        steps = _Steps(self.label, surface, self.replacement, where, self.keep)
+        if kind == "edges":
+            return tuple(cut for layer in graph.layers for cut in steps.cuts(layer))
+        # All outgoing edges of a node are cut where its output is replaced.
+        cut_nodes = ((node, steps.cut_at(node)) for node in graph.nodes)
+        return tuple(steps.sender(node, at) for node, at in cut_nodes if at != NOWHERE)
+
+    def describe(self) -> dict[str, Any]:
+        circuit: dict[str, Any] = {
+            "kind": self.circuit.kind,
+            "size": len(self.circuit),
+            "sha256": self.circuit.sha256,
+        }
+        if len(self.circuit) <= _LISTED:
+            circuit["members"] = list(self.circuit)
+        return {"intervention": self.title, "circuit": circuit, **self.replacement.describe()}
+
+    @property
+    def label(self) -> str:
+        return f"{self.title}({len(self.circuit)} {self.circuit.kind})"
+
+    @property
+    def title(self) -> str:
+        return "circuit.keep" if self.keep else "circuit.cut"
+
+
+class _Steps:
+    """Makes the steps of one plan; edges that share a sender and its positions share the sender's step."""
+
+    def __init__(
+        self,
+        label: str,
+        surface: Surface,
+        replacement: Replacement,
+        where: Mapping[Member, Where],
+        keep: bool,
+    ) -> None:
+        self._label, self._surface, self._replacement = label, surface, replacement
+        self._where, self._keep = where, keep
+        self._senders: dict[tuple[Node, Where], ActivationEdit] = {}
+        self._replacements: dict[frozenset[int], Replacement] = {}
+
+    def cut_at(self, member: Member) -> Where:
+        """Returns the positions at which a node or an edge carries the source's values."""
+        at = self._where.get(member)
+        if at is None:
+            return EVERYWHERE if self._keep else NOWHERE
+        return at.inverse if self._keep else at
+
+    def sender(self, node: Node, at: Where) -> ActivationEdit:
+        if (node, at) not in self._senders:
+            positions, replacement = None, self._replacement
+            if not at.inverted:
+                positions = tuple(sorted(at.positions))
+            elif at.positions:
+                replacement = self._replacements.setdefault(
+                    at.positions, Elsewhere(self._replacement, at.positions)
+                )
+            self._senders[node, at] = ActivationEdit(
+                self._label,
+                Site(node.site, node.layer).hook(),
+                KINDS[node.site],
+                node.layer,
+                replacement,
+                heads=None if node.head is None else (node.head,),
+                positions=positions,
+            )
+        return self._senders[node, at]
+
+    def cuts(self, layer: Layer) -> list[Cut]:
+        """Returns the cuts of edges into a layer: one for all heads from which a sender is cut off alike."""
+        number = self._surface.n_layers - 1 if layer.layer is None else layer.layer
+        hook, kind = Site(layer.site, number).hook(), KINDS[layer.site]
+        cuts: list[Cut] = []
+        for node, edges in layer.edges:
+            heads_by_where: dict[Where, list[int]] = {}
+            for head, edge in zip(layer.heads, edges, strict=True):
+                at = self.cut_at(edge)
+                if at is not NOWHERE and at != NOWHERE:
+                    heads_by_where.setdefault(at, []).extend([] if head is None else [head])
+            for at, heads in heads_by_where.items():
+                receiver = Receiver(hook, kind, number, tuple(heads) or None, self._surface.has_groups(kind))
+                cuts.append(Cut(self._label, self.sender(node, at), receiver))
+        return cuts
+
+
+@dataclass(frozen=True)
+class Elsewhere(Replacement):
+    """Another replacement, but at some positions, which keep the activation of the run."""
+
+    inner: Replacement
+    positions: frozenset[int]
+
+    def references(self, write: ActivationEdit) -> dict[str, Reference]:
+        return self.inner.references(write)
+
+    def reads(self, write: ActivationEdit) -> dict[str, str]:
+        return self.inner.reads(write)
+
+    def prepare(self, run: RunContext) -> Any:
+        return self.inner.prepare(run)
+
+    def value(self, current: Tensor, context: HookContext) -> Tensor:
+        axis = context.write.kind.query_axis
+        kept = select_positions(tuple(sorted(self.positions)), current.shape[axis], context.write.label)
+        shape = [-1 if index == axis else 1 for index in range(current.ndim)]
+        return torch.where(
+            kept.to(current.device).reshape(shape), current, self.inner.value(current, context)
+        )
+
+    def describe(self) -> dict[str, Any]:
+        return {**self.inner.describe(), "all but positions": sorted(self.positions)}
+
+
+def circuit_edit(circuit: Members, source: Any, how: Any, keep: bool) -> CircuitEdit:
+    caller = "circuit.keep" if keep else "circuit.cut"
+    return CircuitEdit(circuit, read_source(source, how, caller), keep)
+
+
+def read_source(source: Any, how: Any, caller: str) -> Replacement:
+    """Returns the replacement that edges carry."""
+    read_choice(how, HOW, caller, "how")
+    if how == "zero":
+        if source is not None:
+            raise CircuitsError(f'{caller}: how="zero" has no source; leave source= out')
+        return Zero()
+    if source is None:
+        raise CircuitsError(f"{caller}: how={how!r} needs source=, tokens [batch pos]")
+    if how == "mean":
+        return Mean(read_tokens(source, caller, "source"))
+    if not hasattr(source, "keys"):
+        return FromTokens(read_tokens(source, caller, "source"))
+    return stored({name: source[name] for name in source.keys() if is_sender(name)}, caller)  # noqa: SIM118 an ActivationCache iterates otherwise
+
+
+def is_sender(hook: Any) -> bool:
+    """Tells whether nodes write at a hook."""
+    return (
+        isinstance(hook, str)
+        and "hook_" in hook
+        and Site(hook).name in ("embed", "pos_embed", "z", "mlp_out")
+    )
+
+
+def stored(activations: dict[str, Any], caller: str) -> FromTensors:
+    """Returns the replacement by activations of a source, by full hook name."""
+    tensors: dict[str, Tensor] = {}
+    for name, given in activations.items():
+        tensor = as_dense_tensor(given, f"{caller}: the source's {name}")
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            raise CircuitsError(f"{caller}: the source's {name} is not a tensor of real numbers")
+        tensors[name] = tensor
+    if not tensors:
+        raise CircuitsError(
+            f"{caller}: the source has no activation of a sender (hook_embed, hook_z, hook_mlp_out)"
+        )
+    return FromTensors(tuple((name, Snapshot(tensor)) for name, tensor in tensors.items()))

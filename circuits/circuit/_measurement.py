@@ -1,0 +1,269 @@
+"""Measures a metric under circuits on one set of examples: each circuit once, the source and the clean run once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from circuits.circuit._graph import Graph
+from circuits.circuit._intervention import HOW, CircuitEdit, is_sender, stored
+from circuits.circuit._names import EVERYWHERE, Member, Node
+from circuits.circuit._value import Circuit
+from circuits.errors import CircuitsError
+from circuits.interventions.apply import Activations, run
+from circuits.interventions.base import Replacement
+from circuits.interventions.replacements import Zero
+from circuits.model.padding import refuse_default_metrics_over_padding
+from circuits.model.state import state_of
+from circuits.model.surface import Surface
+from circuits.statistics import bootstrap, ratio
+from circuits.sweeps.metrics import PerExample, called, first_choice, read_metric, read_values
+from circuits.validate import read_batch, read_choice, read_run_tokens
+
+#: Examples per forward, and the most entries of all senders' changes in memory at once.
+_EXAMPLES, _NUMBERS = 512, 2**27
+CLEAN, SOURCE = "the clean run", "the source run"
+
+
+@dataclass
+class _Piece:
+    """Some examples that are run together, and what edges that are cut carry in them."""
+
+    tokens: Tensor
+    batch: Any
+    replacement: Replacement
+    clean: Tensor | None  # the clean output, where the metric needs it
+
+
+@dataclass
+class Measurement:
+    """One set of examples with their source and metric, and what was measured on them.
+
+    Attributes:
+        clean: the metric's sums and counts per example of the run without edits.
+        source: the same of the empty circuit, which is the source's run where edges are resampled.
+        forwards: how often the model was run on a piece of the examples, sources too.
+    """
+
+    caller: str
+    surface: Surface
+    graph: Graph
+    how: str
+    metric: Any
+    pieces: list[_Piece]
+    clean: PerExample
+    source: PerExample
+    forwards: int
+    _known: dict[tuple[Circuit, bool], PerExample] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, caller: str, model: Any, base: Any, source: Any, metric: Any, batch: Any, how: str
+    ) -> Measurement:
+        """Runs the model on base and source, with the activations of the source's senders kept.
+
+        Args:
+            base: tokens [n pos].
+            source: tokens, of base's shape or a batch of 1 where edges are resampled; for "mean" of any batch; None
+                for "zero".
+            metric: as in `sweep`; by default the logit difference between the clean run's first and second choice.
+        """
+        surface, base = Surface.of(model), read_run_tokens(base, caller)
+        surface.check_inputs(base, f"{caller}: base tokens")
+        read_choice(how, HOW, caller, "how")
+        source = _read_source(source, base, surface, how, caller)
+        if metric is not None:
+            read_metric(metric, batch is not None)
+        else:
+            refuse_default_metrics_over_padding(
+                surface, base, None, caller, "give a metric that leaves it out"
+            )
+        batch = read_batch(batch, caller)
+        if batch is not None and len(batch) != len(base):
+            raise CircuitsError(f"{caller}: base has {len(base)} examples, batch has {len(batch)}")
+        if state_of(surface.model).blocks:
+            raise CircuitsError(f"{caller}: a block around this call edits the model; call it outside")
+        found = cls(caller, surface, Graph.of(surface), how, metric, [], {}, {}, 0)
+        found._prepare(base, source, batch)
+        return found
+
+    def _prepare(self, base: Tensor, source: Tensor | None, batch: Any) -> None:
+        per_example = len(self.graph.nodes) * base.shape[1] * (self.surface.sizes["d_model"] or 1)
+        step = max(1, min(_EXAMPLES, _NUMBERS // per_example))
+        sources: list[PerExample] = []
+        shared: Replacement | None = Zero() if self.how == "zero" else None
+        if self.how == "mean":
+            assert source is not None
+            shared = self._mean(source, step)
+        output: Tensor | None = None
+        clean: list[PerExample] = []
+        for start in range(0, len(base), step):
+            rows = slice(start, min(start + step, len(base)))
+            tokens, replacement = base[rows], shared
+            piece_batch = None if batch is None else batch[rows]
+            if source is not None and self.how == "resample" and (len(source) > 1 or output is None):
+                output, activations = self._run(source if len(source) == 1 else source[rows])
+                replacement = stored(activations, self.caller)
+                shared = replacement if len(source) == 1 else None
+            assert replacement is not None
+            clean_output = self._output(tokens)
+            kept = clean_output if self.metric is None else None
+            piece = _Piece(tokens, piece_batch, replacement, kept)
+            self.pieces.append(piece)
+            clean.append(self._values(piece, clean_output, CLEAN))
+            if output is not None:
+                sources.append(self._values(piece, output.expand(len(tokens), *output.shape[1:]), SOURCE))
+        self.clean = joined(clean)
+        self.source = joined(sources) if sources else self._measure(Circuit.of("edges", {}), True)
+
+    def _run(self, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        self.forwards += 1
+        hooks = [hook for hook in self.surface.hooks if is_sender(hook)]
+        output, activations = run(self.surface.model, tokens, cache=hooks)
+        assert isinstance(activations, Activations)
+        return self._checked(output), dict(activations)
+
+    def _mean(self, source: Tensor, step: int) -> Replacement:
+        """Returns the replacement by means over all examples of the source, [1 pos ...]."""
+        total: dict[str, Tensor] = {}
+        for start in range(0, len(source), step):
+            _, activations = self._run(source[start : start + step])
+            for hook, x in activations.items():
+                total[hook] = total.get(hook, 0) + x.double().sum(0, keepdim=True)
+        return stored({hook: x / len(source) for hook, x in total.items()}, self.caller)
+
+    def _output(self, tokens: Tensor, *edits: CircuitEdit) -> Tensor:
+        self.forwards += 1
+        return self._checked(run(self.surface.model, tokens, *edits))
+
+    def _checked(self, output: Any) -> Tensor:
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            got = type(output).__name__
+            raise CircuitsError(f"{self.caller}: the model's output is {got}, not a tensor of numbers")
+        return output
+
+    def _values(self, piece: _Piece, output: Tensor, name: str) -> PerExample:
+        if self.metric is not None:
+            values = called(self.metric, output, piece.batch)
+        else:
+            if output.shape[-1] < 2:
+                raise CircuitsError(f"{self.caller}: the model's output has one column; give metric=")
+            values = {"logit_diff": first_choice(output, output if piece.clean is None else piece.clean)}
+        return read_values(values, "metric", len(piece.tokens), name)
+
+    # ---- Circuits
+
+    def candidates(self, kind: str) -> frozenset[Member]:
+        """Returns the members of the graph that can carry anything else than in the clean run.
+
+        Position embeddings of two runs of one length are the same.
+        """
+        members = self.graph.members(kind)
+        if self.how != "resample":
+            return members
+        return frozenset(member for member in members if not _sends_positions(member))
+
+    def kept(self, circuit: Circuit) -> PerExample:
+        """Returns the metric's sums and counts per example where a circuit is kept."""
+        return self._of(circuit, True)
+
+    def without(self, circuit: Circuit) -> PerExample:
+        """Returns the same where a circuit is cut, and all else kept."""
+        return self._of(circuit, False)
+
+    def _of(self, circuit: Circuit, keep: bool) -> PerExample:
+        key = (circuit, keep)
+        if key not in self._known:
+            where = self.graph.fitted(circuit.where, circuit.kind, self.caller)
+            candidates = self.candidates(circuit.kind)
+            present = {member: at for member, at in where.items() if member in candidates}
+            if not present:
+                self._known[key] = self.source if keep else self.clean
+            elif len(present) == len(candidates) and set(present.values()) == {EVERYWHERE}:
+                self._known[key] = self.clean if keep else self.source
+            else:
+                self._known[key] = self._measure(circuit, keep)
+        return self._known[key]
+
+    def _measure(self, circuit: Circuit, keep: bool) -> PerExample:
+        parts: list[PerExample] = []
+        for piece in self.pieces:
+            edit = CircuitEdit(circuit, piece.replacement, keep)
+            parts.append(self._values(piece, self._output(piece.tokens, edit), edit.label))
+        return joined(parts)
+
+
+@dataclass(frozen=True)
+class Faithfulness:
+    """Faithfulness of several runs under one metric: 0 as the source run, 1 as the clean one.
+
+    Attributes:
+        value: the metric of each run, [run].
+        share: (value − source) / (clean − source), [run]; NaN where clean and source are equal.
+        drawn: the same in resamples of the examples, [draw run]; the same examples for all runs.
+        drawn_value: the metric in these, [draw run].
+        ends: the metric of the clean and of the source run, with their resamples [draw 2].
+    """
+
+    value: np.ndarray
+    share: np.ndarray
+    drawn: np.ndarray
+    drawn_value: np.ndarray
+    ends: tuple[np.ndarray, np.ndarray]
+    n: int
+
+    @classmethod
+    def of(
+        cls, found: Measurement, runs: Sequence[PerExample], metric: str, seed: int, draws: int
+    ) -> Faithfulness:
+        sums, counts = stacked([found.clean, found.source, *runs], metric)
+        value, drawn = ratio(sums.sum(1), counts.sum(1)), bootstrap(sums, counts, seed, draws)
+        share, drawn_share = (
+            ratio(x[..., 2:] - x[..., 1:2], np.broadcast_to(x[..., :1] - x[..., 1:2], x[..., 2:].shape))
+            for x in (value, drawn)
+        )
+        if sums.shape[1] < 2:
+            drawn, drawn_share = np.full_like(drawn, np.nan), np.full_like(drawn_share, np.nan)
+        return cls(value[2:], share, drawn_share, drawn[:, 2:], (value[:2], drawn[:, :2]), sums.shape[1])
+
+
+def stacked(runs: Sequence[PerExample], metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns sums and counts [run example]."""
+    for one in runs:
+        if metric not in one:
+            raise CircuitsError(f"metric {metric}: returned for some circuits only")
+    return np.stack([one[metric][0] for one in runs]), np.stack([one[metric][1] for one in runs])
+
+
+def joined(parts: Sequence[PerExample]) -> PerExample:
+    return {
+        name: (
+            np.concatenate([part[name][0] for part in parts]),
+            np.concatenate([part[name][1] for part in parts]),
+        )
+        for name in parts[0]
+    }
+
+
+def _sends_positions(member: Member) -> bool:
+    sender = member if isinstance(member, Node) else member.sender
+    return sender.site == "pos_embed"
+
+
+def _read_source(source: Any, base: Tensor, surface: Surface, how: str, caller: str) -> Tensor | None:
+    if how == "zero":
+        if source is not None:
+            raise CircuitsError(f'{caller}: how="zero" has no source; give source=None')
+        return None
+    source = read_run_tokens(source, caller)
+    surface.check_inputs(source, f"{caller}: source tokens")
+    if source.shape[1:] != base.shape[1:] or (how == "resample" and len(source) not in (1, len(base))):
+        raise CircuitsError(
+            f"{caller}: source is {list(source.shape)}, base {list(base.shape)}; the source must have base's shape, or "
+            + ("a batch of 1" if how == "resample" else "another batch")
+        )
+    return source

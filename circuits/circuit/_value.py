@@ -1,0 +1,218 @@
+"""A circuit: a set of nodes or of edges, as a value."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from circuits.circuit._files import write
+from circuits.circuit._graph import Graph
+from circuits.circuit._intervention import CircuitEdit, circuit_edit
+from circuits.circuit._names import EVERYWHERE, NOWHERE, Edge, Effect, Member, Where, read_member
+from circuits.errors import CircuitsError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_CALLER = "circuit"
+
+
+@dataclass(frozen=True)
+class Circuit:
+    """A set of nodes or of edges of some model: frozen, without the model, equal to another with the same members.
+
+    `|`, `&` and `-` of two circuits of one kind are circuits; `~` is one too where the graph is known (of circuits
+    made from `circuit.full` or with `model=`). `len` counts members, iteration yields their names in the order of
+    computation, and `"0.1 -> 1.3.q" in c` tells whether the circuit has one, at all positions.
+
+    Attributes:
+        kind: "nodes" or "edges".
+        members: the members with their positions, in the order of computation.
+        graph: the graph of the model, if known; not compared.
+        effects: what is known about the effects of members; not compared.
+    """
+
+    kind: str
+    members: tuple[tuple[Member, Where], ...]
+    graph: Graph | None = field(default=None, compare=False)
+    effects: Mapping[Member, Effect] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        kind: str,
+        where: Mapping[Member, Where],
+        graph: Graph | None = None,
+        effects: Mapping[Member, Effect] | None = None,
+    ) -> Circuit:
+        """Makes a circuit of members with their positions; the effects of other members are dropped."""
+        present = [member for member, at in where.items() if at != NOWHERE]
+        present.sort(key=lambda member: member.sort_key)
+        known = {} if effects is None else {one: effects[one] for one in present if one in effects}
+        return cls(kind, tuple((member, where[member]) for member in present), graph, known)
+
+    @cached_property
+    def where(self) -> dict[Member, Where]:
+        """The positions of each member."""
+        return dict(self.members)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.kind, self.members))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    # ---- As a set
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"{member}{at.suffix}" for member, at in self.members)
+
+    def __contains__(self, name: object) -> bool:
+        member, at = read_member(name, self.kind, _CALLER)
+        parts: list[Member] = [member]
+        if self.graph is not None and isinstance(member, Edge):
+            parts = [Edge(member.sender, receiver) for receiver in self.graph.heads_of(member.receiver)]
+        return all(at & self.where.get(part, NOWHERE) == at for part in parts)
+
+    def __or__(self, other: Any) -> Circuit:
+        return self._combined(other, lambda one, two: one | two)
+
+    def __and__(self, other: Any) -> Circuit:
+        return self._combined(other, lambda one, two: one & two)
+
+    def __sub__(self, other: Any) -> Circuit:
+        return self._combined(other, lambda one, two: one & two.inverse)
+
+    def __invert__(self) -> Circuit:
+        if self.graph is None:
+            raise CircuitsError(
+                "~: the graph is unknown, so what is outside the circuit is too; write circuit.full(model) - c"
+            )
+        return full_of(self.graph, self.kind) - self
+
+    def __le__(self, other: Any) -> bool:
+        return not len(self - other)
+
+    def _combined(self, other: Any, combine: Any) -> Circuit:
+        if not isinstance(other, Circuit):
+            return NotImplemented
+        if self.kind != other.kind:
+            raise CircuitsError(
+                "one circuit is of nodes and the other of edges; they have no members in common"
+            )
+        if None not in (self.graph, other.graph) and self.graph != other.graph:
+            raise CircuitsError("the circuits are of models of different shapes")
+        graph = self.graph or other.graph
+        first: Mapping[Member, Where] = self.where
+        second: Mapping[Member, Where] = other.where
+        if graph is not None:
+            first, second = (graph.fitted(where, self.kind, _CALLER) for where in (first, second))
+        members = {
+            member: combine(first.get(member, NOWHERE), second.get(member, NOWHERE))
+            for member in (*first, *(member for member in second if member not in first))
+        }
+        return Circuit.of(self.kind, members, graph, {**other.effects, **self.effects})
+
+    # ---- As an intervention
+
+    def keep(self, source: Any = None, how: str = "resample") -> CircuitEdit:
+        """Returns the intervention under which all edges outside the circuit carry the source's values.
+
+        Those inside carry what the edited run computes. A node outside a circuit of nodes has all its outgoing edges
+        cut. The empty circuit gives the source run, the full one the run without edits.
+
+        Args:
+            source: tokens [batch pos], of the run's batch or of 1, or a mapping from hook names to tensors (what
+                `cache` gives); for "mean", tokens of any number; none for "zero".
+            how: what an edge outside carries: "resample", what the sender writes on the source, row by row; "mean",
+                its mean over the source's examples, per position; "zero", nothing.
+        """
+        return circuit_edit(self, source, how, keep=True)
+
+    def cut(self, source: Any = None, how: str = "resample") -> CircuitEdit:
+        """Returns the intervention under which the edges of the circuit carry the source's values, and no others.
+
+        Arguments as in `keep`.
+        """
+        return circuit_edit(self, source, how, keep=False)
+
+    # ---- As data
+
+    @property
+    def sha256(self) -> str:
+        """The sum of the members' names, by which two circuits are told apart."""
+        return hashlib.sha256("\n".join((self.kind, *self)).encode()).hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the circuit as JSON-able data, as `write` stores it."""
+        members: list[dict[str, Any]] = []
+        for member, at in self.members:
+            known = self.effects.get(member, Effect())._asdict()
+            given = {key: value for key, value in known.items() if value is not None}
+            members.append({"name": f"{member}{at.suffix}", **given})
+        graph = None if self.graph is None else self.graph.describe()
+        return {"kind": self.kind, "size": len(self), "graph": graph, "members": members}
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A row per member: its name, sender and receiver (of edges), positions, and what is known of its effect."""
+        import pandas as pd
+
+        columns = [
+            "name",
+            *(["sender", "receiver"] if self.kind == "edges" else []),
+            "positions",
+            *Effect._fields,
+        ]
+        rows: list[dict[str, Any]] = []
+        for member, at in self.members:
+            ends = {}
+            if isinstance(member, Edge):
+                ends = {"sender": str(member.sender), "receiver": str(member.receiver)}
+            positions = at.suffix.removeprefix(" @ ") or "all"
+            known = self.effects.get(member, Effect())._asdict()
+            rows.append({"name": str(member), **ends, "positions": positions, **known})
+        return pd.DataFrame(rows, columns=columns).astype({"estimate": float, "effect": float})
+
+    def plot(self) -> Any:
+        """Returns a plotly figure: the graph by layers, embeddings below and the output on top.
+
+        Lines are as wide as the effects that are known; hover for them, choose a node in the menu to fade all edges but
+        its own, click the legend to hide those into q, k or v. `plots.save` writes it as a page, SVG or PNG.
+        """
+        from circuits.figures.circuit_graph import circuit_figure
+
+        return circuit_figure(self.frame, self.kind)
+
+    def write(self, path: str | PathLike[str]) -> None:
+        """Writes the circuit as JSON, which `circuit.read` reads."""
+        write(self.describe(), path)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(name for name, _ in zip(self, range(6), strict=False))
+        return f"Circuit({len(self)} {self.kind}: {shown}{', ...' if len(self) > 6 else ''})"
+
+
+def full_of(graph: Graph, kind: str) -> Circuit:
+    return Circuit.of(kind, dict.fromkeys(graph.members(kind), EVERYWHERE), graph)
+
+
+def made(names: Iterable[Any], kind: str, graph: Graph | None, caller: str) -> Circuit:
+    """Makes a circuit of named members; the same one twice counts once."""
+    if isinstance(names, str):
+        names = [name for name in names.replace("\n", ";").split(";") if name.strip()]
+    if not isinstance(names, Iterable):
+        raise CircuitsError(f"{caller}: give a list of names, got {names!r}")
+    where: dict[Member, Where] = {}
+    for name in names:
+        member, at = read_member(name, kind, caller)
+        where[member] = where.get(member, NOWHERE) | at
+    return Circuit.of(kind, where if graph is None else graph.fitted(where, kind, caller), graph)

@@ -1,0 +1,216 @@
+"""Draws a circuit: its graph by layers, with edges as wide as their effects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from circuits.figures.palette import COLOURS, INK
+from circuits.figures.style import finished
+
+#: What an edge ends at, with its colour and dash.
+INPUTS = {"q": (0, "solid"), "k": (1, "solid"), "v": (2, "solid"), "MLP": (3, "dash"), "output": (6, "dot")}
+#: Edges that are drawn, the largest of a larger circuit; and the opacity of those that are faded.
+DRAWN, FADED = 400, 0.08
+#: Pixels: widest and narrowest line, height of a row, width of a column and of the narrowest figure.
+_WIDEST, _NARROWEST, _ROW, _COLUMN, _NARROW = 6.0, 1.2, 84, 120, 560
+#: Radius of a node, in rows.
+_RADIUS = 0.22
+
+
+class _Place(NamedTuple):
+    x: float
+    y: float
+
+
+def circuit_figure(frame: pd.DataFrame, kind: str) -> Any:
+    """Draws the members of a circuit, embeddings below and the output on top.
+
+    Args:
+        frame: a row per member: name, positions, metric, estimate and effect, and of edges sender and receiver.
+        kind: "nodes" or "edges".
+    """
+    from plotly import graph_objects
+
+    figure = graph_objects.Figure()
+    if kind == "nodes":
+        places = _places(frame["name"])
+        _add_nodes(
+            figure, places, dict(zip(frame["name"], map(_hover, frame.to_dict("records")), strict=True))
+        )
+        return _finished(
+            figure, places, f"A circuit of {len(frame)} nodes", "Hover for what is known of a node."
+        )
+    size = frame["effect"].abs().fillna(frame["estimate"].abs())
+    # Without any effect all lines are of one width, and the first are drawn.
+    order = np.argsort(-size.fillna(0).to_numpy(), kind="stable")[:DRAWN]
+    rows = frame.assign(size=size).iloc[np.sort(order)].to_dict("records")
+    largest = float(size.max()) if size.notna().any() else 0.0
+    nodes = {row["sender"] for row in rows} | {_component(row["receiver"]) for row in rows}
+    places = _places(nodes)
+    # By trace: the nodes that it touches; None for all.
+    touched: list[set[str] | None] = []
+    shown: set[str] = set()
+    for row in rows:
+        start, end = places[row["sender"]], places[_component(row["receiver"])]
+        group = _input(row["receiver"])
+        colour, dash = INPUTS[group]
+        width = _NARROWEST + (_WIDEST - _NARROWEST) * (
+            row["size"] / largest if largest and row["size"] > 0 else 0.0
+        )
+        xs, ys = _curve(start, end, group)
+        figure.add_scatter(
+            x=xs,
+            y=ys,
+            mode="lines",
+            line={"color": COLOURS["light"][colour], "width": width, "dash": dash, "shape": "spline"},
+            name=f"into {group}",
+            legendgroup=group,
+            showlegend=group not in shown,
+            opacity=0.85,
+            text=[_hover(row)] * len(xs),
+            hovertemplate="%{text}<extra></extra>",
+        )
+        shown.add(group)
+        touched.append({row["sender"], _component(row["receiver"])})
+    _add_nodes(figure, places, {name: name for name in places})
+    touched.append(None)
+    _add_menu(figure, places, touched)
+    subtitle = (
+        "Width: size of the effect, where known. Hover for it; choose a node to fade the edges of others."
+    )
+    if len(frame) > DRAWN:
+        subtitle += f" Drawn are the {DRAWN} largest of {len(frame)} edges."
+    return _finished(figure, places, f"A circuit of {len(frame)} edges", subtitle)
+
+
+def _add_nodes(figure: Any, places: dict[str, _Place], hover: dict[str, str]) -> None:
+    figure.add_scatter(
+        x=[place.x for place in places.values()],
+        y=[place.y for place in places.values()],
+        mode="markers+text",
+        marker={
+            "size": 38,
+            "color": "#f2f2f2",
+            "line": {"color": INK["light"], "width": 1},
+            "symbol": "circle",
+        },
+        text=list(places),
+        textfont={"size": 11, "color": INK["light"]},
+        customdata=[hover[name] for name in places],
+        hovertemplate="%{customdata}<extra></extra>",
+        showlegend=False,
+        name="nodes",
+    )
+
+
+def _add_menu(figure: Any, places: dict[str, _Place], touched: list[set[str] | None]) -> None:
+    """Adds the menu that fades all edges but those of one node."""
+    indices = list(range(len(touched)))
+
+    def button(label: str, node: str | None) -> dict[str, Any]:
+        opacity = [
+            1.0 if ends is None else 0.85 if node is None or node in ends else FADED for ends in touched
+        ]
+        return {"label": label, "method": "restyle", "args": [{"opacity": opacity}, indices]}
+
+    buttons = [button("all edges", None), *(button(f"edges of {name}", name) for name in places)]
+    figure.update_layout(
+        updatemenus=[
+            {
+                "buttons": buttons,
+                "x": 1,
+                "xanchor": "right",
+                "y": 1.02,
+                "yanchor": "bottom",
+                "showactive": True,
+            }
+        ]
+    )
+
+
+def _finished(figure: Any, places: dict[str, _Place], title: str, subtitle: str) -> Any:
+    xs, ys = [place.x for place in places.values()] or [0], [place.y for place in places.values()] or [0]
+    # Both axes are in proportion to pixels, so that lines end at the nodes; the title needs some width.
+    margin = max(0.8, (_NARROW / _COLUMN - max(xs) + min(xs)) / 2)
+    figure.update_layout(
+        xaxis={"visible": False, "range": [min(xs) - margin, max(xs) + margin]},
+        yaxis={"visible": False, "range": [min(ys) - 0.6, max(ys) + 0.6]},
+        width=int(40 + _COLUMN * (max(xs) - min(xs) + 2 * margin)),
+        height=int(130 + _ROW * (max(ys) - min(ys) + 1.2)),
+        margin={"l": 20, "r": 20, "b": 40, "t": 60},
+        legend={"groupclick": "togglegroup", "y": 0, "yanchor": "top"},
+        hovermode="closest",
+    )
+    return finished(figure, title, subtitle)
+
+
+def _places(names: Any) -> dict[str, _Place]:
+    """Returns where nodes are drawn, by name and from below: the rows that are there stand close together."""
+    by_row: dict[tuple[float, ...], list[str]] = {}
+    for name in names:
+        by_row.setdefault(_row(name), []).append(name)
+    places: dict[str, _Place] = {}
+    for height, row in enumerate(sorted(by_row)):
+        members = sorted(set(by_row[row]), key=_number)
+        for index, name in enumerate(members):
+            places[name] = _Place(index - (len(members) - 1) / 2, float(height))
+    return places
+
+
+def _row(name: str) -> tuple[float, ...]:
+    if name in ("embed", "pos_embed"):
+        return (-1,)
+    if name == "output":
+        return (float("inf"),)
+    if name.startswith("mlp"):
+        return (float(name[3:]), 1)
+    return (float(name.partition(".")[0]), 0)
+
+
+def _number(name: str) -> tuple[int, str]:
+    """Returns what orders nodes within a row: heads by their number, key-value groups behind them."""
+    last = name.rpartition(".")[2]
+    digits = re.sub(r"\D", "", last)
+    return (int(digits) if digits else 0) + (10**7 if last.startswith("k") else 0), name
+
+
+def _component(receiver: str) -> str:
+    """Returns the node that an input belongs to: "1.3" of "1.3.q"."""
+    return receiver[:-2] if receiver[-2:] in (".q", ".k", ".v") else receiver
+
+
+def _input(receiver: str) -> str:
+    if receiver == "output":
+        return "output"
+    return receiver[-1] if _component(receiver) != receiver else "MLP"
+
+
+def _curve(start: _Place, end: _Place, group: str) -> tuple[list[float], list[float]]:
+    """Returns points of a line that passes beside the nodes between its ends; q, k and v arrive side by side."""
+    side = {"q": -1, "v": 1}.get(group, 0)
+    span = end.y - start.y
+    # A line to the next row is straight.
+    bend = (0.13 * span if span > 1 else 0.0) * (side or (1 if start.x <= end.x else -1))
+    # From the top of one node to the bottom of the other.
+    start = _Place(start.x, start.y + _RADIUS)
+    end = _Place(end.x + 0.6 * side * _RADIUS * _ROW / _COLUMN, end.y - (0.8 if side else 1.0) * _RADIUS)
+    share = np.linspace(0, 1, 9)
+    xs = start.x + (end.x - start.x) * share + bend * np.sin(np.pi * share)
+    ys = start.y + (end.y - start.y) * share
+    return [float(x) for x in xs], [float(y) for y in ys]
+
+
+def _hover(row: Mapping[Any, Any]) -> str:
+    lines = [f"<b>{row['name']}</b>"]
+    if row["positions"] != "all":
+        lines.append(f"at {row['positions']}")
+    on = f" on {row['metric']}" if isinstance(row["metric"], str) else ""
+    for name, said in (("effect", "exact effect"), ("estimate", "estimate")):
+        if row[name] is not None and not pd.isna(row[name]):
+            lines.append(f"{said}{on}: {row[name]:.4g}")
+    return "<br>".join(lines)

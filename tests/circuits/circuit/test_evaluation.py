@@ -1,0 +1,452 @@
+"""Faithfulness, completeness and minimality against runs made one by one, and curves with their areas."""
+
+import numpy as np
+import pytest
+import torch
+
+from circuits import CircuitsError, ablate, circuit, intervene, patch, run
+from circuits.circuit import _measurement
+from circuits.circuit._curve import area_under
+from circuits.statistics import holm, sign_flip
+
+FEW = {"draws": 50, "flips": 200}
+CHAIN = "embed -> 0.1.v; embed -> 0.1.k; 0.1 -> 1.2.v; 0.1 -> mlp0; mlp0 -> 1.2.k; 1.2 -> mlp1; 1.2 -> output"
+CHAIN += "; mlp1 -> output; mlp0 -> output; embed -> output"
+
+
+def metric(output):
+    return output[:, -1].square().sum(-1)
+
+
+def pair(output, rows):
+    """A sum and a count that differs between examples."""
+    return output[:, -1].square().sum(-1), 1.0 + rows % 3
+
+
+@pytest.fixture
+def model(make_model):
+    return make_model(n_layers=2)
+
+
+def resampled(sums, counts, draws, seed=0):
+    """Pooled ratios [draw run] of the same resamples that all intervals are made of."""
+    n = sums.shape[1]
+    weights = np.random.default_rng([seed, 1]).multinomial(n, np.full(n, 1 / n), size=draws).astype(float)
+    return (weights @ sums.T) / (weights @ counts.T)
+
+
+def pooled(model, tokens, edits, how=metric, rows=None):
+    """Sums and counts [run example], run one by one."""
+    sums, counts = [], []
+    for one in edits:
+        value = how(run(model, tokens, *one)) if rows is None else how(run(model, tokens, *one), rows)
+        total, count = value if isinstance(value, tuple) else (value, torch.ones(len(value)))
+        sums.append(total.double().numpy())
+        counts.append(count.double().numpy())
+    return np.stack(sums), np.stack(counts)
+
+
+def by_hand(model, tokens, source, circuits, how="resample", measured=metric, rows=None, draws=50):
+    """Metric, faithfulness and its resamples of circuits that are kept."""
+    given = None if how == "zero" else source
+    edits = [(), (circuit.edges([]).keep(given, how),), *((c.keep(given, how),) for c in circuits)]
+    sums, counts = pooled(model, tokens, edits, measured, rows)
+    value = sums.sum(1) / counts.sum(1)
+    drawn = resampled(sums, counts, draws)
+    share = (value[2:] - value[1]) / (value[0] - value[1])
+    return value, share, (drawn[:, 2:] - drawn[:, 1:2]) / (drawn[:, :1] - drawn[:, 1:2])
+
+
+@pytest.mark.parametrize("how", ["resample", "mean", "zero"])
+def test_faithfulness_against_runs_one_by_one(how, model, tokens, other_tokens):
+    source = None if how == "zero" else other_tokens
+    given = {
+        "chain": circuit.edges(CHAIN),
+        "nodes": circuit.nodes("embed; 0.1; 1.2; mlp1"),
+        "at": circuit.edges(CHAIN.replace("embed -> 0.1.v", "embed -> 0.1.v @ 5")),
+    }
+    rows = torch.arange(8)
+    found = circuit.evaluate(
+        model,
+        given,
+        tokens,
+        source,
+        pair,
+        batch=rows,
+        how=how,
+        random=3,
+        subsets=0,
+        greedy=0,
+        minimality=False,
+        **FEW,
+    )
+    value, share, drawn = by_hand(model, tokens, other_tokens, given.values(), how, pair, rows)
+    frame = found.frame.set_index("circuit")
+    assert list(frame["size"]) == [len(c) for c in given.values()]
+    np.testing.assert_allclose(frame["value"], value[2:], rtol=1e-9)
+    np.testing.assert_allclose(frame["faithfulness"], share, rtol=1e-7)
+    bounds = np.quantile(drawn, [0.025, 0.975], axis=0)
+    np.testing.assert_allclose(frame["faithfulness_ci_low"], bounds[0], rtol=1e-6)
+    np.testing.assert_allclose(frame["faithfulness_ci_high"], bounds[1], rtol=1e-6)
+    assert len({round(x, 6) for x in share}) == 3
+    base = found.baseline.iloc[0]
+    np.testing.assert_allclose([base["clean"], base["source"]], value[:2], rtol=1e-9)
+    np.testing.assert_allclose(base["gap"], value[0] - value[1], rtol=1e-9)
+    assert base["gap_ci_low"] <= base["gap"] <= base["gap_ci_high"]
+
+
+def test_the_ends_are_zero_and_one_and_cost_nothing(model, tokens, other_tokens):
+    """Position embeddings carry the same in both runs, so that a circuit may have them or not."""
+    full = circuit.full(model)
+    positions = circuit.edges([name for name in full if name.startswith("pos_embed")])
+    given = {"full": full, "without": full - positions, "empty": circuit.edges([]), "positions": positions}
+    given |= {"nodes": circuit.full(model, "nodes"), "none": circuit.nodes([])}
+    found = circuit.evaluate(
+        model, given, tokens, other_tokens, metric, random=0, subsets=0, greedy=0, minimality=False, **FEW
+    )
+    assert list(found.frame["faithfulness"]) == [1, 1, 0, 0, 1, 0]
+    assert found.frame["p_random"].isna().all()
+    assert found.frame["random_mean"].isna().all()
+    assert found.settings["forwards"] == 2
+
+
+def test_completeness_takes_subsets_out_of_the_circuit_and_of_the_model(model, tokens, other_tokens):
+    c = circuit.edges(CHAIN)
+    found = circuit.evaluate(
+        model, c, tokens, other_tokens, metric, random=0, subsets=5, greedy=3, minimality=False, **FEW
+    )
+    rows = found.completeness
+    assert list(rows["subset"]) == ["random"] * 5 + ["greedy"] * 3
+    assert rows["removed"].nunique() > 5
+    for row in rows.to_dict("records"):
+        removed = circuit.edges(row["removed"])
+        assert len(removed) == row["size"] >= 1
+        assert removed <= c
+        sums, counts = pooled(
+            model,
+            tokens,
+            [
+                (),
+                (circuit.edges([]).keep(other_tokens),),
+                ((c - removed).keep(other_tokens),),
+                (removed.cut(other_tokens),),
+            ],
+        )
+        whole = sums.sum(1) / counts.sum(1)
+        share = (whole[2:] - whole[1]) / (whole[0] - whole[1])
+        np.testing.assert_allclose([row["without"], row["model_without"]], share, rtol=1e-8, atol=1e-12)
+        np.testing.assert_allclose(row["difference"], share[0] - share[1], rtol=1e-8, atol=1e-12)
+        drawn = resampled(sums, counts, 50)
+        drawn = (drawn[:, 2] - drawn[:, 3]) / (drawn[:, 0] - drawn[:, 1])
+        np.testing.assert_allclose(
+            [row["ci_low"], row["ci_high"]], np.quantile(drawn, [0.025, 0.975]), rtol=1e-6
+        )
+
+
+def test_the_greedy_search_takes_the_member_that_differs_most(model, tokens, other_tokens):
+    """With at most ten members, every one is tried at each step."""
+    c = circuit.edges(CHAIN)
+    found = circuit.evaluate(
+        model, c, tokens, other_tokens, metric, random=0, subsets=0, greedy=2, minimality=False, **FEW
+    )
+    removed = circuit.edges([])
+    for row in found.completeness.to_dict("records"):
+        differences = {}
+        for name in c - removed:
+            part = removed | circuit.edges([name])
+            kept, cut = (
+                metric(run(model, tokens, one)).mean()
+                for one in ((c - part).keep(other_tokens), part.cut(other_tokens))
+            )
+            differences[name] = abs(float(kept - cut))
+        removed |= circuit.edges([max(differences, key=differences.get)])
+        assert circuit.edges(row["removed"]) == removed
+
+
+def test_minimality_is_what_a_member_adds_to_the_rest(model, tokens, other_tokens):
+    c = circuit.edges(CHAIN)
+    found = circuit.evaluate(
+        model, c, tokens, other_tokens, metric, random=0, subsets=0, greedy=0, draws=50, flips=300
+    )
+    rests = [c - circuit.edges([name]) for name in c]
+    _, share, drawn = by_hand(model, tokens, other_tokens, [c, *rests])
+    rows = found.minimality
+    assert list(rows["member"]) == list(c)
+    np.testing.assert_allclose(rows["share"], share[0] - share[1:], rtol=1e-7, atol=1e-12)
+    bounds = np.quantile(drawn[:, :1] - drawn[:, 1:], [0.025, 0.975], axis=0)
+    np.testing.assert_allclose(rows["ci_low"], bounds[0], rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(rows["ci_high"], bounds[1], rtol=1e-6, atol=1e-12)
+    sums, counts = pooled(model, tokens, [(one.keep(other_tokens),) for one in (c, *rests)])
+    p_values = sign_flip(sums, counts, 0, 300)[1:]
+    np.testing.assert_allclose(rows["p_value"], p_values)
+    np.testing.assert_allclose(rows["p_adjusted"], holm(p_values))
+    # An edge that ends at a head whose output is cut adds nothing.
+    useless = c | circuit.edges(["embed -> 0.3.q"])
+    rows = circuit.evaluate(
+        model, useless, tokens, other_tokens, metric, random=0, subsets=0, greedy=0, **FEW
+    ).minimality.set_index("member")
+    assert abs(rows.loc["embed -> 0.3.q", "share"]) < 1e-9
+
+
+def test_random_circuits_have_the_same_size_and_can_matter(model, tokens, other_tokens, monkeypatch):
+    drawn, kept = [], _measurement.Measurement.kept
+    monkeypatch.setattr(_measurement.Measurement, "kept", lambda self, c: drawn.append(c) or kept(self, c))
+    given = {"one": circuit.edges(CHAIN), "nodes": circuit.nodes("embed; 0.1")}
+    found = circuit.evaluate(
+        model, given, tokens, other_tokens, metric, random=8, subsets=0, greedy=0, minimality=False, **FEW
+    )
+    for start, (name, c) in zip((0, 9), given.items(), strict=True):
+        assert drawn[start] == c
+        controls = drawn[start + 1 : start + 9]
+        assert {len(one) for one in controls} == {len(c)}
+        assert len(set(controls)) > 6
+        assert not any("pos_embed" in member for one in controls for member in one)
+        _, share, _ = by_hand(model, tokens, other_tokens, [c, *controls])
+        row = found.frame.set_index("circuit").loc[name]
+        expected = [
+            share[1:].mean(),
+            share[1:].min(),
+            share[1:].max(),
+            (1 + (share[1:] >= share[0]).sum()) / 9,
+        ]
+        columns = ["random_mean", "random_low", "random_high", "p_random"]
+        np.testing.assert_allclose(list(row[columns]), expected, rtol=1e-8, atol=1e-12)
+    again = circuit.evaluate(
+        model,
+        given,
+        tokens,
+        other_tokens,
+        metric,
+        random=8,
+        subsets=0,
+        greedy=0,
+        minimality=False,
+        seed=1,
+        **FEW,
+    )
+    assert (again.frame["random_mean"] != found.frame["random_mean"]).all()
+
+
+def test_pieces_of_the_examples_and_a_source_of_one(model, tokens, other_tokens, monkeypatch):
+    asked = {"random": 2, "subsets": 2, "greedy": 1, **FEW}
+    for source, how in (
+        (other_tokens, "resample"),
+        (other_tokens[:1], "resample"),
+        (other_tokens[:5], "mean"),
+    ):
+        results = []
+        for size in (512, 3):
+            monkeypatch.setattr(_measurement, "_EXAMPLES", size)
+            results.append(
+                circuit.evaluate(
+                    model, circuit.edges(CHAIN), tokens, source, pair, batch=torch.arange(8), how=how, **asked
+                )
+            )
+        for table in ("frame", "completeness", "minimality", "baseline"):
+            whole, pieces = (getattr(one, table).select_dtypes("number") for one in results)
+            assert not whole.empty
+            np.testing.assert_allclose(pieces, whole, rtol=1e-6, atol=1e-9)
+
+
+def test_several_metrics_and_the_default_one(model, tokens, other_tokens):
+    def two(output):
+        return {"a": metric(output), "b": output[:, 2, 0]}
+
+    c, asked = circuit.edges(CHAIN), {"random": 2, "subsets": 1, "greedy": 1, **FEW}
+    both = circuit.evaluate(model, c, tokens, other_tokens, two, **asked)
+    assert list(both.frame["metric"]) == ["a", "b"]
+    alone = circuit.evaluate(model, c, tokens, other_tokens, lambda output: output[:, 2, 0], **asked)
+    numbers = ["faithfulness", "faithfulness_ci_low", "random_mean"]
+    np.testing.assert_allclose(
+        both.frame[both.frame["metric"] == "b"][numbers], alone.frame[numbers], rtol=1e-9
+    )
+    default = circuit.evaluate(
+        model, c, tokens, other_tokens, random=0, subsets=0, greedy=0, minimality=False
+    )
+    clean = run(model, tokens)
+    first = clean.topk(2, -1).indices
+
+    def margin(output):
+        two = output.gather(-1, first)
+        return float((two[..., 0] - two[..., 1]).mean())
+
+    base = default.baseline.iloc[0]
+    assert base["metric"] == "logit_diff"
+    np.testing.assert_allclose(
+        [base["clean"], base["source"]], [margin(clean), margin(run(model, other_tokens))]
+    )
+    np.testing.assert_allclose(default.frame["value"][0], margin(run(model, tokens, c.keep(other_tokens))))
+
+
+def test_one_example_has_no_interval_and_equal_runs_no_faithfulness(model, tokens, other_tokens):
+    c = circuit.edges(CHAIN)
+    asked = {"random": 1, "subsets": 1, "greedy": 0, **FEW}
+    one = circuit.evaluate(model, c, tokens[:1], other_tokens[:1], metric, **asked)
+    assert np.isfinite(one.frame["faithfulness"][0])
+    for table in (one.frame, one.completeness, one.minimality):
+        assert table.filter(like="ci_").isna().all().all()
+    same = circuit.evaluate(model, c, tokens, tokens, metric, **asked)
+    assert same.frame["faithfulness"].isna().all()
+    assert same.baseline["gap"][0] == 0
+
+
+def test_forwards_are_counted(model, tokens, other_tokens):
+    forwards = []
+    handle = model.register_forward_pre_hook(lambda *_: forwards.append(1))
+    found = circuit.evaluate(
+        model, {"c": circuit.edges(CHAIN)}, tokens, other_tokens, metric, random=4, subsets=3, greedy=1, **FEW
+    )
+    handle.remove()
+    assert len(forwards) == found.settings["forwards"]
+    # Clean, source, the circuit, random ones, subsets twice, ten tried twice, ten members: what is the same runs once.
+    assert 2 + 1 + 4 + 6 + 10 + 10 - 2 <= len(forwards) <= 2 + 1 + 4 + 6 + 20 + 10
+
+
+# ---- Curves
+
+
+@pytest.fixture
+def found(model, tokens, other_tokens):
+    return {
+        "exact": patch.edges(model, tokens, other_tokens, metric, exact="all", **FEW),
+        "gradient": patch.edges(model, tokens, other_tokens, metric, method="gradient", exact=1, **FEW),
+    }
+
+
+def test_curves_and_their_areas(model, tokens, other_tokens, found):
+    rankings = {
+        "exact": found["exact"],
+        "gradient": found["gradient"].ranking(by="estimate"),
+        "nodes": ["embed", "1.2", "0.1", "mlp1"],
+    }
+    result = circuit.curve(model, rankings, tokens, other_tokens, metric, sizes=[1, 3, 0.5, 10, 4], draws=50)
+    n_edges = len(found["exact"].frame)
+    expected_sizes = {
+        "exact": [0, 1, 3, 4, 10, n_edges // 2, n_edges],
+        "gradient": [0, 1, 3, 4, 10, n_edges // 2, n_edges],
+        # Half of eleven nodes is five, and the ranking has four.
+        "nodes": [0, 1, 3, 4, 11],
+    }
+    for name, rows in result.frame.groupby("ranking"):
+        assert list(rows["size"]) == expected_sizes[name]
+        ranking = rankings[name].ranking() if name == "exact" else rankings[name]
+        make = circuit.nodes if name == "nodes" else circuit.edges
+        kept = [make(ranking[:size]) for size in rows["size"][1:-1]]
+        _, share, drawn = by_hand(model, tokens, other_tokens, kept)
+        share, drawn = np.array([0, *share, 1]), np.pad(drawn, ((0, 0), (1, 1)), constant_values=(0, 1))
+        np.testing.assert_allclose(rows["faithfulness"], share, rtol=1e-8, atol=1e-12)
+        bounds = np.quantile(drawn, [0.025, 0.975], axis=0)
+        np.testing.assert_allclose(rows["faithfulness_ci_low"], bounds[0], rtol=1e-6, atol=1e-12)
+        x = rows["size"].to_numpy() / rows["size"].max()
+        np.testing.assert_allclose(rows["share"], x)
+        areas = result.areas.set_index("ranking").loc[name]
+        np.testing.assert_allclose(areas["CPR"], np.trapezoid(share, x))
+        np.testing.assert_allclose(areas["CMD"], np.trapezoid(np.abs(1 - share), x))
+        np.testing.assert_allclose(
+            [areas["CMD_ci_low"], areas["CMD_ci_high"]],
+            np.quantile(np.trapezoid(np.abs(1 - drawn), x, axis=1), [0.025, 0.975]),
+        )
+    assert list(result.areas["ranking"]) == list(rankings)
+
+
+def test_areas_of_known_curves():
+    share = np.array([0, 0.25, 1])
+    curves = ([0, 1, 1], 0.875, 0.125), ([0, 0, 1], 0.375, 0.625), ([0, 3, 1], 1.875, 1.125)
+    for values, cpr, cmd in curves:
+        assert area_under(np.array(values, dtype=float), share) == pytest.approx(cpr)
+        assert area_under(np.abs(1 - np.array(values, dtype=float)), share) == pytest.approx(cmd)
+
+
+def test_a_curve_over_twenty_sizes_takes_twenty_keeps_and_two_forwards(model, tokens, other_tokens, found):
+    forwards = []
+    handle = model.register_forward_pre_hook(lambda *_: forwards.append(1))
+    result = circuit.curve(model, {"exact": found["exact"]}, tokens, other_tokens, metric, draws=20)
+    assert 12 <= len(result.frame) - 2 <= 20
+    assert len(forwards) == result.settings["forwards"] <= len(result.frame) - 2 + 2
+    forwards.clear()
+    # Circuits that two rankings share are run once.
+    same = {"one": found["exact"], "two": found["exact"].ranking()}
+    twice = circuit.curve(model, same, tokens, other_tokens, metric, sizes=range(1, 21), draws=20)
+    handle.remove()
+    assert len(twice.frame) == 2 * 22
+    assert len(forwards) == 20 + 2
+
+
+def test_the_sizes_of_the_benchmark_and_of_mean_ablation(model, tokens, other_tokens, found):
+    result = circuit.curve(
+        model, found, tokens, other_tokens, metric, how="mean", sizes=circuit.MIB_SHARES, draws=20
+    )
+    total = len(circuit.full(model))
+    assert set(result.areas["of"]) == {total}
+    sizes = result.frame[result.frame["ranking"] == "exact"]["size"].tolist()
+    assert sizes == sorted({0, *(int(share * total) for share in circuit.MIB_SHARES)})
+    figure = result.plot()
+    assert {trace.name for trace in figure.data} >= {"exact", "gradient"}
+
+
+def test_refused_inside_a_block_that_edits_the_model(model, tokens, other_tokens):
+    with intervene(model, ablate.zero("0.1")):
+        for verb, given in (
+            (circuit.evaluate, circuit.edges(CHAIN)),
+            (circuit.curve, {"a": ["0.1 -> output"]}),
+        ):
+            with pytest.raises(CircuitsError, match="a block around this call edits the model"):
+                verb(model, given, tokens, other_tokens, metric)
+        model(tokens)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"circuits": {}}, "give circuits by name"),
+        ({"circuits": {"a": ["0.1 -> output"]}}, "a: list is no circuit"),
+        ({"circuits": circuit.edges(["0.9 -> output"])}, "no edge 0.9 -> output"),
+        ({"random": -1}, "random=-1; give a whole number from 0"),
+        ({"greedy": 0.5}, "greedy=0.5"),
+        ({"draws": 0}, "draws=0; give a whole number from 1"),
+        ({"seed": -1}, "seed=-1"),
+        ({"how": "noise"}, "how='noise'"),
+        ({"how": "zero"}, 'how="zero" has no source'),
+        ({"source": torch.zeros(8, 5).long()}, "source is .8, 5., base .8, 6."),
+        ({"source": torch.zeros(3, 6).long()}, "or a batch of 1"),
+        ({"batch": torch.arange(3), "metric": pair}, "base has 8 examples, batch has 3"),
+        ({"metric": 3}, "expected a function"),
+        ({"metric": lambda output: output.sum()}, "returned"),
+    ],
+)
+def test_faults_of_evaluate_are_one_line(model, tokens, other_tokens, changes, message):
+    given = {
+        "circuits": circuit.edges(CHAIN),
+        "base": tokens,
+        "source": other_tokens,
+        "metric": metric,
+    } | changes
+    with pytest.raises(CircuitsError, match=message) as caught:
+        circuit.evaluate(model, **given)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rankings": {}}, "give rankings by name"),
+        ({"rankings": {"a": circuit.edges(CHAIN)}}, "a circuit has no order"),
+        ({"rankings": {"a": []}}, "a ranking is a screening or a list of names"),
+        ({"rankings": {"a": ["0.1 -> output", "0.1"]}}, "is no edge"),
+        ({"rankings": {"a": ["0.1", "0.1"]}}, "names a member twice"),
+        ({"sizes": []}, "no size given"),
+        ({"sizes": [1.5]}, "sizes are whole numbers of members, or shares"),
+        ({"sizes": [True]}, "sizes are whole numbers"),
+        ({"draws": 0}, "draws=0"),
+    ],
+)
+def test_faults_of_curves_are_one_line(model, tokens, other_tokens, changes, message):
+    given = {
+        "rankings": {"a": ["0.1 -> output"]},
+        "base": tokens,
+        "source": other_tokens,
+        "metric": metric,
+    } | changes
+    with pytest.raises(CircuitsError, match=message) as caught:
+        circuit.curve(model, **given)
+    assert "\n" not in str(caught.value)

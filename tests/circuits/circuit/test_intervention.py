@@ -1,0 +1,418 @@
+"""Circuits that are kept and cut, against a forward written by hand in which every receiver has an input of its own."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from circuits import CircuitsError, cache, circuit, edit, intervene, patch, run, sweep
+
+# Settings of random models; each circuit is of one of them.
+MODELS = {
+    "LN": {"n_layers": 3},
+    "no norm, bidirectional": {"normalization_type": None, "attention_dir": "bidirectional"},
+    "attention only": {"normalization_type": "LNPre", "attn_only": True, "n_layers": 3},
+    "groups": {"n_key_value_heads": 2},
+    "one layer": {"n_layers": 1, "act_fn": "gelu"},
+}
+
+
+class ByHand:
+    """A pre-norm model's forward from its parameters, with separate inputs for every receiver."""
+
+    def __init__(self, model, bent=None) -> None:
+        """bent: a layer and a function of the stream between its heads and its MLP, None for none."""
+        self.cfg, self.bent = model.cfg, bent
+        self.w = {name.replace("attn._", "attn."): value.detach() for name, value in model.named_parameters()}
+
+    def norm(self, x, name):
+        kind = self.cfg.normalization_type
+        if kind is None:
+            return x
+        x = x - x.mean(-1, keepdim=True)
+        x = x / (x.square().mean(-1, keepdim=True) + self.cfg.eps).sqrt()
+        return x if kind == "LNPre" else x * self.w[f"{name}.w"] + self.w[f"{name}.b"]
+
+    def __call__(self, tokens, hears=lambda sender, receiver, own: own):
+        """hears(sender, receiver, what the sender writes in this run): what the receiver gets of it."""
+        cfg, w = self.cfg, self.w
+        batch, length = tokens.shape
+        positions = w["pos_embed.W_pos"][:length].expand(batch, -1, -1)
+        written = {"embed": w["embed.W_E"][tokens], "pos_embed": positions}
+
+        def into(receiver):
+            stream = torch.zeros_like(positions)
+            for sender, own in written.items():
+                bias = sender.startswith("b_O")
+                stream = stream + (own if bias else hears(sender, receiver, own))
+                if bias and self.bent is not None and sender == f"b_O.{self.bent[0]}":
+                    stream = self.bent[1](stream)
+            return stream
+
+        key_heads = w["blocks.0.attn.W_K"].shape[0]
+        for layer in range(cfg.n_layers):
+            attn = f"blocks.{layer}.attn"
+            outputs, keys, values = {}, [], []
+            for group in range(key_heads):
+                name = f"{layer}.{group}" if key_heads == cfg.n_heads else f"{layer}.k{group}"
+                for site, found in (("k", keys), ("v", values)):
+                    x = self.norm(into(f"{name}.{site}"), f"blocks.{layer}.ln1")
+                    found.append(
+                        x @ w[f"{attn}.W_{site.upper()}"][group] + w[f"{attn}.b_{site.upper()}"][group]
+                    )
+            for head in range(cfg.n_heads):
+                x = self.norm(into(f"{layer}.{head}.q"), f"blocks.{layer}.ln1")
+                q = x @ w[f"{attn}.W_Q"][head] + w[f"{attn}.b_Q"][head]
+                group = head // (cfg.n_heads // key_heads)
+                scores = q @ keys[group].mT / cfg.d_head**0.5
+                if cfg.attention_dir == "causal":
+                    scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
+                z = scores.softmax(-1) @ values[group]
+                outputs[f"{layer}.{head}"] = z @ w[f"{attn}.W_O"][head]
+            written |= outputs
+            written[f"b_O.{layer}"] = w[f"{attn}.b_O"]
+            if not cfg.attn_only:
+                mlp = f"blocks.{layer}.mlp"
+                x = (
+                    self.norm(into(f"mlp{layer}"), f"blocks.{layer}.ln2") @ w[f"{mlp}.W_in"]
+                    + w[f"{mlp}.b_in"]
+                )
+                x = x.relu() if cfg.act_fn == "relu" else torch.nn.functional.gelu(x)
+                written[f"mlp{layer}"] = x @ w[f"{mlp}.W_out"] + w[f"{mlp}.b_out"]
+        self.written = written
+        return self.norm(into("output"), "ln_final") @ w["unembed.W_U"] + w["unembed.b_U"]
+
+    def kept(self, tokens, theirs, names):
+        """The forward in which an edge that is not in `names` carries `theirs`, by sender."""
+        return self(
+            tokens,
+            lambda sender, receiver, own: own if f"{sender} -> {receiver}" in names else theirs[sender],
+        )
+
+
+def sources(by_hand, source, how):
+    """What each sender writes on the source, by sender."""
+    by_hand(source)
+    written = by_hand.written
+    if how == "mean":
+        return {sender: x.mean(0, keepdim=True) for sender, x in written.items()}
+    return {sender: x * (how != "zero") for sender, x in written.items()}
+
+
+def agrees(found: Tensor, expected: Tensor, clean: Tensor) -> None:
+    """To the tolerance of the number format, relative to the largest entry; the circuit must do something."""
+    tolerance = 1e-10 if found.dtype == torch.float64 else 1e-5
+    assert float((found - expected).abs().max()) <= tolerance * float(clean.abs().max())
+
+
+def random_circuits(count: int, make_model, seed: int) -> None:
+    """Compares `count` random circuits on random models, about half of them in float32."""
+    rng = np.random.default_rng(seed)
+    built, moved = {}, 0
+    for index in range(count):
+        name, weights = list(MODELS)[index % len(MODELS)], int(rng.integers(3))
+        wide = bool(index // len(MODELS) % 2)
+        if (name, weights, wide) not in built:
+            model = make_model(weights, "HookedTransformer", **MODELS[name])
+            if not wide:
+                model.float().cfg.dtype = torch.float32
+            built[name, weights, wide] = model, ByHand(model), list(circuit.full(model))
+        model, by_hand, names = built[name, weights, wide]
+        generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
+        tokens, source = torch.randint(0, 11, (2, 3, 5), generator=generator)
+        source = source[: 1 if index % 4 == 0 else 3]
+        how = ("resample", "mean", "zero")[int(rng.integers(3))]
+        chosen = {one for one in names if rng.random() < rng.choice([0.05, 0.5, 0.95])}
+        theirs = sources(by_hand, source, how)
+        given = {} if how == "zero" else {"source": source}
+        c = circuit.edges(sorted(chosen))
+        with torch.no_grad():
+            expected, clean = by_hand.kept(tokens, theirs, chosen), by_hand(tokens)
+            agrees(run(model, tokens, c.keep(how=how, **given)), expected, clean)
+            # What is cut is what keeping the complement cuts.
+            agrees(run(model, tokens, (circuit.full(model) - c).cut(how=how, **given)), expected, clean)
+        moved += bool((expected - clean).abs().max() > 0.05 * clean.abs().max())
+    assert moved >= 0.9 * count
+
+
+def test_random_circuits_against_separate_inputs_by_hand(hooked_only, make_model):
+    random_circuits(60, make_model, 0)
+
+
+@pytest.mark.slow
+def test_a_thousand_random_circuits(hooked_only, make_model):
+    random_circuits(1000, make_model, 1)
+
+
+@pytest.fixture
+def two_layers(hooked_only, make_model):
+    return make_model(0, hooked_only)
+
+
+@pytest.mark.parametrize("kind", ["edges", "nodes"])
+def test_the_empty_circuit_is_the_source_run_and_the_full_one_the_clean_run(
+    kind, featured, tokens, other_tokens, assert_same
+):
+    source, clean = run(featured, other_tokens), run(featured, tokens)
+    empty, full = (circuit.edges([]), circuit.nodes([]))[kind == "nodes"], circuit.full(featured, kind)
+    assert_same(run(featured, tokens, empty.keep(other_tokens)), source, clean)
+    assert_same(run(featured, tokens, full.cut(other_tokens)), source, clean)
+    for unchanged in (full.keep(other_tokens), empty.cut(other_tokens), full.keep(how="zero")):
+        assert torch.equal(run(featured, tokens, unchanged), clean)
+
+
+def test_in_single_precision(two_layers, tokens, other_tokens):
+    two_layers.float().cfg.dtype = torch.float32
+    source = run(two_layers, other_tokens)
+    found = run(two_layers, tokens, circuit.edges([]).keep(other_tokens))
+    assert float((found - source).abs().max()) <= 1e-5 * float(source.abs().max())
+
+
+def test_a_circuit_of_one_path_in_a_post_norm_model(
+    make_model, hooked_only, tokens, other_tokens, assert_same
+):
+    """What is cut beside one edge: the paths of all the others, as `patch.path` cuts them."""
+    model = make_model(0, hooked_only, norm="post")
+    kept = circuit.edges("embed -> 0.1.v; 0.1 -> 1.2.v; 1.2 -> mlp1; 1.2 -> output; mlp1 -> output")
+    paths = []
+    for name in circuit.full(model) - kept:
+        sender, receiver = name.split(" -> ")
+        sender = f"mlp_out.{sender[3:]}" if sender.startswith("mlp") else sender
+        if receiver.startswith("mlp"):
+            receiver = f"mlp_pre.{receiver[3:]}"
+        elif receiver != "output":
+            receiver = (receiver[-1], receiver[:-2])
+        paths.append(patch.path(sender, receiver, other_tokens))
+    expected = run(model, tokens, *paths)
+    assert_same(run(model, tokens, kept.keep(other_tokens)), expected, run(model, other_tokens))
+
+
+def test_positions_against_separate_inputs_by_hand(two_layers, tokens, other_tokens):
+    by_hand = ByHand(two_layers)
+    theirs = sources(by_hand, other_tokens, "resample")
+    at = {
+        "embed -> 0.1.q": [0, 1, 2, 3, 4, 5],
+        "embed -> 0.1.v": [1, 4],
+        "0.1 -> mlp0": [0, 1, 2, 4],
+        "mlp0 -> 1.0.k": [0, 1, 3, 4, 5],
+        "1.0 -> output": [4, 5],
+        "mlp1 -> output": [],
+    }
+
+    def kept(sender, receiver, own):
+        where = torch.zeros(6, dtype=torch.bool)
+        where[at.get(f"{sender} -> {receiver}", [])] = True
+        return torch.where(where[:, None], own, theirs[sender])
+
+    def cut(sender, receiver, own):
+        where = torch.zeros(6, dtype=torch.bool)
+        where[at.get(f"{sender} -> {receiver}", [])] = True
+        return torch.where(where[:, None], theirs[sender], own)
+
+    c = circuit.edges(
+        "embed -> 0.1.q; embed -> 0.1.v @ 1,4; 0.1 -> mlp0 @ all but 3, 5; mlp0 -> 1.0.k @ all but 2; "
+        "1.0 -> output @ 4; 1.0 -> output @ 5"
+    )
+    clean = by_hand(tokens)
+    for found, hears in ((c.keep(other_tokens), kept), (c.cut(other_tokens), cut)):
+        expected = by_hand(tokens, hears)
+        assert float((expected - clean).abs().max()) > 0.01
+        agrees(run(two_layers, tokens, found), expected, clean)
+    for wrong in (c | circuit.edges(["0.0 -> 1.0.q @ 6"]), c | circuit.edges(["0.0 -> 1.0.q @ all but 6"])):
+        with pytest.raises(CircuitsError, match="no position 6: the run has positions 0-5"):
+            run(two_layers, tokens, wrong.keep(other_tokens))
+
+
+@pytest.mark.parametrize("how", ["resample", "mean", "zero"])
+def test_a_node_outside_has_all_its_outgoing_edges_cut(how, two_layers, tokens, other_tokens):
+    names = ["embed", "0.1", "0.2 @ 1,3", "mlp0", "1.3", "mlp1 @ all but 0"]
+    c = circuit.nodes(names)
+    same = circuit.edges(
+        [
+            f"{edge} @ {name.partition(' @ ')[2]}" if "@" in name else edge
+            for edge in circuit.full(two_layers)
+            for name in names
+            if edge.split(" -> ")[0] == name.partition(" @ ")[0]
+        ]
+    )
+    source = None if how == "zero" else other_tokens
+    clean = run(two_layers, tokens)
+    for verb in ("keep", "cut"):
+        found = run(two_layers, tokens, getattr(c, verb)(source, how))
+        assert float((found - clean).abs().max()) > 0.01
+        agrees(found, run(two_layers, tokens, getattr(same, verb)(source, how)), clean)
+
+
+def test_key_value_groups_and_inputs_of_whole_layers(hooked_only, make_model, tokens, other_tokens):
+    model = make_model(0, hooked_only, n_key_value_heads=2)
+    names = list(circuit.full(model))
+    assert "0.3 -> 1.3.q" in names
+    assert "0.3 -> 1.k1.v" in names
+    assert not any(".k2" in name or ".3.k" in name for name in names)
+    layer, groups = (
+        circuit.edges(["0.3 -> v.1"]),
+        circuit.edges(["0.3 -> 1.k0.v", "0.3 -> L1K1.v (heads 2,3)"]),
+    )
+    found = [run(model, tokens, c.keep(other_tokens)) for c in (layer, groups)]
+    assert torch.equal(*found)
+    assert circuit.full(model) & layer == groups
+    with pytest.raises(CircuitsError, match=r"heads share 2 key-value groups; name a group, 1\.k0\.v"):
+        run(model, tokens, circuit.edges(["0.3 -> 1.3.v"]).keep(other_tokens))
+
+
+def test_sources_as_tokens_and_as_activations_of_the_run_or_of_one_example(two_layers, tokens, other_tokens):
+    c = circuit.edges(["embed -> 0.1.v", "0.1 -> output", "mlp0 -> mlp1"])
+    for source in (other_tokens, other_tokens[:1]):
+        stored = cache(two_layers, source, ["embed", "pos_embed", "z", "mlp_out", "resid_post"])
+        expected = run(two_layers, tokens, c.keep(source))
+        assert torch.equal(run(two_layers, tokens, c.keep(stored)), expected)
+        _, theirs = two_layers.run_with_cache(source)
+        assert torch.equal(run(two_layers, tokens, c.keep(theirs)), expected)
+    with pytest.raises(CircuitsError, match=r"source .*2.*, the run .*8|batch"):
+        run(two_layers, tokens, c.keep(other_tokens[:2]))
+
+
+def test_in_a_sweep_with_chunks_and_on_both_classes(causal, tokens, other_tokens):
+    found = {
+        "kept": circuit.edges(["embed -> 0.1.v", "0.1 -> output", "pos_embed -> 0.1.k"]).keep(other_tokens),
+        "nodes": circuit.nodes(["embed", "mlp1", "0.1"]).cut(other_tokens, "mean"),
+        "all": circuit.full(causal).keep(other_tokens),
+    }
+
+    def metric(output):
+        return output[:, -1].square().sum(-1)
+
+    frame = sweep(causal, tokens, found, metric=metric, chunk=18).frame.set_index("variant")
+    for name, one in found.items():
+        expected = float(metric(run(causal, tokens, one)).mean())
+        np.testing.assert_allclose(frame.loc[name, "value"], expected, rtol=1e-11)
+    assert frame.loc["all", "null_effect"]
+    assert list(frame["intervention"]) == ["circuit.keep", "circuit.cut", "circuit.keep"]
+
+
+def test_edits_act_on_the_run_that_is_kept(two_layers, tokens, other_tokens):
+    """An edge of the circuit carries what the edited run computes."""
+    by_hand, c = ByHand(two_layers), {"embed -> 0.1.v", "0.1 -> output", "0.1 -> 1.0.k", "1.0 -> output"}
+    theirs = sources(by_hand, other_tokens, "resample")
+
+    def hears(sender, receiver, own):
+        if f"{sender} -> {receiver}" not in c:
+            return theirs[sender]
+        return 2 * own if sender == "0.1" else own
+
+    expected, clean = by_hand(tokens, hears), by_hand(tokens)
+    double = edit("z", lambda z: 2 * z, heads="0.1")
+    for order in (
+        (double, circuit.edges(c).keep(other_tokens)),
+        (circuit.edges(c).keep(other_tokens), double),
+    ):
+        agrees(run(two_layers, tokens, *order), expected, clean)
+
+
+def test_an_edit_of_the_stream_acts_on_every_receivers_own(hooked_only, make_model, tokens, other_tokens):
+    """Senders before it and after it, and receivers on both sides of it."""
+    model = make_model(0, hooked_only, n_layers=3)
+
+    def bend(x):
+        return (1.3 * x).tanh()
+
+    by_hand = ByHand(model, bent=(1, bend))
+    # The source's own pass has no edits.
+    theirs = sources(ByHand(model), other_tokens, "resample")
+    rng = np.random.default_rng(0)
+    names = list(circuit.full(model))
+    for share in (0.3, 0.6, 0.9):
+        chosen = {name for name in names if rng.random() < share}
+        expected, clean = by_hand.kept(tokens, theirs, chosen), by_hand(tokens)
+        assert float((expected - clean).abs().max()) > 0.01
+        kept = circuit.edges(sorted(chosen)).keep(other_tokens)
+        agrees(run(model, tokens, kept, edit("resid_mid.1", bend)), expected, clean)
+
+
+def test_an_edit_of_an_inner_block_is_seen_by_cuts_of_an_outer_one(causal, tokens, other_tokens):
+    """An MLP hears what the edit makes of its own stream, whichever block the edit stands in."""
+    kept = (circuit.full(causal) - circuit.edges(["embed -> mlp1", "0.1 -> mlp1"])).keep(other_tokens)
+    bent = edit("resid_mid.1", lambda x: (1.3 * x).tanh())
+    together = run(causal, tokens, kept, bent)
+    with intervene(causal, kept):
+        inner = run(causal, tokens, bent)
+    assert float((together - run(causal, tokens, bent)).abs().max()) > 0.001
+    torch.testing.assert_close(inner, together, rtol=0, atol=1e-12)
+
+
+def test_one_forward_per_circuit(two_layers, tokens, other_tokens):
+    forwards = []
+    two_layers.register_forward_pre_hook(lambda *_: forwards.append(1))
+    stored = cache(two_layers, other_tokens, ["embed", "pos_embed", "z", "mlp_out"])
+    assert len(forwards) == 1
+    run(two_layers, tokens, circuit.edges(["embed -> 0.1.v", "0.1 -> output"]).keep(stored))
+    assert len(forwards) == 2
+    run(two_layers, tokens, circuit.edges(["embed -> 0.1.v"]).keep(other_tokens))
+    assert len(forwards) == 4
+
+
+def test_as_a_value(tokens, other_tokens):
+    c = circuit.edges(["0.1 -> 1.3.q", "embed -> mlp0"])
+    one, two = c.keep(tokens), circuit.edges(["embed -> mlp0", "L0H1 -> L1H3.q"]).keep(tokens.clone())
+    assert one == two
+    assert hash(one) == hash(two)
+    assert (
+        len({one, two, c.cut(tokens), c.keep(other_tokens), c.keep(tokens, "mean"), c.keep(how="zero")}) == 5
+    )
+    described = json.loads(json.dumps(one.describe()))
+    assert described["intervention"] == "circuit.keep"
+    assert described["circuit"]["members"] == ["embed -> mlp0", "0.1 -> 1.3.q"]
+    assert described["source"]["shape"] == [8, 6]
+    assert one.label == "circuit.keep(2 edges)"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("0.9 -> 1.3.q", "no edge 0.9 -> 1.3.q: the model has 2 layers of 4 heads"),
+        ("0.1 -> 1.4.q", "no edge 0.1 -> 1.4.q: the model has 2 layers of 4 heads"),
+        ("0.1 -> mlp2", "no edge 0.1 -> mlp2: the model has 2 layers of 4 heads"),
+        ("0.1 -> 1.k0.v", "no edge 0.1 -> 1.k0.v: the model has 2 layers of 4 heads, each with its own keys"),
+    ],
+)
+def test_what_a_model_lacks_is_refused(two_layers, tokens, name, message):
+    for check in (
+        lambda: run(two_layers, tokens, circuit.edges([name]).keep(tokens)),
+        lambda: circuit.edges([name], two_layers),
+        lambda: circuit.full(two_layers) - circuit.edges([name]),
+    ):
+        with pytest.raises(CircuitsError, match=message) as caught:
+            check()
+        assert "\n" not in str(caught.value)
+
+
+def test_models_without_mlps_or_position_embeddings(hooked_only, make_model, tokens):
+    model = make_model(0, hooked_only, attn_only=True)
+    with pytest.raises(CircuitsError, match="no node mlp0: the model has 2 layers of 4 heads and no MLPs"):
+        run(model, tokens, circuit.nodes(["mlp0"]).keep(tokens))
+    rotary = make_model(0, hooked_only, positional_embedding_type="rotary", rotary_dim=4)
+    with pytest.raises(CircuitsError, match="and adds no position embeddings"):
+        run(rotary, tokens, circuit.edges(["pos_embed -> mlp0"]).cut(tokens))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "circuit.keep: how=\"?'?resample\"?'? needs source=, tokens"),
+        ({"how": "mean"}, "needs source="),
+        ({"how": "zero", "source": torch.zeros(1, 2).long()}, 'how="zero" has no source'),
+        ({"how": "noise"}, "how='noise'; choose from 'resample', 'mean', 'zero'"),
+        ({"source": [1, 2]}, "source must be tokens"),
+        ({"source": {"blocks.0.hook_resid_pre": torch.zeros(1, 2, 3)}}, "no activation of a sender"),
+        (
+            {"source": {"hook_embed": torch.zeros(1, 2, 3).long()}},
+            "hook_embed is not a tensor of real numbers",
+        ),
+    ],
+)
+def test_faults_of_sources_are_one_line(given, message, untyped):
+    with pytest.raises(CircuitsError, match=message) as caught:
+        circuit.edges(["0.1 -> 1.3.q"]).keep(**given)
+    assert "\n" not in str(caught.value)

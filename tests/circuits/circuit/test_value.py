@@ -1,0 +1,298 @@
+"""Circuits as sets: names, operations, tables and files."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from circuits import CircuitsError, circuit, patch, run
+
+
+def test_names_of_all_kinds_are_read_alike():
+    c = circuit.edges(
+        ["embed -> L0H1.q", "mlp_out.0 -> mlp_pre.1", "L0H1 -> 1.3.v", "pos_embed -> 0.0.k", "mlp1 -> output"]
+    )
+    assert list(c) == [
+        "pos_embed -> 0.0.k",
+        "embed -> 0.1.q",
+        "0.1 -> 1.3.v",
+        "mlp0 -> mlp1",
+        "mlp1 -> output",
+    ]
+    assert c == circuit.edges("embed->0.1.q\nmlp0->mlp1\n0.1 -> 1.3.v ; pos_embed -> 0.0.k; mlp1 -> output")
+    assert "mlp_out.1 -> output" in c
+    assert "embed -> mlp1" not in c
+    assert list(circuit.nodes(["mlp1", "1.0", "embed", "L0H10", "0.2"])) == [
+        "embed",
+        "0.2",
+        "0.10",
+        "1.0",
+        "mlp1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("0.1", "is no edge; write sender -> receiver"),
+        ("0.1 -> 1.3", "say which input of head 1.3: 1.3.q, 1.3.k or 1.3.v"),
+        ("1.1 -> 0.3.q", "no edge 1.1 -> 0.3.q: the receiver is computed before the sender is"),
+        ("1.1 -> 1.3.q", "computed before"),
+        ("mlp1 -> mlp1", "computed before"),
+        ("mlp1 -> 1.0.k", "computed before"),
+        ("output -> 1.3.q", "'output' of 'output -> 1.3.q' is no node that sends"),
+        ("0.1 -> embed", "'embed' of '0.1 -> embed' receives nothing"),
+        ("mlp_pre.0 -> output", "is no node that sends"),
+        ("0.k1 -> output", "is no node that sends"),
+        ("0.1 -> mlp_out.1", "receives nothing"),
+        ("0.1 -> 1.3.q @ -1", "positions from 0"),
+        ("0.1 -> 1.3.q @ last", "positions from 0"),
+        (3, "3 is not the name of an edge"),
+    ],
+)
+def test_faults_of_names_are_one_line(name, message):
+    with pytest.raises(CircuitsError, match=message) as caught:
+        circuit.edges([name])
+    assert "\n" not in str(caught.value)
+
+
+def test_nodes_are_what_sends():
+    for name in ("0.1.q", "output", "1.k0", "0.1 -> 1.3.q"):
+        with pytest.raises(CircuitsError, match="is no node that sends"):
+            circuit.nodes([name])
+
+
+@pytest.fixture
+def model(hooked_only, make_model):
+    return make_model(0, hooked_only)
+
+
+def points(c, full):
+    """A circuit as a set of (member, position), for runs of four positions."""
+    return {(name, at) for name in full for at in range(4) if f"{name} @ {at}" in c}
+
+
+def test_operations_are_those_of_sets_of_members_and_positions(model):
+    full = circuit.full(model)
+    names, rng = list(full), np.random.default_rng(0)
+    everything = points(full, names)
+    assert len(everything) == 4 * len(full)
+
+    def drawn():
+        chosen = rng.choice(len(names), 40, replace=False)
+        suffixes = ["", " @ 1", " @ 0,2", " @ all but 2", " @ all but 0,1"]
+        return circuit.edges([names[index] + suffixes[rng.integers(5)] for index in chosen])
+
+    for _ in range(10):
+        a, b = drawn(), drawn() | full & drawn()
+        sets = points(a, names), points(b, names)
+        assert points(a | b, names) == sets[0] | sets[1]
+        assert points(a & b, names) == sets[0] & sets[1]
+        assert points(a - b, names) == sets[0] - sets[1]
+        assert points(full - a, names) == everything - sets[0]
+        assert points(~(full & a), names) == everything - sets[0]
+        assert ~~(full & a) == a
+        assert (a & b) <= a
+        assert (a <= b) == (sets[0] <= sets[1])
+        assert len({a, full & a, a | a, a - circuit.edges([])}) == 1
+
+
+def test_what_cannot_be_combined(model, make_model, hooked_only):
+    with pytest.raises(CircuitsError, match=r"write circuit.full\(model\) - c"):
+        ~circuit.edges(["0.1 -> 1.3.q"])
+    with pytest.raises(CircuitsError, match="one circuit is of nodes and the other of edges"):
+        circuit.edges([]) | circuit.nodes(["0.1"])
+    with pytest.raises(CircuitsError, match="models of different shapes"):
+        circuit.full(model) - circuit.full(make_model(0, hooked_only, n_layers=3))
+    with pytest.raises(TypeError):
+        circuit.edges([]) | {"0.1 -> 1.3.q"}
+    assert ~circuit.nodes(["0.1", "embed"], model) == circuit.full(model, "nodes") - circuit.nodes(
+        "embed; 0.1"
+    )
+
+
+def test_the_full_graph_has_every_pair_in_order(model):
+    full = circuit.full(model)
+    # Two embeddings; layer by layer 12 inputs of heads, then an MLP's, then the output.
+    senders_before = {0: 2, 1: 2 + 5}
+    expected = sum(12 * before + before + 4 for before in senders_before.values()) + 12
+    assert len(full) == expected
+    assert len(circuit.full(model, "nodes")) == 12
+    assert full == circuit.edges(list(full), model)
+
+
+# ---- From a screening
+
+
+def metric(output):
+    return output[:, -1].square().sum(-1)
+
+
+@pytest.fixture
+def found(model, tokens, other_tokens):
+    return patch.edges(model, tokens, other_tokens, metric, exact=12)
+
+
+def test_top_and_above_rank_by_the_exact_effect_where_measured(found):
+    frame = found.frame
+    size = frame["effect"].abs().fillna(frame["estimate"].abs())
+    order = frame.assign(size=size).sort_values("size", ascending=False)
+    top = found.top(5)
+    assert set(top.frame["effect"].abs().fillna(top.frame["estimate"].abs())) == set(order["size"].head(5))
+    assert len(found.top(0)) == 0
+    assert len(found.top(len(frame))) == len(frame)
+    assert found.top(3) <= found.top(4)
+    least = float(order["size"].iloc[6])
+    assert found.above(least) == found.top(7)
+    assert found.above(0) == found.top(len(frame))
+    measured = frame[frame["effect"].notna()]
+    assert len(found.top(12, by="effect")) == len(measured) == 12
+    assert found.ranking(by="estimate") == list(frame["variant"].values)
+    assert found.top(4, by="estimate") == circuit.edges(frame["variant"].head(4).tolist())
+    for call, message in (
+        (lambda: found.top(13, by="effect"), "13 members asked for; 12 were measured"),
+        (lambda: found.top(10**6), "1000000 members asked for"),
+        (lambda: found.top(-1), "give how many members"),
+        (lambda: found.top(2.0), "give how many members"),
+        (lambda: found.above(-1), "give the least size"),
+        (lambda: found.above(float("nan")), "give the least size"),
+        (lambda: found.top(3, "kl"), "metric='kl'; choose from 'metric'"),
+        (lambda: found.top(3, by="rank"), "by='rank'; choose from"),
+    ):
+        with pytest.raises(CircuitsError, match=message):
+            call()
+
+
+def test_a_screening_of_several_metrics_and_of_nodes(model, tokens, other_tokens):
+    def two(output):
+        return {"a": metric(output), "b": output[:, -1, 0]}
+
+    both = patch.screen(model, tokens, other_tokens, two, exact="all")
+    with pytest.raises(CircuitsError, match="name one metric of the screening: metric= 'a', 'b'"):
+        both.top(3)
+    nodes = both.top(3, "b")
+    rows = both.frame[both.frame["metric"] == "b"]
+    largest = rows.loc[rows["effect"].abs().nlargest(3).index, "variant"]
+    assert nodes == circuit.nodes(largest.tolist())
+    by_position = patch.screen(model, tokens, other_tokens, metric, by="position", exact=1).top(9)
+    assert by_position.kind == "nodes"
+    assert all("@" in name for name in by_position)
+    neurons = patch.screen(model, tokens, other_tokens, metric, "mlp_post", by="neuron", exact=1)
+    with pytest.raises(CircuitsError, match="is no node of a circuit; screen embed, z and mlp_out"):
+        neurons.top(2)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"n_key_value_heads": 2}, {"parallel_attn_mlp": True}], ids=["groups", "parallel"]
+)
+def test_screenings_of_other_models_have_the_edges_of_their_graph(
+    changes, hooked_only, make_model, tokens, other_tokens
+):
+    model = make_model(0, hooked_only, **changes)
+    found = patch.edges(model, tokens, other_tokens, metric, exact=1)
+    every, full = found.top(len(found.frame)), circuit.full(model)
+    assert every == circuit.edges([name for name in full if not name.startswith("pos_embed")])
+    assert ("0.1 -> mlp0" in full) == ("parallel_attn_mlp" not in changes)
+    source = run(model, other_tokens)
+    kept = run(model, tokens, (full - every).keep(other_tokens))
+    torch.testing.assert_close(kept, source, rtol=0, atol=1e-10)
+
+
+def test_cutting_one_edge_is_its_exact_effect(model, found, tokens, other_tokens):
+    clean = metric(run(model, tokens)).mean()
+    for row in found.frame[found.frame["effect"].notna()].to_dict("records"):
+        c = circuit.edges([row["variant"]])
+        effect = metric(run(model, tokens, c.cut(other_tokens))).mean() - clean
+        np.testing.assert_allclose(row["effect"], effect, rtol=1e-9, atol=1e-12)
+
+
+# ---- Tables and files
+
+
+def test_frame_and_description(found):
+    c = found.top(3) | circuit.edges(["embed -> 0.0.q @ 2,3"])
+    frame = c.frame
+    assert list(frame.columns) == [
+        "name",
+        "sender",
+        "receiver",
+        "positions",
+        "metric",
+        "estimate",
+        "effect",
+    ]
+    assert list(frame["sender"] + " -> " + frame["receiver"]) == list(frame["name"])
+    assert frame["effect"].notna().sum() == 3
+    assert frame.loc[frame["positions"] == "2,3", "name"].tolist() == ["embed -> 0.0.q"]
+    assert c.describe()["size"] == 4
+    assert circuit.nodes([]).frame.empty
+    assert repr(circuit.edges(["0.1 -> 1.3.q"])) == "Circuit(1 edges: 0.1 -> 1.3.q)"
+
+
+@pytest.mark.parametrize("kind", ["edges", "nodes", "screened", "empty"])
+def test_what_is_written_is_read(kind, model, found, tmp_path):
+    c = {
+        "edges": circuit.full(model)
+        - circuit.edges(["0.1 -> 1.3.q", "0.1 -> mlp0 @ 4", "embed -> mlp0 @ all but 1"]),
+        "nodes": circuit.nodes(["0.1 @ 3", "mlp1"]),
+        "screened": found.top(6),
+        "empty": circuit.edges([]),
+    }[kind]
+    c.write(tmp_path / "circuit.json")
+    again = circuit.read(tmp_path / "circuit.json")
+    assert again == c
+    assert again.graph == c.graph
+    pd.testing.assert_frame_equal(again.frame, c.frame)
+    assert again.sha256 == c.sha256
+
+
+def written(**changes):
+    given = {"format": 1, "kind": "edges", "graph": None, "members": [{"name": "0.1 -> 1.3.q"}]}
+    return json.dumps({**given, **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is no circuit"),
+        (written(kind="heads"), "is no circuit"),
+        (written(format=2), "format 2; this version reads 1"),
+        (written(members={}), "members is not a list"),
+        (written(members=["0.1 -> 1.3.q"]), "a member is an object with a name"),
+        (written(members=[{}]), "None is not the name of an edge"),
+        (written(members=[{"name": "0.1 -> 0.2.q"}]), "computed before the sender"),
+        (written(members=[{"name": "0.1 -> mlp1"}, {"name": "L0H1 -> mlp1"}]), "is listed twice"),
+        (
+            written(members=[{"name": "0.1 -> mlp1", "effect": "large"}]),
+            "effect is a finite number; got 'large'",
+        ),
+        (written(members=[{"name": "0.1 -> mlp1", "estimate": True}]), "estimate is a finite number"),
+        (written(members=[{"name": "0.1 -> mlp1", "effect": float("nan")}]), "finite number"),
+        (written(members=[{"name": "0.1 -> mlp1", "metric": 3}]), "metric is a name"),
+        (written(graph={"layers": 2}), "graph is an object of n_layers"),
+        (written(graph={"n_layers": 2, "n_heads": 0, "key_heads": 4}), "sizes are whole numbers from 1"),
+        (
+            written(graph={"n_layers": 1, "n_heads": 4, "key_heads": 4}),
+            "no edge 0.1 -> 1.3.q: the model has 1 layer",
+        ),
+    ],
+)
+def test_files_that_are_no_circuits(text, message, tmp_path):
+    path = tmp_path / "circuit.json"
+    path.write_text(text)
+    with pytest.raises(CircuitsError, match=message) as caught:
+        circuit.read(path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(CircuitsError, match="No such file"):
+        circuit.read(tmp_path / "other.json")
+
+
+def test_a_circuit_holds_no_model(model):
+    full = circuit.full(model)
+    assert not any(isinstance(value, torch.nn.Module) for value in vars(full).values())
+    assert isinstance(hash(full), int)
+    with pytest.raises(AttributeError):
+        full.kind = "nodes"

@@ -1,0 +1,106 @@
+"""What the picture of a circuit holds: its nodes by layer, its edges by width, and a menu that fades."""
+
+import pytest
+
+from circuits import circuit
+from circuits.circuit._names import Edge, Effect
+from circuits.circuit._value import Circuit
+from circuits.figures import circuit_graph
+
+NAMES = [
+    "embed -> 0.1.q",
+    "pos_embed -> 0.1.k",
+    "0.1 -> 1.2.v",
+    "0.1 -> mlp1",
+    "1.2 -> output",
+    "mlp1 -> output",
+]
+
+
+@pytest.fixture
+def c():
+    bare = circuit.edges([*NAMES, "embed -> mlp1 @ 2,3"])
+    effects = {
+        edge: Effect("loss", 0.5 * index, -float(index) if index % 2 else None)
+        for index, (edge, _) in enumerate(bare.members)
+    }
+    return Circuit.of("edges", bare.where, None, effects)
+
+
+def nodes_of(figure):
+    trace = figure.data[-1]
+    return dict(zip(trace.text, zip(trace.x, trace.y, strict=True), strict=True))
+
+
+def test_rows_go_up_in_the_order_of_computation(c):
+    places = nodes_of(c.plot())
+    assert set(places) == {"embed", "pos_embed", "0.1", "1.2", "mlp1", "output"}
+    height = {name: y for name, (_, y) in places.items()}
+    assert (
+        height["embed"]
+        == height["pos_embed"]
+        < height["0.1"]
+        < height["1.2"]
+        < height["mlp1"]
+        < height["output"]
+    )
+    assert len(set(places.values())) == len(places)
+
+
+def test_lines_lead_from_sender_to_receiver_as_wide_as_their_effects(c):
+    figure = c.plot()
+    places, lines = nodes_of(figure), figure.data[:-1]
+    sizes = {}
+    for trace, row in zip(lines, c.frame.to_dict("records"), strict=True):
+        start = places[row["sender"]]
+        assert trace.x[0] == start[0]
+        assert start[1] < trace.y[0] < start[1] + 0.5
+        end = places[row["receiver"].rsplit(".", 1)[0] if row["receiver"][-1] in "qkv" else row["receiver"]]
+        assert abs(trace.x[-1] - end[0]) < 0.2
+        assert end[1] - 0.5 < trace.y[-1] < end[1]
+        assert row["name"] in trace.text[0]
+        assert (f"{row['effect']:.4g}" in trace.text[0]) == (row["effect"] == row["effect"])
+        sizes[trace.line.width] = abs(row["effect"] if row["effect"] == row["effect"] else row["estimate"])
+        assert ("at 2,3" in trace.text[0]) == (row["positions"] == "2,3")
+    assert sorted(sizes) == sorted(sizes, key=sizes.get)
+    assert max(sizes) == pytest.approx(6.0)
+
+
+def test_the_legend_has_each_kind_of_input_once(c):
+    figure = c.plot()
+    named = [trace.name for trace in figure.data if trace.showlegend]
+    assert sorted(named) == ["into MLP", "into k", "into output", "into q", "into v"]
+    assert {trace.legendgroup for trace in figure.data[:-1]} == set(circuit_graph.INPUTS)
+
+
+def test_the_menu_fades_all_edges_but_those_of_a_node(c):
+    figure = c.plot()
+    buttons = {button.label: button.args for button in figure.layout.updatemenus[0].buttons}
+    assert next(iter(buttons)) == "all edges"
+    opacity, indices = buttons["edges of 1.2"]
+    assert list(indices) == list(range(len(figure.data)))
+    for value, (edge, _) in zip(opacity["opacity"][:-1], c.members, strict=True):
+        assert isinstance(edge, Edge)
+        touches = "1.2" in (str(edge.sender), edge.receiver.node)
+        assert (value > 0.5) == touches
+    assert opacity["opacity"][-1] == 1
+
+
+def test_nodes_empty_circuits_groups_and_large_ones(monkeypatch):
+    figure = circuit.nodes(["1.2", "0.1", "mlp0 @ 3", "embed"]).plot()
+    assert set(nodes_of(figure)) == {"embed", "0.1", "mlp0", "1.2"}
+    assert "at 3" in figure.data[0].customdata[list(figure.data[0].text).index("mlp0")]
+    assert circuit.edges([]).plot().layout.title.text == "A circuit of 0 edges"
+    grouped = nodes_of(circuit.edges(["0.1 -> 1.k0.v", "0.1 -> 1.3.q", "1.3 -> output"]).plot())
+    assert grouped["1.k0"][1] == grouped["1.3"][1] < grouped["output"][1]
+    monkeypatch.setattr(circuit_graph, "DRAWN", 4)
+    figure = circuit.edges(NAMES).plot()
+    assert len(figure.data) == 5
+    assert "the 4 largest of 6 edges" in figure.layout.title.subtitle.text.replace("<br>", " ")
+
+
+def test_it_is_saved_as_a_page(c, tmp_path):
+    from circuits import plots
+
+    page = plots.save(c.plot(), tmp_path / "circuit.html").read_text()
+    assert "edges of 1.2" in page
