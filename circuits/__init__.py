@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from circuits.interventions.variants import Draws, draws, grid
     from circuits.logit_lens import Lens, lens
     from circuits.model.heads import Head, heads
+    from circuits.model.prompts import Prompts, prompts
     from circuits.model.sites import Site
-    from circuits.sweeps.metrics import logit_difference
+    from circuits.sweeps.answers import logit_difference
     from circuits.sweeps.sweep import compare, sweep
     from circuits.sweeps.table import SweepResult
 
@@ -39,6 +40,7 @@ __all__ = [
     "Head",
     "Intervention",
     "Lens",
+    "Prompts",
     "Site",
     "SweepResult",
     "ablate",
@@ -57,6 +59,7 @@ __all__ = [
     "permute",
     "plots",
     "probe",
+    "prompts",
     "run",
     "sweep",
     "transplant",
@@ -74,6 +77,7 @@ _HOMES = {
     "Head": "circuits.model.heads",
     "Intervention": "circuits.interventions.base",
     "Lens": "circuits.logit_lens",
+    "Prompts": "circuits.model.prompts",
     "Site": "circuits.model.sites",
     "SweepResult": "circuits.sweeps.table",
     "cache": "circuits.interventions.apply",
@@ -84,7 +88,8 @@ _HOMES = {
     "heads": "circuits.model.heads",
     "intervene": "circuits.interventions.apply",
     "lens": "circuits.logit_lens",
-    "logit_difference": "circuits.sweeps.metrics",
+    "logit_difference": "circuits.sweeps.answers",
+    "prompts": "circuits.model.prompts",
     "run": "circuits.interventions.apply",
     "sweep": "circuits.sweeps.sweep",
 }

@@ -148,8 +148,12 @@ def refuse_numbers_as_mask(given: Any, what: str, mask: str) -> None:
         )
 
 
-def parse_positions(given: Any, what: str) -> Positions | Snapshot | None:
-    """Reads positions: integers (negative ones count from the end) or a boolean mask, [pos] or [batch pos]."""
+def parse_positions(given: Any, what: str, repeats: bool = False) -> Positions | Snapshot | None:
+    """Reads positions: integers (negative ones count from the end) or a boolean mask, [pos] or [batch pos].
+
+    Args:
+        repeats: whether a position that is given twice stays twice.
+    """
     if given is None:
         return None
     given = as_dense_tensor(given, what)
@@ -174,7 +178,8 @@ def parse_positions(given: Any, what: str) -> Positions | Snapshot | None:
     try:
         if any(is_bool(position) for position in given):
             raise TypeError
-        parsed = tuple(dict.fromkeys(operator.index(position) for position in given))
+        parsed = tuple(operator.index(position) for position in given)
+        parsed = parsed if repeats else tuple(dict.fromkeys(parsed))
     except TypeError as error:
         raise CircuitsError(
             f"{what}: positions are integers or a boolean mask [batch pos], got {given!r}"
@@ -189,16 +194,29 @@ def is_bool(number: Any) -> bool:
     return isinstance(number, bool | np.bool_) or (isinstance(number, Tensor) and number.dtype == torch.bool)
 
 
-def select_positions(positions: Positions, length: int, what: str) -> Tensor:
-    """Returns a boolean mask [length] that is true at `positions`."""
-    outside = [position for position in positions if not -length <= position < length]
+def select_positions(positions: Positions, length: int, what: str, mask: Tensor | None = None) -> Tensor:
+    """Returns a boolean mask [length] that is true at `positions`; with the `mask` [batch length] of padding, [batch
+    length], where positions count in each row's own tokens.
+    """
+    shortest = length if mask is None else int(mask.sum(1).min())
+    outside = [position for position in positions if not -shortest <= position < shortest]
     if outside:
-        raise CircuitsError(f"{what}: no position {outside[0]}: the run has positions 0-{length - 1}")
+        where = "the run has positions" if mask is None else "the shortest prompt has positions"
+        raise CircuitsError(f"{what}: no position {outside[0]}: {where} 0-{shortest - 1}")
     if isinstance(positions, _Array) and length == len(positions):
         refuse_numbers_as_mask(np.array(positions, dtype=np.uint8), what, "[pos]")
-    mask = torch.zeros(length, dtype=torch.bool)
-    mask[list(positions)] = True
-    return mask
+    if mask is None:
+        chosen = torch.zeros(length, dtype=torch.bool)
+        chosen[list(positions)] = True
+        return chosen
+    return torch.zeros_like(mask).scatter(1, columns_of(positions, mask), True)
+
+
+def columns_of(positions: Positions, mask: Tensor) -> Tensor:
+    """Returns the columns [batch position] of positions that count in each row's own tokens."""
+    start, count = mask.int().argmax(1, keepdim=True), mask.sum(1, keepdim=True)
+    own = torch.tensor(positions, device=mask.device)
+    return start + torch.where(own < 0, own + count, own)
 
 
 def describe_positions(positions: Positions | Snapshot | None) -> Any:

@@ -12,6 +12,7 @@ from circuits.interventions.forward_pass import ForwardPass, writer
 from circuits.interventions.reference_runs import Edits, MeanOver, Reference, References
 from circuits.interventions.replacements import Mean
 from circuits.model.hooks import Function
+from circuits.model.prompts import Prompts
 from circuits.model.state import State
 from circuits.model.surface import Surface
 
@@ -30,7 +31,7 @@ class EditedMean(Mean):
         edit = Edit(self.name, self.places, self, self.positions)
         assert write.layer is not None  # patterns belong to layers
         before = EarlierLayers(edit, write.layer)
-        return {"mean": Reference(self.tokens, write.hook, MeanOver(), before)}
+        return {"mean": Reference(self.prompts, write.hook, write.kind, MeanOver(), before)}
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "of": "edited"}
@@ -53,8 +54,10 @@ class EarlierLayers(Edits):
             yield from write.replacement.references(write).values()
 
     def functions(
-        self, surface: Surface, references: References, rows: slice, total: int
+        self, surface: Surface, references: References, rows: slice, prompts: Prompts
     ) -> list[tuple[str, Function]]:
         # A separate state, so that the edits of the blocks around this pass stay silent.
-        call = ForwardPass(surface, references, State(rows=rows, total=total))
+        call = ForwardPass(surface, references, State(rows=rows, total=len(prompts)))
+        if prompts.padded:
+            call.frame.mask = prompts.real[rows].to(surface.device)
         return [(write.hook, writer(write, call)) for write in self.writes(surface)]

@@ -13,21 +13,39 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, HookContext
 from circuits.interventions.reference_runs import References
+from circuits.model.padding import mask_of_model
+from circuits.model.prompts import own_positions
 from circuits.model.state import State
 from circuits.model.surface import Surface
 
 CACHED = "a key-value cache"
+PADDING = "padding"
+CACHES = ("past_kv_cache", "past_key_values", "past_kv_cache_entry")
 
 
 def unusual(kwargs: Mapping[str, Any]) -> str | None:
     """Names the argument of a call, if any, that makes the model depend on more than its tokens."""
     mask, places = kwargs.get("attention_mask"), kwargs.get("position_ids")
     if mask is not None and not bool(torch.as_tensor(mask).bool().all()):
-        return "padding"
+        return PADDING
     if places is not None and bool((places != torch.arange(places.shape[-1], device=places.device)).any()):
         return "position_ids"
-    names = ("past_kv_cache", "past_key_values", "past_kv_cache_entry")
-    return CACHED if any(kwargs.get(name) is not None for name in names) else None
+    return CACHED if any(kwargs.get(name) is not None for name in CACHES) else None
+
+
+def mask_of(kwargs: Mapping[str, Any], tokens: Tensor | None) -> Tensor | None:
+    """Returns the mask of padding in a call's arguments, bool [batch pos], true at tokens; None where there is none, or
+    where it says more than that (a mask of queries and keys, or of cached tokens too).
+    """
+    mask, places = kwargs.get("attention_mask"), kwargs.get("position_ids")
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or any(kwargs.get(name) is not None for name in CACHES):
+        return None
+    mask = mask.bool()
+    if bool(mask.all()) or (tokens is not None and mask.shape != tokens.shape[:2]):
+        return None
+    if isinstance(places, Tensor) and bool((places != own_positions(mask))[mask].any()):
+        return None
+    return mask
 
 
 @dataclass
@@ -37,6 +55,7 @@ class RunState:
     given: Mapping[str, Any] = field(default_factory=dict)  # by the argument's name
     tokens: Tensor | None = None
     whole: bool = False  # whether the whole model was called
+    mask: Tensor | None = None  # of its padding, bool [batch pos]
     prepared: dict[int, Any] = field(default_factory=dict)  # by id of the write
     reads: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by id of the write
     known: dict[Hashable, Any] = field(default_factory=dict)
@@ -64,11 +83,19 @@ class ForwardPass:
     def tokens(self) -> Tensor | None:
         return self.frame.tokens
 
+    @property
+    def mask(self) -> Tensor | None:
+        return self.frame.mask
+
     def begin(
         self, writes: Sequence[ActivationEdit], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         """Starts a run of the model on these inputs."""
-        self._frames.append(RunState(kwargs, self.surface.tokens_of(args, kwargs), whole=True))
+        tokens = self.surface.tokens_of(args, kwargs)
+        mask = mask_of(kwargs, tokens)
+        if tokens is not None and kwargs.get("attention_mask") is None:
+            mask = mask_of_model(self.surface, tokens)
+        self._frames.append(RunState(kwargs, tokens, whole=True, mask=mask))
         self._prepare(writes)
 
     def end(self) -> None:
@@ -77,11 +104,11 @@ class ForwardPass:
 
     def begin_unseen(self, writes: Sequence[ActivationEdit], kwargs: Mapping[str, Any]) -> None:
         """Starts a run whose inputs are unknown, but for these arguments of its first block."""
-        self._frames[:] = [RunState(kwargs)]
+        self._frames[:] = [RunState(kwargs, mask=mask_of(kwargs, None))]
         self._prepare(writes)
 
     def _prepare(self, writes: Sequence[ActivationEdit]) -> None:
-        odd = unusual(self.frame.given)
+        odd = unusual(self.frame.given) if self.frame.mask is None else None
         for write in writes:
             if odd is not None and write.replacement.references(write):
                 raise CircuitsError(
@@ -137,7 +164,7 @@ def replacement_for(
         value_of: a smaller tensor that broadcasts to `current`, for a replacement that does not look at its entries.
     """
     state = call.state
-    selected = write.selected(current, state.rows, state.total)
+    selected = write.selected(current, state.rows, state.total, call.mask)
     references = write.replacement.references(write)
     context = HookContext(
         write,
@@ -148,5 +175,7 @@ def replacement_for(
         call.tokens,
         state.rows,
         state.total,
+        call.mask,
+        call.surface.causal,
     )
     return write.replacement.value(current if value_of is None else value_of, context), selected

@@ -37,10 +37,15 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """A choice of heads not yet tied to a model. `heads` is None for "all"; `text` is what the user wrote."""
+    """A choice of heads not yet tied to a model. `heads` is None for "all"; `text` is what the user wrote.
+
+    Attributes:
+        others: whether it is all heads of the model but these.
+    """
 
     text: str = field(compare=False)
     heads: tuple[Head, ...] | None
+    others: bool = False
 
     def __post_init__(self) -> None:
         if self.heads == ():
@@ -48,21 +53,31 @@ class HeadSpec:
 
     def resolve(self, surface: Surface) -> tuple[Head, ...]:
         """Returns the heads in `surface`; raises an error that repeats the spec if one of them does not exist there."""
+        every = tuple(Head(x, y) for x in range(surface.n_layers) for y in range(surface.n_heads))
         if self.heads is None:
-            return tuple(Head(x, y) for x in range(surface.n_layers) for y in range(surface.n_heads))
+            return every
         for head in self.heads:
             if not (0 <= head.layer < surface.n_layers and 0 <= head.head < surface.n_heads):
                 raise CircuitsError(
                     f"heads {self.text}: no head {head}: the model has "
                     f"layers 0-{surface.n_layers - 1} and heads 0-{surface.n_heads - 1}"
                 )
-        return self.heads
+        if not self.others:
+            return self.heads
+        rest = tuple(head for head in every if head not in self.heads)
+        if not rest:
+            raise CircuitsError(
+                f"heads {self.text}: these are all heads of the model, so there are no others"
+            )
+        return rest
 
-    def describe(self) -> str | list[str]:
-        return "all" if self.heads is None else [str(head) for head in self.heads]
+    def describe(self) -> str | list[str] | dict[str, list[str]]:
+        named = "all" if self.heads is None else [str(head) for head in self.heads]
+        return {"all but": list(named)} if self.others else named
 
     def __str__(self) -> str:
-        return "all" if self.heads is None else ",".join(map(str, self.heads))
+        text = "all" if self.heads is None else ",".join(map(str, self.heads))
+        return f"all but {text}" if self.others else text
 
 
 def parse_heads(spec: Any) -> HeadSpec:

@@ -26,7 +26,6 @@ from circuits.patch._result import ScreenResult
 from circuits.patch._screen import INPUTS, METHODS
 from circuits.sweeps.metrics import PerExample, read_values
 from circuits.sweeps.table import BASELINE, Row
-from circuits.tensors import Snapshot
 from circuits.validate import read_choice
 
 CALLER = "patch.edges"
@@ -99,7 +98,7 @@ def edges(
     senders, receivers = _senders(pair.surface), _receivers(pair.surface)
     refuse_inside_blocks(pair)
 
-    source_value = FromTokens(Snapshot(pair.source))
+    source_value = FromTokens(pair.source)
     baseline: list[PerExample] = []
     candidates: dict[tuple[str, str], Candidate] = {}
     per_example = len(senders) * pair.base.shape[1] * (pair.surface.sizes["d_model"] or 1)
@@ -141,6 +140,8 @@ def _estimates(
     )
     clean = base_run.output.detach()
     changes = _changes(senders, base_run, source_activations)
+    if piece.base.padded:
+        changes = torch.stack([piece.without_padding(one, Site("resid_pre", 0).hook()) for one in changes])
 
     estimates: dict[str, dict[str, Tensor]] = {one.name: {} for one in receivers}
     for fraction in [None] if steps is None else midpoints(steps):
@@ -156,6 +157,7 @@ def _estimates(
                 n_senders = sum(sender.order < receiver.order for sender in senders)
                 stream = streams[receiver.hook]
                 gradient = _to_stream(run, receiver, stream.hook(), gradients[receiver.hook])
+                gradient = piece.without_padding(gradient, stream.hook())
                 gradient_at_sum = _at_sums(piece.surface, run, sum_sites, stream, gradient)
                 shifts = [
                     torch.einsum("s b p d, b p d -> s b", changes_at_sum, gradient_at_sum[sum_site].double())
@@ -204,7 +206,7 @@ def _refuse_edited_streams(piece: Pair) -> None:
         for hook in names:
             stack.callback(surface.before(hook, partial(arrive, hook)).remove)
             stack.callback(surface.on_forward(hook, partial(leave, hook)).remove)
-        surface.model(piece.base.to(surface.device, copy=True))
+        surface.call(piece.base)
 
 
 def _changes(senders: list[End], base_run: Run, source_activations: dict[str, Tensor]) -> Tensor:

@@ -12,9 +12,9 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.model.prompts import Prompts
 from circuits.model.surface import Surface
-from circuits.patterns._read import chunks, look_at, read_layers, selected_queries
-from circuits.validate import read_run_tokens
+from circuits.patterns._read import chunks, look_at, read_layers, read_run, selected_queries
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,14 @@ class Maps:
             keys.
         layers: the layers of the first axis.
         n: the number of examples.
+        labels: by position, its number and the word there, if that is the same in all prompts; None without words.
     """
 
     mean: Float[Tensor, "layer head query key"]
     diffuseness: Float[Tensor, "layer head"]
     layers: tuple[int, ...]
     n: int
+    labels: tuple[str, ...] | None = None
 
     def of(self, head: Any) -> Float[Tensor, "query key"]:
         """Returns the map of one head (layer, head)."""
@@ -55,13 +57,13 @@ class Maps:
         """Returns a plotly figure with a heatmap per head, layers down, heads across, in one colour scale.
 
         Args:
-            labels: names of the positions (default: their numbers).
+            labels: names of the positions (default: `self.labels`, else their numbers).
             titles: Head -> its title (default: L0H1).
         """
         from circuits.figures.attention_maps import attention_maps
 
         figure_title = title or f"Mean attention over {self.n:,} examples"
-        return attention_maps(self.mean, self.layers, labels, titles or {}, figure_title)
+        return attention_maps(self.mean, self.layers, labels or self.labels, titles or {}, figure_title)
 
 
 def attention(
@@ -76,27 +78,36 @@ def attention(
     """Computes every head's mean attention map in one pass; its memory does not grow with the number of examples.
 
     Args:
+        tokens: ids [batch pos], or anything that `circuits.prompts` takes. Positions count in each prompt's own tokens.
         layers: only these.
         queries: positions, or a boolean mask [batch pos]; a query's row is the mean over the examples that select it.
         chunk: tokens per forward. Inside `intervene` the edits are in force.
     """
     caller = "patterns.attention"
-    surface, tokens = Surface.of(model), read_run_tokens(tokens, caller)
+    surface = Surface.of(model)
+    prompts = read_run(surface, tokens, caller)
     chosen = read_layers(layers, surface, caller)
-    selected = selected_queries(surface, queries, positions, tokens, caller)
-    length = tokens.shape[1]
+    selected = selected_queries(surface, queries, positions, prompts, caller)
+    length = prompts.shape[1]
     total = torch.zeros(len(chosen), surface.n_heads, length, length, dtype=torch.float64)
     entropy, uniform_entropy = torch.zeros(2, len(chosen), surface.n_heads, dtype=torch.float64)
-    for rows in chunks(surface, tokens, chosen, chunk, caller):
+    for rows in chunks(surface, prompts, chosen, chunk, caller):
         query_weights = selected[rows, None].double().to(surface.device)  # [batch 1 query]
         look_at(
             surface,
-            tokens,
+            prompts,
             rows,
             chosen,
             partial(_add, (total, entropy, uniform_entropy), chosen, query_weights),
         )
-    return Maps(total / selected.sum(0).double()[:, None], entropy / uniform_entropy, chosen, len(tokens))
+    longest = int(prompts.lengths.max())
+    mean = (total / selected.sum(0).double()[:, None])[..., :longest, :longest]
+    return Maps(mean, entropy / uniform_entropy, chosen, len(prompts), _labels(prompts))
+
+
+def _labels(prompts: Prompts) -> tuple[str, ...] | None:
+    labels = prompts.labels()
+    return None if labels is None else tuple(labels)
 
 
 def _add(

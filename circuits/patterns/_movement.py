@@ -11,13 +11,12 @@ import pandas as pd
 from jaxtyping import Shaped
 from torch import Tensor
 
-from circuits.errors import CircuitsError
 from circuits.interventions.replacements import derangement
 from circuits.model.heads import Head
 from circuits.model.surface import Surface
-from circuits.patterns._read import chunks, look_at, read_draws, read_layers, selected_queries
+from circuits.patterns._read import chunks, look_at, read_draws, read_layers, read_pairs, selected_queries
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
-from circuits.validate import read_run_tokens, read_seed
+from circuits.validate import read_seed
 
 
 @dataclass(frozen=True)
@@ -68,30 +67,22 @@ def movement(
         chunk: tokens per forward. Inside `intervene` the edits are in force.
     """
     caller = "patterns.movement"
-    surface, tokens, other = (
-        Surface.of(model),
-        read_run_tokens(tokens, caller),
-        read_run_tokens(other, caller),
-    )
-    if tokens.shape != other.shape or len(tokens) < 2:
-        raise CircuitsError(
-            f"{caller}: two inputs of one shape are compared row by row, at least 2 rows; got {list(tokens.shape)} and "
-            f"{list(other.shape)}"
-        )
+    surface = Surface.of(model)
+    prompts, other_prompts = read_pairs(surface, tokens, other, caller)
     chosen = read_layers(layers, surface, caller)
     seed, draws = read_seed(seed, caller), read_draws(draws, caller)
-    selected = selected_queries(surface, queries, positions, tokens, caller)
-    order = derangement(len(tokens), seed)
-    sums = np.zeros((2, len(chosen), surface.n_heads, len(tokens)))
-    for rows in chunks(surface, tokens, chosen, chunk, caller):
+    selected = selected_queries(surface, queries, positions, prompts, caller)
+    order = derangement(len(prompts), seed)
+    sums = np.zeros((2, len(chosen), surface.n_heads, len(prompts)))
+    for rows in chunks(surface, prompts, chosen, chunk, caller):
         query_weights = selected[rows, None].double().to(surface.device)  # [batch 1 query]
         before: dict[int, Tensor] = {}
-        look_at(surface, tokens, rows, chosen, partial(_keep, before))
+        look_at(surface, prompts, rows, chosen, partial(_keep, before))
         pairings: tuple[slice | Tensor, ...] = (rows, order[rows])
         for distances, other_rows in zip(sums, pairings, strict=True):
             look_at(
                 surface,
-                other,
+                other_prompts,
                 other_rows,
                 chosen,
                 partial(_compare, distances[..., rows], chosen, before, query_weights),

@@ -14,6 +14,7 @@ from circuits.interventions.arguments import read_queries
 from circuits.interventions.replacements import visible
 from circuits.model.hooks import Function
 from circuits.model.padding import refuse_padding
+from circuits.model.prompts import Prompts, read_prompts
 from circuits.model.record import evaluating, keep_in, listening
 from circuits.model.sites import KINDS
 from circuits.model.state import running_rows
@@ -29,9 +30,10 @@ Look = Callable[[int, Tensor, Tensor], None]
 
 
 def look_at(
-    surface: Surface, tokens: Tensor, rows: slice | Tensor, layers: tuple[int, ...], look: Look
+    surface: Surface, prompts: Prompts, rows: slice | Tensor, layers: tuple[int, ...], look: Look
 ) -> None:
-    """Runs `rows` (a slice or indices) of the tokens in eval mode, without gradients; passes each pattern to `look`.
+    """Runs `rows` (a slice or indices) of the prompts in eval mode, without gradients; passes each pattern to `look`,
+    each prompt's own tokens first.
 
     Edits of open blocks are in force; where one has a mask per example, its entries for these rows are used.
     """
@@ -41,16 +43,16 @@ def look_at(
     for layer in layers:
         hook = KINDS["scores"].hook.format(layer)
         functions.append((hook, keep_in(scores, hook)))
-        pass_on = partial(_show, surface, layer, look, scores, seen_layers)
+        pass_on = partial(_show, surface, prompts[rows], layer, look, scores, seen_layers)
         functions.append((KINDS["pattern"].hook.format(layer), pass_on))
     model = surface.model
     with (
         evaluating(model),
         torch.no_grad(),
-        running_rows(model, rows, len(tokens)),
+        running_rows(model, rows, len(prompts)),
         listening(surface, functions),
     ):
-        model(tokens[rows].to(surface.device, copy=True))
+        surface.call(prompts[rows])
     for layer in layers:
         if layer not in seen_layers:
             raise CircuitsError(f"patterns: {KINDS['pattern'].hook.format(layer)} never fired in this model")
@@ -58,6 +60,7 @@ def look_at(
 
 def _show(
     surface: Surface,
+    prompts: Prompts,
     layer: int,
     look: Look,
     scores: dict[str, Tensor],
@@ -67,7 +70,10 @@ def _show(
     """Passes a pattern to `look`, with the visible keys as read from the layer's scores, which precede the pattern."""
     visible_keys = visible(scores.pop(KINDS["scores"].hook.format(layer)), surface.masked_score(layer))
     seen_layers.append(layer)
-    look(layer, pattern.detach().double(), visible_keys.expand_as(pattern))
+    pattern = pattern.detach().double()
+    axes = KINDS["pattern"].position_axes
+    seen = prompts.in_order(visible_keys.expand_as(pattern).to(torch.uint8), axes).bool()
+    look(layer, prompts.in_order(pattern, axes), seen)
 
 
 def read_layers(layers: Any, surface: Surface, caller: str) -> tuple[int, ...]:
@@ -82,9 +88,10 @@ def read_layers(layers: Any, surface: Surface, caller: str) -> tuple[int, ...]:
 
 
 def chunks(
-    surface: Surface, tokens: Tensor, layers: tuple[int, ...], chunk: int | str, caller: str
+    surface: Surface, prompts: Prompts, layers: tuple[int, ...], chunk: int | str, caller: str
 ) -> Iterator[slice]:
     """Yields the rows of each forward pass: `chunk` tokens, at least one example."""
+    tokens = prompts.tokens
     if chunk == "auto":
         entries = len(layers) * surface.n_heads * tokens.shape[1] ** 2
         step = min(AUTO_CHUNK // tokens[0].numel(), AUTO_ENTRIES // entries)
@@ -99,20 +106,43 @@ def chunks(
         yield slice(start, min(start + step, len(tokens)))
 
 
-def selected_queries(surface: Surface, queries: Any, positions: Any, tokens: Tensor, caller: str) -> Tensor:
-    """Returns a mask, bool [batch pos], of the queries that count."""
-    selected = _selected(queries, positions, tokens, caller)
-    refuse_padding(surface, tokens, selected, caller, "leave it out with queries=, a mask [batch pos]")
-    return selected
+def read_run(surface: Surface, tokens: Any, caller: str) -> Prompts:
+    prompts = read_prompts(surface, tokens, caller)
+    surface.check_prompts(prompts, f"{caller}: tokens")
+    return prompts
 
 
-def _selected(queries: Any, positions: Any, tokens: Tensor, caller: str) -> Tensor:
+def read_pairs(surface: Surface, tokens: Any, other: Any, caller: str) -> tuple[Prompts, Prompts]:
+    """Reads two inputs that are compared row by row, and each with rows of the other."""
+    one, two = read_run(surface, tokens, caller), read_run(surface, other, caller)
+    if one.shape != two.shape or len(one) < 2:
+        raise CircuitsError(
+            f"{caller}: two inputs of one shape are compared row by row, at least 2 rows; got {list(one.shape)} and "
+            f"{list(two.shape)}"
+        )
+    lengths = {*one.lengths.tolist(), *two.lengths.tolist()}
+    if len(lengths) > 1:
+        raise CircuitsError(
+            f"{caller}: compared prompts have one length; these have {min(lengths)} to {max(lengths)} tokens"
+        )
+    return one, two
+
+
+def selected_queries(surface: Surface, queries: Any, positions: Any, prompts: Prompts, caller: str) -> Tensor:
+    """Returns a mask, bool [batch pos], of the queries that count, each prompt's own tokens first."""
+    selected = _selected(queries, positions, prompts, caller)
+    refuse_padding(surface, prompts, selected, caller)
+    return prompts.in_order(selected & prompts.real) & prompts.reached
+
+
+def _selected(queries: Any, positions: Any, prompts: Prompts, caller: str) -> Tensor:
     chosen = read_queries(queries, positions, caller)
-    batch, length = tokens.shape[:2]
+    batch, length = prompts.shape[:2]
     if chosen is None:
         return torch.ones(1, length, dtype=torch.bool).expand(batch, -1)
     if not isinstance(chosen, Snapshot):
-        return select_positions(chosen, length, caller).expand(batch, -1)
+        real = prompts.real if prompts.padded else None
+        return select_positions(chosen, length, caller, real).expand(batch, -1)
     mask = chosen.tensor.cpu()
     if tuple(mask.shape) not in ((length,), (batch, length)):
         raise CircuitsError(

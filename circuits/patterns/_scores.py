@@ -16,10 +16,10 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.model.heads import Head
 from circuits.model.surface import Surface
-from circuits.patterns._read import chunks, look_at, read_draws, read_layers, selected_queries
+from circuits.patterns._read import chunks, look_at, read_draws, read_layers, read_run, selected_queries
 from circuits.patterns._templates import read_templates, template_keys
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
-from circuits.validate import read_run_tokens, read_seed
+from circuits.validate import read_seed
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ def scores(
     Args:
         templates: name -> bool [query key] or [batch query key], true at the keys that count (`patterns.row` and so
             on), or a function that returns one, `fn(tokens[rows])`, or `fn(batch[rows])` where `batch` is given (it has
-            len() and takes a slice).
+            len() and takes a slice). Where prompts have padding, [query key] count positions in each prompt's own
+            tokens, and [batch query key] is over the padded batch.
         queries: score these only: positions, or a boolean mask [batch pos]. One of these is scored against a
             template only if it may see a key of it.
         layers: only these.
@@ -97,22 +98,24 @@ def scores(
         chunk: tokens per forward. Inside `intervene` the edits are in force.
     """
     caller = "patterns.scores"
-    surface, tokens = Surface.of(model), read_run_tokens(tokens, caller)
+    surface = Surface.of(model)
+    prompts = read_run(surface, tokens, caller)
+    tokens = prompts.tokens
     chosen = read_layers(layers, surface, caller)
     seed, draws = read_seed(seed, caller), read_draws(draws, caller)
-    selected = selected_queries(surface, queries, positions, tokens, caller)
+    selected = selected_queries(surface, queries, positions, prompts, caller)
     if batch is not None and len(batch) != len(tokens):
         raise CircuitsError(f"{caller}: tokens have {len(tokens)} examples, batch has {len(batch)}")
     by_name = read_templates(templates, tokens, batch is not None)
     sums = np.zeros((3, len(chosen), surface.n_heads, len(by_name), len(tokens)))
-    for rows in chunks(surface, tokens, chosen, chunk, caller):
+    for rows in chunks(surface, prompts, chosen, chunk, caller):
         examples = tokens[rows] if batch is None else batch[rows]
         keys = [
-            template_keys(name, template, examples, rows, tokens[rows]).to(surface.device)
+            template_keys(name, template, examples, rows, prompts[rows]).to(surface.device)
             for name, template in by_name.items()
         ]
         query_mask = selected[rows, None].to(surface.device)  # [batch 1 query]
-        look_at(surface, tokens, rows, chosen, partial(_take, sums[..., rows], chosen, keys, query_mask))
+        look_at(surface, prompts, rows, chosen, partial(_take, sums[..., rows], chosen, keys, query_mask))
     heads = tuple(Head(layer, head) for layer in chosen for head in range(surface.n_heads))
     measured = sums.reshape(3, len(heads), len(by_name), len(tokens))
     mass, chance, counts = measured

@@ -16,10 +16,10 @@ from circuits.errors import CircuitsError
 from circuits.interventions.replacements import derangement
 from circuits.model.heads import Head
 from circuits.model.surface import Surface
-from circuits.patterns._read import chunks, look_at, read_draws, read_layers, selected_queries
+from circuits.patterns._read import chunks, look_at, read_draws, read_layers, read_pairs, selected_queries
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
 from circuits.tensors import as_dense_tensor
-from circuits.validate import read_run_tokens, read_seed
+from circuits.validate import read_seed
 
 
 @dataclass(frozen=True)
@@ -82,19 +82,11 @@ def follow(
     Inside `intervene` the edits are in force.
     """
     caller = "patterns.follow"
-    surface, tokens, other = (
-        Surface.of(model),
-        read_run_tokens(tokens, caller),
-        read_run_tokens(other, caller),
-    )
-    if tokens.shape != other.shape or len(tokens) < 2:
-        raise CircuitsError(
-            f"{caller}: two inputs of one shape are compared row by row, at least 2 rows; got {list(tokens.shape)} and "
-            f"{list(other.shape)}"
-        )
-    of_key = _whole(groups, tokens.shape[1], "groups", caller)
+    surface = Surface.of(model)
+    prompts, other_prompts = read_pairs(surface, tokens, other, caller)
+    of_key = _whole(groups, prompts.shape[1], "groups", caller)
     group_before, group_after = (
-        _whole(values, len(tokens), name, caller) for values, name in ((before, "before"), (after, "after"))
+        _whole(values, len(prompts), name, caller) for values, name in ((before, "before"), (after, "after"))
     )
     if bool((group_before == group_after).any()):
         raise CircuitsError(
@@ -102,20 +94,20 @@ def follow(
         )
     chosen = read_layers(layers, surface, caller)
     seed, draws = read_seed(seed, caller), read_draws(draws, caller)
-    selected = selected_queries(surface, queries, positions, tokens, caller)
-    order = derangement(len(tokens), seed)
+    selected = selected_queries(surface, queries, positions, prompts, caller)
+    order = derangement(len(prompts), seed)
     member = torch.nn.functional.one_hot(of_key).double().to(surface.device)  # [key group]
-    sums = np.zeros((2, len(chosen), surface.n_heads, len(tokens)))
-    for rows in chunks(surface, tokens, chosen, chunk, caller):
+    sums = np.zeros((2, len(chosen), surface.n_heads, len(prompts)))
+    for rows in chunks(surface, prompts, chosen, chunk, caller):
         query_weights = selected[rows, None].double().to(surface.device)
         attended: dict[int, Tensor] = {}
-        look_at(surface, tokens, rows, chosen, partial(_keep, attended, member))
-        for follow_counts, pairs in zip(sums, (torch.arange(len(tokens)), order), strict=True):
+        look_at(surface, prompts, rows, chosen, partial(_keep, attended, member))
+        for follow_counts, pairs in zip(sums, (torch.arange(len(prompts)), order), strict=True):
             places = group_before[pairs][rows].to(surface.device), group_after[pairs][rows].to(surface.device)
             compare = partial(
                 _compare, follow_counts[..., rows], chosen, attended, member, places, query_weights
             )
-            look_at(surface, other, rows, chosen, compare)
+            look_at(surface, other_prompts, rows, chosen, compare)
     counts = selected.sum(1).double().numpy()
     heads = [Head(layer, head) for layer in chosen for head in range(surface.n_heads)]
     return Following(_frame(heads, sums.reshape(2 * len(heads), -1), counts, seed, draws))
