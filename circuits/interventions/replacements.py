@@ -340,7 +340,7 @@ def _source_rows(
         if bool((here != there).any()):
             row = int((here != there).nonzero()[0])
             advice = (
-                "positions= and source_positions= say which go together"
+                "give the source with its mask (circuits.prompts), or positions= and source_positions="
                 if isinstance(write.replacement, FromTokens | FromTensors)
                 else "give prompts of one length"
             )

@@ -163,8 +163,13 @@ class Pair:
         return torch.where(real, estimate, torch.zeros_like(estimate))
 
     def in_order(self, estimate: Tensor, hook: str) -> Tensor:
-        """Returns an estimate with zeros at padding and each example's own tokens first."""
-        return self.base.in_order(self.without_padding(estimate, hook), Site(hook).kind.position_axes)
+        """Returns an estimate with each example's own tokens first, and zeros behind them."""
+        if not self.base.padded:
+            return estimate
+        kind = Site(hook).kind
+        estimate = self.base.in_order(estimate, kind.position_axes)
+        reached = by_row(self.base.reached.to(estimate.device), kind.query_axis, estimate.ndim)
+        return torch.where(reached, estimate, torch.zeros_like(estimate))
 
     def finite(self, estimate: Tensor, metric: str, where: str) -> Tensor:
         """Returns the estimate, or raises `CircuitsError` if it is not finite."""

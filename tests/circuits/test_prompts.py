@@ -95,7 +95,7 @@ def same(batch, alone, made, axes=(1,)):
 
 def moved(new, old):
     """Edits that change nothing would be equal, too."""
-    assert all((one - two).abs().max() > 1e-4 for one, two in zip(new, old, strict=True))
+    assert any((one - two).abs().max() > 1e-3 for one, two in zip(new, old, strict=True))
 
 
 def test_runs_and_activations(model, side):
@@ -158,8 +158,8 @@ def every_edit(model, rows, others, side, other_side):
         ),
         "uniform": (ablate.uniform("0.1, 1.2"), lambda row: ablate.uniform("0.1, 1.2")),
         "uniform over keys": (
-            ablate.uniform("0.1", keys=[0, 1], queries=[1, -1]),
-            lambda row: ablate.uniform("0.1", keys=[0, 1], queries=[1, -1]),
+            ablate.uniform("0.1", keys=[0, 1], queries=[0, 1]),
+            lambda row: ablate.uniform("0.1", keys=[0, 1], queries=[0, 1]),
         ),
         "function": (
             edit("q.1", torch.sin, positions=[-2]),
@@ -283,7 +283,7 @@ def test_sweep(model, side):
                 # The variant with all its sources, on one prompt: the others are beside it.
                 output = run(model, made, variant)[index][made.real[index]]
                 outputs.append(output)
-                cleans.append(model(row[None])[0])
+                cleans.append(run(model, row[None])[0])
             by_hand = [
                 float(out[at, r] - out[at, w])
                 for out, r, w, at in zip(outputs, right, wrong, position, strict=True)
@@ -445,7 +445,9 @@ def test_probe(model, side):
     x = [cache(model, row[None], "mlp_post.0")["mlp_post.0"][0] for row in rows]
     fit_x, fit_y = torch.cat(x[:8]), torch.cat(targets[:8])
     weight = torch.linalg.solve(fit_x.T @ fit_x + 0.1 * torch.eye(24), fit_x.T @ fit_y)
-    torch.testing.assert_close(found.maps["mlp_post.0", "target"].weight[:, 0], weight, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(
+        found.weights["mlp_post.0", "target"].weight[:, 0], weight, rtol=1e-7, atol=1e-9
+    )
     # At one position of each prompt's own tokens.
     last = probe.linear(
         model, made, wide, "mlp_post.0", test=[8, 9], draws=2, shuffles=0, ridge=0.1, positions=[-1]
@@ -453,13 +455,15 @@ def test_probe(model, side):
     fit_x = torch.stack([one[-1] for one in x[:8]])
     fit_y = torch.stack([one[-1] for one in targets[:8]])
     weight = torch.linalg.solve(fit_x.T @ fit_x + 0.1 * torch.eye(24), fit_x.T @ fit_y)
-    torch.testing.assert_close(last.maps["mlp_post.0", "target"].weight[:, 0], weight, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(
+        last.weights["mlp_post.0", "target"].weight[:, 0], weight, rtol=1e-7, atol=1e-9
+    )
 
 
 def test_sources_of_another_length_by_aligned_positions(model, side):
     rows, others = drawn(LENGTHS), drawn((3, 6, 4, 5), seed=1)
     made, source = prompts(model, rows, side), prompts(model, others, "left")
-    message = "example 0 has 5 tokens, the one it takes from 3; positions= and source_positions= say which go together"
+    message = r"example 0 has 5 tokens, the one it takes from 3; .* or positions= and source_positions="
     with pytest.raises(CircuitsError, match=message):
         run(model, made, patch.activations("z.0", source))
     known = cache(model, source, "mlp_out.0")
@@ -648,3 +652,85 @@ def test_plots_name_positions_with_their_words(make_model, family):
     assert texts
     assert all(text.split("position ")[1] in names for text in texts)
     assert "Positions: 0 w5, 1" in str(lens(model, made).plot([0, 1]).layout.title)
+
+
+WORDS = ["[pad]", "[bos]", "the", "cat", "dog", "sat", "ran", "on", "mat", "big", "a"]
+
+
+@pytest.fixture(params=["right", "left"])
+def with_words(request, make_model, tmp_path, hooked_only):
+    """A HookedTransformer with a tokenizer from disk, as `from_pretrained` leaves it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[pad]")
+    )
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="[pad]", bos_token="[bos]", eos_token="[bos]"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    model = make_model(n_ctx=9)
+    model.set_tokenizer(PreTrainedTokenizerFast.from_pretrained(tmp_path), default_padding_side=request.param)
+    return model
+
+
+TEXTS = ["the cat sat on the mat", "a dog ran", "the big dog sat"]
+
+
+def test_texts_are_what_the_model_makes_of_each(with_words):
+    model = with_words
+    for begins in (True, False):
+        model.cfg.default_prepend_bos = begins
+        made = prompts(model, TEXTS)
+        assert made.lengths.tolist() == [6 + begins, 3 + begins, 4 + begins]
+        first = ("[bos]",) if begins else ()
+        assert made.words == tuple((*first, *text.split()) for text in TEXTS)
+        assert bool(made.real[1, -1]) == (model.tokenizer.padding_side == "left")
+        alone = [model(text) for text in TEXTS]
+        for given in (made, TEXTS, prompts(model, TEXTS, side="left"), prompts(model, TEXTS, side="right")):
+            layout = given if isinstance(given, Prompts) else made
+            same(run(model, given), alone, layout)
+        # What a tokenizer of its own returns, with a mask, and a tensor without one.
+        encoded = {"input_ids": made.tokens, "attention_mask": made.real.long().tolist()}
+        assert prompts(model, encoded) == made
+        assert prompts(model, made.tokens) == made
+    assert torch.equal(run(model, TEXTS[0]), model(TEXTS[0]))
+    with pytest.raises(CircuitsError, match="the model has room for 9 positions"):
+        run(model, ["the cat sat on the mat the cat sat on the mat"])
+
+
+def test_texts_wherever_tokens_are(with_words):
+    model = with_words
+    made = prompts(model, TEXTS)
+    others = ["a dog ran on a dog", "the cat sat", "a big cat ran"]
+    other = prompts(model, others)
+    for text, tokens in (
+        (ablate.mean("0.1", TEXTS), ablate.mean("0.1", made)),
+        (ablate.mean("z.1", TEXTS, over="batch,pos"), ablate.mean("z.1", made, over="batch,pos")),
+        (patch.activations("z.0", others), patch.activations("z.0", other)),
+        (patch.path("0.1", "output", others), patch.path("0.1", "output", other)),
+        (ablate.all_but("0.1", reference=others), ablate.all_but("0.1", reference=other)),
+        (ablate.mean_pattern("0.1", TEXTS, of="edited"), ablate.mean_pattern("0.1", made, of="edited")),
+    ):
+        assert text != tokens
+        assert isinstance(text.describe(), dict)
+        assert torch.equal(run(model, TEXTS, text), run(model, made, tokens))
+    metric = logit_difference(["cat", "dog", "mat"], "ran", [-1, 1, 2])
+    by_id = logit_difference([3, 4, 8], 6, [-1, 1, 2])
+    for call in (
+        lambda given, source, metric: sweep(model, given, {"a": ablate.zero("0.1")}, metric, **FEW),
+        lambda given, source, metric: patch.attribution(model, given, source, metric, **FEW),
+        lambda given, source, metric: patch.edges(model, given, source, metric, exact=1, steps=1, **FEW),
+    ):
+        one, two = call(TEXTS, others, metric).frame, call(made, other, by_id).frame
+        assert one.equals(two)
+    output = run(model, TEXTS)
+    assert torch.equal(metric(output, made, model), by_id(output, made))
+    with pytest.raises(CircuitsError, match="the answer 'the cat' is 2 tokens"):
+        sweep(model, TEXTS, {"a": ablate.zero("0.1")}, logit_difference("the cat", "ran"))
+    assert patterns.attention(model, TEXTS).labels[0] == "0 [bos]"
+    assert torch.equal(lens(model, TEXTS).output, output)
+    probe.linear(model, TEXTS * 3, torch.arange(9.0), test=[7, 8], draws=2)
+    assert torch.equal(cache(model, TEXTS, "z.0")["z.0"], cache(model, made, "z.0")["z.0"])

@@ -125,8 +125,10 @@ def _cached(model):
 
 
 DIRECT = {
-    "padding": lambda model: {"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]] * 8)},
-    "a key-value cache": _cached,
+    "example 0 has 5 tokens, the one it takes from 6": (
+        lambda model: {"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]] * 8)}
+    ),
+    "this call has a key-value cache": _cached,
 }
 
 
@@ -134,9 +136,9 @@ DIRECT = {
 def test_run_with_hooks_is_held_to_the_same_rules(make_model, hooked_only, tokens, other_tokens, what):
     """Nobody sees what it was called with, but the first block does."""
     model = make_model()
-    for one in (ablate.mean("all", reference=other_tokens), patch.activations("z.0", source=other_tokens)):
+    for one in (ablate.resample("all", source=other_tokens), patch.activations("z.0", source=other_tokens)):
         for call in (model.run_with_hooks, model):
-            with pytest.raises(CircuitsError, match=f"this call has {what}"), intervene(model, one):
+            with pytest.raises(CircuitsError, match=what), intervene(model, one):
                 call(tokens, **DIRECT[what](model))
         with intervene(model, one):
             output = model.run_with_hooks(tokens)
