@@ -164,7 +164,8 @@ def all_but(
 
     Args:
         heads: the heads to keep.
-        how: "mean" (over `reference` [batch pos]), "zero" or "resample" (from `source` [batch pos], as `resample` does).
+        how: "mean" (over `reference` [batch pos]), "zero" or "resample" (from `source` [batch pos], as `resample`
+            does).
     """
     caller = "ablate.all_but"
     (place,) = read_heads(heads, "z", caller)
@@ -316,9 +317,9 @@ def _replacement(how: Any, reference: Any, source: Any, seed: int, caller: str) 
 
 def _resampled(source: Any, seed: int, caller: str) -> Resample:
     given = read_given(source, caller, "source")
-    count = len(given.texts) if isinstance(given, Texts) else len(given)
-    if count < 2:
-        raise CircuitsError(f"{caller}: the source needs at least 2 examples, it has {count}")
+    shape = [len(given.texts)] if isinstance(given, Texts) else list(given.shape)
+    if shape[0] < 2:
+        raise CircuitsError(f"{caller}: the source needs at least 2 examples, it is {shape}")
     return Resample(given, read_seed(seed, caller))
 
 

@@ -34,7 +34,7 @@ def read_inputs(tokens: Any, what: str) -> Tensor:
     tokens = as_dense_tensor(tokens, what)
     if not isinstance(tokens, Tensor) or tokens.ndim < 2 or tokens.numel() == 0:
         got = list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise CircuitsError(f"{what} must be tokens [batch pos], texts or lists of ids, got {got}")
+        raise CircuitsError(f"{what} must be texts, lists of ids or a tensor [batch pos], got {got}")
     # Embedding layers take only int32 and int64 as ids; indexing with bytes would treat them as a mask.
     is_ids = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
     return tokens.long() if is_ids and tokens.dtype not in (torch.int32, torch.int64) else tokens

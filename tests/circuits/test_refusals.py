@@ -427,7 +427,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     ),
     (lambda: ablate.uniform("all", keys=hidden), "keys are positions", "mask [8, 6]"),
     # Tokens, references, sources.
-    (lambda: run(model, "some text"), "run: tokens", "[batch pos]", "got str"),
+    (lambda: run(model, "some text"), "run: the model has no tokenizer, which texts need"),
     (lambda: patch.activations("z", source=tokens[0]), "patch.activations: source", "got [6]"),
     (lambda: run(model, tokens / 1), "run: tokens", "whole numbers", "float32"),
     (lambda: run(model, tokens > 4), "run: tokens", "whole numbers", "bool"),
@@ -685,7 +685,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda: logit_difference(11, 0)(clean), "ids of 0-10", "got 11"),
     (lambda: logit_difference(1, 0, position=6)(clean), "no position 6", "has 6 tokens"),
     (lambda: logit_difference([1, 2], 0)(clean), "right is given for 2 examples, there are 8"),
-    (lambda: logit_difference(clean, 0), "right is an id or text", "float64"),
+    (lambda: logit_difference(clean, 0), "right is an id or text", "[8, 6, 11]"),
     (lambda: logit_difference(1, -1), "wrong is an id or text", "got -1"),
     (lambda: logit_difference(1, 0, position="last"), "position is a whole number", "'last'"),
     (lambda: logit_difference(" Mary", 0)(clean), "' Mary' needs the tokenizer of a model"),
