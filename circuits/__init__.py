@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from circuits.interventions.variants import Draws, draws, grid
     from circuits.logit_lens import Lens, lens
     from circuits.model.heads import Head, heads
-    from circuits.model.prompts import Prompts, prompts
+    from circuits.model.inputs import prompts
+    from circuits.model.prompts import Prompts
     from circuits.model.sites import Site
     from circuits.sweeps.answers import logit_difference
     from circuits.sweeps.sweep import compare, sweep
@@ -89,7 +90,7 @@ _HOMES = {
     "intervene": "circuits.interventions.apply",
     "lens": "circuits.logit_lens",
     "logit_difference": "circuits.sweeps.answers",
-    "prompts": "circuits.model.prompts",
+    "prompts": "circuits.model.inputs",
     "run": "circuits.interventions.apply",
     "sweep": "circuits.sweeps.sweep",
 }

@@ -29,7 +29,8 @@ from circuits.interventions.edited_means import EditedMean
 from circuits.interventions.edits import Edit
 from circuits.interventions.frequencies import DIRECTIONS, FourierComponents, RemoveFrequencies, check_grid
 from circuits.interventions.replacements import Mean, Resample, Uniform, Zero
-from circuits.model.prompts import Prompts, Texts, read_given
+from circuits.model.inputs import Texts, read_given
+from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
 from circuits.tensors import Snapshot
 from circuits.validate import is_whole, made_by, read_choice, read_indices, read_seed, read_tokens

@@ -14,7 +14,8 @@ from circuits.interventions.apply import Activations, intervene, run
 from circuits.interventions.base import Intervention
 from circuits.interventions.custom import edit
 from circuits.model.heads import Head
-from circuits.model.prompts import Prompts, read_prompts
+from circuits.model.inputs import read_prompts
+from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
 from circuits.model.surface import Surface
 from circuits.tensors import Snapshot, parse_positions, select_positions

@@ -18,8 +18,8 @@ from circuits.interventions.cuts import check_cuts, cutting, renew
 from circuits.interventions.forward_pass import ForwardPass, writer
 from circuits.interventions.reference_runs import Reference, References
 from circuits.model.hooks import Handle
+from circuits.model.inputs import read_prompts
 from circuits.model.locks import exclusive
-from circuits.model.prompts import read_prompts
 from circuits.model.record import evaluating, recording
 from circuits.model.sites import Site, closest_sites
 from circuits.model.state import editing, replaced, state_of

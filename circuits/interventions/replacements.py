@@ -12,8 +12,9 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, HookContext, Replacement
 from circuits.interventions.reference_runs import MeanOver, Reference
+from circuits.model.inputs import Given, with_model
 from circuits.model.padding import refuse_padding
-from circuits.model.prompts import Given, Prompts, own_positions, taken, with_model
+from circuits.model.prompts import Prompts, own_positions, taken
 from circuits.model.sites import KINDS
 from circuits.model.surface import Surface
 from circuits.tensors import (

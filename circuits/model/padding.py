@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.model.prompts import Prompts
 from circuits.model.surface import Surface
-
-if TYPE_CHECKING:
-    from circuits.model.prompts import Prompts
 
 ADVICE = "circuits.prompts(model, texts or tokens) makes inputs that carry a mask"
 

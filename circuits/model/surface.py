@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +27,9 @@ from circuits.model.hooks import (
     on_hook_point,
     passed,
 )
+from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS, Site, SiteKind
 from circuits.model.supported import is_post_norm, refuse_other_blocks, refuse_unproved
-
-if TYPE_CHECKING:
-    from circuits.model.prompts import Prompts
 
 # (model class, site) pairs at which a written value is what the model goes on with, established by a random
 # write against a hand-written forward (tests/circuits/model/test_surface.py). In HookedTransformer a hook point

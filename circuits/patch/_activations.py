@@ -14,7 +14,7 @@ from circuits.interventions.edits import Edit, Place
 from circuits.interventions.paths import Path, check_ends
 from circuits.interventions.replacements import FromTensors, FromTokens
 from circuits.model.heads import looks_like_heads, parse_heads
-from circuits.model.prompts import is_encoding, read_given
+from circuits.model.inputs import is_encoding, read_given
 from circuits.model.sites import Site
 from circuits.tensors import Positions, Snapshot, as_dense_tensor, parse_positions
 from circuits.validate import read_choice

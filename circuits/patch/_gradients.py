@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.model.inputs import read_prompts
 from circuits.model.padding import refuse_padding
-from circuits.model.prompts import Prompts, by_row, read_prompts
+from circuits.model.prompts import Prompts, by_row
 from circuits.model.record import evaluating, listening
 from circuits.model.sites import Site
 from circuits.model.state import suspended

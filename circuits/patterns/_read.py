@@ -13,8 +13,9 @@ from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_queries
 from circuits.interventions.replacements import visible
 from circuits.model.hooks import Function
+from circuits.model.inputs import read_prompts
 from circuits.model.padding import refuse_padding
-from circuits.model.prompts import Prompts, read_prompts
+from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, keep_in, listening
 from circuits.model.sites import KINDS
 from circuits.model.state import running_rows

@@ -13,8 +13,8 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import intervene
 from circuits.interventions.base import Intervention
+from circuits.model.inputs import read_prompts
 from circuits.model.padding import refuse_padding
-from circuits.model.prompts import read_prompts
 from circuits.model.surface import Surface
 from circuits.probe._fit import ActivationStream, FitSettings, LinearMap, fit, score
 from circuits.probe._result import Measured, ProbeResult, tabulate

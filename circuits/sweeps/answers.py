@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.model.prompts import Prompts, Texts, read_given
+from circuits.model.inputs import Texts, read_given
+from circuits.model.prompts import Prompts
 from circuits.model.surface import Surface
 from circuits.tensors import as_dense_tensor, columns_of
 from circuits.validate import is_whole

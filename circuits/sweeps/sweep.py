@@ -14,8 +14,8 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import planned
 from circuits.interventions.variants import Draws
+from circuits.model.inputs import read_prompts
 from circuits.model.padding import refuse_padding
-from circuits.model.prompts import read_prompts
 from circuits.model.surface import Surface
 from circuits.statistics import Resampling
 from circuits.sweeps.answers import LogitDifference, bound
