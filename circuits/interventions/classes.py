@@ -82,8 +82,8 @@ class Parts(Reduction):
         sums = activation.new_zeros(
             sum(len(basis) for basis in self.labelled.contrasts.bases), *activation.shape[1:]
         )
-        for kind in index:
-            sums.index_add_(0, kind, activation)
+        for of_kind in index:
+            sums.index_add_(0, of_kind, activation)
         return sums
 
     def finish(self, total: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:

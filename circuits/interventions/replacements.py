@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ class _FromPrompts(Replacement):
         assert isinstance(self.given, Prompts)  # texts have become tokens when the edit was planned
         return self.given
 
-    def on(self, surface: Surface) -> Self:
+    def on(self, surface: Surface) -> Replacement:
         return replace(self, given=with_model(self.given, surface, self.role))
 
 
