@@ -377,7 +377,7 @@ def test_the_shuffled_control_is_a_probe_of_exchanged_targets(causal, inputs):
     found = probe.linear(causal, inputs, target, "resid_post.0", test=HELD_OUT, seed=4, draws=20)
     train, test = fit_and_held_out(seed=4)
     activation = cache(causal, inputs, "resid_post.0")["resid_post.0"]
-    (read,) = read_targets(target, "regression", inputs)
+    (read,) = read_targets(target, "regression", Prompts(inputs))
     seeds = np.random.SeedSequence([4, 3]).generate_state(1, np.uint64) >> 1
     order = read.shuffled([train, test], int(seeds[0])).order
     for group in (train, test):
@@ -507,7 +507,7 @@ def test_what_is_kept_does_not_grow_with_the_examples(causal):
     held = {}
     for count in (64, 512):
         inputs = torch.randint(0, 11, (count, 6), generator=torch.Generator().manual_seed(1))
-        target = read_targets(noise(count, 6, 2), "regression", inputs)
+        target = read_targets(noise(count, 6, 2), "regression", Prompts(inputs))
         surface = Surface.of(causal)
         spots = parse_sites(surface, ["resid_post", "mlp_post"], None, None)
         held_out = torch.arange(count) % 4 == 0
@@ -614,6 +614,6 @@ def test_the_figure_has_a_band_a_line_and_both_controls_in_each_panel(
 
 
 def test_targets_are_values_not_views(inputs):
-    (target,) = read_targets(noise(N, 6, 2), "regression", inputs)
+    (target,) = read_targets(noise(N, 6, 2), "regression", Prompts(inputs))
     assert isinstance(target, Target)
     assert target.take(torch.tensor([3]), slice(2, 3), torch.tensor([[True]])).shape == (1, 2)
