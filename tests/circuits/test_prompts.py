@@ -444,7 +444,7 @@ def test_probe(model, side):
     found = probe.linear(model, made, wide, "mlp_post.0", test=[8, 9], draws=2, shuffles=0, ridge=0.1)
     x = [cache(model, row[None], "mlp_post.0")["mlp_post.0"][0] for row in rows]
     fit_x, fit_y = torch.cat(x[:8]), torch.cat(targets[:8])
-    weight = torch.linalg.solve(fit_x.T @ fit_x + 0.1 * torch.eye(24), fit_x.T @ fit_y)
+    weight = torch.linalg.solve(fit_x.T @ fit_x + 0.1 * torch.eye(24, dtype=torch.float64), fit_x.T @ fit_y)
     torch.testing.assert_close(
         found.weights["mlp_post.0", "target"].weight[:, 0], weight, rtol=1e-7, atol=1e-9
     )
@@ -454,7 +454,7 @@ def test_probe(model, side):
     )
     fit_x = torch.stack([one[-1] for one in x[:8]])
     fit_y = torch.stack([one[-1] for one in targets[:8]])
-    weight = torch.linalg.solve(fit_x.T @ fit_x + 0.1 * torch.eye(24), fit_x.T @ fit_y)
+    weight = torch.linalg.solve(fit_x.T @ fit_x + 0.1 * torch.eye(24, dtype=torch.float64), fit_x.T @ fit_y)
     torch.testing.assert_close(
         last.weights["mlp_post.0", "target"].weight[:, 0], weight, rtol=1e-7, atol=1e-9
     )
