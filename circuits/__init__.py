@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from circuits.interventions.variants import Draws, draws, grid
     from circuits.logit_lens import Lens, lens
     from circuits.model.heads import Head, KeyValueGroup, heads
+    from circuits.model.inputs import prompts
+    from circuits.model.prompts import Prompts
     from circuits.model.sites import Site
     from circuits.sae import splice
-    from circuits.sweeps.metrics import logit_difference
+    from circuits.sweeps.answers import logit_difference
     from circuits.sweeps.sweep import compare, sweep
     from circuits.sweeps.table import SweepResult
 
@@ -41,6 +43,7 @@ __all__ = [
     "Intervention",
     "KeyValueGroup",
     "Lens",
+    "Prompts",
     "Site",
     "SweepResult",
     "ablate",
@@ -59,6 +62,7 @@ __all__ = [
     "permute",
     "plots",
     "probe",
+    "prompts",
     "run",
     "splice",
     "sweep",
@@ -78,6 +82,7 @@ _HOMES = {
     "Intervention": "circuits.interventions.base",
     "KeyValueGroup": "circuits.model.heads",
     "Lens": "circuits.logit_lens",
+    "Prompts": "circuits.model.prompts",
     "Site": "circuits.model.sites",
     "SweepResult": "circuits.sweeps.table",
     "cache": "circuits.interventions.apply",
@@ -88,7 +93,8 @@ _HOMES = {
     "heads": "circuits.model.heads",
     "intervene": "circuits.interventions.apply",
     "lens": "circuits.logit_lens",
-    "logit_difference": "circuits.sweeps.metrics",
+    "logit_difference": "circuits.sweeps.answers",
+    "prompts": "circuits.model.inputs",
     "run": "circuits.interventions.apply",
     "splice": "circuits.sae",
     "sweep": "circuits.sweeps.sweep",
