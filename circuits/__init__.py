@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     from circuits.interventions.variants import Draws, draws, grid
     from circuits.logit_lens import Lens, lens
     from circuits.model.heads import Head, KeyValueGroup, heads
+    from circuits.model.inputs import prompts
+    from circuits.model.prompts import Prompts
     from circuits.model.sites import Site
     from circuits.sae import splice
-    from circuits.sweeps.metrics import logit_difference
+    from circuits.sweeps.answers import logit_difference
     from circuits.sweeps.sweep import compare, sweep
     from circuits.sweeps.table import SweepResult
 
@@ -52,6 +54,7 @@ __all__ = [
     "Intervention",
     "KeyValueGroup",
     "Lens",
+    "Prompts",
     "Site",
     "SweepResult",
     "ablate",
@@ -71,6 +74,7 @@ __all__ = [
     "permute",
     "plots",
     "probe",
+    "prompts",
     "run",
     "splice",
     "sweep",
@@ -101,6 +105,7 @@ _HOMES = {
     "Intervention": "circuits.interventions.base",
     "KeyValueGroup": "circuits.model.heads",
     "Lens": "circuits.logit_lens",
+    "Prompts": "circuits.model.prompts",
     "Site": "circuits.model.sites",
     "SweepResult": "circuits.sweeps.table",
     "cache": "circuits.interventions.apply",
@@ -111,7 +116,8 @@ _HOMES = {
     "heads": "circuits.model.heads",
     "intervene": "circuits.interventions.apply",
     "lens": "circuits.logit_lens",
-    "logit_difference": "circuits.sweeps.metrics",
+    "logit_difference": "circuits.sweeps.answers",
+    "prompts": "circuits.model.inputs",
     "run": "circuits.interventions.apply",
     "splice": "circuits.sae",
     "sweep": "circuits.sweeps.sweep",

@@ -12,6 +12,7 @@ another name for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,11 +29,15 @@ from circuits.interventions.edited_means import EditedMean
 from circuits.interventions.edits import Edit
 from circuits.interventions.frequencies import DIRECTIONS, FourierComponents, RemoveFrequencies, check_grid
 from circuits.interventions.replacements import Mean, Resample, Uniform, Zero
+from circuits.model.heads import KeyValueGroup
+from circuits.model.inputs import Texts, read_given
+from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
 from circuits.tensors import Snapshot
 from circuits.validate import is_whole, made_by, read_choice, read_indices, read_seed, read_tokens
 
 __all__ = [
+    "all_but",
     "classes",
     "each",
     "features",
@@ -83,7 +88,7 @@ def mean_pattern(
     caller = "ablate.mean_pattern"
     places = read_heads(heads, "pattern", caller)
     tokens, query_positions = (
-        read_tokens(reference, caller, "reference"),
+        read_given(reference, caller, "reference"),
         read_queries(queries, positions, caller),
     )
     if read_choice(of, ("unedited", "edited"), caller, "of") == "unedited":
@@ -91,6 +96,7 @@ def mean_pattern(
     if (
         isinstance(query_positions, Snapshot)
         and query_positions.tensor.ndim == 2
+        and isinstance(tokens, Prompts)
         and query_positions.shape != tokens.shape[:2]
     ):
         raise CircuitsError(
@@ -127,7 +133,7 @@ def mean(
             f'{caller}: over="batch,pos" at {places[0].site} would mix queries that see different keys; '
             'use over="batch"'
         )
-    replacement = Mean(read_tokens(reference, caller, "reference"), over)
+    replacement = Mean(read_given(reference, caller, "reference"), over)
     return Edit(caller, places, replacement, read_queries(queries, positions, caller), optional)
 
 
@@ -143,6 +149,40 @@ def resample(what: Any, source: Tokens, seed: int = 0, *, queries: Any = None, p
     return Edit(
         caller, places, _resampled(source, seed, caller), read_queries(queries, positions, caller), optional
     )
+
+
+def all_but(
+    heads: Any,
+    how: str = "mean",
+    *,
+    reference: Tokens | None = None,
+    source: Tokens | None = None,
+    seed: int = 0,
+    queries: Any = None,
+    positions: Any = None,
+) -> Edit:
+    """Ablates every head of the model but these, at z: what is left is what these heads do by themselves.
+
+    MLPs and embeddings stay. The heads are those of the model that it is applied to, so one value serves many models.
+
+    Args:
+        heads: the heads to keep.
+        how: "mean" (over `reference` [batch pos]), "zero" or "resample" (from `source` [batch pos], as `resample`
+            does).
+    """
+    caller = "ablate.all_but"
+    (place,) = read_heads(heads, "z", caller)
+    kept = place.heads
+    if kept is None or kept.heads is None:
+        raise CircuitsError(f"{caller}: heads {heads!r} are all there are; name those to keep")
+    groups = [one for one in kept.heads if isinstance(one, KeyValueGroup)]
+    if groups:
+        raise CircuitsError(
+            f"{caller}: heads are ablated at z, which has no key-value group {groups[0]}; name heads"
+        )
+    others = replace(place, heads=replace(kept, others=True))
+    replacement = _replacement(how, reference, source, seed, caller)
+    return Edit(caller, (others,), replacement, read_queries(queries, positions, caller))
 
 
 def neurons(
@@ -164,7 +204,7 @@ def neurons(
             does).
     """
     caller = "ablate.neurons"
-    replacement = _read_how(how, reference, source, seed, caller)
+    replacement = _replacement(how, reference, source, seed, caller)
     layers = read_indices(layer, caller, "layer") or ()
     if len(layers) != 1:
         raise CircuitsError(f"{caller}: layer={layer!r}; give one layer, counting from 0")
@@ -196,27 +236,13 @@ def features(
         seed: see `how`.
     """
     caller = "ablate.features"
-    replacement = _read_how(how, reference, source, seed, caller)
+    replacement = _replacement(how, reference, source, seed, caller)
     if features is None:
         raise CircuitsError(f"{caller}: no features given")
     given = read_place(site, None, caller).site
     named = given if given.kind.unit == "feature" else f"features.{given}"
     place = read_place(named, None, caller, features=features)
     return Edit(caller, (place,), replacement, read_queries(queries, positions, caller))
-
-
-def _read_how(
-    how: Any, reference: Tokens | None, source: Tokens | None, seed: int, caller: str
-) -> Replacement:
-    how = read_choice(how, ("zero", "mean", "resample"), caller, "how")
-    for name, value, needed in (("reference", reference, "mean"), ("source", source, "resample")):
-        if value is None and how == needed:
-            raise CircuitsError(f"{caller}: how={how!r} needs {name}=, tokens [batch pos]")
-        if value is not None and how != needed:
-            raise CircuitsError(f"{caller}: {name}= goes with how={needed!r}, here how={how!r}")
-    if how == "mean":
-        return Mean(read_tokens(reference, caller, "reference"))
-    return _resampled(source, seed, caller) if how == "resample" else Zero()
 
 
 def frequencies(
@@ -315,11 +341,25 @@ def classes(
     return Edit(caller, (place,), RemoveClasses(fit, keep), read_queries(queries, positions, caller))
 
 
+def _replacement(how: Any, reference: Any, source: Any, seed: int, caller: str) -> Replacement:
+    """Returns what takes the place of activations: zero, their mean over a reference, or another example's."""
+    how = read_choice(how, ("zero", "mean", "resample"), caller, "how")
+    for name, value, needed in (("reference", reference, "mean"), ("source", source, "resample")):
+        if value is None and how == needed:
+            raise CircuitsError(f"{caller}: how={how!r} needs {name}=, tokens [batch pos]")
+        if value is not None and how != needed:
+            raise CircuitsError(f"{caller}: {name}= goes with how={needed!r}, here how={how!r}")
+    if how == "mean":
+        return Mean(read_given(reference, caller, "reference"))
+    return _resampled(source, seed, caller) if how == "resample" else Zero()
+
+
 def _resampled(source: Any, seed: int, caller: str) -> Resample:
-    tokens = read_tokens(source, caller, "source")
-    if tokens.shape[0] < 2:
-        raise CircuitsError(f"{caller}: the source needs at least 2 examples, it is {list(tokens.shape)}")
-    return Resample(tokens, read_seed(seed, caller))
+    given = read_given(source, caller, "source")
+    shape = [len(given.texts)] if isinstance(given, Texts) else list(given.shape)
+    if shape[0] < 2:
+        raise CircuitsError(f"{caller}: the source needs at least 2 examples, it is {shape}")
+    return Resample(given, read_seed(seed, caller))
 
 
 def each(make: Callable[..., Intervention], over: Iterable[Any], **arguments: Any) -> dict[str, Intervention]:

@@ -15,10 +15,12 @@ from circuits.interventions.apply import Activations, intervene, run
 from circuits.interventions.base import Intervention
 from circuits.interventions.custom import edit
 from circuits.model.heads import Head
+from circuits.model.inputs import read_prompts
 from circuits.model.projections import Projections
+from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
 from circuits.model.surface import Surface
-from circuits.validate import read_run_tokens
+from circuits.tensors import Snapshot, parse_positions, select_positions
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Lens:
         constant: [out], the biases of the read-out. Contributions and constant add up to `output`; where logits pass a
             soft cap, to what comes to the cap.
         soft_cap: the bound c of a soft cap, output = c·tanh(logits / c); None where there is none.
+        prompts: the inputs; at their padding no tensor has a meaning.
     """
 
     output: Tensor
@@ -46,15 +49,30 @@ class Lens:
     contributions: Mapping[str, Tensor]
     constant: Tensor
     soft_cap: float | None = None
+    prompts: Prompts | None = None
 
     def plot(self, positions: Any = None) -> Any:
         """Returns a plotly figure of each component's direct contribution and each read-out's distance from the output.
 
-        Both are root mean squares over examples, outputs and `positions` (default: all), in units of the output.
+        Both are root mean squares over examples, outputs and `positions` (default: all but padding), which count in
+        each prompt's own tokens, in units of the output.
         """
         from circuits.figures.components import lens_figure
 
-        return lens_figure(self.contributions, self.readouts, self.output, positions)
+        prompts, chosen = self.prompts, parse_positions(positions, "plot, positions")
+        padded = prompts is not None and prompts.padded
+        kept = prompts.real if prompts is not None else torch.ones(self.output.shape[:2], dtype=torch.bool)
+        where = ""
+        if isinstance(chosen, Snapshot):
+            kept = kept & chosen.tensor
+        elif chosen is not None:
+            kept = kept & select_positions(chosen, kept.shape[1], "plot, positions", kept if padded else None)
+            names = None if prompts is None else prompts.labels()
+            longest = int(kept.shape[1]) if prompts is None else int(prompts.lengths.max())
+            # A position that counts from the end is another one in each prompt.
+            own = [at if at >= 0 or padded else at + longest for at in chosen]
+            where = ", ".join(str(at) if names is None or at < 0 else names[at] for at in own)
+        return lens_figure(self.contributions, self.readouts, self.output, kept, where)
 
     def without(self, name: str) -> Tensor:
         """Returns the output without one component's direct contribution."""
@@ -67,13 +85,14 @@ class Lens:
 def lens(model: Any, tokens: Any, *interventions: Intervention) -> Lens:
     """Computes the logit lens (nostalgebraist 2020) and direct logit attribution (Elhage et al. 2021).
 
+    `tokens` are ids [batch pos], or anything that `prompts` takes.
     Read-outs are computed by the model itself, which is run once more per layer with its last residual stream replaced.
     Contributions need norms that are LayerNorm, RMS or none, and a linear unembedding, but for a soft cap of its
     output: a model is refused if they do not add up. Interventions, if any, are in force. Eval mode, no gradients.
     """
     surface = Surface.of(model)
-    tokens = read_run_tokens(tokens, "lens")
-    surface.check_inputs(tokens, "lens: tokens")
+    prompts = read_prompts(surface, tokens, "lens")
+    surface.check_prompts(prompts, "lens: tokens")
     layers = range(surface.n_layers)
     layer_outputs = [
         Site(_LAYER_OUTPUT.format(layer)) if surface.post_norm else Site("resid_post", layer)
@@ -87,15 +106,15 @@ def lens(model: Any, tokens: Any, *interventions: Intervention) -> Lens:
     parts = [site for site in sites if site.hook(0) in surface.hooks]
     # One block spans everything, so that contributions use the weights that interventions put in.
     with intervene(model, *interventions):
-        output, seen = run(model, tokens, cache=[*parts, *streams.values()])
+        output, seen = run(model, prompts, cache=[*parts, *streams.values()])
         readouts = {
-            name: run(model, tokens, edit(last, _constant_function(seen[stream])))
+            name: run(model, prompts, edit(last, _constant_function(seen[stream])))
             for name, stream in streams.items()
         }
         components = _components(surface, seen, bool(interventions))
         read_out = _ReadOut.of(surface, seen[Site("resid_post", layers[-1])], output)
         contributions = {name: read_out.linear(part) for name, part in components.items()}
-    return Lens(output, readouts, contributions, read_out.constant, _soft_cap(surface))
+    return Lens(output, readouts, contributions, read_out.constant, _soft_cap(surface), prompts)
 
 
 _PARTS = tuple(Site(name) for name in ("embed", "pos_embed", "z", "mlp_out"))

@@ -17,7 +17,6 @@ from circuits.interventions.edits import Edit, Place
 from circuits.interventions.forward_pass import unusual
 from circuits.interventions.variants import Draws
 from circuits.interventions.variants import draws as draw_variants
-from circuits.model.padding import masks_itself
 from circuits.model.sites import Site
 from circuits.model.surface import Surface
 from circuits.tensors import as_dense_tensor
@@ -36,9 +35,8 @@ class Permuted(Replacement):
     order: tuple[int, ...] | None
 
     def prepare(self, run: RunContext) -> str | None:
-        """Returns names the reason why the model reads other rows than the first in order, such as padding, or None."""
-        is_padded = run.tokens is not None and masks_itself(run.surface, run.tokens)
-        return "padding" if is_padded else unusual(run.given)
+        """Returns the reason why the model reads other rows than the first in order, such as padding, or None."""
+        return "padding" if run.mask is not None else unusual(run.given)
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         length = current.shape[1]

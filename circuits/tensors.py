@@ -134,9 +134,9 @@ class Span:
         """Whether it depends on the length of the prompt."""
         return self.name is not None or min(self.start or 0, self.stop or 0) < 0
 
-    def bounds(self, prompt: int) -> tuple[float, float]:
-        """Returns its first position, and that after its last, for a prompt of this length; its end is open without
-        `stop`.
+    def bounds(self, prompt: Any) -> tuple[Any, Any]:
+        """Returns its first position, and that after its last, for a prompt of this length, or for a tensor of
+        lengths; its end is open without `stop`.
         """
         if self.name is not None:
             return (0, prompt) if self.name == "prompt" else (prompt, float("inf"))
@@ -195,8 +195,12 @@ def parse_span(given: Any, label: str) -> Span | None:
     return Span(bounds[0], bounds[1])
 
 
-def parse_positions(given: Any, label: str) -> Positions | Snapshot | None:
-    """Reads positions: integers (negative ones count from the end) or a boolean mask, [pos] or [batch pos]."""
+def parse_positions(given: Any, label: str, repeats: bool = False) -> Positions | Snapshot | None:
+    """Reads positions: integers (negative ones count from the end) or a boolean mask, [pos] or [batch pos].
+
+    Args:
+        repeats: whether a position that is given twice stays twice.
+    """
     if given is None:
         return None
     given = as_dense_tensor(given, label)
@@ -221,7 +225,8 @@ def parse_positions(given: Any, label: str) -> Positions | Snapshot | None:
     try:
         if any(is_bool(position) for position in given):
             raise TypeError
-        parsed = tuple(dict.fromkeys(operator.index(position) for position in given))
+        parsed = tuple(operator.index(position) for position in given)
+        parsed = parsed if repeats else tuple(dict.fromkeys(parsed))
     except TypeError as error:
         raise CircuitsError(
             f"{label}: positions are integers or a boolean mask [batch pos], got {given!r}"
@@ -236,16 +241,30 @@ def is_bool(number: Any) -> bool:
     return isinstance(number, bool | np.bool_) or (isinstance(number, Tensor) and number.dtype == torch.bool)
 
 
-def select_positions(positions: Positions, length: int, label: str) -> Tensor:
-    """Returns a boolean mask [length] that is true at `positions`."""
-    outside = [position for position in positions if not -length <= position < length]
+def select_positions(positions: Positions, length: int, label: str, mask: Tensor | None = None) -> Tensor:
+    """Returns a boolean mask [length] that is true at `positions`; with the `mask` [batch length] of padding, [batch
+    length], where positions count in each row's own tokens.
+    """
+    shortest = length if mask is None else int(mask.sum(1).min())
+    outside = [position for position in positions if not -shortest <= position < shortest]
     if outside:
-        raise CircuitsError(f"{label}: no position {outside[0]}: the run has positions 0-{length - 1}")
+        where = "the run has positions" if mask is None else "the shortest prompt has positions"
+        raise CircuitsError(f"{label}: no position {outside[0]}: {where} 0-{shortest - 1}")
     if isinstance(positions, _Array) and length == len(positions):
         refuse_numbers_as_mask(np.array(positions, dtype=np.uint8), label, "[pos]")
-    mask = torch.zeros(length, dtype=torch.bool)
-    mask[list(positions)] = True
-    return mask
+    if mask is None:
+        chosen = torch.zeros(length, dtype=torch.bool)
+        chosen[list(positions)] = True
+        return chosen
+    return torch.zeros_like(mask).scatter(1, columns_of(positions, mask), True)
+
+
+def columns_of(positions: Positions, mask: Tensor) -> Tensor:
+    """Returns the columns [batch position] of positions that count in each row's own tokens."""
+    own = torch.tensor(positions, device=mask.device)
+    own = torch.where(own < 0, own + mask.sum(1, keepdim=True), own)
+    # The columns of each row's tokens come first here, in order.
+    return (~mask).int().argsort(dim=1, stable=True).gather(1, own)
 
 
 def describe_positions(positions: Positions | Span | Snapshot | None) -> Any:

@@ -21,20 +21,20 @@ def is_whole(number: Any, least: int | None = None) -> bool:
 
 
 def read_tokens(tokens: Any, caller: str, name: str) -> Snapshot:
-    """Copies a non-empty batch of model inputs: [batch pos], or [batch pos ...] for models that take vectors."""
-    return Snapshot(_read_inputs(tokens, f"{caller}: {name}", "tokens [batch pos]"))
+    """Copies a non-empty batch of examples without padding: [batch pos], or [batch pos ...] of vectors."""
+    if not isinstance(tokens, np.ndarray | Tensor) and getattr(tokens, "mask", None) is not None:
+        if tokens.padded:
+            raise CircuitsError(f"{caller}: {name} have padding; give examples of one length")
+        tokens = tokens.tokens
+    return Snapshot(read_inputs(tokens, f"{caller}: {name}"))
 
 
-def read_run_tokens(tokens: Any, caller: str) -> Tensor:
-    """Returns the inputs of a run as a tensor, without copying them."""
-    return _read_inputs(tokens, f"{caller}: tokens", "a tensor [batch pos]")
-
-
-def _read_inputs(tokens: Any, label: str, wanted: str) -> Tensor:
+def read_inputs(tokens: Any, label: str) -> Tensor:
+    """Returns inputs [batch pos], or [batch pos ...] of vectors, as a tensor, without copying them."""
     tokens = as_dense_tensor(tokens, label)
     if not isinstance(tokens, Tensor) or tokens.ndim < 2 or tokens.numel() == 0:
         got = list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise CircuitsError(f"{label} must be {wanted}, got {got}")
+        raise CircuitsError(f"{label} must be texts, lists of ids or a tensor [batch pos], got {got}")
     # Embedding layers take only int32 and int64 as ids; indexing with bytes would treat them as a mask.
     is_ids = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
     return tokens.long() if is_ids and tokens.dtype not in (torch.int32, torch.int64) else tokens

@@ -23,10 +23,12 @@ from circuits.interventions.base import (
 )
 from circuits.interventions.reference_runs import Reference
 from circuits.interventions.replacements import FromTensors, FromTokens, Mean, Zero
+from circuits.model.inputs import is_encoding, read_given
+from circuits.model.prompts import by_row
 from circuits.model.sites import KINDS, Site
 from circuits.model.surface import Surface
 from circuits.tensors import Snapshot, as_dense_tensor, select_positions
-from circuits.validate import read_choice, read_tokens
+from circuits.validate import read_choice
 
 HOW = ("resample", "mean", "zero")
 #: Up to this many members stand in the description of an intervention.
@@ -62,12 +64,13 @@ class CircuitEdit(Intervention):
     keep: bool
 
     def plan(self, surface: Surface) -> tuple[ActivationEdit | Cut, ...]:
-        self.replacement.check(surface, self.label)
+        replacement = self.replacement.on(surface)
+        replacement.check(surface, self.label)
         graph, kind = Graph.of(surface), self.circuit.kind
         where: Mapping[Member, Where] = self.circuit.where
         if self.circuit.graph != graph:
             where = graph.fitted(where, kind, self.label)
-        steps = _Steps(self.label, surface, self.replacement, where, self.keep)
+        steps = _Steps(self.label, surface, replacement, where, self.keep)
         if kind == "edges":
             return tuple(cut for layer in graph.layers for cut in steps.cuts(layer))
         # All outgoing edges of a node are cut where its output is replaced.
@@ -170,11 +173,11 @@ class Elsewhere(Replacement):
         return self.inner.prepare(run)
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
-        axis = context.write.kind.query_axis
-        kept = select_positions(tuple(sorted(self.positions)), current.shape[axis], context.write.label)
-        shape = [-1 if index == axis else 1 for index in range(current.ndim)]
+        axis, positions = context.write.kind.query_axis, tuple(sorted(self.positions))
+        kept = select_positions(positions, current.shape[axis], context.write.label, context.mask)
+        rows = kept[None] if kept.ndim == 1 else kept
         return torch.where(
-            kept.to(current.device).reshape(shape), current, self.inner.value(current, context)
+            by_row(rows.to(current.device), axis, current.ndim), current, self.inner.value(current, context)
         )
 
     def describe(self) -> dict[str, Any]:
@@ -196,9 +199,9 @@ def read_source(source: Any, how: Any, caller: str) -> Replacement:
     if source is None:
         raise CircuitsError(f"{caller}: how={how!r} needs source=, tokens [batch pos]")
     if how == "mean":
-        return Mean(read_tokens(source, caller, "source"))
-    if not hasattr(source, "keys"):
-        return FromTokens(read_tokens(source, caller, "source"))
+        return Mean(read_given(source, caller, "source"))
+    if not hasattr(source, "keys") or is_encoding(source):
+        return FromTokens(read_given(source, caller, "source"))
     return stored({name: source[name] for name in source.keys() if is_sender(name)}, caller)  # noqa: SIM118 an ActivationCache iterates otherwise
 
 

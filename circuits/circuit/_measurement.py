@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from circuits.circuit._graph import Graph
@@ -17,12 +18,15 @@ from circuits.errors import CircuitsError
 from circuits.interventions.apply import Activations, run
 from circuits.interventions.base import Replacement
 from circuits.interventions.replacements import Zero
-from circuits.model.padding import refuse_default_metrics_over_padding
+from circuits.model.inputs import read_prompts
+from circuits.model.padding import refuse_padding
+from circuits.model.prompts import Prompts, check_pair
 from circuits.model.state import state_of
 from circuits.model.surface import Surface
 from circuits.statistics import bootstrap, ratio
+from circuits.sweeps.answers import bound
 from circuits.sweeps.metrics import PerExample, called, first_choice, read_metric, read_values
-from circuits.validate import read_batch, read_choice, read_run_tokens
+from circuits.validate import read_batch, read_choice
 
 #: Examples per forward, and the most entries of all senders' changes in memory at once.
 _EXAMPLES, _NUMBERS = 512, 2**27
@@ -33,7 +37,7 @@ CLEAN, SOURCE = "the clean run", "the source run"
 class _Piece:
     """Some examples that are run together, and what edges that are cut carry in them."""
 
-    tokens: Tensor
+    prompts: Prompts
     batch: Any
     replacement: Replacement
     clean: Tensor | None  # the clean output, where the metric needs it
@@ -67,21 +71,22 @@ class Measurement:
         """Runs the model on base and source, with the activations of the source's senders kept.
 
         Args:
-            base: tokens [n pos].
-            source: tokens, of base's shape or a batch of 1 where edges are resampled; for "mean" of any batch; None
-                for "zero".
+            base: tokens [n pos], or anything that `prompts` takes.
+            source: the same; where edges are resampled its prompts are as long as their partners in base, or it is a
+                single one; for "mean" of any batch; None for "zero".
             metric: as in `sweep`; by default the logit difference between the clean run's first and second choice.
         """
-        surface, base = Surface.of(model), read_run_tokens(base, caller)
-        surface.check_inputs(base, f"{caller}: base tokens")
+        surface = Surface.of(model)
+        base = read_prompts(surface, base, caller, "base")
+        surface.check_prompts(base, f"{caller}: base tokens")
         read_choice(how, HOW, caller, "how")
         source = _read_source(source, base, surface, how, caller)
+        metric, batch = bound(metric, batch, surface, base, caller)
         if metric is not None:
             read_metric(metric, batch is not None)
         else:
-            refuse_default_metrics_over_padding(
-                surface, base, None, caller, "give a metric that leaves it out"
-            )
+            everywhere = torch.ones(base.shape[:2], dtype=torch.bool)
+            refuse_padding(surface, base, everywhere, f"{caller}, without metric=")
         batch = read_batch(batch, caller)
         if batch is not None and len(batch) != len(base):
             raise CircuitsError(f"{caller}: base has {len(base)} examples, batch has {len(batch)}")
@@ -91,7 +96,7 @@ class Measurement:
         found._prepare(base, source, batch)
         return found
 
-    def _prepare(self, base: Tensor, source: Tensor | None, batch: Any) -> None:
+    def _prepare(self, base: Prompts, source: Prompts | None, batch: Any) -> None:
         per_example = len(self.graph.nodes) * base.shape[1] * (self.surface.sizes["d_model"] or 1)
         step = max(1, min(_EXAMPLES, _NUMBERS // per_example))
         sources: list[PerExample] = []
@@ -103,31 +108,31 @@ class Measurement:
         clean: list[PerExample] = []
         for start in range(0, len(base), step):
             rows = slice(start, min(start + step, len(base)))
-            tokens, replacement = base[rows], shared
+            prompts, replacement = base[rows], shared
             piece_batch = None if batch is None else batch[rows]
             if source is not None and self.how == "resample" and (len(source) > 1 or output is None):
                 output, activations = self._run(source if len(source) == 1 else source[rows])
                 replacement = stored(activations, self.caller)
                 shared = replacement if len(source) == 1 else None
             assert replacement is not None
-            clean_output = self._output(tokens)
+            clean_output = self._output(prompts)
             kept = clean_output if self.metric is None else None
-            piece = _Piece(tokens, piece_batch, replacement, kept)
+            piece = _Piece(prompts, piece_batch, replacement, kept)
             self.pieces.append(piece)
             clean.append(self._values(piece, clean_output, CLEAN))
             if output is not None:
-                sources.append(self._values(piece, output.expand(len(tokens), *output.shape[1:]), SOURCE))
+                sources.append(self._values(piece, output.expand(len(prompts), *output.shape[1:]), SOURCE))
         self.clean = joined(clean)
         self.source = joined(sources) if sources else self._measure(Circuit.of("edges", {}), True)
 
-    def _run(self, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def _run(self, prompts: Prompts) -> tuple[Tensor, dict[str, Tensor]]:
         self.forwards += 1
         hooks = [hook for hook in self.surface.hooks if is_sender(hook)]
-        output, activations = run(self.surface.model, tokens, cache=hooks)
+        output, activations = run(self.surface.model, prompts, cache=hooks)
         assert isinstance(activations, Activations)
         return self._checked(output), dict(activations)
 
-    def _mean(self, source: Tensor, step: int) -> Replacement:
+    def _mean(self, source: Prompts, step: int) -> Replacement:
         """Returns the replacement by means over all examples of the source, [1 pos ...]."""
         total: dict[str, Tensor] = {}
         for start in range(0, len(source), step):
@@ -136,9 +141,9 @@ class Measurement:
                 total[hook] = total.get(hook, 0) + x.double().sum(0, keepdim=True)
         return stored({hook: x / len(source) for hook, x in total.items()}, self.caller)
 
-    def _output(self, tokens: Tensor, *edits: CircuitEdit) -> Tensor:
+    def _output(self, prompts: Prompts, *edits: CircuitEdit) -> Tensor:
         self.forwards += 1
-        return self._checked(run(self.surface.model, tokens, *edits))
+        return self._checked(run(self.surface.model, prompts, *edits))
 
     def _checked(self, output: Any) -> Tensor:
         if not isinstance(output, Tensor) or not output.is_floating_point():
@@ -147,13 +152,18 @@ class Measurement:
         return output
 
     def _values(self, piece: _Piece, output: Tensor, name: str) -> PerExample:
+        kept = piece.prompts.real.to(output.device) if piece.prompts.padded else None
         if self.metric is not None:
-            values = called(self.metric, output, piece.batch)
+            # A metric that reads at padding fails, instead of taking it for tokens.
+            read = output if kept is None else output.masked_fill(~kept[..., None], torch.nan)
+            values = called(self.metric, read, piece.batch)
         else:
             if output.shape[-1] < 2:
                 raise CircuitsError(f"{self.caller}: the model's output has one column; give metric=")
-            values = {"logit_diff": first_choice(output, output if piece.clean is None else piece.clean)}
-        return read_values(values, "metric", len(piece.tokens), name)
+            values = {
+                "logit_diff": first_choice(output, output if piece.clean is None else piece.clean, kept)
+            }
+        return read_values(values, "metric", len(piece.prompts), name)
 
     # ---- Circuits
 
@@ -193,7 +203,7 @@ class Measurement:
         parts: list[PerExample] = []
         for piece in self.pieces:
             edit = CircuitEdit(circuit, piece.replacement, keep)
-            parts.append(self._values(piece, self._output(piece.tokens, edit), edit.label))
+            parts.append(self._values(piece, self._output(piece.prompts, edit), edit.label))
         return joined(parts)
 
 
@@ -254,16 +264,21 @@ def _sends_positions(member: Member) -> bool:
     return sender.site == "pos_embed"
 
 
-def _read_source(source: Any, base: Tensor, surface: Surface, how: str, caller: str) -> Tensor | None:
+def _read_source(source: Any, base: Prompts, surface: Surface, how: str, caller: str) -> Prompts | None:
     if how == "zero":
         if source is not None:
             raise CircuitsError(f'{caller}: how="zero" has no source; give source=None')
         return None
-    source = read_run_tokens(source, caller)
-    surface.check_inputs(source, f"{caller}: source tokens")
-    if source.shape[1:] != base.shape[1:] or (how == "resample" and len(source) not in (1, len(base))):
+    source = read_prompts(surface, source, caller, "source")
+    surface.check_prompts(source, f"{caller}: source tokens")
+    if how == "resample":
+        check_pair(base, source, caller)
+        return source.like(base)
+    if base.padded or source.padded:
+        raise CircuitsError(f'{caller}: how="mean" takes prompts of one length, without padding')
+    if source.shape[1:] != base.shape[1:]:
         raise CircuitsError(
             f"{caller}: source is {list(source.shape)}, base {list(base.shape)}; the source must have base's shape, or "
-            + ("a batch of 1" if how == "resample" else "another batch")
+            "another batch"
         )
     return source

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.engine.replay import NotReplayed, Replay
+from circuits.model.prompts import Prompts
 from circuits.model.record import recording
 from circuits.model.sites import KINDS
 from circuits.model.state import state_of, substituted
@@ -99,7 +100,7 @@ def _run(surface: Surface, tokens: Tensor, rows: slice) -> Seen:
     layers = range(surface.n_layers)
     names = [KINDS[name].hook.format(layer) for layer in layers for name in ("z", "resid_post")]
     with recording(surface, names, rows) as seen:
-        output = surface.model(tokens.clone())
+        output = surface.call(Prompts(tokens))
     if not isinstance(output, Tensor) or any(name not in seen for name in names):
         raise NotReplayed("its output is no tensor, or some of its layers do not run")
     return {**{name: seen[name] for name in names}, _OUTPUT: output.clone()}

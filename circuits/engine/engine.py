@@ -38,6 +38,7 @@ from circuits.engine.check import (
 from circuits.engine.replay import NotReplayed, Replay
 from circuits.interventions.forward_pass import ForwardPass, replacement_for
 from circuits.interventions.reference_runs import References
+from circuits.model.prompts import Prompts
 from circuits.model.state import State
 from circuits.model.surface import Surface
 from circuits.tensors import Positions, select_positions
@@ -73,12 +74,15 @@ class Engine:
     """The engine for one model with its current weights. Raises `NotReplayed` where it cannot be used at all."""
 
     def __init__(
-        self, surface: Surface, tokens: Tensor, read: Positions | None, step: int | None = None
+        self, surface: Surface, prompts: Prompts, read: Positions | None, step: int | None = None
     ) -> None:
         """
         Args:
             step: number of examples in a chunk; those of the first chunk are run here.
         """
+        if prompts.padded:
+            raise NotReplayed("its inputs have padding, which is masked")
+        tokens = prompts.tokens
         if tokens.is_floating_point() or tokens.ndim != 2:
             raise NotReplayed("inputs that are vectors are not replayed")
         self.surface = surface

@@ -12,18 +12,24 @@ from circuits.figures.style import finished
 
 
 def lens_figure(
-    contributions: Mapping[str, Tensor], readouts: Mapping[str, Tensor], output: Tensor, positions: Any
+    contributions: Mapping[str, Tensor],
+    readouts: Mapping[str, Tensor],
+    output: Tensor,
+    kept: Tensor,
+    where: str,
 ) -> Any:
     """Draws each component's direct contribution, and below it each read-out's distance from the output, as bars.
 
-    All tensors are [batch pos output]; a bar is a root mean square over `positions` (None: all).
+    All tensors are [batch pos output]; a bar is a root mean square over the entries that are kept.
+
+    Args:
+        kept: bool [batch pos].
+        where: the names of the positions, if only some are kept.
     """
     from plotly.subplots import make_subplots
 
-    chosen_positions = slice(None) if positions is None else positions
-
     def size(values: Any) -> float:
-        chosen = values[:, chosen_positions]
+        chosen = values.expand_as(output)[kept.to(values.device)]
         # A bias of minus infinity rules an output out; it belongs to no component.
         return float(chosen[chosen.isfinite()].double().square().mean().sqrt())
 
@@ -45,6 +51,7 @@ def lens_figure(
         figure.update_yaxes(title_text=down, rangemode="tozero", row=row, col=1)
     figure.update_layout(height=620, margin={"t": 20, "b": 60}, showlegend=False)
     subtitle = "Root mean squares over examples, positions and outputs, in units of the output."
+    subtitle += f" Positions: {where}." if where else ""
     return finished(figure, "Direct contributions and read-outs", subtitle)
 
 

@@ -12,8 +12,17 @@ from circuits.figures.palette import COLOURS
 from circuits.figures.style import finished, interval
 
 
-def screening_figure(frame: pd.DataFrame, correlation: pd.DataFrame, metrics: Sequence[str]) -> Any:
-    """Draws a panel per metric: exact effect against estimate of the measured rows, and the identity line."""
+def screening_figure(
+    frame: pd.DataFrame,
+    correlation: pd.DataFrame,
+    metrics: Sequence[str],
+    words: Sequence[str] | None = None,
+) -> Any:
+    """Draws a panel per metric: exact effect against estimate of the measured rows, and the identity line.
+
+    Args:
+        words: by position, its name (default: its number).
+    """
     from plotly import graph_objects
     from plotly.subplots import make_subplots
 
@@ -39,7 +48,7 @@ def screening_figure(frame: pd.DataFrame, correlation: pd.DataFrame, metrics: Se
             error_y=interval(measured["effect"], measured["effect_ci_low"], measured["effect_ci_high"]),
             mode="markers",
             marker={"color": COLOURS["light"][0], "size": 7},
-            text=list(measured["variant"]),
+            text=_named(measured, words),
             hovertemplate="%{text}<br>estimate %{x:.4g}<br>effect %{y:.4g}" + f"<extra>{metric}</extra>",
         )
         for trace in (line, points):
@@ -51,3 +60,12 @@ def screening_figure(frame: pd.DataFrame, correlation: pd.DataFrame, metrics: Se
         "A point per patch that was measured, with 95% intervals over examples; dashed: where both agree."
     )
     return finished(figure, "Estimated and exact effects", subtitle)
+
+
+def _named(rows: pd.DataFrame, words: Sequence[str] | None) -> list[str]:
+    if words is None or "position" not in rows:
+        return list(rows["variant"])
+    pairs = zip(rows["variant"], rows["position"], strict=True)
+    return [
+        name if pd.isna(at) else name.replace(f"position {at}", f"position {words[at]}") for name, at in pairs
+    ]

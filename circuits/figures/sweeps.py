@@ -15,8 +15,12 @@ from circuits.figures.style import finished, interval
 KINDS = ("auto", "points", "heatmap")
 
 
-def figure(frame: pd.DataFrame, metrics: Sequence[str], kind: str) -> Any:
-    """Draws heatmaps where the variants form a grid over layers, else points; `kind` can force either."""
+def figure(frame: pd.DataFrame, metrics: Sequence[str], kind: str, words: Sequence[str] | None = None) -> Any:
+    """Draws heatmaps where the variants form a grid over layers, else points; `kind` can force either.
+
+    Args:
+        words: by position, its name (default: its number).
+    """
     if kind not in KINDS:
         raise CircuitsError(f"plot: kind={kind!r}; choose from {', '.join(KINDS)}")
     across = _across(frame)
@@ -25,7 +29,7 @@ def figure(frame: pd.DataFrame, metrics: Sequence[str], kind: str) -> Any:
             "plot: a heatmap needs a grid, one variant per layer and head or per layer and position, of one checkpoint"
         )
     if kind != "points" and across is not None:
-        return _heatmaps(frame, metrics, across)
+        return _heatmaps(frame, metrics, across, words)
     return _points(frame, metrics)
 
 
@@ -40,10 +44,12 @@ def _across(frame: pd.DataFrame) -> str | None:
     return None
 
 
-def _heatmaps(frame: pd.DataFrame, metrics: Sequence[str], across: str) -> Any:
+def _heatmaps(frame: pd.DataFrame, metrics: Sequence[str], across: str, words: Sequence[str] | None) -> Any:
     panels = []
     for metric in metrics:
         grid = frame[frame["metric"] == metric].pivot(index="layer", columns=across, values="effect")
+        if across == "position" and words is not None:
+            grid.columns = [words[at] if 0 <= at < len(words) else str(at) for at in grid.columns]
         panels.append(Panel(str(metric), grid, "effect", signed=True, across=across))
     label = frame["checkpoint"].iloc[0]
     name = f", {label}" if isinstance(label, str) else ""

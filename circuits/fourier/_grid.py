@@ -15,7 +15,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.fourier._basis import read_axis
 from circuits.harmonics import cos_sin, products
-from circuits.validate import read_run_tokens
+from circuits.validate import read_inputs
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Grid:
             values: the period, for ids 0..period-1; or for each coordinate its ids in cyclic order. Examples with other
                 ids are left out; every combination must occur once.
         """
-        tokens = read_run_tokens(tokens, "Grid.of_inputs")
+        tokens = read_inputs(tokens, "Grid.of_inputs: tokens")
         if isinstance(values, int):
             values = [range(values)] * len(coords)
         lists = [list(map(int, each)) for each in values]

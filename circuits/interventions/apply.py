@@ -19,13 +19,13 @@ from circuits.interventions.forward_pass import CACHED, ForwardPass, writer
 from circuits.interventions.reference_runs import Reference, References
 from circuits.model.generation import unreached, watching
 from circuits.model.hooks import Handle
+from circuits.model.inputs import read_prompts
 from circuits.model.locks import exclusive
 from circuits.model.record import evaluating, recording
 from circuits.model.sites import Site, closest_sites
 from circuits.model.splices import put_in_line
 from circuits.model.state import editing, replaced, state_of
 from circuits.model.surface import Surface
-from circuits.validate import read_run_tokens
 
 Plan = tuple[Step, ...]
 
@@ -235,8 +235,10 @@ _LARGE = 2**22
 class Activations(Mapping[str, Tensor]):
     """Activations by full hook name, which `activations["z.2"]` and `activations[Site("z", 2)]` find as well."""
 
-    def __init__(self, activations: Mapping[str, Tensor]) -> None:
+    def __init__(self, activations: Mapping[str, Tensor], mask: Tensor | None = None) -> None:
         self._activations = dict(activations)
+        #: Of the run, bool [batch pos], true at tokens; None: it had no padding.
+        self.mask = mask
 
     def __getitem__(self, key: Any) -> Tensor:
         hook = key if isinstance(key, str) and key in self._activations else Site.parse(key).hook()
@@ -268,12 +270,14 @@ def run(
 ) -> Any:
     """Returns the model's output on `tokens` under the interventions, in eval mode and without gradients.
 
-    `cache` lists sites whose activations, after the edits, are returned as well; then the result is
+    `tokens` are ids [batch pos], or anything that `prompts` takes: texts, lists of unequal length, a tokenizer's
+    result, `Prompts`. At each prompt's own tokens the output is what the prompt alone gives; at padding it has no
+    meaning. `cache` lists sites whose activations, after the edits, are returned as well; then the result is
     (output, `Activations`). Mode, hooks and gradients are as before when it returns or raises.
     """
     surface = Surface.of(model)
-    tokens = read_run_tokens(tokens, "run")
-    surface.check_inputs(tokens, "run: tokens")
+    prompts = read_prompts(surface, tokens, "run")
+    surface.check_prompts(prompts, "run: tokens")
     if cache is not None and (not isinstance(cache, str | Site | Iterable) or isinstance(cache, Tensor)):
         raise CircuitsError(f'cache: give sites such as "z" or a list of them, got {cache!r}')
     sites = [] if cache is None else [cache] if isinstance(cache, str | Site) else list(cache)
@@ -284,11 +288,16 @@ def run(
         intervene(model, *interventions),
         recording(surface, hooks) as seen,
     ):
-        output = _own_memory(model, model(tokens.clone()))
+        output = _own_memory(model, surface.call(prompts))
     for hook in hooks:
         if hook not in seen:
             raise CircuitsError(f"cache: {hook} never fired; this model has it switched off")
-    return output if cache is None else (output, Activations({hook: seen[hook] for hook in hooks}))
+    seen_in_order = {hook: seen[hook] for hook in hooks}
+    return (
+        output
+        if cache is None
+        else (output, Activations(seen_in_order, prompts.mask if prompts.padded else None))
+    )
 
 
 def _own_memory(model: Any, output: Any) -> Any:
@@ -311,7 +320,7 @@ def _own_memory(model: Any, output: Any) -> Any:
 
 def cache(model: Any, tokens: Any, sites: Iterable[Any] | str) -> Activations:
     """Returns the activations at `sites` ("z", "resid_post.1", full hook names) on `tokens`, in eval mode, without
-    gradients.
+    gradients; they come with the `mask` of padding, which patches from them heed.
     """
     if sites is None:
         raise CircuitsError('cache: give sites such as "z" or a list of them, got None')

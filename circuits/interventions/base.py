@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError
 from circuits.interventions.reference_runs import Reference
 from circuits.model.generation import WHOLE, Window
+from circuits.model.prompts import by_row
 from circuits.model.sites import SiteKind
 from circuits.model.surface import Surface
 from circuits.tensors import Positions, Snapshot, Span
@@ -35,6 +36,18 @@ class HookContext:
     rows: slice | Tensor | None  # rows of the whole batch in this call; None: all of them
     total: int | None
     window: Window = WHOLE  # the positions of the run
+    causal: bool = True  # whether queries see no keys behind them
+
+    @property
+    def mask(self) -> Tensor | None:
+        """The mask of this call's padding, bool [batch pos], true at tokens; None where there is none."""
+        return self.window.mask
+
+    def number(self, row: int) -> int:
+        """Returns the number in the whole batch of a row of this call."""
+        if self.rows is None:
+            return row
+        return row + (self.rows.start or 0) if isinstance(self.rows, slice) else int(self.rows[row])
 
     def reference(self, name: str, current: Tensor) -> Tensor:
         """Returns the result of a clean pass, on the device and in the dtype of the activation."""
@@ -64,8 +77,17 @@ class RunContext(Protocol):
     def tokens(self) -> Tensor | None:
         """The inputs [batch pos ...] of the model; None where only a part of it is called."""
 
+    @property
+    def mask(self) -> Tensor | None:
+        """The mask of the run's padding, bool [batch pos], true at tokens; None where it has none."""
+
     def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
         """Returns `compute()`, computed once in this run for all replacements that share `key`."""
+
+
+def refuse_padded_run(run: RunContext, caller: str) -> None:
+    if run.mask is not None:
+        raise CircuitsError(f"{caller}: the run has padding, the examples it was fitted on have none")
 
 
 class Replacement(ABC):
@@ -74,6 +96,10 @@ class Replacement(ABC):
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
         """Returns the clean passes it needs; their results arrive under the same names in `HookContext.references`."""
         return {}
+
+    def on(self, surface: Surface) -> Replacement:
+        """Returns the replacement for one model, with texts as its tokens."""
+        return self
 
     def check(self, surface: Surface, label: str) -> None:  # noqa: B027 most have nothing to check
         """Refuses, before any run, a model in which the replacement would have another meaning."""
@@ -123,13 +149,9 @@ class ActivationEdit:
         return replace(self, replacement=replacement)
 
     def selected(
-        self,
-        current: Tensor,
-        rows: slice | Tensor | None,
-        total: int | None,
-        window: Window = WHOLE,
+        self, current: Tensor, rows: slice | Tensor | None, total: int | None, window: Window = WHOLE
     ) -> Tensor:
-        """Returns the boolean mask of the entries to replace; it broadcasts to `current`."""
+        """Returns the boolean mask of the entries to replace; it broadcasts to `current`. Padding stays."""
         mask = torch.ones((1,) * current.ndim, dtype=torch.bool, device=current.device)
         for chosen, axis in ((self.heads, self.kind.head_axis), (self.neurons, current.ndim - 1)):
             if chosen is not None and axis is not None:
@@ -138,6 +160,8 @@ class ActivationEdit:
                 mask = mask & _along(along, axis, current.ndim)
         axis = self.kind.query_axis
         length = current.shape[axis]
+        if window.mask is not None:
+            mask = mask & by_row(window.mask.to(current.device), axis, current.ndim)
         if isinstance(self.positions, Snapshot):
             given = self.positions.tensor.to(current.device)
             whole = window.of_mask(given, length)
@@ -155,12 +179,10 @@ class ActivationEdit:
                     f"the run is {[batch, window.prompt or length]}"
                 )
             whole = whole if rows is None else whole[rows]
-            shape = [1] * current.ndim
-            shape[0], shape[axis] = whole.shape
-            mask = mask & whole.reshape(shape)
+            mask = mask & by_row(whole, axis, current.ndim)
         elif self.positions is not None:
-            chosen_here = window.selected(self.positions, length, self.label)
-            mask = mask & _along(chosen_here.to(current.device), axis, current.ndim)
+            here = window.selected(self.positions, length, self.label).to(current.device)
+            mask = mask & (_along if here.ndim == 1 else by_row)(here, axis, current.ndim)
         return mask
 
 

@@ -10,8 +10,16 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import ActivationEdit, HookContext, Replacement, RunContext
+from circuits.interventions.base import (
+    ActivationEdit,
+    HookContext,
+    Replacement,
+    RunContext,
+    refuse_padded_run,
+)
 from circuits.interventions.reference_runs import Reduction, Reference
+from circuits.model.prompts import Prompts
+from circuits.model.sites import SiteKind
 from circuits.tensors import Snapshot
 from circuits.variance import Contrasts
 
@@ -66,23 +74,24 @@ class Parts(Reduction):
 
     labelled: ClassFit
 
-    def piece(self, activation: Tensor, tokens: Tensor) -> Tensor:
+    def piece(self, activation: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
         activation = activation.double()
         # A masked score is minus infinity in every example, and no part of it depends on a class.
         activation = activation.masked_fill(activation.isneginf(), 0.0)
-        index = self.labelled.at(tokens).to(activation.device)
+        index = self.labelled.at(prompts.tokens).to(activation.device)
         sums = activation.new_zeros(
             sum(len(basis) for basis in self.labelled.contrasts.bases), *activation.shape[1:]
         )
-        for kind in index:
-            sums.index_add_(0, kind, activation)
+        for of_kind in index:
+            sums.index_add_(0, of_kind, activation)
         return sums
 
-    def finish(self, total: Tensor, examples: int) -> Tensor:
+    def finish(self, total: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
         contrasts = self.labelled.contrasts
         sums = total.flatten(1).cpu()
         counts = [torch.bincount(kind).double()[:, None] for kind in contrasts.classes]
         by_kind = sums.split([len(basis) for basis in contrasts.bases])
+        examples = len(prompts)
         mean = by_kind[0].sum(0) / examples
         deviations = torch.cat(
             [
@@ -108,11 +117,13 @@ class RemoveClasses(Replacement):
     keep: bool
 
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
-        return {"parts": Reference(self.labelled.examples, write.hook, Parts(self.labelled))}
+        examples = Prompts(self.labelled.examples.tensor)
+        return {"parts": Reference(examples, write.hook, write.kind, Parts(self.labelled))}
 
     def prepare(self, run: RunContext) -> Tensor | None:
         """Returns the classes of the run's examples, [kind batch]."""
         tokens = run.tokens
+        refuse_padded_run(run, CALLER)
         return None if tokens is None else run.once(id(self), lambda: self.labelled.at(tokens))
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:

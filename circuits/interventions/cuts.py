@@ -638,7 +638,9 @@ class CutHooks:
             sender = self._senders[number]
             if sender.write.layer == layer and sender.write.kind.name in ("mlp_post", "mlp_out"):
                 state = sender.call.state
-                mask = mask | sender.write.selected(mlp_out, state.rows, state.total)
+                mask = mask | sender.write.selected(
+                    mlp_out, state.rows, state.total, sender.call.frame.window
+                )
         return mask
 
     def _has_received(self, hook: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from circuits.interventions.base import ActivationEdit
@@ -11,7 +11,9 @@ from circuits.interventions.edits import Edit
 from circuits.interventions.forward_pass import ForwardPass, writer
 from circuits.interventions.reference_runs import Edits, MeanOver, Reference, References
 from circuits.interventions.replacements import Mean
+from circuits.model.generation import WHOLE
 from circuits.model.hooks import Function
+from circuits.model.prompts import Prompts
 from circuits.model.state import State
 from circuits.model.surface import Surface
 
@@ -32,7 +34,7 @@ class EditedMean(Mean):
         edit = Edit(self.name, self.places, self, self.positions)
         assert write.layer is not None  # patterns belong to layers
         before = EarlierLayers(edit, write.layer)
-        return {"mean": Reference(self.tokens, write.hook, MeanOver(), before)}
+        return {"mean": Reference(self.prompts, write.hook, write.kind, MeanOver(), before)}
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "of": "edited"}
@@ -55,8 +57,10 @@ class EarlierLayers(Edits):
             yield from write.replacement.references(write).values()
 
     def functions(
-        self, surface: Surface, references: References, rows: slice, total: int
+        self, surface: Surface, references: References, rows: slice, prompts: Prompts
     ) -> list[tuple[str, Function]]:
         # A separate state, so that the edits of the blocks around this pass stay silent.
-        call = ForwardPass(surface, references, State(rows=rows, total=total))
+        call = ForwardPass(surface, references, State(rows=rows, total=len(prompts)))
+        if prompts.padded:
+            call.frame.window = replace(WHOLE, real=prompts.real[rows].to(surface.device))
         return [(write.hook, writer(write, call)) for write in self.writes(surface)]

@@ -97,6 +97,10 @@ class Edit(Intervention):
 
     def plan(self, surface: Surface) -> tuple[ActivationEdit, ...]:
         writes: list[ActivationEdit] = []
+        try:
+            replacement = self.replacement.on(surface)
+        except CircuitsError as error:
+            raise CircuitsError(f"{self.label}, {error}") from error
         refusal: CircuitsError | None = None
         for place in self.places:
             try:
@@ -112,7 +116,7 @@ class Edit(Intervention):
                     hook=hook,
                     kind=place.site.kind,
                     layer=layer,
-                    replacement=self.replacement,
+                    replacement=replacement,
                     heads=heads,
                     groups=surface.has_groups(place.site.kind),
                     neurons=place.neurons,
@@ -123,7 +127,7 @@ class Edit(Intervention):
             ]
         if not writes:
             raise CircuitsError(f"{self.name}: {refusal}")
-        self.replacement.check(surface, self.label)
+        replacement.check(surface, self.label)
         return tuple(writes)
 
     def describe(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,22 +14,54 @@ from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, HookContext
 from circuits.interventions.reference_runs import References
 from circuits.model.generation import WHOLE, Window, Windows, cache_of, past_length, under_way
+from circuits.model.padding import mask_of_model, mask_of_tokenizer
+from circuits.model.prompts import own_positions
 from circuits.model.state import State
 from circuits.model.surface import Surface
 
 CACHED = "a key-value cache"
+PADDING = "padding"
 
 
 def unusual(kwargs: Mapping[str, Any]) -> str | None:
     """Names the argument of a call, if any, that makes the model depend on more than its tokens."""
     mask, places = kwargs.get("attention_mask"), kwargs.get("position_ids")
     if mask is not None and not bool(torch.as_tensor(mask).bool().all()):
-        return "padding"
+        return PADDING
     if places is not None:
         start = past_length(kwargs)
         if bool((places != torch.arange(start, start + places.shape[-1], device=places.device)).any()):
             return "position_ids"
     return None if cache_of(kwargs) is None else CACHED
+
+
+def mask_of(surface: Surface, kwargs: Mapping[str, Any], inputs: Tensor | None) -> Tensor | None:
+    """Returns the mask of padding in a call, of the positions before it too, bool [batch pos], true at tokens; None
+    where there is none, or where its arguments say more than that (a mask of queries and keys).
+
+    Args:
+        kwargs: the arguments of the model, or of its first block.
+        inputs: what it was called with: tokens, or the stream at the first block; None if unknown.
+    """
+    mask, places = kwargs.get("attention_mask"), kwargs.get("position_ids")
+    cache, start = cache_of(kwargs), past_length(kwargs)
+    # A cache of transformer-lens holds the mask of its keys, and the call has that of its own tokens.
+    before = getattr(cache, "previous_attention_mask", None)
+    if mask is None and inputs is not None and not inputs.is_floating_point():
+        mask = mask_of_model(surface, inputs) if before is None else mask_of_tokenizer(surface, inputs)
+        if before is not None and mask is None:
+            mask = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        return None
+    mask = mask.bool()
+    if start and before is not None and inputs is not None and mask.shape[1] == inputs.shape[1]:
+        mask = torch.cat([before.to(mask.device).bool(), mask], 1)
+    if bool(mask.all()) or (inputs is not None and mask.shape != (len(inputs), start + inputs.shape[1])):
+        return None
+    own = own_positions(mask)[:, start:]
+    if isinstance(places, Tensor) and bool((places != own)[mask[:, start:]].any()):
+        return None
+    return mask
 
 
 @dataclass
@@ -68,15 +100,18 @@ class ForwardPass:
     def tokens(self) -> Tensor | None:
         return self.frame.tokens
 
+    @property
+    def mask(self) -> Tensor | None:
+        return self.frame.window.mask
+
     def begin(
         self, writes: Sequence[ActivationEdit], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         """Starts a run of the model on these inputs."""
         tokens = self.surface.tokens_of(args, kwargs)
         self._frames.append(RunState(kwargs, tokens, whole=True))
-        if len(self._frames) == 2:
-            # A run within a run, which a hook starts, is none of those that generate.
-            self._follow(kwargs, tokens)
+        # A run within a run, which a hook starts, is none of those that generate.
+        self._follow(kwargs, tokens, len(self._frames) == 2)
         self._prepare(writes)
 
     def end(self) -> None:
@@ -89,12 +124,16 @@ class ForwardPass:
         self._follow(kwargs, kwargs.get("resid_pre"))
         self._prepare(writes)
 
-    def _follow(self, kwargs: Mapping[str, Any], inputs: Tensor | None) -> None:
+    def _follow(self, kwargs: Mapping[str, Any], inputs: Tensor | None, outermost: bool = True) -> None:
+        real = mask_of(self.surface, kwargs, inputs)
+        if not outermost:
+            self.frame.window = replace(WHOLE, real=real)
+            return
         length = None if inputs is None else inputs.shape[1]
-        self.frame.window = self.windows.next(self.surface.model, kwargs, length, self.frame.whole)
+        self.frame.window = self.windows.next(self.surface.model, kwargs, length, self.frame.whole, real)
 
     def _prepare(self, writes: Sequence[ActivationEdit]) -> None:
-        odd = unusual(self.frame.given)
+        odd = unusual(self.frame.given) if self.frame.window.real is None else None
         for write in writes:
             if self.frame.window.open and not write.replacement.while_generating:
                 raise CircuitsError(
@@ -175,5 +214,6 @@ def replacement_for(
         state.rows,
         state.total,
         window,
+        call.surface.causal,
     )
     return write.replacement.value(current if value_of is None else value_of, context), selected

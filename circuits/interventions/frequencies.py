@@ -10,8 +10,16 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.harmonics import products
-from circuits.interventions.base import ActivationEdit, HookContext, Replacement, RunContext
+from circuits.interventions.base import (
+    ActivationEdit,
+    HookContext,
+    Replacement,
+    RunContext,
+    refuse_padded_run,
+)
 from circuits.interventions.reference_runs import Reduction, Reference
+from circuits.model.prompts import Prompts
+from circuits.model.sites import SiteKind
 from circuits.tensors import Positions, Snapshot
 
 _CALLER = "ablate.frequencies"
@@ -55,14 +63,14 @@ class Coefficients(Reduction):
 
     waves: FourierComponents
 
-    def piece(self, activation: Tensor, tokens: Tensor) -> Tensor:
-        functions = _with_constant(self.waves.at(tokens)).to(activation.device)
+    def piece(self, activation: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
+        functions = _with_constant(self.waves.at(prompts.tokens)).to(activation.device)
         # A masked score is minus infinity in every example, and so has no Fourier component.
         activation = activation.double().masked_fill(activation.isneginf(), 0.0)
         return (functions.T @ activation.flatten(1)).reshape(-1, *activation.shape[1:])
 
-    def finish(self, total: Tensor, examples: int) -> Tensor:
-        return total / examples
+    def finish(self, total: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
+        return total / len(prompts)
 
 
 @dataclass(frozen=True)
@@ -74,11 +82,13 @@ class RemoveFrequencies(Replacement):
     grid: Snapshot
 
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
-        return {"coefficients": Reference(self.grid, write.hook, Coefficients(self.waves))}
+        grid = Prompts(self.grid.tensor)
+        return {"coefficients": Reference(grid, write.hook, write.kind, Coefficients(self.waves))}
 
     def prepare(self, run: RunContext) -> Tensor | None:
         """Returns the components at the coordinates of the run's examples, [batch function]."""
         tokens = run.tokens
+        refuse_padded_run(run, _CALLER)
         return None if tokens is None else run.once(id(self), lambda: self._waves_at(tokens))
 
     def _waves_at(self, tokens: Tensor) -> Tensor:

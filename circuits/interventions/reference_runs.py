@@ -11,10 +11,11 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.model.hooks import Function
+from circuits.model.prompts import Prompts, by_row
 from circuits.model.record import evaluating, listening, recording
+from circuits.model.sites import SiteKind
 from circuits.model.state import suspended
 from circuits.model.surface import Surface
-from circuits.tensors import Snapshot
 
 # Large references are run in pieces of this many tokens, which bounds the memory of one forward.
 TOKENS_PER_PASS = 65536
@@ -24,27 +25,41 @@ class Reduction(ABC):
     """A sum over examples that is kept of a clean pass instead of every example's activation."""
 
     @abstractmethod
-    def piece(self, activation: Tensor, tokens: Tensor) -> Tensor:
+    def piece(self, activation: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
         """Returns the sum over the examples of one piece, in float64."""
 
     @abstractmethod
-    def finish(self, total: Tensor, examples: int) -> Tensor: ...
+    def finish(self, total: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
+        """Returns the result from the sum over all pieces."""
 
 
 @dataclass(frozen=True)
 class MeanOver(Reduction):
-    """The mean over examples, and over the positions on axis `pooled` where that is given; both axes keep extent 1."""
+    """The mean over examples, for each position of their own tokens over those that have it; or (`pooled`) over all
+    tokens of all examples. Both axes keep extent 1.
+    """
 
-    pooled: int | None = None
+    pooled: bool = False
 
-    def piece(self, activation: Tensor, tokens: Tensor) -> Tensor:
-        activation = activation.double()
-        if self.pooled is not None:
-            activation = activation.mean(self.pooled, keepdim=True)
-        return activation.sum(0, keepdim=True)
+    def piece(self, activation: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
+        activation, axis = activation.double(), kind.query_axis
+        if prompts.padded:
+            activation = prompts.in_order(activation, kind.position_axes, lowest=True)
+            reached = by_row(prompts.reached.to(activation.device), axis, activation.ndim)
+            # Not multiplied by the mask, as there may be anything at padding.
+            activation = torch.where(reached, activation, torch.zeros_like(activation))
+        if self.pooled:
+            activation = activation.sum(axis, keepdim=True)
+        # In some models position embeddings have a batch of 1, shared by all examples.
+        return activation.sum(0, keepdim=True) * (len(prompts) / len(activation))
 
-    def finish(self, total: Tensor, examples: int) -> Tensor:
-        return total / examples
+    def finish(self, total: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
+        if self.pooled:
+            return total / int(prompts.lengths.sum())
+        if not prompts.padded:
+            return total / len(prompts)
+        counts = prompts.reached.sum(0, keepdim=True).clamp(min=1).to(total.device)
+        return total / by_row(counts, kind.query_axis, total.ndim)
 
 
 class Edits(ABC):
@@ -56,19 +71,20 @@ class Edits(ABC):
 
     @abstractmethod
     def functions(
-        self, surface: Surface, references: References, rows: slice, total: int
+        self, surface: Surface, references: References, rows: slice, prompts: Prompts
     ) -> list[tuple[str, Function]]:
-        """Returns (hook, function) pairs for a run of `rows` out of `total` examples."""
+        """Returns (hook, function) pairs for a run of `rows` of the prompts."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The activation at one hook in a pass on `tokens`, or only a reduction of it; the pass runs under `edits` (None,
+    """The activation at one hook in a pass on `prompts`, or only a reduction of it; the pass runs under `edits` (None,
     nearly always: no edits of ours).
     """
 
-    tokens: Snapshot
+    prompts: Prompts
     hook: str
+    kind: SiteKind
     reduction: Reduction | None = None
     edits: Edits | None = None
 
@@ -84,30 +100,30 @@ class References:
         return self._results[reference]
 
     def fetch(self, wanted: Iterable[Reference]) -> None:
-        """Runs the passes that are missing, one per distinct pair of tokens and edits."""
+        """Runs the passes that are missing, one per distinct pair of prompts and edits."""
         missing = [reference for reference in dict.fromkeys(wanted) if reference not in self._results]
-        for tokens, edits in dict.fromkeys((reference.tokens, reference.edits) for reference in missing):
+        for prompts, edits in dict.fromkeys((reference.prompts, reference.edits) for reference in missing):
             if edits is not None:
                 self.fetch(edits.needed(self._surface))
             self._run(
-                tokens.tensor,
+                prompts,
                 edits,
-                [each for each in missing if (each.tokens, each.edits) == (tokens, edits)],
+                [each for each in missing if (each.prompts, each.edits) == (prompts, edits)],
             )
 
-    def _run(self, tokens: Tensor, edits: Edits | None, wanted: list[Reference]) -> None:
-        model = self._surface.model
-        self._surface.check_inputs(tokens, "reference or source tokens")
-        step = max(1, TOKENS_PER_PASS // max(1, tokens[0].numel()))
+    def _run(self, prompts: Prompts, edits: Edits | None, wanted: list[Reference]) -> None:
+        surface = self._surface
+        surface.check_prompts(prompts, "reference or source tokens")
+        step = max(1, TOKENS_PER_PASS // max(1, prompts.tokens[0].numel()))
         pieces: dict[Reference, list[Tensor]] = {reference: [] for reference in wanted}
         hooks = list(dict.fromkeys(reference.hook for reference in wanted))
-        with suspended(model), evaluating(model), torch.no_grad():
-            for start in range(0, len(tokens), step):
-                chunk = tokens[start : start + step].to(self._surface.device, copy=True)
+        with suspended(surface.model), evaluating(surface.model), torch.no_grad():
+            for start in range(0, len(prompts), step):
+                chunk = prompts[start : start + step]
                 rows = slice(start, start + len(chunk))
-                edited = [] if edits is None else edits.functions(self._surface, self, rows, len(tokens))
-                with listening(self._surface, edited), recording(self._surface, hooks) as seen:
-                    model(chunk)
+                edited = [] if edits is None else edits.functions(surface, self, rows, prompts)
+                with listening(surface, edited), recording(surface, hooks) as seen:
+                    surface.call(chunk)
                 for reference, activations in pieces.items():
                     if reference.hook not in seen:
                         raise CircuitsError(
@@ -115,7 +131,7 @@ class References:
                         )
                     activation = seen[reference.hook].detach()
                     if reference.reduction is not None:
-                        activation = reference.reduction.piece(activation, chunk)
+                        activation = reference.reduction.piece(activation, chunk, reference.kind)
                         # A reduction is kept as one running sum, as it is there to save memory.
                         activation = activations.pop() + activation if activations else activation
                     activations.append(activation)
@@ -123,4 +139,5 @@ class References:
             if reference.reduction is None:
                 self._results[reference] = torch.cat(activations)
             else:
-                self._results[reference] = reference.reduction.finish(activations[0], len(tokens))
+                finish = reference.reduction.finish
+                self._results[reference] = finish(activations[0], prompts, reference.kind)

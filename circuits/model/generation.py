@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import GeneratorType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
+from circuits.model.prompts import own_positions
 from circuits.tensors import Positions, Snapshot, Span, select_positions
 
 #: The methods of a model, or of the one that it wraps, that call it once for each new token.
@@ -48,32 +49,57 @@ class Window:
         prompt: the number of the prompt's; None: all of the run's are the prompt's.
         open: whether other runs may go on from this one.
         whole: whether it is known which of the run's are the prompt's.
+        real: the mask of padding, of those before the run too, bool [batch pos], true at tokens; None where there is
+            none. `start` and `prompt` count its columns.
     """
 
     start: int = 0
     prompt: int | None = None
     open: bool = False
     whole: bool = True
+    real: Tensor | None = field(default=None, compare=False)
+
+    @property
+    def mask(self) -> Tensor | None:
+        """The mask of the run's own positions, bool [batch pos]; None where there is no padding."""
+        return None if self.real is None else self.real[:, self.start :]
+
+    def own(self, length: int) -> Tensor:
+        """Returns the position of each of the run's columns in its row's own tokens, [batch or 1, length]."""
+        if self.real is None:
+            return torch.arange(self.start, self.start + length)[None]
+        return own_positions(self.real)[:, self.start :]
 
     def selected(self, positions: Positions | Span, length: int, what: str) -> Tensor:
-        """Returns a boolean mask [length], true at `positions`, of a run of `length` positions."""
+        """Returns a boolean mask, true at `positions`, of a run of `length` positions: [length], or [batch length]
+        where it has padding and they count in each row's own tokens.
+        """
         if isinstance(positions, tuple) and not self.open:
-            return select_positions(positions, length, what)
-        prompt = self._prompt(positions, length, what)
-        here = torch.arange(self.start, self.start + length)
+            return select_positions(positions, length, what, self.real)
+        columns = self._prompt(positions, length, what)
+        here = self.own(length)
+        # The lengths of the prompts, [batch or 1, 1].
+        prompts = (
+            torch.tensor([[columns]]) if self.real is None else self.real[:, :columns].sum(1, keepdim=True)
+        )
         if isinstance(positions, Span):
             if positions.name == "new" and not self.open:
                 raise CircuitsError(
                     f'{what}: positions="new" are those that model.generate adds, and this run generates nothing'
                 )
-            first, last = positions.bounds(prompt)
-            return (here >= first) & (here < last)
-        absolute = [position if position >= 0 else prompt + position for position in positions]
-        if min(absolute) < 0:
-            raise CircuitsError(
-                f"{what}: no position {min(positions)}: the prompt has positions 0-{prompt - 1}"
-            )
-        return torch.isin(here, torch.tensor(absolute))
+            first, last = positions.bounds(prompts)
+            chosen = (here >= first) & (here < last)
+        else:
+            shortest = int(prompts.min())
+            if min(positions) < -shortest:
+                raise CircuitsError(
+                    f"{what}: no position {min(positions)}: the {'prompt' if self.real is None else 'shortest prompt'} "
+                    f"has positions 0-{shortest - 1}"
+                )
+            numbers = torch.tensor(positions, device=here.device)
+            absolute = torch.where(numbers < 0, prompts + numbers, numbers)
+            chosen = (here[..., None] == absolute[:, None]).any(-1)
+        return chosen[0] if self.mask is None else chosen & self.mask
 
     def of_mask(self, mask: Tensor, length: int) -> Tensor | None:
         """Returns a mask over the prompt [... pos] cut to a run of `length` positions, false beyond the prompt; None
@@ -118,17 +144,26 @@ class Windows:
         self._last: tuple[object, int | None, int | None] = (None, None, None)  # generation, prompt, end
         self._seen = True
 
-    def next(self, model: nn.Module, given: Mapping[str, Any], length: int | None, seen: bool) -> Window:
+    def next(
+        self,
+        model: nn.Module,
+        given: Mapping[str, Any],
+        length: int | None,
+        seen: bool,
+        real: Tensor | None = None,
+    ) -> Window:
         """Returns the window of a run with these arguments by name.
 
         Args:
             length: the number of its positions; None if unknown.
             seen: whether the model itself was called, not its forward.
+            real: the mask of padding so far, as in `Window`.
         """
+        closed = replace(WHOLE, real=real)
         generation, cached, start = under_way(model), cache_of(given) is not None, past_length(given)
         last, prompt, last_end = self._last
         if generation is not None and generation is last and seen is not self._seen:
-            return WHOLE  # a hook has called the model: no method calls it now one way, now the other
+            return closed  # a hook has called the model: no method calls it now one way, now the other
         self._seen = seen
         goes_on = last is generation and (generation is not None or (start > 0 and start == last_end))
         end = None if length is None else start + length
@@ -136,10 +171,11 @@ class Windows:
             prompt = end
         self._last = generation, prompt, end
         if generation is None and not cached:
-            return WHOLE
-        self.end = max(self.end, end or 0)
+            return closed
+        # With padding, a position has come once it has in all rows.
+        self.end = max(self.end, (end or 0) if real is None else int(real.sum(1).min()))
         whole = not (goes_on and start > 0 and length != 1)
-        return Window(start, prompt, open=True, whole=whole)
+        return Window(start, prompt, open=True, whole=whole, real=real)
 
 
 class _Generation:

@@ -83,10 +83,15 @@ def label_in(one: AnyHead, surface: Surface, site: str = "") -> str:
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """A choice of heads not yet tied to a model. `heads` is None for "all"; `text` is what the user wrote."""
+    """A choice of heads not yet tied to a model. `heads` is None for "all"; `text` is what the user wrote.
+
+    Attributes:
+        others: whether it is all heads of the model but these.
+    """
 
     text: str = field(compare=False)
     heads: tuple[AnyHead, ...] | None
+    others: bool = False
 
     def __post_init__(self) -> None:
         if self.heads == ():
@@ -94,8 +99,9 @@ class HeadSpec:
 
     def resolve(self, surface: Surface) -> tuple[AnyHead, ...]:
         """Returns the heads in `surface`; raises an error that repeats the spec if one of them does not exist there."""
+        every = tuple(Head(x, y) for x in range(surface.n_layers) for y in range(surface.n_heads))
         if self.heads is None:
-            return tuple(Head(x, y) for x in range(surface.n_layers) for y in range(surface.n_heads))
+            return every
         for one in self.heads:
             if isinstance(one, KeyValueGroup) and surface.key_value_heads == surface.n_heads:
                 raise CircuitsError(
@@ -110,7 +116,14 @@ class HeadSpec:
                     f"heads {self.text}: no {what} {one}: the model has "
                     f"layers 0-{surface.n_layers - 1} and {what}s 0-{count - 1}"
                 )
-        return self.heads
+        if not self.others:
+            return self.heads
+        rest = tuple(head for head in every if head not in self.heads)
+        if not rest:
+            raise CircuitsError(
+                f"heads {self.text}: these are all heads of the model, so there are no others"
+            )
+        return rest
 
     def on_axis(self, kind: SiteKind, surface: Surface) -> tuple[AnyHead, ...]:
         """Returns what the spec names on the head axis of a site, which under grouped-query attention is key-value
@@ -137,11 +150,13 @@ class HeadSpec:
                 )
         return resolved
 
-    def describe(self) -> str | list[str]:
-        return "all" if self.heads is None else [str(head) for head in self.heads]
+    def describe(self) -> str | list[str] | dict[str, list[str]]:
+        named = "all" if self.heads is None else [str(head) for head in self.heads]
+        return {"all but": list(named)} if self.others else named
 
     def __str__(self) -> str:
-        return "all" if self.heads is None else ",".join(map(str, self.heads))
+        text = "all" if self.heads is None else ",".join(map(str, self.heads))
+        return f"all but {text}" if self.others else text
 
 
 def parse_heads(spec: Any) -> HeadSpec:

@@ -1,4 +1,4 @@
-"""Tells which tokens are padding, as far as the model's own tokenizer does."""
+"""Tells which tokens are padding where nobody gave a mask, as far as the model's own tokenizer does."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.model.prompts import Prompts
 from circuits.model.surface import Surface
-from circuits.tensors import Positions, select_positions
+
+ADVICE = "circuits.prompts(model, texts or tokens) makes inputs that carry a mask"
 
 
 def padding(surface: Surface, tokens: Tensor) -> Tensor | None:
@@ -33,21 +35,48 @@ def padding(surface: Surface, tokens: Tensor) -> Tensor | None:
     return mask if bool(mask.any()) else None
 
 
-def masks_itself(surface: Surface, tokens: Tensor) -> bool:
-    """Tells whether the model masks padding in these tokens without being given a mask."""
+def mask_of_tokenizer(surface: Surface, tokens: Tensor, side: str | None = None) -> Tensor | None:
+    """Returns the mask [batch pos], true at tokens, of padding at one side; None where no tokenizer names any.
+
+    All of a row's padding ids at that side count, but the last of those before the text where the model begins its
+    prompts with a token of that id: transformer-lens reads its own batches so.
+    """
+    tokenizer: Any = getattr(surface.model, "tokenizer", None)
+    pad = getattr(tokenizer, "pad_token_id", None)
+    if pad is None or tokens.ndim != 2 or tokens.is_floating_point():
+        return None
+    is_pad = tokens == int(pad)
+    if (side or getattr(tokenizer, "padding_side", None) or "right") == "right":
+        return ~is_pad.flip(1).int().cumprod(1).flip(1).bool()
+    before = is_pad.int().cumprod(1).bool()
+    begins = getattr(surface.model.cfg, "default_prepend_bos", True)
+    if begins and pad == getattr(tokenizer, "bos_token_id", None):
+        before = before & torch.cat([before[:, 1:], torch.zeros_like(before[:, :1])], 1)
+    return ~before
+
+
+def mask_of_model(surface: Surface, tokens: Tensor) -> Tensor | None:
+    """Returns the mask [batch pos] that the model makes itself where it is given none; None where it masks nothing.
+
+    A HookedTransformer does so where its tokenizer pads on the left.
+    """
     side = getattr(getattr(surface.model, "tokenizer", None), "padding_side", None)
-    return side == "left" and padding(surface, tokens) is not None
+    if side != "left" or surface.bridged:
+        return None
+    mask = mask_of_tokenizer(surface, tokens, "left")
+    return None if mask is None or bool(mask.all()) else mask
 
 
-def refuse_padding(surface: Surface, tokens: Tensor, used: Tensor | None, what: str, instead: str) -> None:
-    """Refuses inputs in which padding would be taken for tokens.
+def refuse_padding(surface: Surface, prompts: Prompts, used: Tensor | None, what: str) -> None:
+    """Refuses inputs without a mask in which padding would be taken for tokens.
 
     Args:
         used: bool [batch pos], the positions used; None: examples are compared position by position, so that padding
             that they all have in the same places does no harm.
-        instead: advice for the error message.
     """
-    mask = padding(surface, tokens)
+    if prompts.mask is not None:
+        return
+    mask = padding(surface, prompts.tokens)
     if mask is None:
         return
     if used is None:
@@ -57,16 +86,6 @@ def refuse_padding(surface: Surface, tokens: Tensor, used: Tensor | None, what: 
         mask = mask & used.to(mask.device)
     if bool(mask.any()):
         raise CircuitsError(
-            f"{what}: {int(mask.any(1).sum())} of {len(tokens)} examples have padding that would be taken for tokens; "
-            f"{instead}"
+            f"{what}: {int(mask.any(1).sum())} of {len(prompts)} examples have padding that would be taken for tokens; "
+            f"{ADVICE}"
         )
-
-
-def refuse_default_metrics_over_padding(
-    surface: Surface, tokens: Tensor, read: Positions | None, what: str, instead: str
-) -> None:
-    """Refuses padding among the positions over which the default metrics would be averaged."""
-    used = torch.ones(tokens.shape[1], dtype=torch.bool)
-    if read is not None:
-        used = select_positions(read, tokens.shape[1], f"{what}, positions")
-    refuse_padding(surface, tokens, used.expand(tokens.shape[:2]), f"{what}, without metric=", instead)

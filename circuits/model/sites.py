@@ -43,6 +43,11 @@ class SiteKind:
         """The axis that `queries=` and `positions=` select on: the query of a pattern, else the position."""
         return self.axes.index("query" if "query" in self.axes else "pos")
 
+    @property
+    def position_axes(self) -> tuple[int, ...]:
+        """The axes that run over positions."""
+        return tuple(index for index, axis in enumerate(self.axes) if axis in ("pos", "query", "key"))
+
 
 _RESIDUAL = ("batch", "pos", "d_model")
 _HEAD = ("batch", "pos", "head", "d_head")

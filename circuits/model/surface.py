@@ -7,6 +7,7 @@ this package needs no transformer_lens. Hooks are raw torch forward hooks: `rese
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,6 +29,7 @@ from circuits.model.hooks import (
     on_hook_point,
     passed,
 )
+from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS, Site, SiteKind
 from circuits.model.splices import splices_of
 from circuits.model.supported import has_norms_after_only, is_parallel, is_post_norm, refuse_unproved
@@ -245,6 +247,38 @@ class Surface:
             raise CircuitsError(
                 f"{what} are {list(tokens.shape)} [batch pos]; the model has room for {longest} positions"
             )
+
+    def check_prompts(self, prompts: Prompts, what: str) -> None:
+        """Refuses inputs as `check_inputs` does, and padding where the model would not mask all of it."""
+        self.check_inputs(prompts.tokens, what)
+        if prompts.padded and self._bridge is None and not self.causal:
+            raise CircuitsError(
+                f"{what} have padding, which a {self.family} masks in causal attention only; give prompts of one length"
+            )
+
+    @property
+    def causal(self) -> bool:
+        """Whether no query sees a key behind it."""
+        return getattr(self.model.cfg, "attention_dir", "causal") == "causal"
+
+    def call(self, prompts: Prompts) -> Any:
+        """Returns the model's output on inputs, with the arguments that make each row what the prompt alone gives."""
+        tokens = prompts.tokens.to(self.device, copy=True)
+        if prompts.mask is None:
+            return self.model(tokens)
+        mask = prompts.mask.to(self.device).long()
+        arguments: dict[str, Any] = {"attention_mask": mask}
+        if self._bridge is not None and self._takes_positions():
+            arguments["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+        return self.model(tokens, **arguments)
+
+    def _takes_positions(self) -> bool:
+        """Tells whether a wrapped model takes positions, and does not derive them from the mask itself."""
+        derives = getattr(self.model, "_accepts_derived_position_ids", None)
+        if derives is not None and not derives():
+            return False
+        wrapped: Any = self.model.__dict__["original_model"]
+        return "position_ids" in inspect.signature(wrapped.forward).parameters
 
     def on_forward(self, hook: str, function: Function) -> Handle:
         """Calls `function` with the activation at `hook`; its return value, unless None, replaces the activation.

@@ -7,15 +7,17 @@ from typing import Any
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.interventions.apply import Activations
 from circuits.interventions.arguments import read_place, read_queries, read_what
 from circuits.interventions.base import Replacement
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.paths import Path, check_ends
 from circuits.interventions.replacements import FromTensors, FromTokens
 from circuits.model.heads import Head, HeadSpec, KeyValueGroup, looks_like_heads, parse_heads
+from circuits.model.inputs import is_encoding, read_given
 from circuits.model.sites import Site
-from circuits.tensors import Snapshot, as_dense_tensor
-from circuits.validate import read_choice, read_tokens
+from circuits.tensors import Positions, Snapshot, Span, as_dense_tensor, parse_positions
+from circuits.validate import read_choice
 
 
 def activations(
@@ -27,6 +29,7 @@ def activations(
     queries: Any = None,
     neurons: Any = None,
     features: Any = None,
+    source_positions: Any = None,
 ) -> Edit:
     """Replaces the activation at `site` by that of `source`, at some heads and positions or at all.
 
@@ -36,12 +39,16 @@ def activations(
     else is an error. Heads can be chosen at z, q, k, v, scores and pattern (under grouped-query attention
     key-value groups, "0.k1", at k and v), neurons at mlp_pre and mlp_post, features where an
     autoencoder is spliced in. The direction is source -> run: the run's own input stays as it is.
+
+    `source` may also be texts or whatever else `circuits.prompts` takes, in any layout: the third token of a prompt
+    goes to the third token of its partner, which must have as many. Where it has not, `positions` and
+    `source_positions` say which go together, in their order: integers, which count in each prompt's own tokens, or
+    masks [batch pos].
     """
     caller = "patch.activations"
     place = read_place(site, heads, caller, neurons, features)
-    return Edit(
-        caller, (place,), _read_source(place, source, caller), read_queries(queries, positions, caller)
-    )
+    chosen = read_queries(queries, positions, caller)
+    return Edit(caller, (place,), _read_source(place, source, caller, chosen, source_positions), chosen)
 
 
 def path(
@@ -52,6 +59,7 @@ def path(
     *,
     queries: Any = None,
     positions: Any = None,
+    source_positions: Any = None,
 ) -> Path:
     """Patches the direct path between two components (Wang et al. 2022, arXiv:2211.00593, section 3.1).
 
@@ -69,6 +77,7 @@ def path(
         through: "mlps" or None, see above.
         queries: the positions at which the sender is replaced; `positions` is another name. The direction is
             source -> run.
+        source_positions: as in `activations`.
     """
     caller = "patch.path"
     places, is_layer = read_what(sender, caller)
@@ -81,8 +90,9 @@ def path(
     check_ends(place.site, [target.site for target in targets])
     if through is not None:
         read_choice(through, ("mlps",), caller, "through")
+    chosen = read_queries(queries, positions, caller)
     sender_edit = Edit(
-        caller, (place,), _read_source(place, source, caller), read_queries(queries, positions, caller)
+        caller, (place,), _read_source(place, source, caller, chosen, source_positions), chosen
     )
     return Path(sender_edit, targets, through)
 
@@ -106,13 +116,35 @@ def _receivers(receiver: Any, caller: str) -> tuple[Place, ...]:
     return (*places, *(Place(Site(name), HeadSpec(chosen.text, groups)) for name in ("k", "v")))
 
 
-def _read_source(place: Place, source: Any, caller: str) -> Replacement:
-    if hasattr(source, "keys"):
-        return _from_tensors(place, source, caller)
-    return FromTokens(read_tokens(source, caller, "source"))
+def _read_source(
+    place: Place,
+    source: Any,
+    caller: str,
+    positions: Positions | Span | Snapshot | None,
+    source_positions: Any,
+) -> Replacement:
+    at = parse_positions(source_positions, f"{caller}, source_positions", repeats=True)
+    if at is not None:
+        if "key" in place.site.kind.axes:
+            raise CircuitsError(
+                f"{caller}: source_positions= cannot say which keys go together at {place.site}; patch q, k, v or z"
+            )
+        if positions is None:
+            raise CircuitsError(f"{caller}: source_positions= needs positions=, as many positions of the run")
+        if isinstance(positions, Span):
+            raise CircuitsError(
+                f"{caller}: source_positions= are paired with numbers, got positions={positions}"
+            )
+        if isinstance(at, tuple) and isinstance(positions, tuple) and len(at) != len(positions):
+            raise CircuitsError(
+                f"{caller}: {len(positions)} positions= and {len(at)} source_positions= cannot be paired"
+            )
+    if hasattr(source, "keys") and not is_encoding(source):
+        return _from_tensors(place, source, caller, at)
+    return FromTokens(read_given(source, caller, "source"), at)
 
 
-def _from_tensors(place: Place, source: Any, caller: str) -> FromTensors:
+def _from_tensors(place: Place, source: Any, caller: str, at: Positions | Snapshot | None) -> FromTensors:
     # TransformerLens' ActivationCache has full hook names as its keys, as our own cache does.
     names = list(source.keys())
     if place.site.layer is not None or not place.site.kind.per_layer:
@@ -133,7 +165,12 @@ def _from_tensors(place: Place, source: Any, caller: str) -> FromTensors:
             f"{caller}: the source holds patterns where scores should be, as a TransformerBridge's own cache does; "
             'take it from circuits.cache(model, tokens, ["scores"])'
         )
-    return FromTensors(tuple((name, Snapshot(value)) for name, value in values.items()))
+    mask = source.mask if isinstance(source, Activations) else None
+    return FromTensors(
+        tuple((name, Snapshot(value)) for name, value in values.items()),
+        None if mask is None else Snapshot(mask),
+        at,
+    )
 
 
 def _read_tensor(given: Any, name: str, caller: str) -> Tensor:

@@ -49,8 +49,8 @@ def attribution(
     The estimate is (source − base)·∂metric/∂site (Nanda 2023, "Attribution patching").
 
     Args:
-        base: tokens [batch pos] of the run that would be edited.
-        source: tokens of the same shape, or [1 pos].
+        base: tokens [batch pos] of the run that would be edited, or anything that `circuits.prompts` takes.
+        source: the same, with as many tokens as base in each row, or a single row; the layout may differ.
         metric: as in `sweep`, made of torch operations. Default: `logit_diff`, the logit of base's first choice minus
             that of its second.
         site: one site, of one layer ("resid_pre.1") or of every one ("z").
@@ -79,6 +79,7 @@ def attribution(
         "engine": "gradient",
         "n": len(pair.base),
     }
+    settings |= {"words": pair.base.labels()} if pair.base.words is not None else {}
 
     baseline = Measured(BASELINE, {})
     measured: dict[str, Measured] = {}
@@ -89,6 +90,8 @@ def attribution(
             shifts = {name: _summed(shift, kind, by) for name, shift in estimates[hook].items()}
             for index in np.ndindex(next(iter(shifts.values())).shape[1:]):
                 row = _row(pair.surface, kind, layer, by, index)
+                if (row["position"] or 0) >= int(pair.base.lengths.max()):
+                    continue
                 candidate = measured.setdefault(row["variant"], Measured(row["variant"], row))
                 entry = (slice(None), *index)
                 candidate.parts.append(
@@ -116,7 +119,7 @@ def _estimates(
                 estimate = (
                     difference(base_run.activations[hook], source_activations[hook]) * gradient.double()
                 )
-                estimates[hook][name] = piece.finite(estimate, name, hook)
+                estimates[hook][name] = piece.finite(piece.in_order(estimate, hook), name, hook)
     return read_values(values, "metric", len(piece.base), BASELINE), estimates
 
 

@@ -34,7 +34,6 @@ from circuits.patch._result import ScreenResult
 from circuits.patch._screen import INPUTS, METHODS
 from circuits.sweeps.metrics import PerExample, read_values
 from circuits.sweeps.table import BASELINE, Row
-from circuits.tensors import Snapshot
 from circuits.validate import read_choice
 
 CALLER = "patch.edges"
@@ -107,7 +106,7 @@ def edges(
     senders, receivers = _senders(pair.surface), _receivers(pair.surface)
     refuse_inside_blocks(pair)
 
-    source_value = FromTokens(Snapshot(pair.source))
+    source_value = FromTokens(pair.source)
     baseline: list[PerExample] = []
     candidates: dict[tuple[str, str], Candidate] = {}
     per_example = len(senders) * pair.base.shape[1] * (pair.surface.sizes["d_model"] or 1)
@@ -151,7 +150,10 @@ def _estimates(
         piece.base, dict.fromkeys([*sender_hooks, *input_hooks, *attn_outs, *receiver_hooks]), graph=True
     )
     clean = base_run.output.detach()
-    gaps = {hook: difference(base_run.activations[hook], source_activations[hook]) for hook in sender_hooks}
+    gaps = {
+        hook: piece.without_padding(difference(base_run.activations[hook], source_activations[hook]), hook)
+        for hook in sender_hooks
+    }
     changes = _changes(senders, base_run, gaps)
 
     estimates: dict[str, dict[str, Tensor]] = {one.name: {} for one in receivers}
@@ -171,6 +173,7 @@ def _estimates(
                 n_senders = sum(sender.order < receiver.order for sender in senders)
                 stream = streams[receiver.hook]
                 gradient = _to_stream(run, receiver, stream.hook(), gradients[receiver.hook])
+                gradient = piece.without_padding(gradient, stream.hook())
                 gradient_at_sum = _at_sums(piece.surface, run, sum_sites, stream, gradient)
                 shifts = [
                     torch.einsum("s b p d, b p d -> s b", changes_at_sum, gradient_at_sum[sum_site].double())
@@ -219,7 +222,7 @@ def _refuse_edited_streams(piece: Pair) -> None:
         for hook in names:
             stack.callback(surface.before(hook, partial(arrive, hook)).remove)
             stack.callback(surface.on_forward(hook, partial(leave, hook)).remove)
-        surface.model(piece.base.to(surface.device, copy=True))
+        surface.call(piece.base)
 
 
 def _changes(senders: list[End], run: Run, gaps: dict[str, Tensor]) -> Tensor:

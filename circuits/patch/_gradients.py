@@ -11,12 +11,16 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.model.padding import refuse_default_metrics_over_padding
+from circuits.model.inputs import read_prompts
+from circuits.model.padding import refuse_padding
+from circuits.model.prompts import Prompts, by_row, check_pair
 from circuits.model.record import evaluating, listening
+from circuits.model.sites import Site
 from circuits.model.state import suspended
 from circuits.model.surface import Surface
+from circuits.sweeps.answers import bound
 from circuits.sweeps.metrics import called, first_choice, is_pair, read_metric, read_values
-from circuits.validate import read_batch, read_run_tokens
+from circuits.validate import read_batch
 
 #: Examples per gradient; all activations of a backward pass are in memory.
 EXAMPLES_PER_PASS = 512
@@ -36,32 +40,32 @@ class Pair:
 
     caller: str
     surface: Surface
-    base: Tensor  # [batch pos ...]
-    source: Tensor  # the same, or a batch of 1
+    base: Prompts
+    source: Prompts  # in the layout of base, or a batch of 1
     metric: Any
     batch: Any
 
     @classmethod
     def read(cls, caller: str, model: Any, base: Any, source: Any, metric: Any, batch: Any) -> Pair:
         surface = Surface.of(model)
-        base, source = read_run_tokens(base, caller), read_run_tokens(source, caller)
-        surface.check_inputs(base, f"{caller}: base tokens")
-        surface.check_inputs(source, f"{caller}: source tokens")
-        if source.shape[1:] != base.shape[1:] or len(source) not in (1, len(base)):
-            raise CircuitsError(
-                f"{caller}: source is {list(source.shape)}, base {list(base.shape)}; the source must have base's "
-                "shape, or a batch of 1"
-            )
+        prompts, other = (
+            read_prompts(surface, base, caller, "base"),
+            read_prompts(surface, source, caller, "source"),
+        )
+        surface.check_prompts(prompts, f"{caller}: base tokens")
+        surface.check_prompts(other, f"{caller}: source tokens")
+        metric, batch = bound(metric, batch, surface, prompts, caller)
         if metric is not None:
             read_metric(metric, batch is not None)
         else:
-            refuse_default_metrics_over_padding(
-                surface, base, None, caller, "give a metric that leaves it out"
-            )
+            everywhere = torch.ones(prompts.shape[:2], dtype=torch.bool)
+            refuse_padding(surface, prompts, everywhere, f"{caller}, without metric=")
+        check_pair(prompts, other, caller)
+        other = other.like(prompts)
         batch = read_batch(batch, caller)
-        if batch is not None and len(batch) != len(base):
-            raise CircuitsError(f"{caller}: base has {len(base)} examples, batch has {len(batch)}")
-        return cls(caller, surface, base, source, metric, batch)
+        if batch is not None and len(batch) != len(prompts):
+            raise CircuitsError(f"{caller}: base has {len(prompts)} examples, batch has {len(batch)}")
+        return cls(caller, surface, prompts, other, metric, batch)
 
     def pieces(self, size: int) -> Iterator[Pair]:
         """Yields pairs of at most `size` examples, in order."""
@@ -78,18 +82,22 @@ class Pair:
         """Returns the metrics of an output by name; the default one compares base's first choices, from `clean`."""
         # Gradients are enabled even if the caller has disabled them, because the output may have a graph.
         with torch.enable_grad():
+            kept = self.base.real.to(output.device) if self.base.padded else None
             if self.metric is None:
                 if output.shape[-1] < 2:
                     raise CircuitsError(
                         f"{self.caller}: the model's output has one column, and no first and second choice to take "
                         "the difference of; give metric="
                     )
-                return {"logit_diff": first_choice(output, clean.detach())}
+                return {"logit_diff": first_choice(output, clean.detach(), kept)}
+            if kept is not None:
+                # A metric that reads there fails, instead of taking padding for tokens.
+                output = output.masked_fill(~kept[..., None], torch.nan)
             return called(self.metric, output, self.batch)
 
     def run(
         self,
-        tokens: Tensor,
+        prompts: Prompts,
         hooks: Iterable[str],
         interpolated: Mapping[str, Tensor] | None = None,
         graph: bool = False,
@@ -105,7 +113,7 @@ class Pair:
             for hook in (*interpolated, *hooks)
         }
         with torch.set_grad_enabled(graph), listening(self.surface, recorders.items()):
-            output: Tensor = self.surface.model(tokens.to(self.surface.device, copy=True))
+            output: Tensor = self.surface.call(prompts)
         if not isinstance(output, Tensor) or not output.is_floating_point():
             raise CircuitsError(
                 f"{self.caller}: the model's output is {type(output).__name__}, not a tensor of numbers"
@@ -147,6 +155,22 @@ class Pair:
                 for hook, gradient in zip(hooks, gradients, strict=True)
             }
         return by_metric
+
+    def without_padding(self, estimate: Tensor, hook: str) -> Tensor:
+        """Returns an estimate shaped as the activation at a hook, with zeros at padding."""
+        if not self.base.padded:
+            return estimate
+        real = by_row(self.base.real.to(estimate.device), Site(hook).kind.query_axis, estimate.ndim)
+        return torch.where(real, estimate, torch.zeros_like(estimate))
+
+    def in_order(self, estimate: Tensor, hook: str) -> Tensor:
+        """Returns an estimate with each example's own tokens first, and zeros behind them."""
+        if not self.base.padded:
+            return estimate
+        kind = Site(hook).kind
+        estimate = self.base.in_order(estimate, kind.position_axes)
+        reached = by_row(self.base.reached.to(estimate.device), kind.query_axis, estimate.ndim)
+        return torch.where(reached, estimate, torch.zeros_like(estimate))
 
     def finite(self, estimate: Tensor, metric: str, description: str) -> Tensor:
         """Returns the estimate, or raises `CircuitsError` if it is not finite."""

@@ -75,7 +75,7 @@ class ScreenResult:
             raise CircuitsError(f"plot: no metric {metric!r}; it has {', '.join(self.metrics)}")
         from circuits.figures.screening import screening_figure
 
-        return screening_figure(self.frame, self.correlation, chosen)
+        return screening_figure(self.frame, self.correlation, chosen, self.settings.get("words"))
 
 
 def make_screen(

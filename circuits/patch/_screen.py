@@ -14,6 +14,7 @@ from circuits.interventions.arguments import read_place, refuse_other_units
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.replacements import DIRECTION, FromTokens
 from circuits.model.heads import AnyHead, Head, HeadSpec, at_index, label_in
+from circuits.model.prompts import Prompts, own_positions
 from circuits.model.sites import UNITS, Site, SiteKind
 from circuits.model.surface import Surface
 from circuits.patch._gradients import (
@@ -28,7 +29,7 @@ from circuits.patch._ranking import Candidate, Counts, ranked, read_steps, refus
 from circuits.patch._result import ScreenResult
 from circuits.sweeps.metrics import PerExample, read_values
 from circuits.sweeps.table import BASELINE, Row
-from circuits.tensors import Snapshot
+from circuits.tensors import Positions, Snapshot
 from circuits.validate import read_choice
 
 CALLER = "patch.screen"
@@ -98,7 +99,7 @@ def screen(
     layer_sites = _read_sites(sites, pair.surface, by)
     refuse_inside_blocks(pair)
 
-    source_value = FromTokens(Snapshot(pair.source))
+    source_value = FromTokens(pair.source)
     baseline: list[PerExample] = []
     candidates: dict[str, Candidate] = {}
     for piece in pair.pieces(EXAMPLES_PER_PASS):
@@ -111,6 +112,8 @@ def screen(
                 sums = _summed(estimate, list(row_axes.values()))
                 for index in np.ndindex(sums.shape[1:]):
                     parts = dict(zip(row_axes, index, strict=True))
+                    if parts.get("position", 0) >= int(pair.base.lengths.max()):
+                        continue
                     head = (
                         at_index(site.kind, layer or 0, parts.pop("head"), pair.surface)
                         if "head" in parts
@@ -120,12 +123,13 @@ def screen(
                     if label not in candidates:
                         description = _description(label, site, layer, head, parts)
                         candidates[label] = Candidate(
-                            description, partial(_patch, site, layer, head, parts, source_value)
+                            description, partial(_patch, site, layer, head, parts, source_value, pair.base)
                         )
                     entry = (slice(None), *index)
                     candidates[label].add(name, sums[entry])
     settings: Row = {"method": method, "by": by, "direction": DIRECTION, "sites": _names(layer_sites)}
     settings |= {"steps": steps, "line": line} if method == "integrated" else {}
+    settings |= {"words": pair.base.labels()} if pair.base.words is not None else {}
     return ranked(pair, list(candidates.values()), baseline, counts, settings)
 
 
@@ -163,7 +167,11 @@ def _estimates(
     estimates = {
         hook: {
             name: piece.finite(
-                difference(base_run.activations[hook], source_activations[hook]) * gradient, name, hook
+                piece.in_order(
+                    difference(base_run.activations[hook], source_activations[hook]) * gradient, hook
+                ),
+                name,
+                hook,
             )
             for name, gradient in by_metric.items()
         }
@@ -233,12 +241,20 @@ def _description(
 
 
 def _patch(
-    site: Site, layer: int | None, head: AnyHead | None, parts: dict[str, int], source_value: FromTokens
+    site: Site,
+    layer: int | None,
+    head: AnyHead | None,
+    parts: dict[str, int],
+    source_value: FromTokens,
+    base: Prompts,
 ) -> Edit:
     """Returns the `patch.activations` edit of one row."""
     units = tuple(parts[unit] for unit in UNITS.values() if unit in parts)
     place = Place(_site(site, layer), neurons=units or None)
     if head is not None:
         place = Place(site, HeadSpec(str(head), (head,)))
-    positions = (parts["position"],) if "position" in parts else None
+    positions: Positions | Snapshot | None = (parts["position"],) if "position" in parts else None
+    if positions is not None and base.padded:
+        # Of the examples that are as long.
+        positions = Snapshot((own_positions(base.real) == parts["position"]) & base.real)
     return Edit("patch.activations", (place,), source_value, positions)

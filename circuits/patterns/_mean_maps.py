@@ -12,6 +12,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.model.prompts import Prompts
 from circuits.patterns._read import PatternPass
 
 
@@ -26,12 +27,14 @@ class Maps:
             keys.
         layers: the layers of the first axis.
         n: the number of examples.
+        labels: by position, its number and the word there, if that is the same in all prompts; None without words.
     """
 
     mean: Float[Tensor, "layer head query key"]
     diffuseness: Float[Tensor, "layer head"]
     layers: tuple[int, ...]
     n: int
+    labels: tuple[str, ...] | None = None
 
     def of(self, head: Any) -> Float[Tensor, "query key"]:
         """Returns the map of one head (layer, head)."""
@@ -53,13 +56,13 @@ class Maps:
         """Returns a plotly figure with a heatmap per head, layers down, heads across, in one colour scale.
 
         Args:
-            labels: names of the positions (default: their numbers).
+            labels: names of the positions (default: `self.labels`, else their numbers).
             titles: Head -> its title (default: L0H1).
         """
         from circuits.figures.attention_maps import attention_maps
 
         figure_title = title or f"Mean attention over {self.n:,} examples"
-        return attention_maps(self.mean, self.layers, labels, titles or {}, figure_title)
+        return attention_maps(self.mean, self.layers, labels or self.labels, titles or {}, figure_title)
 
 
 def attention(
@@ -74,19 +77,27 @@ def attention(
     """Computes every head's mean attention map in one pass; its memory does not grow with the number of examples.
 
     Args:
+        tokens: ids [batch pos], or anything that `circuits.prompts` takes. Positions count in each prompt's own tokens.
         layers: only these.
         queries: positions, or a boolean mask [batch pos]; a query's row is the mean over the examples that select it.
         chunk: tokens per forward. Inside `intervene` the edits are in force.
     """
     reading = PatternPass.read("patterns.attention", model, tokens, layers, queries, positions)
-    shape, length = (len(reading.layers), reading.surface.n_heads), reading.tokens.shape[1]
+    prompts = reading.prompts
+    shape, length = (len(reading.layers), reading.surface.n_heads), prompts.shape[1]
     total = torch.zeros(*shape, length, length, dtype=torch.float64)
     entropy, uniform_entropy = torch.zeros(2, *shape, dtype=torch.float64)
     for rows, query_mask in reading.chunks(chunk):
         sums = total, entropy, uniform_entropy
         reading.look(rows, partial(_add, sums, reading.layers, query_mask.double()))
-    mean = total / reading.selected.sum(0).double()[:, None]
-    return Maps(mean, entropy / uniform_entropy, reading.layers, len(reading.tokens))
+    longest = int(prompts.lengths.max())
+    mean = (total / reading.selected.sum(0).double()[:, None])[..., :longest, :longest]
+    return Maps(mean, entropy / uniform_entropy, reading.layers, len(prompts), _labels(prompts))
+
+
+def _labels(prompts: Prompts) -> tuple[str, ...] | None:
+    labels = prompts.labels()
+    return None if labels is None else tuple(labels)
 
 
 def _add(

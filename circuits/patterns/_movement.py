@@ -110,4 +110,4 @@ def _frame(pairs: PairedPass, sums: np.ndarray) -> pd.DataFrame:
         if resampled is not None:
             prefix = "" if name == "distance" else f"{name}_"
             table_columns[f"{prefix}ci_low"], table_columns[f"{prefix}ci_high"] = interval(resampled, LEVEL)
-    return pd.DataFrame(table_columns | {"n": len(pairs.tokens)})
+    return pd.DataFrame(table_columns | {"n": len(pairs.prompts)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,14 +17,16 @@ from circuits.interventions.replacements import derangement, visible
 from circuits.model.generation import WHOLE
 from circuits.model.heads import Head
 from circuits.model.hooks import Function
+from circuits.model.inputs import read_prompts
 from circuits.model.padding import refuse_padding
+from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, keep_in, listening
 from circuits.model.sites import KINDS
 from circuits.model.state import running_rows
 from circuits.model.surface import Surface
 from circuits.statistics import bootstrap, ratio
 from circuits.tensors import Snapshot
-from circuits.validate import is_whole, read_indices, read_run_tokens, read_seed
+from circuits.validate import is_whole, read_indices, read_seed
 
 # The most tokens per forward pass, and entries of the patterns of all its layers, under chunk="auto".
 AUTO_CHUNK, AUTO_ENTRIES = 16384, 2**24
@@ -35,7 +37,7 @@ Look = Callable[[int, Tensor, Tensor], None]
 
 @dataclass(frozen=True)
 class PatternPass:
-    """The inputs of a pass over a model's patterns: tokens, the layers to read, and the queries that count.
+    """The inputs of a pass over a model's patterns: prompts, the layers to read, and the queries that count.
 
     Attributes:
         layers: ascending.
@@ -44,7 +46,7 @@ class PatternPass:
 
     caller: str
     surface: Surface
-    tokens: Tensor
+    prompts: Prompts
     layers: tuple[int, ...]
     selected: Tensor
 
@@ -53,11 +55,11 @@ class PatternPass:
         cls, caller: str, model: Any, tokens: Any, layers: Any, queries: Any, positions: Any
     ) -> PatternPass:
         """Reads the arguments that all passes share."""
-        surface, tokens = Surface.of(model), read_run_tokens(tokens, caller)
+        surface = Surface.of(model)
+        prompts = read_run(surface, tokens, caller)
         chosen = read_layers(layers, surface, caller)
-        return cls(
-            caller, surface, tokens, chosen, selected_queries(surface, queries, positions, tokens, caller)
-        )
+        selected = selected_queries(surface, queries, positions, prompts, caller)
+        return cls(caller, surface, prompts, chosen, selected)
 
     @property
     def heads(self) -> tuple[Head, ...]:
@@ -66,12 +68,12 @@ class PatternPass:
 
     def chunks(self, chunk: int | str) -> Iterator[tuple[slice, Tensor]]:
         """Yields the rows of each forward pass and their mask of queries that count, bool [batch 1 query]."""
-        for rows in chunks(self.surface, self.tokens, self.layers, chunk, self.caller):
+        for rows in chunks(self.surface, self.prompts, self.layers, chunk, self.caller):
             yield rows, self.selected[rows, None].to(self.surface.device)
 
-    def look(self, rows: slice | Tensor, look: Look, tokens: Tensor | None = None) -> None:
-        """Passes the patterns of these rows, of the pass's tokens or of others paired with them, to `look`."""
-        look_at(self.surface, self.tokens if tokens is None else tokens, rows, self.layers, look)
+    def look(self, rows: slice | Tensor, look: Look, prompts: Prompts | None = None) -> None:
+        """Passes the patterns of these rows, of the pass's prompts or of others paired with them, to `look`."""
+        look_at(self.surface, self.prompts if prompts is None else prompts, rows, self.layers, look)
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,12 @@ class PairedPass(PatternPass):
     """The inputs of passes over two inputs that are compared row by row, with a control that pairs other rows.
 
     Attributes:
-        other: the second input, of the shape of `tokens`.
+        other: the second input, of the shape of `prompts`.
         order: [batch], the row of the control's pair: a derangement drawn from `seed`.
         seed: also of the bootstrap, of `draws` resamples.
     """
 
-    other: Tensor
+    other: Prompts
     order: Tensor
     seed: int
     draws: int
@@ -102,20 +104,17 @@ class PairedPass(PatternPass):
         seed: Any,
         draws: Any,
     ) -> PairedPass:
-        """Reads the arguments; raises `CircuitsError` unless both inputs have one shape, of at least 2 rows."""
-        tokens, other = read_run_tokens(tokens, caller), read_run_tokens(other, caller)
-        if tokens.shape != other.shape or len(tokens) < 2:
-            raise CircuitsError(
-                f"{caller}: two inputs of one shape are compared row by row, at least 2 rows; got "
-                f"{list(tokens.shape)} and {list(other.shape)}"
-            )
+        """Reads the arguments; raises `CircuitsError` unless both inputs have one shape, of at least 2 rows, and all
+        prompts one length.
+        """
+        prompts, second = _read_pairs(Surface.of(model), tokens, other, caller)
         seed, draws = read_seed(seed, caller), read_draws(draws, caller)
-        first = PatternPass.read(caller, model, tokens, layers, queries, positions)
-        return cls(**vars(first), other=other, order=derangement(len(tokens), seed), seed=seed, draws=draws)
+        first = PatternPass.read(caller, model, prompts, layers, queries, positions)
+        return cls(**vars(first), other=second, order=derangement(len(prompts), seed), seed=seed, draws=draws)
 
     def zeros(self) -> np.ndarray:
         """Returns zeros [pairing layer head example], to add to; the pairings are the pairs and the control."""
-        return np.zeros((2, len(self.layers), self.surface.n_heads, len(self.tokens)))
+        return np.zeros((2, len(self.layers), self.surface.n_heads, len(self.prompts)))
 
     def means(self, sums: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
         """Returns means over queries and examples [pairing head], and their resamples [draw head] for each pairing.
@@ -123,7 +122,7 @@ class PairedPass(PatternPass):
         Args:
             sums: over queries, [pairing layer head example].
         """
-        series = sums.reshape(-1, len(self.tokens))
+        series = sums.reshape(-1, len(self.prompts))
         entries = np.broadcast_to(self.selected.sum(1).double().numpy(), series.shape)
         resampled = bootstrap(series, entries, self.seed, self.draws)
         paired, unpaired = np.split(resampled, 2, axis=1)
@@ -131,9 +130,10 @@ class PairedPass(PatternPass):
 
 
 def look_at(
-    surface: Surface, tokens: Tensor, rows: slice | Tensor, layers: tuple[int, ...], look: Look
+    surface: Surface, prompts: Prompts, rows: slice | Tensor, layers: tuple[int, ...], look: Look
 ) -> None:
-    """Runs `rows` (a slice or indices) of the tokens in eval mode, without gradients; passes each pattern to `look`.
+    """Runs `rows` (a slice or indices) of the prompts in eval mode, without gradients; passes each pattern to `look`,
+    each prompt's own tokens first.
 
     Edits of open blocks are in force; where one has a mask per example, its entries for these rows are used.
     """
@@ -143,16 +143,16 @@ def look_at(
     for layer in layers:
         hook = KINDS["scores"].hook.format(layer)
         functions.append((hook, keep_in(scores, hook)))
-        pass_on = partial(_show, surface, layer, look, scores, seen_layers)
+        pass_on = partial(_show, surface, prompts[rows], layer, look, scores, seen_layers)
         functions.append((KINDS["pattern"].hook.format(layer), pass_on))
     model = surface.model
     with (
         evaluating(model),
         torch.no_grad(),
-        running_rows(model, rows, len(tokens)),
+        running_rows(model, rows, len(prompts)),
         listening(surface, functions),
     ):
-        model(tokens[rows].to(surface.device, copy=True))
+        surface.call(prompts[rows])
     for layer in layers:
         if layer not in seen_layers:
             raise CircuitsError(f"patterns: {KINDS['pattern'].hook.format(layer)} never fired in this model")
@@ -160,6 +160,7 @@ def look_at(
 
 def _show(
     surface: Surface,
+    prompts: Prompts,
     layer: int,
     look: Look,
     scores: dict[str, Tensor],
@@ -169,7 +170,10 @@ def _show(
     """Passes a pattern to `look`, with the visible keys as read from the layer's scores, which precede the pattern."""
     visible_keys = visible(scores.pop(KINDS["scores"].hook.format(layer)), surface.masked_score(layer))
     seen_layers.append(layer)
-    look(layer, pattern.detach().double(), visible_keys.expand_as(pattern))
+    pattern = pattern.detach().double()
+    axes = KINDS["pattern"].position_axes
+    seen = prompts.in_order(visible_keys.expand_as(pattern).to(torch.uint8), axes).bool()
+    look(layer, prompts.in_order(pattern, axes), seen)
 
 
 def read_layers(layers: Any, surface: Surface, caller: str) -> tuple[int, ...]:
@@ -184,9 +188,10 @@ def read_layers(layers: Any, surface: Surface, caller: str) -> tuple[int, ...]:
 
 
 def chunks(
-    surface: Surface, tokens: Tensor, layers: tuple[int, ...], chunk: int | str, caller: str
+    surface: Surface, prompts: Prompts, layers: tuple[int, ...], chunk: int | str, caller: str
 ) -> Iterator[slice]:
     """Yields the rows of each forward pass: `chunk` tokens, at least one example."""
+    tokens = prompts.tokens
     if chunk == "auto":
         entries = len(layers) * surface.n_heads * tokens.shape[1] ** 2
         step = min(AUTO_CHUNK // tokens[0].numel(), AUTO_ENTRIES // entries)
@@ -201,20 +206,43 @@ def chunks(
         yield slice(start, min(start + step, len(tokens)))
 
 
-def selected_queries(surface: Surface, queries: Any, positions: Any, tokens: Tensor, caller: str) -> Tensor:
-    """Returns a mask, bool [batch pos], of the queries that count."""
-    selected = _selected(queries, positions, tokens, caller)
-    refuse_padding(surface, tokens, selected, caller, "leave it out with queries=, a mask [batch pos]")
-    return selected
+def read_run(surface: Surface, tokens: Any, caller: str) -> Prompts:
+    prompts = read_prompts(surface, tokens, caller)
+    surface.check_prompts(prompts, f"{caller}: tokens")
+    return prompts
 
 
-def _selected(queries: Any, positions: Any, tokens: Tensor, caller: str) -> Tensor:
+def _read_pairs(surface: Surface, tokens: Any, other: Any, caller: str) -> tuple[Prompts, Prompts]:
+    """Reads two inputs that are compared row by row, and each with rows of the other."""
+    one, two = read_run(surface, tokens, caller), read_run(surface, other, caller)
+    if one.shape != two.shape or len(one) < 2:
+        raise CircuitsError(
+            f"{caller}: two inputs of one shape are compared row by row, at least 2 rows; got {list(one.shape)} and "
+            f"{list(two.shape)}"
+        )
+    lengths = {*one.lengths.tolist(), *two.lengths.tolist()}
+    if len(lengths) > 1:
+        raise CircuitsError(
+            f"{caller}: compared prompts have one length; these have {min(lengths)} to {max(lengths)} tokens"
+        )
+    return one, two
+
+
+def selected_queries(surface: Surface, queries: Any, positions: Any, prompts: Prompts, caller: str) -> Tensor:
+    """Returns a mask, bool [batch pos], of the queries that count, each prompt's own tokens first."""
+    selected = _selected(queries, positions, prompts, caller)
+    refuse_padding(surface, prompts, selected, caller)
+    return prompts.in_order(selected & prompts.real) & prompts.reached
+
+
+def _selected(queries: Any, positions: Any, prompts: Prompts, caller: str) -> Tensor:
     chosen = read_queries(queries, positions, caller)
-    batch, length = tokens.shape[:2]
+    batch, length = prompts.shape[:2]
     if chosen is None:
         return torch.ones(1, length, dtype=torch.bool).expand(batch, -1)
     if not isinstance(chosen, Snapshot):
-        return WHOLE.selected(chosen, length, caller).expand(batch, -1)
+        real = prompts.real if prompts.padded else None
+        return replace(WHOLE, real=real).selected(chosen, length, caller).expand(batch, -1)
     mask = chosen.tensor.cpu()
     if tuple(mask.shape) not in ((length,), (batch, length)):
         raise CircuitsError(

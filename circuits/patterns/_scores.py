@@ -87,7 +87,8 @@ def scores(
     Args:
         templates: name -> bool [query key] or [batch query key], true at the keys that count (`patterns.row` and so
             on), or a function that returns one, `fn(tokens[rows])`, or `fn(batch[rows])` where `batch` is given (it has
-            len() and takes a slice).
+            len() and takes a slice). Where prompts have padding, [query key] count positions in each prompt's own
+            tokens, and [batch query key] is over the padded batch.
         queries: score these only: positions, or a boolean mask [batch pos]. One of these is scored against a
             template only if it may see a key of it.
         layers: only these.
@@ -97,7 +98,8 @@ def scores(
     """
     caller = "patterns.scores"
     reading = PatternPass.read(caller, model, tokens, layers, queries, positions)
-    tokens, heads = reading.tokens, reading.heads
+    prompts, heads = reading.prompts, reading.heads
+    tokens = prompts.tokens
     seed, draws = read_seed(seed, caller), read_draws(draws, caller)
     if batch is not None and len(batch) != len(tokens):
         raise CircuitsError(f"{caller}: tokens have {len(tokens)} examples, batch has {len(batch)}")
@@ -106,7 +108,7 @@ def scores(
     for rows, query_mask in reading.chunks(chunk):
         examples = tokens[rows] if batch is None else batch[rows]
         keys = [
-            template_keys(name, template, examples, rows, tokens[rows]).to(query_mask.device)
+            template_keys(name, template, examples, rows, prompts[rows]).to(query_mask.device)
             for name, template in by_name.items()
         ]
         reading.look(rows, partial(_take, sums[..., rows], reading.layers, keys, query_mask))

@@ -80,7 +80,7 @@ def follow(
     """
     caller = "patterns.follow"
     pairs = PairedPass.read_pair(caller, model, tokens, other, layers, queries, positions, seed, draws)
-    count, length = pairs.tokens.shape[:2]
+    count, length = pairs.prompts.shape[:2]
     of_key = _whole(groups, length, "groups", caller)
     group_before, group_after = (
         _whole(values, count, name, caller) for values, name in ((before, "before"), (after, "after"))
@@ -166,6 +166,6 @@ def _frame(pairs: PairedPass, sums: np.ndarray) -> pd.DataFrame:
             "effect": paired - unpaired,
             "effect_ci_low": effect_low,
             "effect_ci_high": effect_high,
-            "n": len(pairs.tokens),
+            "n": len(pairs.prompts),
         }
     )

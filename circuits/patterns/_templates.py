@@ -17,6 +17,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_keys
+from circuits.model.prompts import Prompts
 from circuits.tensors import select_positions
 from circuits.validate import is_whole
 
@@ -79,14 +80,19 @@ def read_templates(given: Any, tokens: Tensor, batched: bool) -> dict[str, Any]:
     return templates
 
 
-def template_keys(name: str, template: Any, examples: Any, rows: slice, tokens: Tensor) -> Tensor:
-    """Returns a template for some rows, [batch or 1, query, key]; a function is called with `examples`, those rows."""
+def template_keys(name: str, template: Any, examples: Any, rows: slice, prompts: Prompts) -> Tensor:
+    """Returns a template for some rows, [batch or 1, query, key]; a function is called with `examples`, those rows.
+
+    Args:
+        prompts: those rows, of whose own tokens the first comes first.
+    """
     if isinstance(template, Tensor):
-        return template[None] if template.ndim == 2 else template[rows]
-    keys = template(examples)
-    keys = torch.from_numpy(keys) if isinstance(keys, np.ndarray) else keys
-    _check(name, keys, len(tokens), tokens.shape[1])
-    return keys[None] if keys.ndim == 2 else keys
+        keys = template if template.ndim == 2 else template[rows]
+    else:
+        keys = template(examples)
+        keys = torch.from_numpy(keys) if isinstance(keys, np.ndarray) else keys
+        _check(name, keys, len(prompts), prompts.shape[1])
+    return keys[None] if keys.ndim == 2 else prompts.in_order(keys.to(torch.uint8).cpu(), (1, 2)).bool()
 
 
 def _check(name: str, template: Any, batch: int, length: int) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, recording
 from circuits.model.state import running_rows
 from circuits.model.surface import Surface
@@ -69,30 +70,30 @@ class ActivationStream:
     """Runs a model over a batch in chunks of `step` examples, without keeping activations."""
 
     surface: Surface
-    tokens: Tensor
+    prompts: Prompts
     entries: Entries
     step: int
 
     def each(self, sites: Sequence[ProbeSite], wanted: Tensor, use: Use) -> None:
         """Calls `use` with the vectors of the examples `wanted` at every site, chunk by chunk."""
-        is_wanted = torch.zeros(len(self.tokens), dtype=torch.bool)
+        is_wanted = torch.zeros(len(self.prompts), dtype=torch.bool)
         is_wanted[wanted] = True
         hooks = {site.hook for site in sites}
         with evaluating(self.surface.model), torch.no_grad(), recording(self.surface, hooks) as seen:
-            for start in range(0, len(self.tokens), self.step):
-                rows = slice(start, min(start + self.step, len(self.tokens)))
+            for start in range(0, len(self.prompts), self.step):
+                rows = slice(start, min(start + self.step, len(self.prompts)))
                 wanted_rows = is_wanted[rows].nonzero().flatten()
                 if not len(wanted_rows):
                     continue
                 seen.clear()
                 # The whole chunk runs, because an intervention may hold a value for each of its examples.
-                with running_rows(self.surface.model, rows, len(self.tokens)):
-                    self.surface.model(self.tokens[rows].clone())
+                with running_rows(self.surface.model, rows, len(self.prompts)):
+                    self.surface.call(self.prompts[rows])
                 for site in sites:
                     if site.hook not in seen:
                         raise CircuitsError(f"probe: {site.hook} never fired; this model has it switched off")
                     chosen = self.entries.used[wanted_rows + start][:, site.positions]
-                    x = site.vectors(seen[site.hook], rows.stop - rows.start)
+                    x = site.vectors(seen[site.hook], self.prompts[rows])
                     # Apple's GPUs have no float64.
                     x = x.cpu() if x.device.type == "mps" else x
                     x = x[wanted_rows.to(x.device)][chosen.to(x.device)]

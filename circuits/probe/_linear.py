@@ -13,6 +13,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import intervene
 from circuits.interventions.base import Intervention
+from circuits.model.inputs import read_prompts
 from circuits.model.padding import refuse_padding
 from circuits.model.surface import Surface
 from circuits.probe._fit import ActivationStream, FitSettings, LinearMap, fit, score
@@ -21,7 +22,7 @@ from circuits.probe._scores import Scores, pooled
 from circuits.probe._sites import ProbeSite, parse_sites
 from circuits.probe._split import read_entries
 from circuits.probe._targets import Target, read_targets
-from circuits.validate import is_whole, read_run_tokens, read_seed
+from circuits.validate import is_whole, read_seed
 
 # Tokens per forward pass under chunk="auto"; the activations of a chunk at all sites are in memory together.
 AUTO_CHUNK = 8192
@@ -52,6 +53,8 @@ def linear(
     """Fits a linear map from each site to each target on some examples, and scores it on the others.
 
     Args:
+        tokens: ids [batch pos], or anything that `circuits.prompts` takes. Padding is left out, and positions count in
+            each prompt's own tokens; masks and targets [batch pos] are over the padded batch.
         targets: a tensor or a dict of several, [batch] or [batch pos], or of vectors [batch 1 d] or [batch pos d]. A
             target per example is the same at all its positions.
         kind: "regression", or "classification" of whole numbers from 0 (least squares on one-hot targets, the largest
@@ -81,14 +84,15 @@ def linear(
     """
     surface = Surface.of(model)
     control = None if untrained is None else Surface.of(untrained)
-    tokens, seed = read_run_tokens(tokens, "probe"), read_seed(seed, "probe")
+    prompts, seed = read_prompts(surface, tokens, "probe"), read_seed(seed, "probe")
+    surface.check_prompts(prompts, "probe: tokens")
     _check_count("shuffles", shuffles, 0)
     _check_count("draws", draws, 1)
     fit_settings = _read_fit_settings(intercept, ridge, folds)
-    entries = read_entries(tokens, positions, splits, test, fit_settings.folds, seed, per_position)
-    refuse_padding(surface, tokens, entries.used, "probe", "leave it out with positions=, a mask [batch pos]")
-    named_targets = read_targets(targets, kind, tokens)
-    step = _examples_per_forward(chunk, tokens)
+    entries = read_entries(prompts, positions, splits, test, fit_settings.folds, seed, per_position)
+    refuse_padding(surface, prompts, entries.used, "probe")
+    named_targets = read_targets(targets, kind, prompts)
+    step = _examples_per_forward(chunk, prompts.tokens)
     separate_positions = entries.positions if per_position else None
     probe_sites = parse_sites(surface, sites, heads, separate_positions)
     if isinstance(interventions, Intervention):
@@ -99,7 +103,7 @@ def linear(
 
     with intervene(model, *interventions):
         probes = _fit_and_score(
-            ActivationStream(surface, tokens, entries, step),
+            ActivationStream(surface, prompts, entries, step),
             probe_sites,
             [*named_targets, *shuffled],
             fit_settings,
@@ -109,7 +113,7 @@ def linear(
         if parse_sites(control, sites, heads, separate_positions) != probe_sites:
             raise CircuitsError("probe: the untrained model has not the sites of the model")
         untrained_probes = _fit_and_score(
-            ActivationStream(control, tokens, entries, step), probe_sites, named_targets, fit_settings
+            ActivationStream(control, prompts, entries, step), probe_sites, named_targets, fit_settings
         )
     measured = [
         Measured(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.arguments import read_place
+from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
 from circuits.model.surface import Surface
 
@@ -34,19 +35,22 @@ class ProbeSite:
     def positions(self) -> slice:
         return slice(None) if self.position is None else slice(self.position, self.position + 1)
 
-    def vectors(self, activation: Tensor, examples: int) -> Tensor:
-        """Returns vectors [batch pos d] of an activation: with heads concatenated; for patterns, the query's row."""
+    def vectors(self, activation: Tensor, prompts: Prompts) -> Tensor:
+        """Returns vectors [batch pos d] of an activation, each prompt's own tokens first: with heads concatenated; for
+        patterns, the query's row.
+        """
         kind = self.site.kind
         if activation.ndim < 3:
             raise CircuitsError(
                 f"probe: {self.hook} is {list(activation.shape)}; a probe reads [batch pos ...]"
             )
+        activation = prompts.in_order(activation, kind.position_axes, lowest=True)
         if kind.head_axis == 1:
             activation = rearrange(activation, "batch head query key -> batch query head key")
         if self.head is not None:
             activation = activation[:, :, self.head]
         # In some models position embeddings have a batch of 1, shared by all examples.
-        vectors = activation.flatten(2).expand(examples, -1, -1)
+        vectors = activation.flatten(2).expand(len(prompts), -1, -1)
         return vectors[:, self.positions]
 
 

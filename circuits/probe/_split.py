@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.model.prompts import Prompts
 from circuits.tensors import Snapshot, is_bool, parse_positions, refuse_numbers_as_mask, select_positions
 
 #: The split that every probe has.
@@ -20,7 +21,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries (example, position) of a batch that a probe uses.
+    """The entries (example, position) of a batch that a probe uses, each example's own tokens first.
 
     Attributes:
         used: boolean [batch pos], true where an entry is fitted or scored.
@@ -43,13 +44,13 @@ class Entries:
 
 
 def read_entries(
-    tokens: Tensor, positions: Any, splits: Any, test: Any, folds: int, seed: int, per_position: bool
+    prompts: Prompts, positions: Any, splits: Any, test: Any, folds: int, seed: int, per_position: bool
 ) -> Entries:
     """Reads the entries of a probe; `folds` is 0 without cross-validation.
 
     Held-out examples and folds depend only on the seed and the number of examples.
     """
-    batch, pos = tokens.shape[:2]
+    batch, pos = prompts.shape[:2]
     generator = torch.Generator().manual_seed(seed)
     held_out = _read_test(test, batch, generator)
     is_held_out = torch.zeros(batch, dtype=torch.bool)
@@ -62,8 +63,9 @@ def read_entries(
         )
     fold = torch.full((batch,), -1)
     fold[fit] = 0 if not folds else (torch.randperm(len(fit), generator=generator) % folds)
-    used = _read_used(positions, batch, pos)
+    used = prompts.in_order(_read_used(positions, prompts) & prompts.real) & prompts.reached
     all_splits = {ALL: torch.ones(batch, pos, dtype=torch.bool), **_read_splits(splits, batch, pos)}
+    all_splits = {name: prompts.in_order(split) for name, split in all_splits.items()}
     for part, examples in (("fitted", fit), ("held-out", held_out)):
         positions_used = used[examples].any(0)
         unused = (used.any(0) & ~positions_used).nonzero().flatten().tolist() if per_position else []
@@ -107,13 +109,14 @@ def _read_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:
     return torch.tensor(chosen, dtype=torch.long)
 
 
-def _read_used(positions: Any, batch: int, pos: int) -> Tensor:
+def _read_used(positions: Any, prompts: Prompts) -> Tensor:
+    batch, pos = prompts.shape[:2]
     parsed = parse_positions(positions, "probe, positions")
     if parsed is None:
         return torch.ones(batch, pos, dtype=torch.bool)
     if isinstance(parsed, Snapshot):
         return _mask("positions", parsed.tensor, batch, pos)
-    return select_positions(parsed, pos, "probe").expand(batch, pos)
+    return select_positions(parsed, pos, "probe", prompts.real if prompts.padded else None).expand(batch, pos)
 
 
 def _read_splits(splits: Any, batch: int, pos: int) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.model.prompts import Prompts
 from circuits.validate import read_choice
 
 REGRESSION, CLASSIFICATION = "regression", "classification"
@@ -50,7 +51,7 @@ class Target:
         return replace(self, order=order)
 
 
-def read_targets(targets: Any, kind: Any, tokens: Tensor) -> tuple[Target, ...]:
+def read_targets(targets: Any, kind: Any, prompts: Prompts) -> tuple[Target, ...]:
     """Reads a tensor, named "target", or a dict of several; `kind` is one for all, or a dict by name."""
     if not isinstance(targets, Mapping):
         targets = {"target": targets}
@@ -63,12 +64,12 @@ def read_targets(targets: Any, kind: Any, tokens: Tensor) -> tuple[Target, ...]:
             f"probe, kind: no target {unknown[0]!r}; targets are {', '.join(map(str, targets))}"
         )
     return tuple(
-        _read_target(str(name), values, kinds.get(name, REGRESSION), tokens)
+        _read_target(str(name), values, kinds.get(name, REGRESSION), prompts)
         for name, values in targets.items()
     )
 
 
-def _read_target(name: str, values: Any, kind: Any, tokens: Tensor) -> Target:
+def _read_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target:
     kind = read_choice(kind, KINDS, f"probe, target {name!r}", "kind")
     if isinstance(values, np.ndarray):
         values = torch.from_numpy(values)
@@ -77,7 +78,7 @@ def _read_target(name: str, values: Any, kind: Any, tokens: Tensor) -> Target:
             f"probe, target {name!r}: expected a tensor of numbers, got {type(values).__name__}"
         )
     values = values.detach().cpu()
-    batch, pos = tokens.shape[:2]
+    batch, pos = prompts.shape[:2]
     shape = list(values.shape)
     fits = values.ndim in (1, 2, 3) and shape[0] == batch and (values.ndim == 1 or shape[1] in (1, pos))
     if not fits or not values.numel() or (kind == CLASSIFICATION and values.ndim == 3):
@@ -88,6 +89,11 @@ def _read_target(name: str, values: Any, kind: Any, tokens: Tensor) -> Target:
         )
     if values.ndim == 1:
         values = values[:, None]
+    if values.shape[1] > 1 and prompts.padded:
+        # Of padding there need be none.
+        values = prompts.in_order(values)
+        shown = prompts.reached[(...,) + (None,) * (values.ndim - 2)]
+        values = torch.where(shown, values, torch.zeros_like(values))
     if kind == CLASSIFICATION:
         if values.is_floating_point() or values.dtype == torch.bool or bool((values < 0).any()):
             raise CircuitsError(

@@ -19,6 +19,7 @@ from circuits.errors import CircuitsError
 from circuits.interventions.apply import Plan, attached, wanted
 from circuits.interventions.base import Intervention
 from circuits.interventions.reference_runs import References
+from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating
 from circuits.model.state import running_rows
 from circuits.model.surface import Surface
@@ -26,6 +27,7 @@ from circuits.sweeps.metrics import PerExample, called, metric_name, read_values
 from circuits.sweeps.table import BASELINE, Measured, about
 from circuits.tensors import Positions, select_positions
 
+_WHAT = "sweep, positions"
 NAIVE, FAST = "naive", "fast"
 # Share of the examples in a chunk whose effect may be within rounding by chance.
 _BY_CHANCE = 0.02
@@ -49,12 +51,26 @@ class Variant:
 class SweepInputs:
     """The inputs that are common to all variants."""
 
-    tokens: Tensor
+    prompts: Prompts
     metric: Any
     batch: Any
     read: Positions | None
     step: int  # examples per forward
     chunk: int  # tokens per forward, of all variants in it
+
+    @property
+    def tokens(self) -> Tensor:
+        return self.prompts.tokens
+
+    def kept(self, rows: slice) -> Tensor | None:
+        """Returns where the output of some rows is read, bool [batch pos]; None: everywhere."""
+        if not self.prompts.padded:
+            if self.read is None:
+                return None
+            length = self.prompts.shape[1]
+            return select_positions(self.read, length, _WHAT).expand(rows.stop - rows.start, -1)
+        real = self.prompts.real
+        return (real if self.read is None else select_positions(self.read, real.shape[1], _WHAT, real))[rows]
 
     def pieces(self) -> Iterator[slice]:
         """Yields the examples of each forward."""
@@ -219,7 +235,7 @@ def _choose_engines(
             naive[one.name] = str(reason)
     if len(naive) < len({one.name for one in variants}):
         try:
-            fast = Engine(surface, inputs.tokens, inputs.read, inputs.step)
+            fast = Engine(surface, inputs.prompts, inputs.read, inputs.step)
         except NotReplayed as reason:
             naive = {one.name: str(reason) for one in variants}
     if naive and engine == FAST:
@@ -256,7 +272,7 @@ def _run_fast(job: ModelSweep, group: Group, rows: slice) -> None:
     if engine.output is None:
         model_output = _output(job.surface, job.inputs, rows, BASELINE).clone()
     else:
-        model_output, engine.output = _checked(engine.output, job.inputs, BASELINE), None
+        model_output, engine.output = _checked(engine.output, job.inputs, rows, BASELINE), None
     output, cache = engine.clean(tokens, job.branches)
     engine.check(tokens, model_output, output)
     compared = _Compared(job, group, rows, engine, output, model_output)
@@ -404,22 +420,28 @@ def _edited(
 
 def _output(surface: Surface, inputs: SweepInputs, rows: slice, variant: str) -> Tensor:
     with running_rows(surface.model, rows, len(inputs.tokens)):
-        return _checked(surface.model(inputs.tokens[rows].clone()), inputs, variant)
+        return _checked(surface.call(inputs.prompts[rows]), inputs, rows, variant)
 
 
-def _checked(output: Any, inputs: SweepInputs, variant: str) -> Tensor:
+def _checked(output: Any, inputs: SweepInputs, rows: slice, variant: str) -> Tensor:
     """Returns the output, checked to be finite where it is read, with NaN elsewhere."""
     if not isinstance(output, Tensor) or not output.is_floating_point():
         raise CircuitsError(
             f"{variant}: the model's output is {type(output).__name__}, not a tensor of numbers"
         )
-    if inputs.read is None:
+    kept = inputs.kept(rows)
+    if kept is None:
         _refuse_nan(output, variant)
         return output
-    inside = select_positions(inputs.read, output.shape[1], "sweep, positions").to(output.device)
-    _refuse_nan(output[:, inside], variant)
+    kept = kept.to(output.device)
+    if output.shape[:2] != kept.shape:
+        raise CircuitsError(
+            f"{variant}: the model's output is {list(output.shape)}, without a row for each of the positions "
+            f"{list(kept.shape)}"
+        )
+    _refuse_nan(output[kept], variant)
     output = output.clone()
-    output[:, ~inside] = torch.nan
+    output[~kept] = torch.nan
     return output
 
 
@@ -433,7 +455,9 @@ def _measure(inputs: SweepInputs, output: Tensor, clean: Tensor, rows: slice, va
     if metric is not None:
         examples = None if inputs.batch is None else inputs.batch[rows]
         return read_values(called(metric, output, examples), metric_name(metric), len(output), variant)
-    if inputs.read is not None:
-        inside = select_positions(inputs.read, output.shape[1], "sweep, positions").to(output.device)
-        output, clean = output[:, inside], clean[:, inside]
+    kept = inputs.kept(rows)
+    if inputs.prompts.padded:
+        return read_values(unedited_metrics(output, clean, kept), "unedited", len(output), variant)
+    if kept is not None:
+        output, clean = output[:, kept[0]], clean[:, kept[0]]
     return read_values(unedited_metrics(output, clean), "unedited", len(output), variant)

@@ -79,15 +79,25 @@ def is_pair(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and not type(value).__module__.startswith("torch")
 
 
-def unedited_metrics(output: Tensor, clean: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+def unedited_metrics(
+    output: Tensor, clean: Tensor, kept: Tensor | None = None
+) -> dict[str, tuple[Tensor, Tensor]]:
     """Compares an output [n pos out] with the unedited one.
 
     kl: KL(unedited || edited) in nats. mse. logit_diff: the logit of the unedited model's first choice minus that
     of its second. All pool over positions (mse over the entries of the last axis as well), for every output of the
     example. A read-out of width 1 is a number, not logits, and has mse only.
+
+    Args:
+        kept: bool [n pos], the positions that count; None: all.
     """
     output, clean = output.double(), clean.double()
     entries = torch.full((len(output),), float(output[0].numel()), dtype=torch.float64)
+    if kept is not None:
+        kept = kept.to(output.device)
+        # Equal outputs add nothing to any of the sums.
+        output, clean = (x.masked_fill(~kept[..., None], 0.0) for x in (output, clean))
+        entries = kept.sum(1).double().cpu() * output[0, 0].numel()
     # The difference of equal infinite logits is NaN, and counts as 0.
     difference = torch.where(output == clean, torch.zeros_like(output), output - clean)
     metrics = {"mse": (difference.square().flatten(1).sum(1), entries)}
@@ -104,34 +114,13 @@ def unedited_metrics(output: Tensor, clean: Tensor) -> dict[str, tuple[Tensor, T
     return metrics
 
 
-def logit_difference(output: Tensor, batch: Any, position: int = -1) -> Tensor:
-    """Returns, per example, the logit of a right answer minus that of a wrong one at one position: a metric for
-    `sweep`.
-
-        sweep(model, tokens, variants, metric=logit_difference, batch=answers)
-
-    Args:
-        batch: answers [n 2], the token ids of right and wrong; output [n pos vocabulary].
-    """
-    answers = torch.as_tensor(batch, device=output.device)
-    if answers.ndim != 2 or answers.shape[1] != 2 or answers.is_floating_point():
-        raise CircuitsError(
-            f"logit_difference: answers are [n 2] = (right, wrong) ids, got {list(answers.shape)} {answers.dtype}"
-        )
-    if output.ndim != 3 or not -output.shape[1] <= position < output.shape[1]:
-        raise CircuitsError(f"logit_difference: no position {position} in an output {list(output.shape)}")
-    if bool(((answers < 0) | (answers >= output.shape[2])).any()):
-        least, most = int(answers.min()), int(answers.max())
-        raise CircuitsError(
-            f"logit_difference: answers are ids of 0-{output.shape[2] - 1}, got {least}-{most}"
-        )
-    logits = output[:, position].gather(1, answers.long())
-    return logits[:, 0] - logits[:, 1]
-
-
-def first_choice(output: Tensor, clean: Tensor) -> tuple[Tensor, Tensor]:
+def first_choice(output: Tensor, clean: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Returns `logit_diff` alone, differentiable in `output`, as (sum, count) per example."""
     rows = torch.full((len(output),), float(output[0].numel() // output.shape[-1]), dtype=torch.float64)
+    if kept is not None:
+        kept = kept.to(output.device)
+        output, clean = (x.masked_fill(~kept[..., None], 0.0) for x in (output, clean))
+        rows = kept.sum(1).double().cpu()
     return _first_two(output.double(), clean.double()), rows
 
 

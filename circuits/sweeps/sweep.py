@@ -7,15 +7,18 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import planned
 from circuits.interventions.variants import Draws
-from circuits.model.padding import refuse_default_metrics_over_padding
+from circuits.model.inputs import read_prompts
+from circuits.model.padding import refuse_padding
 from circuits.model.surface import Surface
 from circuits.statistics import Resampling
+from circuits.sweeps.answers import LogitDifference, bound
 from circuits.sweeps.checkpoints import measure_checkpoints, read_checkpoints
 from circuits.sweeps.measure import Measurements, SweepInputs, Variant
 from circuits.sweeps.metrics import (
@@ -37,8 +40,8 @@ from circuits.sweeps.table import (
     make_result,
     tabulate,
 )
-from circuits.tensors import Snapshot, parse_positions
-from circuits.validate import is_whole, read_batch, read_choice, read_run_tokens, read_seed
+from circuits.tensors import Snapshot, parse_positions, select_positions
+from circuits.validate import is_whole, read_batch, read_choice, read_seed
 
 # Tokens per forward under chunk="auto". On two cores the time does not depend on it between 512 and 16384; what the
 # clean pass of the fast engine keeps does: at d_model 768, 75 MB per layer.
@@ -62,17 +65,22 @@ def sweep(
     """Runs every variant on the same tokens and compares each with the unedited model.
 
     Args:
+        tokens: ids [batch pos], or anything that `prompts` takes. Where prompts have padding it is masked, each example
+            counts its positions in its own tokens, and the output at padding is NaN, so that a metric that reads there
+            fails.
         variants: name -> an intervention, a tuple of them that act together, or `Draws` of one; `ablate.each` and
             `grid` make such dicts. Draws get a row each, after one that pools them.
         metric: `fn(output)`, or `fn(output, batch[rows])` where `batch` is given (it has len() and takes a slice). It
             gets copies of its own, is called once per variant and chunk, and returns a value per example [n], a pair
             (sum [n], count [n]), or a dict of those. Pairs are pooled as Σsum/Σcount over examples. Without a metric:
             `kl` (nats) and `mse` from the unedited output, which have no p-value, and `logit_diff`, of the unedited
-            model's two highest logits: means over all positions read, refused where the tokenizer names one padding.
+            model's two highest logits: means over all positions read but padding. `logit_difference` makes a metric of
+            given answers.
         engine: "naive", one full forward per variant with plain hooks; "fast", one clean pass, then each variant from
             its first edit on, many of them stacked; "auto", fast where it can. The column `engine` says which it was,
-            and `settings["naive"]` why, by variant: weights are edited, there are hooks on the model, it is not a plain
-            pre-norm transformer of the library's own code, or the replay of a chunk differed from the model's own.
+            and `settings["naive"]` why, by variant: weights are edited, there are hooks on the model, prompts have
+            padding, it is not a plain pre-norm transformer of the library's own code, or the replay of a chunk differed
+            from the model's own.
         chunk: tokens per forward, of one example and variant at least. Results depend on it by rounding only.
         positions: the positions the metric reads. The output everywhere else is set to NaN, so that a metric that reads
             there fails. Default: `read_positions` of the metric, or of the task whose method it is, else all.
@@ -126,19 +134,23 @@ def swept(
     surface = Surface.of(model)
     read_choice(engine, ("auto", "fast", "naive"), "sweep", "engine")
     seed = read_seed(seed, "sweep")
-    tokens = read_run_tokens(tokens, "sweep")
-    surface.check_inputs(tokens, "sweep: tokens")
+    prompts = read_prompts(surface, tokens, "sweep")
+    surface.check_prompts(prompts, "sweep: tokens")
+    metric, batch = bound(metric, batch, surface, prompts, "sweep")
     read = parse_positions(own_positions(metric) if positions is None else positions, "sweep, positions")
     if isinstance(read, Snapshot):
         raise CircuitsError(
             "sweep, positions: the same positions are read in every example; got a mask [batch pos]"
         )
+    if read is not None:
+        select_positions(read, prompts.shape[1], "sweep, positions", prompts.real if prompts.padded else None)
     if metric is None:
-        instead = "give a metric that leaves it out, or positions= without it"
-        refuse_default_metrics_over_padding(surface, tokens, read, "sweep", instead)
+        used = torch.ones(prompts.shape[1], dtype=torch.bool)
+        used = used if read is None else select_positions(read, prompts.shape[1], "sweep, positions")
+        refuse_padding(surface, prompts, used.expand(prompts.shape[:2]), "sweep, without metric=")
     batch = read_batch(batch, "sweep")
-    size = _read_chunk(tokens, batch, chunk)
-    inputs = SweepInputs(tokens, metric, batch, read, max(1, size // tokens[0].numel()), size)
+    size = _read_chunk(prompts.tokens, batch, chunk)
+    inputs = SweepInputs(prompts, metric, batch, read, max(1, size // prompts.tokens[0].numel()), size)
     if metric is not None:
         read_metric(metric, batch is not None)
     if not all(is_whole(count) and 0 < count <= 10**7 for count in (draws, flips)):
@@ -150,8 +162,9 @@ def swept(
         "draws": draws,
         "flips": flips,
         "chunk": chunk,
-        "n": len(tokens),
+        "n": len(prompts),
     }
+    settings |= {"words": prompts.labels()} if prompts.words is not None else {}
     settings |= {"positions": None if read is None else list(read), "engine": engine, "naive": {}}
     settings |= {"bytes": 0, "stacked": 1}
     untested: Collection[str] = UNTESTED if metric is None else ()
@@ -271,7 +284,7 @@ def compare(
     Raises `CircuitsError` for chunks with different variants, and for what `sweep` refuses of a metric.
     """
     seed, batch = read_seed(seed, "compare"), read_batch(batch, "compare")
-    if metric is not None:
+    if metric is not None and not isinstance(metric, LogitDifference):
         read_metric(metric, batch is not None)
     baseline = Measured(BASELINE, {})
     measured: dict[str, Measured] = {}
@@ -290,6 +303,8 @@ def compare(
                 )
             if metric is None:
                 values: Any = unedited_metrics(output, clean)
+            elif isinstance(metric, LogitDifference):
+                values = metric.at(example_rows)(output)
             else:
                 values = called(metric, output, None if batch is None else batch[example_rows])
             about = {"variant": name, **(columns or {}).get(name, {})}

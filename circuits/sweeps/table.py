@@ -77,7 +77,7 @@ class SweepResult:
         chosen = self.metrics if metric is None else [metric]
         if chosen[0] not in self.metrics:
             raise CircuitsError(f"plot: no metric {metric!r}; it has {', '.join(self.metrics)}")
-        return figure(self.frame, chosen, kind)
+        return figure(self.frame, chosen, kind, self.settings.get("words"))
 
     def to_parquet(self, path: str | PathLike[str]) -> None:
         self.frame.to_parquet(path, index=False)

@@ -1,4 +1,4 @@
-"""The table of Hugging Face families on the index page of `circuits`, made from its table in code (a hook of mkdocs)."""
+"""The table of Hugging Face families on the index page of `circuits`, made from the code (a hook of mkdocs)."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_what_it_cannot_add_up_is_refused(family, make_model, tokens):
     ) as caught:
         lens(model, tokens)
     assert "\n" not in str(caught.value)
-    with pytest.raises(CircuitsError, match="tokens must be a tensor"):
+    with pytest.raises(CircuitsError, match="no tokenizer, which texts need"):
         lens(model, "text")
 
 

@@ -40,6 +40,7 @@ from circuits import (
     permute,
     plots,
     probe,
+    prompts,
     run,
     sweep,
     transplant,
@@ -194,6 +195,10 @@ def cancelled_stream():
     with torch.no_grad():
         large.pos_embed.weight.mul_(1e5)
     run(large, tokens, ablate.zero("resid_mid.0"))
+
+
+def pick(output, batch):
+    return output[:, -1].gather(1, batch[:, :1])[:, 0]
 
 
 def padding_of_the_tokenizer():
@@ -449,7 +454,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     ),
     (lambda: ablate.uniform("all", keys=hidden), "keys are positions", "mask [8, 6]"),
     # Tokens, references, sources.
-    (lambda: run(model, "some text"), "run: tokens", "[batch pos]", "got str"),
+    (lambda: run(model, "some text"), "run: the model has no tokenizer, which texts need"),
     (lambda: patch.activations("z", source=tokens[0]), "patch.activations: source", "got [6]"),
     (lambda: run(model, tokens / 1), "run: tokens", "whole numbers", "float32"),
     (lambda: run(model, tokens > 4), "run: tokens", "whole numbers", "bool"),
@@ -509,8 +514,9 @@ REFUSALS: list[tuple[Any, ...]] = [
     (padding_of_the_tokenizer, "reference", "3 of 8 examples have padding"),
     (
         lambda: call_with(patch.activations("z", source=other), attention_mask=padded()),
-        "padding",
-        "clean pass",
+        "has 4 tokens",
+        "the one it takes from 6",
+        "source_positions=",
     ),
     (
         lambda: call_with(patch.path("0.1", "output", source=other), **key_value_cache()),
@@ -598,8 +604,8 @@ REFUSALS: list[tuple[Any, ...]] = [
     ),
     (hook_before_a_receiver, "blocks.1.attn.hook_q differs from what ln1 and the weights make"),
     (lambda: attribute(other[:, :5]), "source is [8, 5]", "base [8, 6]"),
-    (lambda: attribute(metric=logit_difference, batch=other[:4, :2]), "8 examples", "batch has 4"),
-    (lambda: attribute(metric=logit_difference, batch=5), "batch", "len()", "got int"),
+    (lambda: attribute(metric=pick, batch=other[:4, :2]), "8 examples", "batch has 4"),
+    (lambda: attribute(metric=pick, batch=5), "batch", "len()", "got int"),
     (lambda: attribute(site="resid_pre", by="head"), "resid_pre has no heads", "position, neuron or layer"),
     (lambda: attribute(by="neuron"), "site z has no neurons", "mlp_pre and mlp_post"),
     (lambda: attribute(metric=accuracy), "accuracy has no gradient"),
@@ -646,7 +652,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     # Sweeps.
     (lambda: sweep(model, tokens, [ablate.zero("0.1")]), "no variants", "dict"),
     (lambda: sweep(model, tokens, {1: ablate.zero("0.1"), "1": ablate.zero("0.2")}), "two", "'1'"),
-    (lambda: sweep(model, tokens, zero, metric=logit_difference, batch=5), "batch", "len()", "got int"),
+    (lambda: sweep(model, tokens, zero, metric=pick, batch=5), "batch", "len()", "got int"),
     (lambda: sweep(model, tokens, {"none": ()}), "variant 'none'", "no intervention"),
     (
         lambda: sweep(model, tokens, {**zero, "9.9": ablate.zero("9.9")}),
@@ -655,7 +661,7 @@ REFUSALS: list[tuple[Any, ...]] = [
         "no head 9.9",
     ),
     (
-        lambda: sweep(model, tokens, zero, metric=logit_difference, batch=other[:4, :2]),
+        lambda: sweep(model, tokens, zero, metric=pick, batch=other[:4, :2]),
         "tokens have 8",
         "batch has 4",
     ),
@@ -696,12 +702,33 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda: compare([(clean, {"a": clean}), (clean, {"b": clean})]), "compare", "has b", "had a"),
     (lambda: compare([(clean, {"a": clean[:, 1:]})]), "a is [8, 5, 11]", "[8, 6, 11]"),
     (
-        lambda: sweep(model, tokens, zero, metric=logit_difference, batch=tokens[:, 0]),
-        "answers are [n 2]",
-        "got [8]",
+        lambda: sweep(model, tokens, zero, metric=logit_difference, batch=tokens[:, :2]),
+        "logit_difference(right, wrong) makes the metric",
     ),
-    (lambda: logit_difference(clean, torch.full((8, 2), 11)), "ids of 0-10", "11-11"),
-    (lambda: logit_difference(clean, tokens[:, :2], position=6), "no position 6", "[8, 6, 11]"),
+    (
+        lambda: sweep(model, tokens, zero, metric=logit_difference(1, 2), batch=tokens),
+        "leave out batch=",
+    ),
+    (lambda: logit_difference(11, 0)(clean), "ids of 0-10", "got 11"),
+    (lambda: logit_difference(1, 0, position=6)(clean), "no position 6", "has 6 tokens"),
+    (lambda: logit_difference([1, 2], 0)(clean), "right is given for 2 examples, there are 8"),
+    (lambda: logit_difference(clean, 0), "right is an id or text", "[8, 6, 11]"),
+    (lambda: logit_difference(1, -1), "wrong is an id or text", "got -1"),
+    (lambda: logit_difference(1, 0, position="last"), "position is a whole number", "'last'"),
+    (lambda: logit_difference(" Mary", 0)(clean), "' Mary' needs the tokenizer of a model"),
+    (lambda: run(model, ["Mary"]), "no tokenizer, which texts need"),
+    (lambda: run(model, [[1, 2], []]), "prompt 1 is empty"),
+    (lambda: run(model, [[1, 2], ["a"]]), "a prompt is a text or a list of token ids", "prompt 1"),
+    (lambda: prompts(model, tokens, side="middle"), "side='middle'", "'left', 'right'"),
+    (
+        lambda: prompts(model, {"input_ids": tokens, "attention_mask": tokens[:, :3] * 0}),
+        "a mask is 0 or 1 for each of the tokens [8, 6]",
+    ),
+    (
+        lambda: prompts(model, {"input_ids": tokens[:1], "attention_mask": [[1, 0, 1, 1, 1, 1]]}),
+        "prompt 0 has padding between its tokens",
+    ),
+    (lambda: prompts(model, {"input_ids": tokens[:1], "attention_mask": [[0] * 6]}), "prompt 0 has no token"),
     (
         lambda: sweep(model, tokens, {"log": edit("resid_post.1", lambda x: x.log())}),
         "variant 'log'",
@@ -882,7 +909,7 @@ REFUSALS: list[tuple[Any, ...]] = [
         "base [8, 6]",
     ),
     (
-        lambda: patch.screen(model, tokens, other, logit_difference, batch=other[:4, :2]),
+        lambda: patch.screen(model, tokens, other, pick, batch=other[:4, :2]),
         "patch.screen",
         "8 examples",
         "batch has 4",

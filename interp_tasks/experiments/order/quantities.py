@@ -128,6 +128,7 @@ def attention(subject: Subject, end: RunEnd) -> dict[str, Array]:
     import torch
 
     from circuits import cache
+    from circuits.model.prompts import Prompts
     from circuits.patterns._templates import template_keys
 
     classes = end.classes(subject)
@@ -144,7 +145,9 @@ def attention(subject: Subject, end: RunEnd) -> dict[str, Array]:
         rows = slice(start, start + size)
         seen = cache(subject.model, tokens[rows], ["pattern"])
         for name, heads in classes.items():
-            keys = template_keys(name, declared[name], batch[rows], rows, tokens[rows]).to(tokens.device)
+            keys = template_keys(name, declared[name], batch[rows], rows, Prompts(tokens[rows])).to(
+                tokens.device
+            )
             has = keys.any(-1).expand(len(tokens[rows]), -1)
             shares = torch.stack(
                 [

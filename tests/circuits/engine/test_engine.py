@@ -11,6 +11,7 @@ import torch
 
 from circuits import (
     CircuitsError,
+    Prompts,
     Site,
     ablate,
     cache,
@@ -551,7 +552,7 @@ def test_what_the_clean_pass_keeps_is_all_that_it_holds(make_model, family, toke
     plans = [planned((ablate.uniform(head),), surface) for head in heads("all", model)]
     branches = [branch_of(index, plan, surface.n_layers) for index, plan in enumerate(plans)]
     with torch.no_grad():
-        _, kept = Engine(surface, tokens, None).clean(tokens, branches)
+        _, kept = Engine(surface, Prompts(tokens), None).clean(tokens, branches)
     parts = (kept.before, kept.at_z, kept.between, kept.z, kept.v)
     tensors = [x for part in parts for x in part.values()]
     assert sum(x.untyped_storage().nbytes() for x in tensors) == kept.nbytes

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import inspect
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from circuits import CircuitsError, ablate, edit, intervene, patch, run
+from circuits import CircuitsError, ablate, cache, edit, intervene, patch, run
 from circuits.interventions.apply import planned
 from circuits.model.state import state_of
 from circuits.model.surface import Surface
@@ -282,32 +283,44 @@ def test_a_mask_by_its_place_is_seen_on_every_class(family, make_model, tokens, 
     names = list(inspect.signature(base.forward).parameters)[2:]
     defaults = {"return_type": "logits", "loss_per_token": False}
     before = [defaults.get(name) for name in names[: names.index("attention_mask")]]
-    one = ablate.mean("z", other_tokens)
-    with pytest.raises(CircuitsError, match="this call has padding"), intervene(model, one):
+    one = patch.activations("z", other_tokens)
+    message = "example 0 has 4 tokens, the one it takes from 6"
+    with pytest.raises(CircuitsError, match=message), intervene(model, one):
         model(tokens, *before, mask)
     with intervene(model, one):
         model(tokens, *before, torch.ones_like(mask))
     if family != "HookedTransformer":
-        with pytest.raises(CircuitsError, match="this call has padding"), intervene(model, one):
+        with pytest.raises(CircuitsError, match=message), intervene(model, one):
             model.original_model(tokens, mask)
 
 
-def test_clean_passes_and_padding_do_not_mix(make_model, hooked_only, tokens, other_tokens):
-    """What is passed beside the tokens would be missing in a pass on other tokens."""
+def test_a_source_without_a_mask_is_not_mixed_into_padding(make_model, hooked_only, tokens, other_tokens):
+    """Its first token would go to the third of a run whose first two are padding."""
     causal = make_model(family=hooked_only)
     mask = torch.ones_like(tokens)
     mask[:3, :2] = 0
+    message = "example 0 has 4 tokens, the one it takes from 6"
     for one in (
         patch.activations("z", other_tokens),
-        ablate.mean("z", other_tokens),
         ablate.resample("z", other_tokens),
         patch.path("0.1", "1.2", source=other_tokens),
     ):
-        with pytest.raises(CircuitsError, match="this call has padding"), intervene(causal, one):
+        with pytest.raises(CircuitsError, match=message), intervene(causal, one):
             causal(tokens, attention_mask=mask)
         # By its place among the arguments, too: the ninth.
-        with pytest.raises(CircuitsError, match="this call has padding"), intervene(causal, one):
+        with pytest.raises(CircuitsError, match=message), intervene(causal, one):
             causal(tokens, "logits", False, None, "right", None, None, None, mask)
+    with intervene(causal, ablate.mean("z", other_tokens)):
+        padded = causal(tokens, attention_mask=mask)
+    for row, start in ((0, 2), (3, 0)):
+        alone = tokens[row : row + 1, start:]
+        means = [cache(causal, other_tokens, f"z.{layer}")[f"z.{layer}"].mean(0) for layer in range(2)]
+
+        def put(x, mean):
+            return mean[: x.shape[1]].expand_as(x)
+
+        edits = [edit(f"z.{layer}", partial(put, mean=mean)) for layer, mean in enumerate(means)]
+        torch.testing.assert_close(padded[row : row + 1, start:], run(causal, alone, *edits))
     _, own = causal.run_with_cache(tokens, attention_mask=mask)
     clean = causal(tokens, attention_mask=mask)
     with intervene(causal, patch.activations("z", own)):

@@ -64,8 +64,7 @@ WRONG_TOKENS = {
     "no examples": (lambda t: t[:0], r"\[batch pos\], got \[0, 6\]$"),
     "no positions": (lambda t: t[:, :0].numpy(), r"\[batch pos\], got \[8, 0\]$"),
     "None": (lambda t: None, r"\[batch pos\], got NoneType$"),
-    "a list of tensors": (lambda t: list(t), r"\[batch pos\], got list$"),
-    "text": (lambda t: "some text", r"\[batch pos\], got str$"),
+    "a list of numbers": (lambda t: t[0].tolist(), "a prompt is a text or a list of token ids; prompt 0 is"),
     "an array of text": (
         lambda t: t.numpy().astype(str),
         "torch has no numbers of <U21, which the array holds$",
@@ -101,6 +100,8 @@ TOKENS = {
     "a subclass": lambda t: t.as_subclass(ClassFit),
     "made without gradients": lambda t: _inferred(t),
     "an array": lambda t: t.numpy().copy(),
+    "a list of tensors": lambda t: list(t),
+    "a list of lists": lambda t: t.tolist(),
     "an array of int32": lambda t: t.numpy().astype(np.int32),
     "an array of uint16": lambda t: t.numpy().astype(np.uint16),
     "an array of uint64": lambda t: t.numpy().astype(np.uint64),

@@ -125,7 +125,7 @@ def test_bad_positions(given):
         (lambda: ablate.zero("0.1", queries=[0], positions=[0]), "give one"),
         (lambda: ablate.mean("all", reference=TOKENS, over="pos"), "'batch', 'batch,pos'"),
         (lambda: ablate.mean("pattern", reference=TOKENS, over="batch,pos"), "mix queries"),
-        (lambda: ablate.mean("all", reference=TOKENS[:0]), r"tokens \[batch pos\]"),
+        (lambda: ablate.mean("all", reference=TOKENS[:0]), r"a tensor \[batch pos\]"),
         (lambda: ablate.resample("all", source=TOKENS[:1]), "at least 2"),
         (lambda: ablate.uniform("all", keys=TOKENS > 3), "keys are positions"),
         (lambda: ablate.zero(True), "heads, a site or a layer"),

@@ -136,9 +136,12 @@ def test_an_empty_cache_changes_nothing(make_model, hooked_only, tokens, other_t
 def test_run_with_hooks_is_held_to_the_same_rules(make_model, hooked_only, tokens, other_tokens):
     """Nobody sees what it was called with, but the first block does."""
     model, padded = make_model(), {"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]] * 8)}
-    for one in (ablate.mean("all", reference=other_tokens), patch.activations("z.0", source=other_tokens)):
+    for one in (ablate.resample("all", source=other_tokens), patch.activations("z.0", source=other_tokens)):
         for call in (model.run_with_hooks, model):
-            with pytest.raises(CircuitsError, match="this call has padding"), intervene(model, one):
+            with (
+                pytest.raises(CircuitsError, match="example 0 has 5 tokens, the one it takes from 6"),
+                intervene(model, one),
+            ):
                 call(tokens, **padded)
         with intervene(model, one):
             output = model.run_with_hooks(tokens)

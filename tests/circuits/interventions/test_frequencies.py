@@ -10,6 +10,8 @@ import torch
 
 from circuits import CircuitsError, ablate, cache, edit, intervene, run, sweep, transplant
 from circuits.interventions.frequencies import Coefficients, FourierComponents
+from circuits.model.prompts import Prompts
+from circuits.model.sites import KINDS
 from circuits.model.surface import Surface
 
 
@@ -183,7 +185,7 @@ def test_the_waves_are_orthonormal_on_the_grid(period, coordinates):
 def test_the_fit_is_in_double_precision():
     rows, waves = complete(7), FourierComponents((0, 1), 7, (3,), "all")
     activation = 1e4 + torch.randn(49, 3, generator=torch.Generator().manual_seed(0))
-    found = Coefficients(waves).piece(activation, rows)
+    found = Coefficients(waves).piece(activation, Prompts(rows), KINDS["mlp_post"])
     assert found.dtype == torch.float64
     expected = np.concatenate([np.ones((49, 1)), waves.at(rows).numpy()], 1).T @ activation.double().numpy()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
@@ -206,7 +208,7 @@ def test_removing_and_keeping_are_complements(small):
         assert float((without - own).square().mean().sqrt()) > 0.01 * float(own.std())
     # On the grid itself nothing of the keys is left.
     rest = run(model, grid, removed, cache=["mlp_post.0"])[1]["mlp_post.0"]
-    left = Coefficients(removed.replacement.waves).piece(rest, grid)[1:] / 49
+    left = Coefficients(removed.replacement.waves).piece(rest, Prompts(grid), KINDS["mlp_post"])[1:] / 49
     assert float(left.abs().max()) < 1e-12
 
 

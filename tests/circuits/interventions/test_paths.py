@@ -594,7 +594,7 @@ def test_no_pass_but_the_run_itself(deep, tokens, other_tokens):
         ({"receiver": "logits"}, "no site 'logits'"),
         ({"receiver": "1.x"}, "cannot read '1.x' as a head"),
         ({"through": "heads"}, "through='heads'; choose from 'mlps'"),
-        ({"source": "tokens"}, "source must be tokens"),
+        ({"source": 3}, "source must be texts, lists of ids or a tensor"),
         ({"queries": [0], "positions": [1]}, "queries= and positions= are the same"),
     ],
 )

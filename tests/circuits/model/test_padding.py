@@ -5,7 +5,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, patch, patterns, permute, probe, run, sweep
+from circuits import (
+    CircuitsError,
+    ablate,
+    intervene,
+    patch,
+    patterns,
+    permute,
+    probe,
+    prompts,
+    run,
+    sweep,
+)
 from circuits.model.padding import padding
 from circuits.model.surface import Surface
 
@@ -88,7 +99,7 @@ def test_probes_and_patterns_over_padding_are_refused(padded):
     for call in calls.values():
         call(plain)
         call(ragged, positions=used)
-        with pytest.raises(CircuitsError, match=r"3 of 8 examples have padding .* leave it out with"):
+        with pytest.raises(CircuitsError, match=r"3 of 8 examples have padding .* circuits.prompts"):
             call(ragged)
 
 
@@ -109,7 +120,7 @@ def test_default_metrics_over_padding_are_refused(padded):
     for name, call in calls.items():
         call(plain, None)
         call(ragged, last)
-        message = rf"{name}, without metric=: 3 of 8 examples have padding .* give a metric"
+        message = rf"{name}, without metric=: 3 of 8 examples have padding .* circuits.prompts"
         with pytest.raises(CircuitsError, match=message):
             call(ragged, None)
     # No example has padding where it is read; at the last position three have.
@@ -130,3 +141,37 @@ def test_positions_of_a_model_that_hides_padding_itself_are_not_permuted(padded)
     model.tokenizer.padding_side = "left"
     with pytest.raises(CircuitsError, match="with padding the model reads other rows"):
         run(model, left, permute.positions([1, 0]))
+
+
+@pytest.mark.parametrize("begins", [True, False])
+@pytest.mark.parametrize("bos", [PAD, 3])
+def test_tokens_that_the_model_masks_itself_carry_that_mask(make_model, hooked_only, tokens, begins, bos):
+    """With a tokenizer that pads on the left: positions, means and metrics are of the prompts, on every route."""
+    model = make_model(default_prepend_bos=begins)
+    model.tokenizer = SimpleNamespace(
+        pad_token_id=PAD, bos_token_id=bos, eos_token_id=None, padding_side="left"
+    )
+    left = tokens.clamp(max=PAD - 1)
+    zero = {"a": ablate.zero("0.1", positions=[0])}
+    # Without padding in them, tokens go through the fast engine.
+    assert set(sweep(model, left, zero, draws=2, flips=2).frame["engine"]) == {"fast"}
+    left[:3, :2] = PAD
+    start = 1 if begins and bos == PAD else 2
+    made = prompts(model, left)
+    assert made.lengths.tolist() == [6 - start] * 3 + [6] * 5
+    rows = [row[kept] for row, kept in zip(left, made.real, strict=True)]
+    one = ablate.zero("0.1", positions=[0])
+    by_route = [run(model, given, one) for given in (left, made)]
+    with intervene(model, one):
+        by_route += [model(left), model.run_with_hooks(left)]
+    model.tokenizer = None
+    for output in by_route:
+        for row, (found, kept) in enumerate(zip(output, made.real, strict=True)):
+            torch.testing.assert_close(found[kept], run(model, rows[row][None], one)[0])
+    expected = sweep(model, made, zero, draws=2, flips=2).frame["value"]
+    model.tokenizer = SimpleNamespace(
+        pad_token_id=PAD, bos_token_id=bos, eos_token_id=None, padding_side="left"
+    )
+    found = sweep(model, left, zero, draws=2, flips=2)
+    assert list(found.frame["value"]) == list(expected)
+    assert found.settings["naive"]["a"] == "its inputs have padding, which is masked"

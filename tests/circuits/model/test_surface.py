@@ -39,6 +39,15 @@ def check_every_place(model, tokens, by_hand, assert_same, keep=None):
     cfg = model.cfg
     rounded = Surface.of(model).family == BRIDGE and (cfg.normalization_type == "RMS" or cfg.final_rms)
     tolerance = 1e-5 if rounded else 1e-10
+
+    def written(x, site):
+        if keep is None:
+            return write(x)
+        # Padding is not edited.
+        shape = [1] * x.ndim
+        shape[0], shape[KINDS[site].query_axis] = keep.shape
+        return torch.where(keep.reshape(shape), write(x), x)
+
     there = [place for place in places(model) if place != ("pos_embed", None) or not silent(model)]
     for name, layer in there:
         if layer not in (None, 0, cfg.n_layers - 1):
@@ -46,7 +55,7 @@ def check_every_place(model, tokens, by_hand, assert_same, keep=None):
         values = {}
 
         def at(site, place, x, here=(name, layer), values=values):
-            values[site, place] = write(x) if (site, place) == here else x
+            values[site, place] = written(x, site) if (site, place) == here else x
             return values[site, place]
 
         expected = by_hand(model, tokens, at, keep=keep)

@@ -301,7 +301,7 @@ def test_faults_are_one_line(causal, tokens, other_tokens):
             r"source is \[3, 6\], base \[8, 6\]; the source must have base's shape, or",
         ),
         ({"source": other_tokens[:, :5]}, r"source is \[8, 5\], base \[8, 6\]"),
-        ({"source": None}, "tokens must be a tensor"),
+        ({"source": None}, "source must be texts, lists of ids or a tensor"),
         (
             {"metric": lambda output: output.argmax(-1)[:, -1].double()},
             "metric metric has no gradient; compute it",

@@ -10,6 +10,7 @@ from sklearn.metrics import accuracy_score, mean_squared_error, r2_score
 from sklearn.model_selection import GridSearchCV, PredefinedSplit
 
 from circuits import CircuitsError, ablate, cache, edit, intervene, patch, probe, run
+from circuits.model.prompts import Prompts
 from circuits.model.surface import Surface
 from circuits.probe._fit import ActivationStream, FitSettings, fit
 from circuits.probe._least_squares import NormalEquations
@@ -132,7 +133,7 @@ def test_penalty_chosen_as_a_brute_force_over_the_folds_does(causal, inputs, int
     targets = {"weak": noise(N, 6, seed=1), "strong": planted + 0.1 * noise(N, 6)}
     kwargs = {"test": HELD_OUT, "intercept": intercept, "ridge": ridges, "folds": folds, "draws": 20}
     found = probe.linear(causal, inputs, targets, "resid_post.0", **kwargs)
-    entries = read_entries(inputs, None, None, HELD_OUT, folds, 0, False)
+    entries = read_entries(Prompts(inputs), None, None, HELD_OUT, folds, 0, False)
     activation, of_row = cache(causal, inputs, "resid_post.0")["resid_post.0"], entries.fold[entries.fit]
     assert of_row.bincount().tolist() == [12] * folds, "as many examples in each"
     split = PredefinedSplit(of_row.repeat_interleave(6).numpy())
@@ -156,7 +157,7 @@ def test_penalty_chosen_as_a_brute_force_over_the_folds_does(causal, inputs, int
 
 def test_folds_and_held_out_never_split_an_example(inputs):
     for seed in range(5):
-        entries = read_entries(inputs, None, None, 0.3, 7, seed, False)
+        entries = read_entries(Prompts(inputs), None, None, 0.3, 7, seed, False)
         assert set(entries.fit.tolist()) | set(entries.held_out.tolist()) == set(range(N))
         assert not set(entries.fit.tolist()) & set(entries.held_out.tolist())
         assert len(entries.held_out) == round(0.3 * N)
@@ -165,7 +166,7 @@ def test_folds_and_held_out_never_split_an_example(inputs):
         assert bool((entries.fold[entries.held_out] == -1).all())
         sizes = entries.fold[entries.fit].bincount(minlength=7)
         assert int(sizes.max() - sizes.min()) <= 1
-    other = read_entries(inputs, None, None, 0.3, 7, 9, False)
+    other = read_entries(Prompts(inputs), None, None, 0.3, 7, 9, False)
     assert not torch.equal(other.held_out, entries.held_out)
 
 
@@ -376,7 +377,7 @@ def test_the_shuffled_control_is_a_probe_of_exchanged_targets(causal, inputs):
     found = probe.linear(causal, inputs, target, "resid_post.0", test=HELD_OUT, seed=4, draws=20)
     train, test = fit_and_held_out(seed=4)
     activation = cache(causal, inputs, "resid_post.0")["resid_post.0"]
-    (read,) = read_targets(target, "regression", inputs)
+    (read,) = read_targets(target, "regression", Prompts(inputs))
     seeds = np.random.SeedSequence([4, 3]).generate_state(1, np.uint64) >> 1
     order = read.shuffled([train, test], int(seeds[0])).order
     for group in (train, test):
@@ -506,12 +507,12 @@ def test_what_is_kept_does_not_grow_with_the_examples(causal):
     held = {}
     for count in (64, 512):
         inputs = torch.randint(0, 11, (count, 6), generator=torch.Generator().manual_seed(1))
-        target = read_targets(noise(count, 6, 2), "regression", inputs)
+        target = read_targets(noise(count, 6, 2), "regression", Prompts(inputs))
         surface = Surface.of(causal)
         spots = parse_sites(surface, ["resid_post", "mlp_post"], None, None)
         held_out = torch.arange(count) % 4 == 0
         stream = ActivationStream(
-            surface, inputs, read_entries(inputs, None, None, held_out, 3, 0, False), 16
+            surface, Prompts(inputs), read_entries(Prompts(inputs), None, None, held_out, 3, 0, False), 16
         )
         calls, found, before = [], [], storages()
 
@@ -613,6 +614,6 @@ def test_the_figure_has_a_band_a_line_and_both_controls_in_each_panel(
 
 
 def test_targets_are_values_not_views(inputs):
-    (target,) = read_targets(noise(N, 6, 2), "regression", inputs)
+    (target,) = read_targets(noise(N, 6, 2), "regression", Prompts(inputs))
     assert isinstance(target, Target)
     assert target.take(torch.tensor([3]), slice(2, 3), torch.tensor([[True]])).shape == (1, 2)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, compare, logit_difference, patch, run, sweep
+from circuits import CircuitsError, Prompts, ablate, compare, logit_difference, patch, run, sweep
 from circuits.sweeps.metrics import metric_name, read_metric, read_values, unedited_metrics
 
 
@@ -106,30 +106,39 @@ def test_first_choice_minus_second_by_hand():
 
 def test_logit_difference_of_given_answers():
     output = torch.arange(24.0).reshape(2, 3, 4) ** 2
-    answers = torch.tensor([[1, 0], [2, 3]])
-    assert logit_difference(output, answers).tolist() == [9.0**2 - 8.0**2, 22.0**2 - 23.0**2]
-    assert logit_difference(output, answers.numpy(), position=0).tolist() == [1.0 - 0.0, 14.0**2 - 15.0**2]
-    for given, position, message in (
-        (answers[0], -1, r"answers are \[n 2\] = \(right, wrong\) ids, got \[2\]"),
-        (answers.double(), -1, "float64"),
-        (answers + 2, -1, "answers are ids of 0-3, got 2-5"),
-        (answers, 3, r"no position 3 in an output \[2, 3, 4\]"),
-    ):
-        with pytest.raises(CircuitsError, match=message) as caught:
-            logit_difference(output, given, position)
-        assert "\n" not in str(caught.value)
+    assert logit_difference([1, 2], [0, 3])(output).tolist() == [9.0**2 - 8.0**2, 22.0**2 - 23.0**2]
+    assert logit_difference(1, np.array([0, 3]), position=0)(output).tolist() == [1.0, 13.0**2 - 15.0**2]
+    # A position for each example, and several tokens of one answer, of whose logits the mean is taken.
+    found = logit_difference([[1, 2, 3], [0]], [[0]], position=[0, -2])(output)
+    assert found.tolist() == pytest.approx([(1 + 4 + 9) / 3 - 0, 0.0])
+    assert logit_difference(3, 0) == logit_difference([3], torch.tensor([0]))
+    # With padding, positions are those of the prompts.
+    made = Prompts(torch.zeros(2, 3, dtype=torch.long), torch.tensor([[1, 1, 0], [0, 1, 1]]))
+    assert logit_difference(1, 0)(output, made).tolist() == [25.0 - 16.0, 21.0**2 - 20.0**2]
+    assert logit_difference(1, 0, 0)(output, made).tolist() == [1.0, 17.0**2 - 16.0**2]
+    with pytest.raises(CircuitsError, match="no position 2 in example 0, which has 2 tokens"):
+        logit_difference(1, 0, 2)(output, made)
 
 
 def test_logit_difference_in_a_sweep(family, make_model, tokens):
     model = make_model(family=family)
-    answers = torch.stack([tokens[:, 0], (tokens[:, 0] + 1) % 11], 1)
-    frame = sweep(
-        model, tokens, {"zero": ablate.zero("0.1")}, metric=logit_difference, batch=answers, chunk=18
-    ).frame
-    last, rows = run(model, tokens, ablate.zero("0.1"))[:, -1], torch.arange(8)
-    expected = (last[rows, answers[:, 0]] - last[rows, answers[:, 1]]).mean()
-    np.testing.assert_allclose(frame["value"][0], expected)
-    assert frame["metric"][0] == "logit_difference"
+    right, wrong, position = tokens[:, 0], (tokens[:, 0] + 1) % 11, [-1, 0, 2, 5, -2, 1, 3, 4]
+    metric = logit_difference(right, wrong, position)
+    zero = {"zero": ablate.zero("0.1")}
+    output, rows = run(model, tokens, ablate.zero("0.1")), torch.arange(8)
+    at = output[rows, position]
+    expected = (at[rows, right] - at[rows, wrong]).mean()
+    for engine in ("fast", "naive"):
+        frame = sweep(model, tokens, zero, metric=metric, chunk=18, engine=engine).frame
+        np.testing.assert_allclose(frame["value"][0], expected)
+        assert frame["metric"][0] == "logit_difference"
+    # Where it reads one position only, nothing is computed for others.
+    one = sweep(model, tokens, zero, metric=logit_difference(right, wrong))
+    assert one.settings["positions"] == [-1]
+    given = compare(
+        [(run(model, tokens)[:3], {"a": output[:3]}), (run(model, tokens)[3:], {"a": output[3:]})], metric
+    )
+    np.testing.assert_allclose(given.frame["value"][0], expected)
 
 
 # ---- What a metric gives and is given is copied

@@ -1,0 +1,175 @@
+"""Makes inputs of a model from texts, lists of unequal length, mappings or tensors, with the mask of their padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.model.padding import mask_of_model, mask_of_tokenizer
+from circuits.model.prompts import Prompts, Words, check_mask
+from circuits.model.surface import Surface
+from circuits.tensors import as_dense_tensor
+from circuits.validate import read_choice, read_inputs
+
+SIDES = ("left", "right")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts that wait for a model, whose tokenizer makes tokens of them."""
+
+    texts: tuple[str, ...]
+
+    def describe(self) -> dict[str, Any]:
+        return {"texts": list(self.texts)}
+
+
+#: What an intervention keeps of the inputs it was given.
+Given = Prompts | Texts
+
+
+def prompts(model: Any, given: Any, side: str | None = None) -> Prompts:
+    """Makes inputs for a model, in one batch, with a mask where lengths differ.
+
+        prompts(model, ["The cat sat", "A dog"])
+        prompts(model, [[5, 3, 8], [2, 1]], side="left")
+        prompts(model, tokenizer(texts, padding=True, return_tensors="pt"))
+
+    Args:
+        given: a text or texts, which the model tokenises as in `model(text)`, with the first token (BOS) that it puts
+            first by default, and never cut off; lists or tensors of token ids, of any lengths; a mapping with
+            `input_ids` and `attention_mask`, such as a tokenizer returns; or a tensor [batch pos], in which what the
+            model's tokenizer calls padding, at `side`, is padding (a first token that has the same id is not).
+        side: "left" or "right", where padding goes; by default the `padding_side` of the model's tokenizer, else right.
+    """
+    surface = Surface.of(model)
+    if side is not None:
+        read_choice(side, SIDES, "prompts", "side")
+    found = with_model(read_given(given, "prompts", "given", side), surface, "prompts", side)
+    mask = found.mask
+    if mask is None:
+        mask = mask_of_tokenizer(surface, found.tokens, side)
+    made = Prompts(found.tokens, mask, found.words or _words(surface, found.tokens, mask))
+    surface.check_prompts(made, "prompts: tokens")
+    return made
+
+
+def read_prompts(surface: Surface, given: Any, caller: str, name: str = "tokens") -> Prompts:
+    """Reads the inputs of a run: whatever `prompts` takes, and tensors as they are, without looking for padding."""
+    return with_model(read_given(given, caller, name), surface, caller)
+
+
+def read_given(given: Any, caller: str, name: str, side: str | None = None) -> Given:
+    """Reads inputs without a model: texts are kept, and lists of unequal length padded."""
+    what = f"{caller}: {name}"
+    if isinstance(given, Prompts | Texts):
+        return given
+    if isinstance(given, str):
+        return Texts((given,))
+    if is_encoding(given):
+        ids, mask = given["input_ids"], given.get("attention_mask")
+        if _is_list(ids):
+            rows = _padded(ids, what, 0, side or "right")
+            # A tokenizer that did not pad returns lists of ones beside it.
+            return rows if mask is None or _all_ones(mask) else _masked(rows.tokens, mask, what)
+        return _masked(read_inputs(ids, what), mask, what)
+    if _is_list(given):
+        if given and all(isinstance(text, str) for text in given):
+            return Texts(tuple(given))
+        return _padded(given, what, 0, side or "right")
+    return Prompts(read_inputs(given, what))
+
+
+def is_encoding(given: Any) -> bool:
+    """Tells whether this is what a tokenizer returns."""
+    return hasattr(given, "keys") and "input_ids" in list(given.keys())
+
+
+def with_model(given: Given, surface: Surface, caller: str, side: str | None = None) -> Prompts:
+    """Returns inputs as a model takes them: texts as its tokens, and the mask where the model masks by itself."""
+    if isinstance(given, Prompts):
+        mask = mask_of_model(surface, given.tokens) if given.mask is None else None
+        return given if mask is None else Prompts(given.tokens, mask, given.words)
+    model: Any = surface.model
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None or not (callable(tokenizer) or hasattr(model, "to_tokens")):
+        raise CircuitsError(f"{caller}: the model has no tokenizer, which texts need; give token ids")
+    rows = [_tokens_of(model, tokenizer, text) for text in given.texts]
+    pad = getattr(tokenizer, "pad_token_id", None)
+    side = side or getattr(tokenizer, "padding_side", None) or "right"
+    found = _padded(rows, f"{caller}: texts", 0 if pad is None else int(pad), side)
+    return Prompts(found.tokens, found.mask, _words(surface, found.tokens, found.mask))
+
+
+def _tokens_of(model: Any, tokenizer: Any, text: str) -> Any:
+    if hasattr(model, "to_tokens"):
+        # Too long a text is refused later, and not cut off.
+        return model.to_tokens(text, truncate=False)[0].cpu()
+    return tokenizer(text)["input_ids"]
+
+
+def _padded(given: Sequence[Any], what: str, pad: int, side: str) -> Prompts:
+    rows = [_row(row, index, what) for index, row in enumerate(given)]
+    if not rows:
+        raise CircuitsError(f"{what}: no prompts given")
+    longest = max(map(len, rows))
+    tokens = torch.full((len(rows), longest), pad)
+    mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+    for row, line, kept in zip(rows, tokens, mask, strict=True):
+        place = slice(longest - len(row), longest) if side == "left" else slice(0, len(row))
+        line[place], kept[place] = row, True
+    return Prompts(tokens, mask)
+
+
+def _row(given: Any, index: int, what: str) -> Tensor:
+    dense = as_dense_tensor(given, what)
+    try:
+        row = dense if isinstance(dense, Tensor) else torch.as_tensor(dense)
+    except (TypeError, ValueError, RuntimeError):
+        row = torch.zeros(0, 0)
+    row = row[0] if row.ndim == 2 and len(row) == 1 else row
+    if row.ndim == 1 and not len(row):
+        raise CircuitsError(f"{what}: prompt {index} is empty")
+    if row.ndim != 1 or row.dtype == torch.bool or row.is_floating_point() or row.is_complex():
+        got = f"{list(row.shape)}" if isinstance(dense, Tensor) else repr(given)
+        raise CircuitsError(f"{what}: a prompt is a text or a list of token ids; prompt {index} is {got}")
+    return row.detach().cpu().long()
+
+
+def _masked(tokens: Tensor, mask: Any, what: str) -> Prompts:
+    if mask is None:
+        return Prompts(tokens)
+    try:
+        read = as_dense_tensor(mask, f"{what}, attention_mask")
+        read = read if isinstance(read, Tensor) else torch.as_tensor(read)
+    except (TypeError, ValueError) as error:
+        raise CircuitsError(f"{what}: attention_mask is 0 and 1 for each token, got {mask!r}") from error
+    check_mask(read, tokens)
+    return Prompts(tokens, read.bool())
+
+
+def _words(surface: Surface, tokens: Tensor, mask: Tensor | None) -> Words | None:
+    decode = getattr(getattr(surface.model, "tokenizer", None), "decode", None)
+    if decode is None or tokens.is_floating_point() or tokens.ndim != 2:
+        return None
+    rows = (
+        tokens.tolist()
+        if mask is None
+        else [row[kept].tolist() for row, kept in zip(tokens.cpu(), mask, strict=True)]
+    )
+    texts = {number: str(decode([number])) for number in {one for row in rows for one in row}}
+    return tuple(tuple(texts[one] for one in row) for row in rows)
+
+
+def _is_list(given: Any) -> bool:
+    return isinstance(given, list | tuple)
+
+
+def _all_ones(mask: Any) -> bool:
+    return _is_list(mask) and all(bool(np.all(np.asarray(row) == 1)) for row in mask)

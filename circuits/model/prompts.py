@@ -1,0 +1,194 @@
+"""Inputs of a model: a row for each prompt, with the mask of their padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.tensors import Snapshot
+
+Words = tuple[tuple[str, ...], ...]
+
+
+class Prompts:
+    """Inputs of a model, a row each, with the mask of their padding. Never changes; compared by content.
+
+    Attributes:
+        tokens: ids [batch pos], or vectors [batch pos d] for models that take them.
+        mask: bool [batch pos], true at tokens and false at padding, which stands before or after a row's tokens; None
+            where nothing is known of padding, and all are taken for tokens.
+        words: by row, the text of each of its tokens, padding left out; None without a tokenizer.
+    """
+
+    def __init__(self, tokens: Tensor, mask: Tensor | None = None, words: Words | None = None) -> None:
+        if mask is not None:
+            check_mask(mask, tokens)
+        self._tokens = Snapshot(tokens)
+        self._mask = None if mask is None else Snapshot(mask.bool().cpu())
+        self._words = words
+
+    @property
+    def tokens(self) -> Tensor:
+        return self._tokens.tensor
+
+    @property
+    def mask(self) -> Tensor | None:
+        return None if self._mask is None else self._mask.tensor
+
+    @property
+    def words(self) -> Words | None:
+        return self._words
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._tokens.shape
+
+    @cached_property
+    def padded(self) -> bool:
+        """Tells whether some row has padding."""
+        return self.mask is not None and not bool(self.mask.all())
+
+    @property
+    def real(self) -> Tensor:
+        """The mask, bool [batch pos], all true where there is none."""
+        return torch.ones(self.shape[:2], dtype=torch.bool) if self.mask is None else self.mask
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """The number of tokens of each row, [batch]."""
+        return self.real.sum(1)
+
+    def in_order(self, x: Tensor, axes: Sequence[int] = (1,), lowest: bool = False) -> Tensor:
+        """Returns [batch ...] values with each row's own tokens first along one or two axes, which hold positions.
+
+        What stands behind a shorter row's tokens has no meaning on the first axis. On a second, of keys, it is 0 or
+        (`lowest`) the lowest value of the query, which is that of the keys it does not see.
+        """
+        if not self.padded:
+            return x
+        start = self.real.int().argmax(1)[:, None]
+        columns = (start + torch.arange(self.shape[1])).clamp(max=self.shape[1] - 1)
+        x = taken(x, columns, axes[0])
+        for axis in axes[1:]:
+            rest = x.amin(axis, keepdim=True) if lowest else x.new_zeros(())
+            reached = by_row(self.reached.to(x.device), axis, x.ndim)
+            x = torch.where(reached, taken(x, columns, axis), rest)
+        return x
+
+    @property
+    def reached(self) -> Tensor:
+        """Tells which of its own positions each row has, bool [batch pos]: the mask, with tokens first."""
+        return torch.arange(self.shape[1]) < self.lengths[:, None]
+
+    def labels(self) -> list[str] | None:
+        """Returns a name for each position, counted in each row's own tokens: its number and, where all rows that reach
+        it agree, its word; None without words.
+        """
+        if self.words is None:
+            return None
+        names = []
+        for position in range(int(self.lengths.max())):
+            found = {row[position] for row in self.words if len(row) > position}
+            names.append(f"{position} {found.pop()}" if len(found) == 1 else str(position))
+        return names
+
+    def like(self, other: Prompts) -> Prompts:
+        """Returns these prompts in the layout of others, whose rows have as many tokens each; a single one serves all
+        of them.
+        """
+        if torch.equal(self.real.expand_as(other.real) if len(self) == 1 else self.real, other.real):
+            return self
+        rows = self[torch.zeros(len(other), dtype=torch.long)] if len(self) == 1 else self
+        tokens = other.tokens.to(self.tokens).clone()
+        tokens[other.real] = rows.tokens[rows.real]
+        return Prompts(tokens, other.real, rows.words)
+
+    def describe(self) -> dict[str, Any]:
+        described = self._tokens.describe()
+        return described if not self.padded or self._mask is None else described | {"mask": self._mask.sha256}
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> Prompts:
+        """Returns some of the rows: of a slice, indices, or one."""
+        rows = slice(rows, rows + 1 or None) if isinstance(rows, int) else rows
+        words = self.words
+        if words is not None:
+            words = tuple(words[int(row)] for row in torch.arange(len(words))[rows])
+        return Prompts(self.tokens[rows], None if self.mask is None else self.mask[rows], words)
+
+    def _key(self) -> tuple[Any, ...]:
+        return self._tokens, self._mask
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Prompts) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        lengths = self.lengths.tolist()
+        shown = f"{min(lengths)}-{max(lengths)}" if min(lengths) < max(lengths) else f"{lengths[0]}"
+        return f"Prompts({len(self)} of {shown} tokens, {self._tokens!r})"
+
+
+def check_mask(mask: Tensor, tokens: Tensor) -> None:
+    if tuple(mask.shape) != tuple(tokens.shape[:2]) or not bool(((mask == 0) | (mask == 1)).all()):
+        raise CircuitsError(
+            f"prompts: a mask is 0 or 1 for each of the tokens {list(tokens.shape[:2])}; got {list(mask.shape)}"
+        )
+    kept = mask.bool()
+    edges = (kept[:, 1:] != kept[:, :-1]).sum(1) - (kept[:, 0].int() - kept[:, -1].int()).abs()
+    wrong = ~kept.any(1) | ((edges > 0) & kept[:, 0]) | (edges > 2)
+    if bool(wrong.any()):
+        index = int(wrong.nonzero()[0])
+        problem = "padding between its tokens" if bool(kept[index].any()) else "no token"
+        raise CircuitsError(
+            f"prompts: prompt {index} has {problem}; padding stands before or after the tokens"
+        )
+
+
+def check_pair(base: Prompts, source: Prompts, caller: str) -> None:
+    """Refuses a source that is neither a single prompt nor one for each of base, of the same lengths."""
+    padded = base.padded or source.padded
+    if source.shape[1 + padded :] != base.shape[1 + padded :] or len(source) not in (1, len(base)):
+        raise CircuitsError(
+            f"{caller}: source is {list(source.shape)}, base {list(base.shape)}; the source must have base's "
+            "shape, or a batch of 1"
+        )
+    differs = base.lengths != source.lengths
+    if bool(differs.any()):
+        row = int(differs.nonzero()[0])
+        there = int(source.lengths[0 if len(source) == 1 else row])
+        raise CircuitsError(
+            f"{caller}: example {row} has {int(base.lengths[row])} tokens, its source {there}; give pairs of one length"
+        )
+
+
+def taken(x: Tensor, columns: Tensor, axis: int) -> Tensor:
+    """Returns the entries of each row [batch ...] at its `columns` [batch or 1, n] along an axis."""
+    columns = columns.to(x.device)
+    batch = max(len(x), len(columns))
+    shape = [batch, *x.shape[1:]]
+    index_shape = [1] * x.ndim
+    index_shape[0], index_shape[axis] = columns.shape
+    shape[axis] = columns.shape[1]
+    return x.expand(batch, *x.shape[1:]).gather(axis, columns.reshape(index_shape).expand(shape))
+
+
+def by_row(chosen: Tensor, axis: int, ndim: int) -> Tensor:
+    """Returns values of rows and positions, [batch pos], in a shape that broadcasts to an activation's."""
+    shape = [1] * ndim
+    shape[0], shape[axis] = chosen.shape
+    return chosen.reshape(shape)
+
+
+def own_positions(mask: Tensor) -> Tensor:
+    """Returns the position of each column in its row's own tokens, [batch pos]; −1 before the first token."""
+    return mask.long().cumsum(1) - 1

@@ -1,0 +1,241 @@
+"""Makes the logit difference of given answers: a metric with an answer and a position for every example."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from circuits.errors import CircuitsError
+from circuits.model.inputs import Texts, read_given
+from circuits.model.prompts import Prompts
+from circuits.model.surface import Surface
+from circuits.tensors import as_dense_tensor, columns_of
+from circuits.validate import is_whole
+
+CALLER = "logit_difference"
+Answer = tuple[int | str, ...]  # the tokens of an answer, as ids or texts
+
+
+@dataclass(frozen=True)
+class LogitDifference:
+    """The logit of a right answer minus that of a wrong one, at one position of every example: see `logit_difference`.
+
+    Attributes:
+        right: by example, the tokens of its right answer; one entry serves all examples.
+        wrong: the same for the wrong answer.
+        positions: by example, or one for all, counted in the example's own tokens.
+    """
+
+    right: tuple[Answer, ...]
+    wrong: tuple[Answer, ...]
+    positions: tuple[int, ...]
+
+    __name__ = CALLER
+
+    def __call__(self, output: Tensor, prompts: Any = None, model: Any = None) -> Tensor:
+        """Returns the difference [n] for an output [n pos vocabulary], differentiable.
+
+        Args:
+            prompts: the inputs of the run, where they have padding; without it positions count in the whole output.
+            model: the model, where answers are texts or the inputs are not made yet.
+        """
+        if not isinstance(output, Tensor) or output.ndim != 3 or not output.is_floating_point():
+            got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise CircuitsError(f"{CALLER}: it is of an output [n pos vocabulary], got {got}")
+        surface = None if model is None else Surface.of(model)
+        if prompts is None:
+            real = torch.ones(output.shape[:2], dtype=torch.bool)
+        else:
+            prompts = read_given(prompts, CALLER, "prompts")
+            if isinstance(prompts, Texts):
+                raise CircuitsError(
+                    f"{CALLER}: give the prompts that were run, of circuits.prompts(model, texts)"
+                )
+            real = prompts.real
+        if tuple(real.shape) != tuple(output.shape[:2]):
+            raise CircuitsError(
+                f"{CALLER}: the prompts are {list(real.shape)}, the output {list(output.shape)}"
+            )
+        return _difference(output, self.answers(real, surface))
+
+    def answers(self, real: Tensor, surface: Surface | None) -> Answers:
+        """Returns the answers of a batch whose tokens the mask [n pos] tells."""
+        batch = len(real)
+        for name, given in (("right", self.right), ("wrong", self.wrong), ("position", self.positions)):
+            if len(given) not in (1, batch):
+                raise CircuitsError(f"{CALLER}: {name} is given for {len(given)} examples, there are {batch}")
+        positions = torch.tensor(self.positions).expand(batch)
+        counts = real.sum(1).cpu()
+        outside = (positions >= counts) | (positions < -counts)
+        if bool(outside.any()):
+            row = int(outside.nonzero()[0])
+            raise CircuitsError(
+                f"{CALLER}: no position {int(positions[row])} in example {row}, which has {int(counts[row])} tokens"
+            )
+        each = zip(real.cpu(), positions.tolist(), strict=True)
+        columns = torch.stack([columns_of((position,), row[None])[0, 0] for row, position in each])
+        right, wrong = (_ids(given, batch, surface) for given in (self.right, self.wrong))
+        return Answers(columns, *right, *wrong)
+
+    def at(self, rows: slice) -> LogitDifference:
+        """Returns the metric of some of the examples."""
+
+        def cut(given: tuple[Any, ...]) -> tuple[Any, ...]:
+            return given if len(given) == 1 else given[rows]
+
+        return replace(self, right=cut(self.right), wrong=cut(self.wrong), positions=cut(self.positions))
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers of some examples, as ids: columns [n], ids [n k] and, for each, its weight in the mean."""
+
+    columns: Tensor
+    right: Tensor
+    right_weight: Tensor
+    wrong: Tensor
+    wrong_weight: Tensor
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __getitem__(self, rows: slice) -> Answers:
+        return Answers(*(part[rows] for part in vars(self).values()))
+
+
+class BoundDifference:
+    """The logit difference of answers that come as its batch."""
+
+    __name__ = CALLER
+
+    def __init__(self, read_positions: tuple[int, ...] | None) -> None:
+        self.read_positions = read_positions
+
+    def __call__(self, output: Tensor, answers: Answers) -> Tensor:
+        return _difference(output, answers)
+
+
+def logit_difference(right: Any, wrong: Any, position: Any = -1) -> LogitDifference:
+    """Makes a metric: the logit of a right answer minus that of a wrong one, at one position of every example.
+
+        metric = logit_difference([" Mary", " Tom"], [" John", " Ann"])
+        sweep(model, prompts, variants, metric=metric)
+        patch.edges(model, base, source, metric)
+        metric(run(model, prompts), prompts, model)          # [n], by example
+
+    Args:
+        right: the answer, one for all examples or a list with one for each: a token id, a text that is one token of
+            the model's tokenizer (a space before a word belongs to it), or a list of several of these, of whose logits
+            the mean is taken, as auto-circuit does (Miller, Chughtai, Saunders 2024, arXiv:2407.08734). A flat list has
+            one answer for each example: [5, 7] for two of them, [[5, 6], [7]] where the first has two tokens; [[5, 6]]
+            for all.
+        wrong: the same for the wrong answer.
+        position: where the logits are read, one for all examples or a list; counted in each prompt's own tokens, −1 is
+            its last.
+
+    The metric has its answers with it: it takes no `batch=`, and chunks of examples get theirs.
+    """
+    return LogitDifference(_read(right, "right"), _read(wrong, "wrong"), _read_positions(position))
+
+
+def bound(metric: Any, batch: Any, surface: Surface, prompts: Prompts, caller: str) -> tuple[Any, Any]:
+    """Returns a metric and its batch, a logit difference with its answers for these prompts."""
+    if metric is logit_difference:
+        raise CircuitsError(
+            f"{caller}: logit_difference(right, wrong) makes the metric; give metric=logit_difference(right, wrong)"
+        )
+    if not isinstance(metric, LogitDifference):
+        return metric, batch
+    if batch is not None:
+        raise CircuitsError(f"{caller}: logit_difference has its answers with it; leave out batch=")
+    read = (
+        None if prompts.padded and len(set(metric.positions)) > 1 else tuple(dict.fromkeys(metric.positions))
+    )
+    return BoundDifference(read), metric.answers(prompts.real, surface)
+
+
+def _difference(output: Tensor, answers: Answers) -> Tensor:
+    if output.ndim != 3:
+        raise CircuitsError(f"{CALLER}: it is of an output [n pos vocabulary], got {list(output.shape)}")
+    largest = max(int(answers.right.max()), int(answers.wrong.max()))
+    if largest >= output.shape[2]:
+        raise CircuitsError(f"{CALLER}: answers are ids of 0-{output.shape[2] - 1}, got {largest}")
+    rows = torch.arange(len(output), device=output.device)
+    logits = output[rows, answers.columns.to(output.device)]
+    right, wrong = (
+        (logits.gather(1, ids.to(output.device)) * weight.to(output)).sum(1)
+        for ids, weight in ((answers.right, answers.right_weight), (answers.wrong, answers.wrong_weight))
+    )
+    return right - wrong
+
+
+def _read(given: Any, name: str) -> tuple[Answer, ...]:
+    given = as_dense_tensor(given, f"{CALLER}: {name}")
+    if isinstance(given, Tensor):
+        if given.ndim > 2 or given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+            raise CircuitsError(
+                f"{CALLER}: {name} is an id or text, or a list with one for each example; got "
+                f"{str(given.dtype).removeprefix('torch.')} {list(given.shape)}"
+            )
+        given = given.tolist()
+    if not isinstance(given, list | tuple):
+        given = [given]
+    answers = tuple(tuple(one) if isinstance(one, list | tuple) else (one,) for one in given)
+    tokens = [token for answer in answers for token in answer]
+    wrong = [token for token in tokens if not (isinstance(token, str) and token) and not is_whole(token, 0)]
+    if wrong or not tokens or not all(answers):
+        raise CircuitsError(
+            f"{CALLER}: {name} is an id or text, or a list with one for each example; got "
+            f"{wrong[0] if wrong else given!r}"
+        )
+    return tuple(tuple(t if isinstance(t, str) else int(t) for t in answer) for answer in answers)
+
+
+def _read_positions(given: Any) -> tuple[int, ...]:
+    given = as_dense_tensor(given, f"{CALLER}: position")
+    given = given.tolist() if isinstance(given, Tensor | np.ndarray) else given
+    given = given if isinstance(given, list | tuple) else [given]
+    if not given or not all(is_whole(position) for position in given):
+        raise CircuitsError(
+            f"{CALLER}: position is a whole number, or a list with one for each example; got {given!r}"
+        )
+    return tuple(map(int, given))
+
+
+def _ids(answers: tuple[Answer, ...], batch: int, surface: Surface | None) -> tuple[Tensor, Tensor]:
+    """Returns ids [batch k] and their weights in the mean of each answer."""
+    found = {
+        text: _id(text, surface)
+        for text in {one for answer in answers for one in answer if isinstance(one, str)}
+    }
+    widest = max(map(len, answers))
+    ids = torch.zeros(len(answers), widest, dtype=torch.long)
+    weights = torch.zeros(len(answers), widest, dtype=torch.float64)
+    for row, answer in enumerate(answers):
+        ids[row, : len(answer)] = torch.tensor(
+            [found[one] if isinstance(one, str) else one for one in answer]
+        )
+        weights[row, : len(answer)] = 1 / len(answer)
+    return ids.expand(batch, -1), weights.expand(batch, -1)
+
+
+def _id(text: str, surface: Surface | None) -> int:
+    model: Any = None if surface is None else surface.model
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise CircuitsError(
+            f"{CALLER}: the answer {text!r} needs the tokenizer of a model, and there is none; give token ids"
+        )
+    if hasattr(model, "to_tokens"):
+        tokens = model.to_tokens(text, prepend_bos=False, truncate=False)[0].tolist()
+    else:
+        tokens = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    if len(tokens) != 1:
+        raise CircuitsError(
+            f"{CALLER}: the answer {text!r} is {len(tokens)} tokens, {tokens}; give one, such as the id of the first"
+        )
+    return int(tokens[0])
