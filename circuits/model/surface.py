@@ -275,16 +275,17 @@ class Surface:
         return output
 
     def _refuse_lost_rows(self, prompts: Prompts, output: Any) -> None:
-        """Refuses an output without numbers at tokens behind padding, which some of Hugging Face's classes give in
-        float64: they mask with its lowest value, which is no number in the single precision of their softmax.
+        """Refuses an output without numbers at tokens beside padding, which some of Hugging Face's classes give in
+        float64: they mask with its lowest value, which is no number in the single precision of their softmax. A query
+        at padding that sees no token then gives NaN, and takes its row along.
         """
         if self.huggingface is None or not isinstance(output, Tensor) or output.dtype != torch.float64:
             return
-        behind = prompts.real & ~prompts.real[:, :1]
-        if bool(output.isnan().flatten(2).any(-1).cpu()[behind].any()):
+        beside = prompts.real & ~prompts.real.all(1, keepdim=True)
+        if bool(output.isnan().flatten(2).any(-1).cpu()[beside].any()):
             raise CircuitsError(
-                f"{self.huggingface.family.wrapped} gives NaN behind padding in float64, at the prompts' tokens, too; pad "
-                'on the right (circuits.prompts(model, texts, side="right")), or use float32'
+                f"{self.huggingface.family.wrapped} gives NaN at tokens of padded prompts in float64; use float32, or "
+                "give prompts of one length"
             )
 
     def _takes_positions(self) -> bool:
