@@ -380,6 +380,28 @@ def test_prompts_of_unequal_length(padded_model, case, request):
         assert moved > 0.01
 
 
+@pytest.mark.parametrize("case", ["new ones", "positions", "a slice", "uniform over keys", "a patch"])
+@pytest.mark.parametrize("padded_model", ["learned", "rotary"], indirect=True)
+def test_a_loop_with_a_cache_by_hand_over_padding(padded_model, case):
+    """A call has the mask of its own tokens, the cache that of those before."""
+    from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+
+    model, rows, others = padded_model
+    tokens, mask = left_padded(rows, 10)
+    one, alone = PADDED_CASES[case](model, others, "right")
+    expected = [generated(model, row[None], alone(number))[1][0] for number, row in enumerate(rows)]
+    for call in (model, model.run_with_hooks):
+        past = TransformerLensKeyValueCache.init_cache(model.cfg, "cpu", len(rows))
+        given, of_given = tokens, mask
+        with intervene(model, one):
+            for step in range(NEW):
+                found = call(given, past_kv_cache=past, attention_mask=of_given)[:, -1]
+                for number, logits in enumerate(expected):
+                    assert (found[number] - logits[step]).abs().max() <= 1e-5 * logits.std()
+                given = found.argmax(-1, keepdim=True)
+                of_given = torch.ones_like(given)
+
+
 @pytest.mark.parametrize("padded_model", ["rotary", "bridge, learned", "gpt2"], indirect=True)
 def test_what_prompts_of_unequal_length_refuse(padded_model, request):
     model, rows, others = padded_model

@@ -399,6 +399,12 @@ REFUSALS: list[tuple[Any, ...]] = [
     (altered_attention, "rebuilt from q, k and v"),
     (cancelled_stream, "too few digits"),
     # Heads.
+    (lambda: ablate.all_but("0.k1, 1.0", "zero"), "ablated at z", "no key-value group 0.k1"),
+    (
+        lambda: patch.activations("z", tokens, positions="prompt", source_positions=[0]),
+        "patch.activations",
+        "paired with numbers, got positions=prompt",
+    ),
     (lambda: heads("head 3", model), "'head 3' as a head"),
     (lambda: heads([3], model), "3 as a head"),
     (lambda: heads([0, 3], model), "0 as a head"),
