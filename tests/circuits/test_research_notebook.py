@@ -48,8 +48,9 @@ def patched_by_head(model, clean, corrupted, metric):
 
 
 def paths_to_receivers(model, clean, corrupted, metric):
+    at = {"positions": POSITIONS, "source_positions": POSITIONS}
     variants = {
-        f"L0H{head}": tuple(patch.path(f"0.{head}", receiver, corrupted) for receiver in RECEIVERS)
+        f"L0H{head}": tuple(patch.path(f"0.{head}", receiver, corrupted, **at) for receiver in RECEIVERS)
         for head in range(model.cfg.n_heads)
     }
     return sweep(model, clean, variants, metric).frame
@@ -154,6 +155,8 @@ def recorded(modules, ids, *place):
 
 
 def put(values, *index):
+    """Writes `values` at `index`; a position from the end is that of each, whatever their lengths."""
+
     def replaced(x):
         x = x.clone()
         x[index] = values[index]
@@ -241,13 +244,7 @@ def test_patching_by_layer_and_position(notebook, source):
     def effect(layer, position):
         def edited(ids, partner):
             theirs = recorded(notebook.modules, partner, "resid_pre", layer)
-
-            def patched(x):
-                x = x.clone()
-                x[:, position] = theirs[:, position]
-                return x
-
-            return {("resid_pre", layer): patched}
+            return {("resid_pre", layer): put(theirs, slice(None), position)}
 
         return notebook.effect(source, edited)
 
@@ -326,8 +323,9 @@ def test_all_heads_but_a_circuit_mean_ablated(notebook, source):
     same(frame["effect"], [notebook.effect(source, edited)])
 
 
+@SOURCES
 @torch.no_grad()
-def test_path_patching_to_a_set_of_receivers(notebook):
+def test_path_patching_to_a_set_of_receivers(notebook, source):
     """By forwards by hand: each receiver reads the stream with the sender's change, in the order of the layers."""
     model = notebook.model
 
@@ -342,7 +340,7 @@ def test_path_patching_to_a_set_of_receivers(notebook):
 
     def along_paths(ids, partner, head):
         z = forward(partner, {})[1]["z", 0]
-        sent = {("z", 0): put(z, slice(None), slice(None), head)}
+        sent = {("z", 0): put(z, slice(None), list(POSITIONS), head)}
         change = forward(ids, sent)[1]["attn_out", 0] - forward(ids, {})[1]["attn_out", 0]
         edits = {}
         # What reads, the stream that it reads from, and the part of it that does.
@@ -360,9 +358,9 @@ def test_path_patching_to_a_set_of_receivers(notebook):
         np.mean(
             [
                 float(metric(along_paths(ids, partner, head)) - metric(forward(ids, {})[0]))
-                for ids, partner, metric in notebook.pairs(CORRUPTED)
+                for ids, partner, metric in notebook.pairs(source)
             ]
         )
         for head in range(HEADS)
     ]
-    same(notebook.measured(paths_to_receivers, CORRUPTED)["effect"], expected)
+    same(notebook.measured(paths_to_receivers, source)["effect"], expected)
