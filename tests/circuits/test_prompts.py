@@ -459,7 +459,7 @@ def same_in_single(batch, alone, made):
 
 @pytest.mark.parametrize("name", HUGGING_FACE)
 def test_edges_of_hugging_face_models(hf_model, name, side):
-    # In compatibility mode, gradients are lost there, and the estimate is refused.
+    # In compatibility mode of transformer-lens 3.9 gradients are lost there, and the estimate is refused.
     single = name in IN_SINGLE and side == "left"
     model = hf_model(name, dtype=torch.float32 if single else torch.float64)
     rows, others = ([row + 3 for row in drawn((5, 3, 6), seed)] for seed in (0, 1))
@@ -509,8 +509,18 @@ def test_numbers_that_are_lost_behind_padding(hf_model, name):
     else:
         assert not run(model, beyond)[1, :1].isnan().any()
     other = hf_model(name, "compatible")
-    with pytest.raises(CircuitsError, match="is not finite"):
-        patch.edges(other, made, made, logit_difference(5, 7), steps=1, **FEW)
+    source, measure = prompts(other, [[7, 9, 4], [8, 6]], "left"), logit_difference(5, 7)
+    call = partial(patch.edges, other, metric=measure, steps=1, exact=1, **FEW)
+    try:
+        found = call(made, source).frame.set_index("variant")["estimate"]
+    except CircuitsError as error:
+        # In transformer-lens 3.9 gradients are lost there.
+        if "is not finite" not in str(error):
+            raise
+        return
+    rows = [call(made[[n]], source[[n]]).frame.set_index("variant")["estimate"] for n in (0, 1)]
+    for what, value in found.items():
+        near(value, (rows[0][what] + rows[1][what]) / 2)
 
 
 def test_lens(model, side):
