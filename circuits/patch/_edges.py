@@ -31,7 +31,7 @@ from circuits.patch._gradients import (
 )
 from circuits.patch._ranking import Candidate, Counts, ranked, read_steps, refuse_inside_blocks
 from circuits.patch._result import ScreenResult
-from circuits.patch._screen import INPUTS, METHODS
+from circuits.patch._screen import INPUTS, LINES, METHODS
 from circuits.sweeps.metrics import PerExample, read_values
 from circuits.sweeps.table import BASELINE, Row
 from circuits.validate import read_choice
@@ -70,6 +70,7 @@ def edges(
     batch: Any = None,
     method: str = "integrated",
     steps: int = 5,
+    line: str = "input",
     exact: int | str = 10,
     seed: int = 0,
     draws: int = 1000,
@@ -85,8 +86,10 @@ def edges(
 
     Args:
         method: "gradient", the gradient at base: the derivative of the metric along `patch.path`. "integrated", the
-            mean of the gradients at `steps` midpoints as the network's embeddings move from base to source (Hanna et
-            al. 2024, arXiv:2403.17806).
+            mean of the gradients at `steps` midpoints from base to source.
+        line: what moves under "integrated". "input", the network's embeddings (Hanna et al. 2024, arXiv:2403.17806):
+            `steps` passes in all. "site", the sender's site (a layer's heads, an MLP, embed) as a whole, all before it
+            as at base: `steps` passes per site.
         base: as in `patch.screen`.
         source: as in `patch.screen`.
         metric: as in `patch.screen`.
@@ -102,6 +105,7 @@ def edges(
     """
     pair = Pair.read(CALLER, model, base, source, metric, batch)
     read_choice(method, METHODS, CALLER, "method")
+    read_choice(line, LINES, CALLER, "line")
     steps, counts = read_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips)
     senders, receivers = _senders(pair.surface), _receivers(pair.surface)
     refuse_inside_blocks(pair)
@@ -114,7 +118,7 @@ def edges(
         with ready_for_gradients(pair.surface):
             _refuse_edited_streams(piece)
             values, estimates = _estimates(
-                piece, senders, receivers, steps if method == "integrated" else None
+                piece, senders, receivers, steps if method == "integrated" else None, line
             )
         baseline.append(values)
         for receiver in receivers:
@@ -127,12 +131,12 @@ def edges(
                         )
                     candidates[edge].add(name, shift.cpu().numpy())
     settings: Row = {"method": method, "direction": DIRECTION}
-    settings |= {"steps": steps, "line": "input"} if method == "integrated" else {}
+    settings |= {"steps": steps, "line": line} if method == "integrated" else {}
     return ranked(pair, list(candidates.values()), baseline, counts, settings)
 
 
 def _estimates(
-    piece: Pair, senders: list[End], receivers: list[End], steps: int | None
+    piece: Pair, senders: list[End], receivers: list[End], steps: int | None, line: str
 ) -> tuple[PerExample, dict[str, dict[str, Tensor]]]:
     """Returns the metrics at base, and estimates [sender n] by receiver and metric, for senders before the receiver."""
     streams = {one.hook: _stream(piece.surface, one) for one in receivers}
@@ -156,21 +160,35 @@ def _estimates(
     }
     changes = _changes(senders, base_run, gaps)
 
+    # Which hooks move together, and the senders whose estimates are those of their line.
+    lines = [(input_hooks, range(len(senders)))]
+    if line == "site":
+        hooks = [sender.hook for sender in senders]  # senders of a hook are adjacent
+        lines = [
+            ([hook], range(hooks.index(hook), hooks.index(hook) + hooks.count(hook))) for hook in sender_hooks
+        ]
+    points: list[tuple[list[str], range, float | None]] = [
+        (moving, on_line, fraction) for moving, on_line in lines for fraction in midpoints(steps or 1)
+    ]
+    if steps is None:
+        points = [([], range(len(senders)), None)]
+
     estimates: dict[str, dict[str, Tensor]] = {one.name: {} for one in receivers}
-    for fraction in [None] if steps is None else midpoints(steps):
+    for moving, on_line, fraction in points:
         run = base_run
         if fraction is not None:
             interpolated = {
                 hook: between(base_run.activations[hook], source_activations[hook], fraction)
-                for hook in input_hooks
+                for hook in moving
             }
-            run = piece.run(
-                piece.base, dict.fromkeys([*receiver_hooks, *bent_hooks]), interpolated, graph=True
-            )
+            recorded = dict.fromkeys([*input_hooks, *receiver_hooks, *bent_hooks])
+            run = piece.run(piece.base, recorded, interpolated, graph=True)
             changes = _changes(senders, run, gaps) if bent_hooks else changes
         for name, gradients in piece.gradients(run, piece.values(run.output, clean), streams).items():
             for receiver in receivers:
                 n_senders = sum(sender.order < receiver.order for sender in senders)
+                if on_line.start >= n_senders:
+                    continue
                 stream = streams[receiver.hook]
                 gradient = _to_stream(run, receiver, stream.hook(), gradients[receiver.hook])
                 gradient = piece.without_padding(gradient, stream.hook())
@@ -180,6 +198,9 @@ def _estimates(
                     for sum_site, changes_at_sum in _by_sum(piece.surface, senders[:n_senders], changes)
                 ]
                 shift = torch.cat(shifts)
+                elsewhere = torch.ones_like(shift[:, :1], dtype=torch.bool)
+                elsewhere[on_line.start : on_line.stop] = False
+                shift = shift.masked_fill(elsewhere, 0.0)
                 total = estimates[receiver.name].get(name, 0) + shift / (steps or 1)
                 estimates[receiver.name][name] = piece.finite(total, name, receiver.name)
     return read_values(piece.values(clean, clean), "metric", len(piece.base), BASELINE), estimates
