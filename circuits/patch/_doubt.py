@@ -32,6 +32,45 @@ _HALF = 5e-2
 
 
 @dataclass(frozen=True)
+class Arrival:
+    """What arrives of the changes of all senders at one receiver.
+
+    Attributes:
+        z: what they make of z of its heads, [sender batch pos head d_head]; None for others than queries and keys.
+        heads: these heads.
+        sizes: the first six fields of `Evidence`, [sender field].
+    """
+
+    z: Tensor | None
+    heads: slice
+    sizes: np.ndarray
+
+
+class Extremes:
+    """Collects the largest and smallest of several estimates [sender n], and the largest sum of absolute terms."""
+
+    def __init__(self) -> None:
+        self.found: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def add(self, estimates: Tensor, terms: Tensor, elsewhere: Tensor) -> None:
+        """Adds estimates but for those `elsewhere` [sender 1]."""
+        given = (
+            estimates.masked_fill(elsewhere, -torch.inf),
+            -estimates.masked_fill(elsewhere, torch.inf),
+            terms.masked_fill(elsewhere, 0.0),
+        )
+        found = given if self.found is None else self.found
+        high, low, size = (torch.maximum(one, other) for one, other in zip(found, given, strict=True))
+        self.found = high, low, size
+
+    def summed(self) -> np.ndarray:
+        """Returns spread and terms summed over examples, [sender 2]."""
+        assert self.found is not None
+        high, low, size = self.found
+        return torch.stack([(high + low).sum(1), size.sum(1)], 1).cpu().numpy()
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What is known of edges beside their estimates; each array is [edge], summed over examples.
 
