@@ -15,8 +15,9 @@ and in a random one (the residual stream rotated, which changes no output):
 
 projection: the output along clean − source, summed over the positions that are read; distance: the squared distance
 from the clean output there, which has no gradient at base. The columns: AUROC; precision and recall of the first k
-edges, k the true number, where an edge whose size is 0 is not chosen; and the forwards spent, with those of backward
-passes and of the metric's own clean runs, and the one exact effect that every screening measures.
+edges, k the true number, where an edge whose size is 0 is not chosen; how many edges were measured exactly, at least
+one in every screening that is not verified; and the forwards spent, with these, those of backward passes and of the
+metric's own clean runs.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ The rule, for every edge from a sender to a receiver:
 1. The change of the sender, source − base, is carried to what the receiver reads, and queries and keys on to the head's
    z with the softmax computed anew (AtP*: Kramár et al. 2024, arXiv:2403.00745, section 3.1.1). Where either is no
    larger than the rounding of a sum of d_model terms, the edge does nothing: no doubt.
-2. The effect is estimated with the gradient at base, on the way and at source. Where these estimates are not all zero
-   and agree to the same rounding, the metric is linear there: no doubt.
+2. The effect is estimated with the gradient at base, on the way and at source. Where these estimates are not all zero,
+   to the same rounding, and agree to it, the metric is linear there: no doubt.
 3. Else the doubt is the larger of (a) the spread of these estimates, and (b) the edge's share of the change of what the
    receiver reads (of z, for queries and keys; at most 1), of the metric's whole change from base to source: what the
    edge might do where gradients vanish.
@@ -64,10 +64,11 @@ class Extremes:
         self.found = high, low, size
 
     def summed(self) -> np.ndarray:
-        """Returns spread and terms summed over examples, [sender 2]."""
+        """Returns spread, largest |estimate| and terms, summed over examples, [sender 3]."""
         assert self.found is not None
         high, low, size = self.found
-        return torch.stack([(high + low).sum(1), size.sum(1)], 1).cpu().numpy()
+        rows = [high + low, torch.maximum(high, low), size]
+        return torch.stack([row.sum(1) for row in rows], 1).cpu().numpy()
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,9 @@ class Evidence:
         moved: squared size of the change of all that the receiver reads, from base to source.
         z_arrived, z_whole, z_moved: the same of z, of queries and keys; else NaN.
         spread: largest minus smallest estimate.
-        terms: sum of the absolute terms of an estimate, of the largest one.
+        largest: the largest |estimate|.
+        terms: sum of the absolute terms of an estimate, the largest. Where a change is orthogonal to the gradient the
+            estimate vanishes, and these terms do not.
         gap: absolute change of the metric from base to source.
     """
 
@@ -91,6 +94,7 @@ class Evidence:
     z_whole: np.ndarray
     z_moved: np.ndarray
     spread: np.ndarray
+    largest: np.ndarray
     terms: np.ndarray
     gap: np.ndarray
 
@@ -104,7 +108,7 @@ class Evidence:
         recomputed = ~np.isnan(self.z_arrived)
         nothing = self.arrived <= rounding**2 * self.whole
         nothing |= recomputed & (self.z_arrived <= rounding**2 * self.z_whole)
-        linear = (self.terms > 0) & (self.spread <= rounding * self.terms)
+        linear = (self.largest > rounding * self.terms) & (self.spread <= rounding * self.terms)
         arrived = np.where(recomputed, self.z_arrived, self.arrived)
         moved = np.where(recomputed, self.z_moved, self.moved)
         share = np.sqrt(np.divide(arrived, moved, out=np.ones_like(arrived), where=arrived < moved))
