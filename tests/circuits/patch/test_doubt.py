@@ -167,7 +167,26 @@ def test_the_budget_goes_to_the_largest_doubts(causal, tokens, other_tokens):
     assert none.settings["doubtful"] > 90
 
 
-def test_padding_and_pieces(causal, tokens, other_tokens, monkeypatch):
+def test_padded_prompts_are_those_of_their_own_lengths(causal, tokens, other_tokens):
+    def last(output, rows):
+        return output[torch.arange(len(rows)), rows - 1, 3]
+
+    lengths = torch.tensor([6, 4] * 4)
+    asked = {"method": "gradient", "exact": "verified", "budget": 0, "draws": 20, "flips": 20}
+
+    def estimates(rows):
+        base, source = (
+            [given[row, : lengths[row]].tolist() for row in rows] for given in (tokens, other_tokens)
+        )
+        found = patch.edges(causal, base, source, last, batch=lengths[rows], **asked).frame
+        return found.set_index("variant")["estimate"]
+
+    whole, long, short = (estimates(rows) for rows in (range(8), range(0, 8, 2), range(1, 8, 2)))
+    assert whole.abs().max() > 0.01
+    np.testing.assert_allclose(whole, (long + short)[whole.index] / 2, rtol=1e-7, atol=1e-10)
+
+
+def test_pieces_are_taken_together(causal, tokens, other_tokens, monkeypatch):
     whole = verified(causal, tokens, other_tokens, weighed, budget=5).frame
     monkeypatch.setattr("circuits.patch._edges.EXAMPLES_PER_PASS", 3)
     pieces = verified(causal, tokens, other_tokens, weighed, budget=5).frame
