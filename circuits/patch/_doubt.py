@@ -3,7 +3,7 @@
 The rule, for every edge from a sender to a receiver:
 
 1. The change of the sender, source − base, is carried to what the receiver reads, and queries and keys on to the head's
-   z with the softmax computed anew (AtP*: Kramár et al. 2024, arXiv:2403.00745, section 3.1.1). Where either is no
+   z with the softmax computed anew (AtP*: Kramár et al. 2024, arXiv:2403.00745). Where either is no
    larger than the rounding of a sum of d_model terms, the edge does nothing: no doubt.
 2. The effect is estimated with the gradient at base, on the way and at source. Where these estimates are not all zero,
    to the same rounding, and agree to it, the metric is linear there: no doubt.

@@ -240,13 +240,12 @@ def _estimates(
                     (changes_at_sum, gradient_at_sum[sum_site].double())
                     for sum_site, changes_at_sum in _by_sum(piece.surface, senders[:n_senders], changes)
                 ]
-                if receiver.name in arrivals and arrivals[receiver.name].z is not None:
+                arrival = arrivals.get(receiver.name)
+                if arrival is not None and arrival.z is not None:
                     # AtP*: what queries and keys make of z, and linear from there.
-                    z_gradient = gradients[z_hooks[receiver.layer or 0]][:, :, arrivals[receiver.name].heads]
+                    z_gradient = gradients[z_hooks[receiver.layer or 0]][:, :, arrival.heads]
                     z_gradient = piece.without_padding(z_gradient, z_hooks[0])
-                    factors = [
-                        (arrivals[receiver.name].z.double().flatten(3), z_gradient.double().flatten(2))
-                    ]
+                    factors = [(arrival.z.double().flatten(3), z_gradient.double().flatten(2))]
                 shift = torch.cat([torch.einsum("s b p d, b p d -> s b", *pair) for pair in factors])
                 elsewhere = torch.ones_like(shift[:, :1], dtype=torch.bool)
                 elsewhere[on_line.start : on_line.stop] = False
