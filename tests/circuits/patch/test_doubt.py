@@ -233,3 +233,16 @@ def test_faults_are_one_line(causal, make_model, hooked_only, tokens, other_toke
     normed = make_model(norm="post", family=hooked_only)
     with pytest.raises(CircuitsError, match='exact="verified" is not served where the residual stream'):
         verified(normed, tokens, other_tokens, weighed)
+
+
+def test_models_of_other_forms(featured, tokens, other_tokens):
+    """What no softmax is in is estimated as by the method, and all that is measured is what a sweep measures."""
+    if "PostNorm" in type(featured).__name__:
+        pytest.skip("refused")
+    asked = {"method": "gradient", "draws": 20, "flips": 20}
+    plain = patch.edges(featured, tokens, other_tokens, weighed, exact=1, **asked).frame.set_index("variant")
+    found = verified(featured, tokens, other_tokens, weighed, budget=4, method="gradient").frame
+    assert found["verified"].sum() == 4
+    found = found.set_index("variant")
+    others = found.index[~found.index.str.contains(r"\.[qk]")]
+    np.testing.assert_allclose(found["estimate"][others], plain["estimate"][others], rtol=1e-7, atol=1e-10)
