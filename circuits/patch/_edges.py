@@ -9,6 +9,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from circuits.interventions.replacements import DIRECTION, FromTokens
 from circuits.model.heads import HeadSpec, at_index, index_of, label_in
 from circuits.model.sites import KINDS, Site
 from circuits.model.surface import Surface
+from circuits.patch._doubt import Arrival, Extremes, attention_hooks, carried, recomputed_z
 from circuits.patch._gradients import (
     EXAMPLES_PER_PASS,
     Pair,
@@ -31,7 +33,7 @@ from circuits.patch._gradients import (
 )
 from circuits.patch._ranking import Candidate, Counts, ranked, read_steps, refuse_inside_blocks
 from circuits.patch._result import ScreenResult
-from circuits.patch._screen import INPUTS, METHODS
+from circuits.patch._screen import INPUTS, LINES, METHODS
 from circuits.sweeps.metrics import PerExample, read_values
 from circuits.sweeps.table import BASELINE, Row
 from circuits.validate import read_choice
@@ -70,7 +72,9 @@ def edges(
     batch: Any = None,
     method: str = "integrated",
     steps: int = 5,
+    line: str = "input",
     exact: int | str = 10,
+    budget: int | None = None,
     seed: int = 0,
     draws: int = 1000,
     flips: int = 9999,
@@ -85,13 +89,20 @@ def edges(
 
     Args:
         method: "gradient", the gradient at base: the derivative of the metric along `patch.path`. "integrated", the
-            mean of the gradients at `steps` midpoints as the network's embeddings move from base to source (Hanna et
-            al. 2024, arXiv:2403.17806).
+            mean of the gradients at `steps` midpoints from base to source.
+        line: what moves under "integrated". "input", the network's embeddings (Hanna et al. 2024, arXiv:2403.17806):
+            `steps` passes in all. "site", the sender's site (a layer's heads, an MLP, embed) as a whole, all before it
+            as at base: `steps` passes per site.
         base: as in `patch.screen`.
         source: as in `patch.screen`.
         metric: as in `patch.screen`.
         batch: as in `patch.screen`.
-        exact: as in `patch.screen`.
+        exact: as in `patch.screen`; or "verified", the `budget` edges whose estimates are the most doubtful, and no
+            others. Estimates then are those of `method`, but for queries and keys with the softmax computed anew
+            (AtP*: Kramár et al. 2024, arXiv:2403.00745). An edge is in doubt unless what it changes does not arrive, or
+            the gradients at base, on the way and at source agree. `frame` also has `verified`, whether the effect was
+            measured, and `doubt`, how far the estimate may be off by that rule, in units of the metric; 0 is trusted.
+        budget: the largest number of exact effects of "verified"; by default a third of the edges.
         seed: as in `patch.screen`.
         draws: as in `patch.screen`.
         flips: as in `patch.screen`.
@@ -102,7 +113,13 @@ def edges(
     """
     pair = Pair.read(CALLER, model, base, source, metric, batch)
     read_choice(method, METHODS, CALLER, "method")
-    steps, counts = read_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips)
+    read_choice(line, LINES, CALLER, "line")
+    steps, counts = read_steps(steps, CALLER), Counts.read(CALLER, exact, seed, draws, flips, budget)
+    if counts.verified and pair.surface.post_norm:
+        raise CircuitsError(
+            f'{CALLER}: exact="verified" is not served where the residual stream itself is normalised; give a number '
+            'or "all"'
+        )
     senders, receivers = _senders(pair.surface), _receivers(pair.surface)
     refuse_inside_blocks(pair)
 
@@ -110,11 +127,12 @@ def edges(
     baseline: list[PerExample] = []
     candidates: dict[tuple[str, str], Candidate] = {}
     per_example = len(senders) * pair.base.shape[1] * (pair.surface.sizes["d_model"] or 1)
+    per_example *= 2 * pair.surface.n_layers if counts.verified else 1  # changes of z, of queries and of keys
     for piece in pair.pieces(max(1, min(EXAMPLES_PER_PASS, NUMBERS // per_example))):
         with ready_for_gradients(pair.surface):
             _refuse_edited_streams(piece)
-            values, estimates = _estimates(
-                piece, senders, receivers, steps if method == "integrated" else None
+            values, estimates, evidence = _estimates(
+                piece, senders, receivers, steps if method == "integrated" else None, line, counts.verified
             )
         baseline.append(values)
         for receiver in receivers:
@@ -126,15 +144,20 @@ def edges(
                             _description(*edge), partial(_path, sender, receiver, source_value)
                         )
                     candidates[edge].add(name, shift.cpu().numpy())
+            for name, rows in evidence.get(receiver.name, {}).items():
+                for sender, row in zip(senders, rows, strict=False):
+                    candidates[sender.name, receiver.name].add_evidence(name, row)
     settings: Row = {"method": method, "direction": DIRECTION}
-    settings |= {"steps": steps, "line": "input"} if method == "integrated" else {}
+    settings |= {"steps": steps, "line": line} if method == "integrated" else {}
     return ranked(pair, list(candidates.values()), baseline, counts, settings)
 
 
 def _estimates(
-    piece: Pair, senders: list[End], receivers: list[End], steps: int | None
-) -> tuple[PerExample, dict[str, dict[str, Tensor]]]:
-    """Returns the metrics at base, and estimates [sender n] by receiver and metric, for senders before the receiver."""
+    piece: Pair, senders: list[End], receivers: list[End], steps: int | None, line: str, verified: bool
+) -> tuple[PerExample, dict[str, dict[str, Tensor]], dict[str, dict[str, np.ndarray]]]:
+    """Returns the metrics at base, estimates [sender n] by receiver and metric, for senders before the receiver; and,
+    if `verified`, evidence [sender field] for doubts, in the same way.
+    """
     streams = {one.hook: _stream(piece.surface, one) for one in receivers}
     sum_sites = _sums(piece.surface)
     sender_hooks = dict.fromkeys([sender.hook for sender in senders])
@@ -142,12 +165,22 @@ def _estimates(
     input_hooks = [hook for hook in INPUTS if hook in piece.surface.hooks]
     normed_hooks = [site.hook() for site in sum_sites[1:] if piece.surface.stream_norm(site.name, site.layer)]
     receiver_hooks = dict.fromkeys([*(stream.hook() for stream in streams.values()), *streams, *normed_hooks])
-    source_activations = piece.run(piece.source, dict.fromkeys([*sender_hooks, *input_hooks])).activations
+    read_hooks = [_read_hook(piece.surface, one) for one in receivers] if verified else []
+    source_activations = piece.run(
+        piece.source, dict.fromkeys([*sender_hooks, *input_hooks, *read_hooks])
+    ).activations
     # Where a norm follows, what a head's change adds depends on the run.
     z_hooks = [KINDS["z"].hook.format(layer) for layer in range(piece.surface.n_layers)]
-    bent_hooks = [*z_hooks, *attn_outs] if piece.surface.sublayer_norm("attn_out", 0) else []
+    bent = piece.surface.sublayer_norm("attn_out", 0) is not None
+    bent_hooks = [*z_hooks, *attn_outs] if bent else []
+    base_hooks = [*sender_hooks, *input_hooks, *attn_outs, *receiver_hooks, *read_hooks]
+    if verified:
+        base_hooks += [
+            hook for layer in range(piece.surface.n_layers) for hook in attention_hooks(layer).values()
+        ]
+        bent_hooks += z_hooks
     base_run = piece.run(
-        piece.base, dict.fromkeys([*sender_hooks, *input_hooks, *attn_outs, *receiver_hooks]), graph=True
+        piece.base, [hook for hook in dict.fromkeys(base_hooks) if hook in piece.surface.hooks], graph=True
     )
     clean = base_run.output.detach()
     gaps = {
@@ -155,34 +188,162 @@ def _estimates(
         for hook in sender_hooks
     }
     changes = _changes(senders, base_run, gaps)
+    arrivals = _arrivals(piece, senders, receivers, base_run, source_activations, changes) if verified else {}
+
+    # Which hooks move together, and the senders whose estimates are those of their line.
+    lines = [(input_hooks, range(len(senders)))]
+    if line == "site":
+        hooks = [sender.hook for sender in senders]  # senders of a hook are adjacent
+        lines = [
+            ([hook], range(hooks.index(hook), hooks.index(hook) + hooks.count(hook))) for hook in sender_hooks
+        ]
+    every, at_base = range(len(senders)), steps is None
+    points: list[tuple[list[str], range, float | None, float]] = [
+        (moving, on_line, fraction, 1 / (steps or 1))
+        for moving, on_line in ([] if at_base else lines)
+        for fraction in midpoints(steps or 1)
+    ]
+    if at_base or verified:
+        points.append(([], every, None, float(at_base)))
+    if verified:
+        points.append((input_hooks, every, 1.0, 0.0))
 
     estimates: dict[str, dict[str, Tensor]] = {one.name: {} for one in receivers}
-    for fraction in [None] if steps is None else midpoints(steps):
+    extremes: dict[str, dict[str, Extremes]] = {one.name: {} for one in receivers}
+    metric_gaps: dict[str, np.ndarray] = {}
+    baseline = read_values(piece.values(clean, clean), "metric", len(piece.base), BASELINE)
+    for moving, on_line, fraction, weight in points:
         run = base_run
         if fraction is not None:
             interpolated = {
                 hook: between(base_run.activations[hook], source_activations[hook], fraction)
-                for hook in input_hooks
+                for hook in moving
             }
-            run = piece.run(
-                piece.base, dict.fromkeys([*receiver_hooks, *bent_hooks]), interpolated, graph=True
-            )
-            changes = _changes(senders, run, gaps) if bent_hooks else changes
-        for name, gradients in piece.gradients(run, piece.values(run.output, clean), streams).items():
+            recorded = dict.fromkeys([*input_hooks, *receiver_hooks, *bent_hooks])
+            run = piece.run(piece.base, recorded, interpolated, graph=True)
+            changes = _changes(senders, run, gaps) if bent else changes
+        values = piece.values(run.output, clean)
+        if fraction == 1.0:
+            at_source = read_values(values, "metric", len(piece.base), BASELINE)
+            metric_gaps = {name: np.abs(at_source[name][0] - baseline[name][0]) for name in baseline}
+        gradient_hooks = [*streams, *(z_hooks if verified else ())]
+        for name, gradients in piece.gradients(run, values, gradient_hooks).items():
             for receiver in receivers:
                 n_senders = sum(sender.order < receiver.order for sender in senders)
+                if on_line.start >= n_senders:
+                    continue
                 stream = streams[receiver.hook]
                 gradient = _to_stream(run, receiver, stream.hook(), gradients[receiver.hook])
                 gradient = piece.without_padding(gradient, stream.hook())
                 gradient_at_sum = _at_sums(piece.surface, run, sum_sites, stream, gradient)
-                shifts = [
-                    torch.einsum("s b p d, b p d -> s b", changes_at_sum, gradient_at_sum[sum_site].double())
+                factors = [
+                    (changes_at_sum, gradient_at_sum[sum_site].double())
                     for sum_site, changes_at_sum in _by_sum(piece.surface, senders[:n_senders], changes)
                 ]
-                shift = torch.cat(shifts)
-                total = estimates[receiver.name].get(name, 0) + shift / (steps or 1)
+                arrival = arrivals.get(receiver.name)
+                if arrival is not None and arrival.z is not None:
+                    # AtP*: what queries and keys make of z, and linear from there.
+                    z_gradient = gradients[z_hooks[receiver.layer or 0]][:, :, arrival.heads]
+                    z_gradient = piece.without_padding(z_gradient, z_hooks[0])
+                    factors = [(arrival.z.double().flatten(3), z_gradient.double().flatten(2))]
+                shift = torch.cat([torch.einsum("s b p d, b p d -> s b", *pair) for pair in factors])
+                elsewhere = torch.ones_like(shift[:, :1], dtype=torch.bool)
+                elsewhere[on_line.start : on_line.stop] = False
+                if verified:
+                    sizes = [
+                        torch.einsum("s b p d, b p d -> s b", *(factor.abs() for factor in pair))
+                        for pair in factors
+                    ]
+                    extremes[receiver.name].setdefault(name, Extremes()).add(
+                        shift, torch.cat(sizes), elsewhere
+                    )
+                shift = shift.masked_fill(elsewhere, 0.0)
+                total = estimates[receiver.name].get(name, 0) + weight * shift
                 estimates[receiver.name][name] = piece.finite(total, name, receiver.name)
-    return read_values(piece.values(clean, clean), "metric", len(piece.base), BASELINE), estimates
+    evidence = {
+        receiver.name: {
+            name: np.concatenate(
+                [
+                    arrivals[receiver.name].sizes,
+                    found.summed(),
+                    np.full((len(found.summed()), 1), metric_gaps[name].sum()),
+                ],
+                1,
+            )
+            for name, found in extremes[receiver.name].items()
+        }
+        for receiver in receivers
+    }
+    return baseline, estimates, evidence
+
+
+def _read_hook(surface: Surface, receiver: End) -> str:
+    """Returns the hook of what a receiver reads; of an MLP with more reads than one, that of the stream."""
+    if receiver.place.site.name != "mlp_pre":
+        return receiver.hook
+    pre = KINDS["mlp_pre"].hook.format(receiver.layer)
+    gated = (
+        getattr(surface.model.cfg, "gated_mlp", False)
+        or pre.replace("hook_pre", "hook_pre_linear") in surface.hooks
+    )
+    return _stream(surface, receiver).hook() if gated else pre
+
+
+def _arrivals(
+    piece: Pair,
+    senders: list[End],
+    receivers: list[End],
+    run: Run,
+    source_activations: dict[str, Tensor],
+    changes: Tensor,
+) -> dict[str, Arrival]:
+    """Returns what arrives of every sender's change at each receiver, at base."""
+    found: dict[str, Arrival] = {}
+
+    def size(x: Tensor, hook: str, head: int | slice) -> Tensor:
+        """Returns squared sizes [...], of x [... batch pos (head) d]."""
+        kept = torch.stack([piece.without_padding(one, hook) for one in x])
+        kept = kept if Site(hook).kind.head_axis is None else kept[:, :, :, head]
+        return kept.double().square().flatten(1).sum(1)
+
+    arrived: dict[str, Tensor] = {}
+    z_arrived: dict[str, Tensor | None] = {}
+    for receiver in receivers:
+        hook, stream = _read_hook(piece.surface, receiver), _stream(piece.surface, receiver).hook()
+        n_senders = sum(sender.order < receiver.order for sender in senders)
+        if hook not in arrived:
+            carried_there = None
+            if hook != stream:
+                carried_there = carried(run.activations[hook], run.activations[stream], changes[:n_senders])
+            arrived[hook] = changes[:n_senders] if carried_there is None else carried_there
+            site, shown = receiver.place.site.name, attention_hooks(receiver.layer or 0)
+            z_arrived[hook] = None
+            if site in ("q", "k") and all(one in run.activations for one in shown.values()):
+                z_arrived[hook] = recomputed_z(run, receiver.layer or 0, site, arrived[hook])
+        head = slice(None) if receiver.head is None else receiver.head
+        base, z = run.activations[hook].detach(), z_arrived[hook]
+        source = source_activations[hook].expand_as(base)
+        whole = size(torch.stack([base, source]), hook, head).sum()
+        moved = size(difference(base, source)[None], hook, head)[0]
+        sizes = [size(arrived[hook], hook, head), whole, moved]
+        heads = slice(None)
+        if z is not None and receiver.head is not None:
+            z_hook = attention_hooks(receiver.layer or 0)["z"]
+            per_group = z.shape[3] // run.activations[hook].shape[2]
+            heads = slice(receiver.head * per_group, (receiver.head + 1) * per_group)
+            z_base, z_source = run.activations[z_hook].detach(), source_activations[z_hook]
+            z_source = z_source.expand_as(z_base)
+            sizes += [
+                size(z, z_hook, heads),
+                size(torch.stack([z_base, z_source]), z_hook, heads).sum(),
+                size(difference(z_base, z_source)[None], z_hook, heads)[0],
+            ]
+            z = z[:, :, :, heads]
+        else:
+            sizes += [torch.tensor(torch.nan)] * 3
+        rows = torch.stack([one.double().cpu().expand(n_senders) for one in sizes], 1)
+        found[receiver.name] = Arrival(z, heads, rows.numpy())
+    return found
 
 
 def _refuse_edited_streams(piece: Pair) -> None:
@@ -242,9 +403,6 @@ def _changes(senders: list[End], run: Run, gaps: dict[str, Tensor]) -> Tensor:
 def _through_output(run: Run, sender: End, gap: Tensor) -> Tensor:
     """Carries a change of one head's z forward to attn_out, to first order: through W_O, a norm that follows it, and
     any hooks on the way.
-
-    The Jacobian-vector product is computed by backward passes: the vector-Jacobian product is linear in its vector, and
-    its gradient there is the Jacobian-vector product.
     """
     z, out = (
         run.activations[sender.hook],
@@ -252,11 +410,9 @@ def _through_output(run: Run, sender: End, gap: Tensor) -> Tensor:
     )
     head_change = torch.zeros_like(z)
     head_change[:, :, sender.head] = gap[:, :, sender.head].to(z.dtype)
-    vector = torch.zeros_like(out, requires_grad=True)
-    with torch.enable_grad():
-        (vjp,) = torch.autograd.grad(out, z, vector, create_graph=True)
-    (jvp,) = torch.autograd.grad(vjp, vector, head_change)
-    return jvp.double()
+    change = carried(out, z, head_change[None])
+    assert change is not None
+    return change[0].double()
 
 
 def _to_stream(run: Run, receiver: End, stream: str, gradient: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from circuits.errors import CircuitsError
 from circuits.sweeps.table import Row, SweepResult
 
 # The columns of a sweep that hold measurements.
-_EXACT = (
+EXACT = (
     "value",
     "effect",
     "effect_ci_low",
@@ -82,7 +82,7 @@ def make_screen(
     tables: Mapping[str, pd.DataFrame], exact: SweepResult, correlation: pd.DataFrame, settings: Row
 ) -> ScreenResult:
     """Joins the estimates of all metrics with the exact measurements."""
-    measured = exact.frame[["variant", "metric", *_EXACT]]
+    measured = exact.frame[["variant", "metric", *EXACT]]
     frame = pd.concat(tables.values()).merge(measured, how="left", on=["variant", "metric"])
     integer_columns = [name for name in ("layer", "head", "position", "neuron", "feature") if name in frame]
     frame = frame.astype(dict.fromkeys(integer_columns, "Int64"))

@@ -43,13 +43,24 @@ def test_a_rotated_basis_is_the_same_function(benchmark, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_exact_effects_make_no_mistake(benchmark, name, basis):
     known = benchmark.Known.load(name, basis)
-    sizes, _ = benchmark.ranked(known, ("exact", "distance"), 64)
+    sizes, *_ = benchmark.ranked(known, ("exact", "distance"), 64)
     truth = len(known.truth)
     assert benchmark.scores(sizes, known.truth) == {"AUROC": 1, "precision": 1, "recall": 1}
     largest = sorted(sizes, key=sizes.get, reverse=True)
     assert set(largest[:truth]) == set(known.truth)
     # The gap between what matters and what does not is wide.
     assert sizes[largest[truth]] < 1e-6 < 1e-3 * sizes[largest[truth - 1]]
+
+
+@pytest.mark.parametrize("basis", [None, 0], ids=["compiled", "rotated"])
+@pytest.mark.parametrize("name", NAMES)
+def test_verified_search_makes_no_mistake(benchmark, name, basis):
+    """Where there are many candidates, it measures a third of them at most."""
+    known = benchmark.Known.load(name, basis)
+    sizes, _, measured = benchmark.ranked(known, ("verified", "distance"), 64)
+    assert benchmark.scores(sizes, known.truth) == {"AUROC": 1, "precision": 1, "recall": 1}
+    assert len(known.truth) <= measured < len(sizes)
+    assert measured <= len(sizes) / 3 or len(sizes) <= 70
 
 
 def test_scores_by_hand(benchmark):

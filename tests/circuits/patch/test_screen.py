@@ -480,8 +480,8 @@ def test_edges_are_the_slope_of_the_path_patched_metric(featured, tokens, other_
 
 def test_edges_of_a_sender_add_up_to_its_node(model, tokens, other_tokens):
     """The chain rule: every way out of a component is one of its edges."""
-    for method in ("gradient", "integrated"):
-        given = {"method": method, "steps": 2, **ONE}
+    for method, line in (("gradient", "input"), ("integrated", "input"), ("integrated", "site")):
+        given = {"method": method, "line": line, "steps": 2, **ONE}
         of_nodes = nodes(model, tokens, other_tokens, curved, **given)
         of_edges = edges(model, tokens, other_tokens, curved, **given)
         assert_equal(of_edges.frame.groupby("sender")["estimate"].sum().to_dict(), by_name(of_nodes))
@@ -503,6 +503,23 @@ def test_exact_edges_where_all_is_linear(make_model, tokens, other_tokens):
     np.testing.assert_allclose(found["estimate"][linear], found["effect"][linear], rtol=1e-9, atol=1e-11)
     rest = found[found["receiver"].str.fullmatch(r"L1H\d\.[qk]")]
     assert not np.allclose(rest["estimate"], rest["effect"], rtol=0.1)
+
+
+def test_edges_along_sites_are_exact_where_only_the_sender_bends(make_model, tokens, other_tokens):
+    """The only head of its site, before a metric quadratic in what it writes; along the input more bends."""
+    model = make_model(attn_only=True, normalization_type=None, n_layers=1, n_heads=1, d_head=16)
+
+    def squared(output):
+        return output.square().sum((1, 2))
+
+    given = {"method": "integrated", "steps": 3, "exact": "all", **FEW}
+    along = {
+        line: edges(model, tokens, other_tokens, squared, line=line, **given).frame.set_index("variant")
+        for line in ("site", "input")
+    }
+    effect = along["site"]["effect"]["L0H0 -> output"]
+    assert along["site"]["estimate"]["L0H0 -> output"] == pytest.approx(effect, rel=1e-9)
+    assert along["input"]["estimate"]["L0H0 -> output"] != pytest.approx(effect, rel=1e-3)
 
 
 def test_integrated_edges_settle_with_steps(make_model, tokens, other_tokens):
@@ -701,6 +718,7 @@ def test_faults_are_one_line(screened, causal, tokens, other_tokens):
             r"source is \[3, 6\], base \[8, 6\]; the source must have base's shape, or",
         ),
         ({"method": "grad"}, "method='grad'; choose from 'gradient', 'integrated'"),
+        ({"line": "output"}, "line='output'; choose from 'input', 'site'"),
         ({"steps": 0}, "steps=0; give a whole number of points, at least 1"),
         ({"exact": 0}, 'exact=0; give how many top rows to measure, or "all"'),
         ({"exact": True}, "exact=True"),
@@ -725,7 +743,6 @@ def test_faults_of_sites(causal, tokens, other_tokens):
         ({"sites": ["z", "mlp_post"], "by": "neuron"}, "site z has no neurons"),
         ({"sites": "z.4"}, r"no site z\.4"),
         ({"by": "head"}, "by='head'; choose from 'component', 'position', 'neuron'"),
-        ({"line": "output"}, "line='output'; choose from 'input', 'site'"),
     ):
         with pytest.raises(CircuitsError, match=message):
             nodes(causal, tokens, other_tokens, weighed, **arguments)
