@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -270,7 +271,9 @@ class Surface:
         arguments: dict[str, Any] = {"attention_mask": mask}
         if self._bridge is not None and self._takes_positions():
             arguments["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
-        return self.model(tokens, **arguments)
+        bridge = self.huggingface
+        with nullcontext() if bridge is None else bridge.without_empty_queries():
+            return self.model(tokens, **arguments)
 
     def _takes_positions(self) -> bool:
         """Tells whether a wrapped model takes positions, and does not derive them from the mask itself."""
