@@ -522,6 +522,22 @@ def test_sources_of_another_length_by_aligned_positions(model, side):
         patch.activations("pattern", source, positions=[1], source_positions=[2])
 
 
+def test_a_token_that_two_positions_name_has_one_source(model, side):
+    """In the shortest prompt position 1 is the last."""
+    rows, others = drawn([2, 4], 0), drawn([2, 4], 1)
+    made, source = prompts(model, rows, side), prompts(model, others, "left")
+    for verb in (patch.activations, patch.path):
+        place = ("z.0",) if verb is patch.activations else ("z.0", "output")
+        with pytest.raises(CircuitsError, match="names a token of example 0 twice"):
+            run(model, made, verb(*place, source, positions=[1, -1], source_positions=[0, 1]))
+        found = run(model, made, verb(*place, source, positions=[1, -1], source_positions=[1, -1]))
+        alone = [
+            run(model, row[None], verb(*place, other[None], positions=at))
+            for row, other, at in zip(rows, others, ([1], [1, 3]), strict=True)
+        ]
+        same(found, alone, made)
+
+
 VERBS = ("run", "patch", "mean", "uniform", "path", "sweep")
 
 
