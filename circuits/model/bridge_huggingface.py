@@ -91,7 +91,7 @@ class HuggingFaceBridge(Bridge):
             return
         with ExitStack() as stack:
             for block in self._blocks:
-                handle = block.attn.register_forward_pre_hook(_seeing, with_kwargs=True)
+                handle = block.get_submodule("attn").register_forward_pre_hook(_seeing, with_kwargs=True)
                 stack.callback(handle.remove)
             yield
 
