@@ -131,7 +131,7 @@ class Form:
     after_sublayers: bool = False  # a norm on what is added
     on_stream: bool = False  # norms on the sums, none before attention and MLP
     qk_norm: bool = False
-    windows: tuple[int | None, ...] = (None, None)
+    windows: tuple[int | None, ...] = ()  # of each layer; none: no layer has one
     cap: float | None = None
     last_cap: float | None = None
     causal: bool = True
@@ -277,7 +277,7 @@ def forward(
         k, v = (torch.stack([y[:, :, head * key_heads // heads] for head in range(heads)], 2) for y in (k, v))
         scale = q.shape[-1] ** -0.5 if form.scale is None else form.scale
         scores = capped(torch.einsum("bqhe,bkhe->bhqk", q, k) * scale, form.cap)
-        masked, window = hidden, form.windows[layer]
+        masked, window = hidden, form.windows[layer] if form.windows else None
         if window is not None:
             masked = masked | (far >= window)
         scores = edit("scores", layer, scores.masked_fill(masked, -torch.inf))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, cache, edit, intervene, patch, run, sweep
+from circuits import CircuitsError, ablate, cache, edit, intervene, patch, prompts, run, sweep
 
 PROMPT, NEW = 4, 5
 ROTARY = {"positional_embedding_type": "rotary", "attention_dir": "causal", "n_ctx": 16}
@@ -260,6 +260,170 @@ def test_models_of_hugging_face(hf_model, name, case, prompt, source):
 
 
 UNSERVED = {("pythia", "steering, the prompt")}
+
+
+# Prompts of these lengths, padded on the left.
+LENGTHS = (4, 2, 3)
+_LEARNED = {"attention_dir": "causal", "n_ctx": 16}
+PADDED = {
+    "learned": ("HookedTransformer", _LEARNED),
+    "rotary": ("HookedTransformer", ROTARY),
+    "bridge, learned": ("TransformerBridge", _LEARNED),
+    "bridge, rotary": ("TransformerBridge", ROTARY),
+    **{name: (None, {}) for name in HUGGING_FACE},
+}
+
+# The edit of a batch, from the model, its sources and a side for their padding; and that of one of its prompts alone.
+PADDED_CASES = {
+    "all positions": lambda m, s, side: _everywhere(edit("resid_post.0", pushed)),
+    "new ones": lambda m, s, side: _everywhere(edit("resid_post.0", pushed, positions="new")),
+    "the prompt": lambda m, s, side: _everywhere(edit("mlp_out.0", pushed, positions="prompt")),
+    "positions": lambda m, s, side: _everywhere(edit("attn_out.0", pushed, positions=[0, -2, 3])),
+    "a slice": lambda m, s, side: _everywhere(edit("resid_post.0", pushed, positions=slice(-1, 4))),
+    "zero": lambda m, s, side: _everywhere(ablate.zero("0.1, 1.2", positions=[1, 3])),
+    "uniform": lambda m, s, side: _everywhere(ablate.uniform("all")),
+    "uniform over keys": lambda m, s, side: _everywhere(
+        ablate.uniform("1.0", keys=[0, -1], queries=slice(-1, 4))
+    ),
+    "one mean for all": lambda m, s, side: _everywhere(
+        ablate.mean("mlp_out.1", prompts(m, s, side), over="batch,pos")
+    ),
+    "the mean by position": lambda m, s, side: _everywhere(
+        ablate.mean("mlp_out.1", prompts(m, s, side), positions=[0, 1])
+    ),
+    "a patch": lambda m, s, side: (
+        patch.activations("resid_post.0", prompts(m, s, side), positions="prompt"),
+        lambda row: patch.activations("resid_post.0", s[row][None], positions="prompt"),
+    ),
+    "a patch of patterns": lambda m, s, side: (
+        patch.activations("pattern.1", cache(m, prompts(m, s, side), "pattern"), positions=[1, -1]),
+        lambda row: patch.activations("pattern.1", s[row][None], positions=[1, -1]),
+    ),
+    "a patch of scores": lambda m, s, side: (
+        patch.activations("scores.0", prompts(m, s, side), positions="prompt"),
+        lambda row: patch.activations("scores.0", s[row][None], positions="prompt"),
+    ),
+    "a patch from other positions": lambda m, s, side: (
+        patch.activations("z.0", prompts(m, s, side), positions=[-1, 3], source_positions=[0, -1]),
+        lambda row: patch.activations("z.0", s[row][None], positions=[-1, 3], source_positions=[0, -1]),
+    ),
+    "a mask": lambda m, s, side: (
+        edit("q.1", pushed, positions=torch.tensor([[1, 0, 0, 1], [1, 1, 1, 0], [0, 0, 1, 0]]).bool()),
+        lambda row: edit("q.1", pushed, positions=[[0, 3], [0], [1]][row]),
+    ),
+}
+
+
+def _everywhere(one):
+    return one, lambda row: one
+
+
+@pytest.fixture
+def padded_model(request, make_model, hf_model):
+    import transformer_lens
+
+    family, settings = PADDED[request.param]
+    if family is None:
+        model, first = (
+            hf_model(request.param, "compatible" if request.param not in ("gpt2", "pythia") else "raw"),
+            3,
+        )
+    elif family == "HookedTransformer" and family not in vars(transformer_lens):
+        pytest.skip("the installed transformer-lens has no HookedTransformer")
+    else:
+        model, first = make_model(family=family, n_layers=2, **settings), 0
+        if family == "HookedTransformer":
+            model.tokenizer = SimpleNamespace(
+                pad_token_id=10, bos_token_id=98, eos_token_id=97, padding_side="left", name_or_path=""
+            )
+    generator = torch.Generator().manual_seed(3)
+    rows, others = (
+        [first + torch.randint(0, 10, (length,), generator=generator) for length in LENGTHS] for _ in range(2)
+    )
+    return model, rows, others
+
+
+def left_padded(rows, pad):
+    longest = max(map(len, rows))
+    found = torch.full((len(rows), longest), pad)
+    for row, line in zip(rows, found, strict=True):
+        line[longest - len(row) :] = row
+    mask = torch.arange(longest) >= longest - torch.tensor([[len(row)] for row in rows])
+    return found, mask.long()
+
+
+@pytest.mark.parametrize("case", PADDED_CASES)
+@pytest.mark.parametrize("padded_model", PADDED, indirect=True)
+def test_prompts_of_unequal_length(padded_model, case, request):
+    """A batch that is padded on the left gives what each prompt gives alone."""
+    model, rows, others = padded_model
+    name = request.node.callspec.params["padded_model"]
+    if name == "pythia" and case in ("all positions",):
+        pytest.skip("the model has no such site")
+    tokens, mask = left_padded(rows, 0 if name in HUGGING_FACE else 10)
+    hooked = PADDED[name][0] == "HookedTransformer"
+    given = {} if hooked else {"attention_mask": mask}
+    one, alone = PADDED_CASES[case](model, others, "right")
+    with_left, _ = PADDED_CASES[case](model, others, "left")
+    for use_cache in (True, False):
+        found, steps = generated(model, tokens, one, use_cache=use_cache, **given)
+        again, _ = generated(model, tokens, with_left, use_cache=use_cache, **given)
+        assert torch.equal(again, found)
+        moved = 0.0
+        for number, row in enumerate(rows):
+            expected, logits = generated(model, row[None], alone(number), use_cache=use_cache)
+            _, plain = generated(model, row[None], use_cache=use_cache)
+            effect = (logits - plain).abs().max()
+            moved = max(moved, float(effect / plain.std()))
+            assert torch.equal(found[number, -NEW:], expected[0, -NEW:])
+            assert (steps[number] - logits[0]).abs().max() <= 1e-5 * plain.std()
+        assert moved > 0.01
+
+
+@pytest.mark.parametrize("case", ["new ones", "positions", "a slice", "uniform over keys", "a patch"])
+@pytest.mark.parametrize("padded_model", ["learned", "rotary"], indirect=True)
+def test_a_loop_with_a_cache_by_hand_over_padding(padded_model, case):
+    """A call has the mask of its own tokens, the cache that of those before."""
+    from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+
+    model, rows, others = padded_model
+    tokens, mask = left_padded(rows, 10)
+    one, alone = PADDED_CASES[case](model, others, "right")
+    expected = [generated(model, row[None], alone(number))[1][0] for number, row in enumerate(rows)]
+    for call in (model, model.run_with_hooks):
+        past = TransformerLensKeyValueCache.init_cache(model.cfg, "cpu", len(rows))
+        given, of_given = tokens, mask
+        with intervene(model, one):
+            for step in range(NEW):
+                found = call(given, past_kv_cache=past, attention_mask=of_given)[:, -1]
+                for number, logits in enumerate(expected):
+                    assert (found[number] - logits[step]).abs().max() <= 1e-5 * logits.std()
+                given = found.argmax(-1, keepdim=True)
+                of_given = torch.ones_like(given)
+
+
+@pytest.mark.parametrize("padded_model", ["rotary", "bridge, learned", "gpt2"], indirect=True)
+def test_what_prompts_of_unequal_length_refuse(padded_model, request):
+    model, rows, others = padded_model
+    name = request.node.callspec.params["padded_model"]
+    tokens, mask = left_padded(rows, 0 if name in HUGGING_FACE else 10)
+    given = {} if PADDED[name][0] == "HookedTransformer" else {"attention_mask": mask}
+    push = lambda where: edit("resid_post.0", pushed, positions=where)  # noqa: E731
+    for text, one in (
+        ("no position -3: the shortest prompt has positions 0-1", push([0, -3])),
+        ("no position 7: the model generated up to position 5", push(7)),
+        (
+            "no position 4 in the source, which has 4; name those",
+            patch.activations("z", prompts(model, others)),
+        ),
+        (
+            r'no position 4 in the reference, which has 4.*over="batch,pos"',
+            ablate.mean("z", prompts(model, others)),
+        ),
+    ):
+        for use_cache in (True, False):
+            with pytest.raises(CircuitsError, match=text):
+                generated(model, tokens, one, use_cache=use_cache, **given)
 
 
 def test_two_edits_at_once_and_nested_blocks(rotary, by_hand, prompt, source):

@@ -172,7 +172,8 @@ def from_hugging_face():
     from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    gpt2 = GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=6)
+    # The bridge scales the scores, whatever this says.
+    gpt2 = GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=6, scale_attn_weights=False)
     run(build_bridge_from_module(GPT2LMHeadModel(gpt2), "GPT2LMHeadModel", hf_config=gpt2), tokens)
 
 
@@ -394,10 +395,16 @@ REFUSALS: list[tuple[Any, ...]] = [
         "positional_embedding_type='shortformer'",
     ),
     (lambda: run(build(gated_mlp=True, act_fn="solu_ln"), tokens), "gated_mlp", "act_fn='solu_ln'"),
-    (from_hugging_face, "wraps GPT2LMHeadModel"),
+    (from_hugging_face, "GPT2LMHeadModel", "its output is not that of the model it wraps"),
     (altered_attention, "rebuilt from q, k and v"),
     (cancelled_stream, "too few digits"),
     # Heads.
+    (lambda: ablate.all_but("0.k1, 1.0", "zero"), "ablated at z", "no key-value group 0.k1"),
+    (
+        lambda: patch.activations("z", tokens, positions="prompt", source_positions=[0]),
+        "patch.activations",
+        "paired with numbers, got positions=prompt",
+    ),
     (lambda: heads("head 3", model), "'head 3' as a head"),
     (lambda: heads([3], model), "3 as a head"),
     (lambda: heads([0, 3], model), "0 as a head"),
