@@ -54,7 +54,20 @@ def read_batch(batch: Any, caller: str) -> Any:
         raise CircuitsError(
             f"{caller}: batch has len() and takes a slice of rows; got {type(batch).__name__}"
         )
+    if isinstance(batch, tuple | list) and len(batch) > 1 and _are_square(batch):
+        # Each would be taken for the row of one example, where it may be one value for each of them.
+        raise CircuitsError(
+            f"{caller}: batch is {len(batch)} tensors of {len(batch)} rows each, rows or columns of examples; give "
+            "torch.stack(batch) if each is of one example, list(zip(*batch)) if each has a row for every example"
+        )
     return batch
+
+
+def _are_square(parts: Iterable[Any]) -> bool:
+    parts = list(parts)
+    return all(
+        isinstance(part, np.ndarray | Tensor) and part.ndim > 0 and len(part) == len(parts) for part in parts
+    )
 
 
 def read_indices(given: Any, caller: str, name: str) -> tuple[int, ...] | None:

@@ -462,8 +462,17 @@ def _paired_columns(given: list[Tensor], current: Tensor, context: HookContext) 
                 f"{write.label}: example {context.number(row)} is edited at {count} positions, and "
                 f"source_positions= names {len(of_row[row])} for it"
             )
+    seen = torch.zeros_like(columns, dtype=torch.bool)
     for number, target in enumerate(targets):
         found = torch.stack([one[number] if number < len(one) else one.new_zeros(()) for one in of_row])
+        twice = seen & target & (columns != found[:, None])
+        if bool(twice.any()):
+            row = int(twice.nonzero()[0, 0])
+            raise CircuitsError(
+                f"{write.label}: positions= names a token of example {context.number(row)} twice, and "
+                "source_positions= another token for each; name it once"
+            )
+        seen = seen | target
         columns = torch.where(target, found[:, None], columns)
     return columns
 

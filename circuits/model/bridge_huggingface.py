@@ -6,8 +6,11 @@ model outside of it `bridge_qualification`, says which sites are served; the hoo
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from circuits.model.bridge import Bridge
@@ -31,6 +34,8 @@ class HuggingFaceBridge(Bridge):
         """
         super().__init__(model, hooks, wrapped)
         self._cfg: Any = model.cfg
+        # In compatibility mode such a query has a pattern of zeros.
+        self._compatible = bool(getattr(model, "compatibility_mode", False))
         self.family = family
         # The length of the run, by layer, where the MLP does not show it.
         self._lengths: dict[int, int] = {}
@@ -74,6 +79,22 @@ class HuggingFaceBridge(Bridge):
         output = super().through(hook, flat)
         return activation if output is flat else output.unflatten(0, activation.shape[:2])
 
+    @contextmanager
+    def without_empty_queries(self) -> Iterator[None]:
+        """Lets queries that see no key, which are padding, see all of them, where they would make the run NaN.
+
+        In float64 the wrapped model masks with the lowest number of that type, and many take the softmax in float32,
+        where it is minus infinity: a query without a key then gets NaN, which every later layer spreads to the tokens.
+        """
+        if self._compatible:
+            yield
+            return
+        with ExitStack() as stack:
+            for block in self._blocks:
+                handle = block.get_submodule("attn").register_forward_pre_hook(_seeing, with_kwargs=True)
+                stack.callback(handle.remove)
+            yield
+
     def _flat_at(self, hook: str) -> int | None:
         """Returns the layer of a hook point that has batch and positions on one axis."""
         site, layer = self._sites.get(hook, (hook, None))
@@ -91,3 +112,12 @@ class HuggingFaceBridge(Bridge):
             return None if new is None else new.flatten(0, 1)
 
         return apply
+
+
+def _seeing(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    """Clears the rows of an additive mask [batch 1 query key] in float64 that hide every key."""
+    mask = kwargs.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.ndim != 4 or mask.dtype != torch.float64:
+        return None
+    empty = (mask <= torch.finfo(mask.dtype).min).all(-1, keepdim=True)
+    return args, {**kwargs, "attention_mask": mask.masked_fill(empty, 0.0)}

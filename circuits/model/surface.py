@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -270,23 +271,9 @@ class Surface:
         arguments: dict[str, Any] = {"attention_mask": mask}
         if self._bridge is not None and self._takes_positions():
             arguments["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
-        output = self.model(tokens, **arguments)
-        self._refuse_lost_rows(prompts, output)
-        return output
-
-    def _refuse_lost_rows(self, prompts: Prompts, output: Any) -> None:
-        """Refuses an output without numbers at tokens beside padding, which some of Hugging Face's classes give in
-        float64: they mask with its lowest value, which is no number in the single precision of their softmax. A query
-        at padding that sees no token then gives NaN, and takes its row along.
-        """
-        if self.huggingface is None or not isinstance(output, Tensor) or output.dtype != torch.float64:
-            return
-        beside = prompts.real & ~prompts.real.all(1, keepdim=True)
-        if bool(output.isnan().flatten(2).any(-1).cpu()[beside].any()):
-            raise CircuitsError(
-                f"{self.huggingface.family.wrapped} gives NaN at tokens of padded prompts in float64; use float32, or "
-                "give prompts of one length"
-            )
+        bridge = self.huggingface
+        with nullcontext() if bridge is None else bridge.without_empty_queries():
+            return self.model(tokens, **arguments)
 
     def _takes_positions(self) -> bool:
         """Tells whether a wrapped model takes positions, and does not derive them from the mask itself."""

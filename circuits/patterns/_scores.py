@@ -18,7 +18,7 @@ from circuits.model.heads import Head
 from circuits.patterns._read import PatternPass, read_draws
 from circuits.patterns._templates import read_templates, template_keys
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
-from circuits.validate import read_seed
+from circuits.validate import read_batch, read_seed
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,7 @@ def scores(
     prompts, heads = reading.prompts, reading.heads
     tokens = prompts.tokens
     seed, draws = read_seed(seed, caller), read_draws(draws, caller)
+    batch = read_batch(batch, caller)
     if batch is not None and len(batch) != len(tokens):
         raise CircuitsError(f"{caller}: tokens have {len(tokens)} examples, batch has {len(batch)}")
     by_name = read_templates(templates, tokens, batch is not None)

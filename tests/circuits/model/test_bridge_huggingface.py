@@ -14,6 +14,7 @@ from circuits import (
     patterns,
     permute,
     probe,
+    prompts,
     run,
     sweep,
     transplant,
@@ -149,6 +150,28 @@ def test_uniform_attention_under_a_mask(hf_model, name, side, mode):
         found = model(TOKENS, attention_mask=keep.long(), position_ids=order)
     functions = {("pattern", layer): heads_put(uniform, head, 1) for layer, head in ((0, 1), (1, 3))}
     equal(hf_model(name, mode), found, functions, keep=keep, tolerance=1e-3 if single else 1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "gemma2"])
+def test_a_padded_batch_in_double_precision(hf_model, name, side):
+    """Queries that see no key, before the text and past a window behind it, leave no NaN to what reads them."""
+    model = hf_model(name)
+    rows = [TOKENS[0].tolist(), TOKENS[1, :2].tolist()]
+    others = [OTHER[0].tolist(), OTHER[1, :2].tolist()]
+    base, source = prompts(model, rows, side=side), prompts(model, others, side=side)
+    group = "1.0" if name == "gpt2" else "1.k0"
+    made = {
+        "clean": lambda two: [],
+        "mean": lambda two: [ablate.mean("mlp_out", source)],
+        "edits": lambda two: [patch.activations("z", two, heads="0.1"), ablate.uniform("1.2")],
+        "path": lambda two: [patch.path("0.1", ("v", group), two)],
+    }
+    for label, edits in made.items():
+        found = run(model, base, *edits(source))
+        for row, (one, two) in enumerate(zip(rows, others, strict=True)):
+            alone = run(model, [one], *edits([two]))[0]
+            torch.testing.assert_close(found[row][base.real[row]], alone, rtol=1e-6, atol=1e-6, msg=label)
 
 
 @pytest.mark.parametrize("name", MAIN)

@@ -248,6 +248,30 @@ def test_clean_passes_are_shared_by_variants(causal, tokens):
     assert passes.count(8) == 9
 
 
+def test_columns_of_two_examples_are_not_taken_for_their_rows(causal, tokens):
+    """A pair (tokens, targets) of two examples has as many entries as the batch has rows."""
+    two, targets = tokens[:2], torch.tensor([1, 2])
+
+    def metric(output, batch):
+        tokens, right = zip(*batch, strict=True)
+        return torch.stack(
+            [row[len(one) - 1, to] for row, one, to in zip(output, tokens, right, strict=True)]
+        )
+
+    variants = {"a": ablate.zero("0.1")}
+    for call in (
+        lambda batch: sweep(causal, two, variants, metric, batch=batch, draws=2, flips=2),
+        lambda batch: patch.attribution(causal, two, two, metric, batch=batch, draws=2, flips=2),
+    ):
+        for batch in ((two, targets), [two, targets.numpy()]):
+            with pytest.raises(CircuitsError, match="batch is 2 tensors of 2 rows each"):
+                call(batch)
+    rows = list(zip(two, targets, strict=True))
+    found = sweep(causal, two, variants, metric, batch=rows, draws=2, flips=2).frame["value"][0]
+    edited = run(causal, two, variants["a"])
+    assert found == pytest.approx(float(edited[[0, 1], -1, [1, 2]].mean()), rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
