@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.donors import Donor, check_donor
+from interp_tasks.measurement.donors import Donor, check_architecture, donor_of
 from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.heads.classes import NO_CLASSES, head_classes_held_out
 from interp_tasks.measurement.heads.edits import (
@@ -97,8 +97,10 @@ def patch(
     examples = Examples.of(options)
     if by_class and examples.tokens is not None:
         raise UserError(NO_CLASSES)
+    donor = read_source(source, examples)
     refs = resolve_refs(refs, examples)
-    donor = check_source(source, refs, examples)
+    if donor is not None:
+        check_architecture([donor], refs)
     lent: list[Any] = []
 
     def check(planned: Planned) -> None:
@@ -197,7 +199,7 @@ def check_sites(site: str | Sequence[str], heads_given: bool) -> list[str]:
     return list(dict.fromkeys(sites))
 
 
-def check_source(source: str, refs: str | Sequence[str], examples: Examples) -> Donor | None:
+def read_source(source: str, examples: Examples) -> Donor | None:
     """Returns the checkpoint that lends activations; ``None`` where the source is another input of the same model.
 
     Raises:
@@ -211,7 +213,7 @@ def check_source(source: str, refs: str | Sequence[str], examples: Examples) -> 
                 f"--source {source}: tokens of your own have no task to name it; write resample or a REF"
             )
         return None
-    return check_donor(source, refs, examples)
+    return donor_of(source)
 
 
 def source_examples(subject: Subject | Planned, source: str) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.checkpoints import ResolvedCheckpoint, resolve
 from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.subjects import Examples, check_refs
+from interp_tasks.measurement.subjects import References
 
 if TYPE_CHECKING:
     from interp_tasks.checkpoints import Checkpoint
@@ -49,32 +49,30 @@ class Donor:
         return self.label if self.resolved.run_path is None else f"{self.label} (step {self.resolved.step})"
 
 
-def check_donor(source: str, refs: str | Sequence[str], examples: Examples) -> Donor:
+def donor_of(source: str) -> Donor:
     """Returns the one checkpoint that ``--source`` names, without loading it.
 
     Raises:
-        UserError: where it names none or several, or one whose architecture is not that of every REF.
+        UserError: where it names none or several.
     """
     donors = resolve_source(source)
     if len(donors) > 1:
         raise UserError(
             f"--source {source} names {len(donors)} checkpoints, from {donors[0].ref} to {donors[-1].ref}: name one"
         )
-    check_architecture(source, donors, refs, examples)
     return Donor(source, donors[0])
 
 
-def check_donors(source: str | Sequence[str], refs: str | Sequence[str], examples: Examples) -> list[Donor]:
+def donors_of(source: str | Sequence[str]) -> list[Donor]:
     """Returns all checkpoints that ``--source`` names, each once, labelled as those of ``--ckpt`` are.
 
     Raises:
-        UserError: where it names none, or one whose architecture is not that of every REF.
+        UserError: where it names none.
     """
     given = [source] if isinstance(source, str) else list(source)
     donors: dict[Path, Donor] = {}
     for each in given or [""]:
         checkpoints = resolve_source(each)
-        check_architecture(each, checkpoints, refs, examples)
         for checkpoint in checkpoints:
             label = each if len(checkpoints) == 1 else checkpoint.ref
             donors.setdefault(checkpoint.path, Donor(label, checkpoint))
@@ -87,20 +85,16 @@ def resolve_source(source: str) -> list[ResolvedCheckpoint]:
     return resolve(source)
 
 
-def check_architecture(
-    source: str, donors: Sequence[ResolvedCheckpoint], refs: str | Sequence[str], examples: Examples
-) -> None:
+def check_architecture(donors: Sequence[Donor], refs: References) -> None:
     """Refuse lenders that are not of the architecture of every REF."""
-    receivers = [
-        (named.label, read_meta(named.resolved.path)["model"]) for named in check_refs(refs, examples)
-    ]
-    for lender in donors:
-        donor_sizes = read_meta(lender.path)["model"]
+    receivers = [(named.label, read_meta(named.resolved.path)["model"]) for named in refs.named]
+    for donor in donors:
+        donor_sizes = read_meta(donor.resolved.path)["model"]
         for label, receiver_sizes in receivers:
             for field in sorted({*receiver_sizes, *donor_sizes} - NOT_ARCHITECTURE):
                 if receiver_sizes.get(field) != donor_sizes.get(field):
                     raise UserError(
-                        f"--source {source} is of another architecture than {label}: its {field} is "
+                        f"--source {donor.label} is of another architecture than {label}: its {field} is "
                         f"{shown(donor_sizes, field)}, not {shown(receiver_sizes, field)}"
                     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.donors import Donor, check_donors
+from interp_tasks.measurement.donors import Donor, check_architecture, donors_of
 from interp_tasks.measurement.experiment import experiment, metrics_of_task
 from interp_tasks.measurement.options import COMPONENTS, EACH, called, check_components, check_layers
 from interp_tasks.measurement.result import Result
@@ -101,8 +101,9 @@ def transplant(
     if not given:
         raise UserError("--components: nothing to transplant; write qkv, mlp, attn, ...")
     chosen_layers = check_layers(layers, given)
+    donors = donors_of(source)
     refs = resolve_refs(refs, Examples.of(options))
-    donors = check_donors(source, refs, Examples.of(options))
+    check_architecture(donors, refs)
     variants_of_donor: dict[Donor, dict[str, Any]] = {}
 
     def check(planned: Planned) -> None:
