@@ -50,9 +50,12 @@ def metric_name(metric: Any) -> str:
 def called(metric: Any, output: Tensor, examples: Any = None) -> dict[str, Any]:
     """Returns a metric's values by name, for an output and its rows of the batch, where one is given.
 
-    The metric gets copies, so that its writes reach no other variant and nobody's tensors.
+    The metric gets copies, so that its writes reach no other variant and nobody's tensors, and an output of half
+    precision as float32, in which differences of logits keep their digits.
     """
-    values = metric(output.clone()) if examples is None else metric(output.clone(), private(examples))
+    half = output.dtype in (torch.bfloat16, torch.float16)
+    copy = output.float() if half else output.clone()
+    values = metric(copy) if examples is None else metric(copy, private(examples))
     return by_name(values, metric_name(metric))
 
 

@@ -330,3 +330,20 @@ def test_no_metric_for_an_output_of_one_column(make_model, tokens, verb):
     assert len(
         verb(model, tokens, tokens.flip(0), lambda output: output.flatten(1).sum(1), draws=5, flips=5).frame
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_metric_of_a_half_precision_model_is_computed_in_single(make_model, tokens, dtype, untyped):
+    """The difference of two logits near each other has one digit in bfloat16, and all of theirs in float32."""
+    model = make_model().to(dtype)
+
+    def margin(output):
+        assert output.dtype == torch.float32
+        return output[:, -1, 0] - output[:, -1, 1]
+
+    expected = run(model, tokens)[:, -1].float()
+    frame = sweep(model, tokens, {"none": ablate.zero("0.0")}, metric=margin).frame
+    difference = float((expected[:, 0] - expected[:, 1]).mean())
+    assert abs(float(frame["baseline"].iloc[0]) - difference) < 1e-6
+    found = patch.attribution(model, tokens, tokens.roll(1, 0), margin)
+    assert abs(float(found.frame["baseline"].iloc[0]) - difference) < 1e-6
