@@ -304,8 +304,8 @@ PADDED_CASES = {
         lambda row: patch.activations("scores.0", s[row][None], positions="prompt"),
     ),
     "a patch from other positions": lambda m, s, side: (
-        patch.activations("z.0", prompts(m, s, side), positions=[-1, 3], source_positions=[0, -1]),
-        lambda row: patch.activations("z.0", s[row][None], positions=[-1, 3], source_positions=[0, -1]),
+        patch.activations("z.0", prompts(m, s, side), positions=[-1, 4], source_positions=[0, -1]),
+        lambda row: patch.activations("z.0", s[row][None], positions=[-1, 4], source_positions=[0, -1]),
     ),
     "a mask": lambda m, s, side: (
         edit("q.1", pushed, positions=torch.tensor([[1, 0, 0, 1], [1, 1, 1, 0], [0, 0, 1, 0]]).bool()),
