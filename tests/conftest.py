@@ -27,10 +27,15 @@ with warnings.catch_warnings():
 #: Pages that train, or measure shipped models at length; other tests are marked where they stand.
 SLOW = (
     "tests/test_docs.py::test_page_runs[docs/commands.md]",
+    "tests/test_docs.py::test_page_runs[docs/matrix-completion/algorithms.md]",
+    "tests/test_docs.py::test_page_runs[docs/matrix-completion/attention-heads.md]",
+    "tests/test_docs.py::test_page_runs[docs/matrix-completion/training-dynamics.md]",
     "tests/test_docs.py::test_page_runs[docs/matrix-completion/transplant-and-permutation.md]",
     "tests/test_docs.py::test_page_runs[docs/report.md]",
     "tests/test_docs.py::test_page_runs[docs/shipped-models.md]",
     "tests/test_docs.py::test_page_runs[docs/tutorials/circuit-forms.md]",
+    "tests/test_docs.py::test_page_runs[docs/tutorials/many-machines.md]",
+    "tests/test_notebooks.py::test_a_notebook_holds_its_source_and_what_its_cells_show[matrix-completion]",
 )
 
 

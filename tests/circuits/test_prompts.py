@@ -364,6 +364,7 @@ def test_attribution(model, side):
         assert found["effect"].abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_screen_and_edges(model, side):
     rows, others, base, source = pairs(model, side)
     metric = partial(logit_difference, 3, 5)
@@ -457,6 +458,7 @@ def same_in_single(batch, alone, made):
         assert (row[kept] - one[0]).abs().max() <= 1e-5 * one.std()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HUGGING_FACE)
 def test_edges_of_hugging_face_models(hf_model, name, side):
     # In compatibility mode of transformer-lens 3.9 gradients are lost there, and the estimate is refused.

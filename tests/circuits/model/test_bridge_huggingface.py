@@ -323,14 +323,14 @@ def test_positions_are_permuted_where_there_is_a_table(hf_model):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", MAIN)
 def test_half_precision_gives_metrics_in_single(hf_model, name, dtype):
-    """What a metric gives is widened before it is added up; the default ones are computed wide."""
+    """A metric gets the output as float32; the default ones are computed wider."""
     model, full = hf_model(name, dtype=dtype), hf_model(name)
     variants = {"a": ablate.zero("0.1"), "b": ablate.uniform("1.2"), "c": ablate.zero("mlp_out.1")}
     frame = sweep(model, TOKENS, variants, metric=metric).frame
     expected = sweep(full, TOKENS, variants, metric=metric).frame
     gap = (frame["value"] - expected["value"]).abs().max()
     assert gap <= (0.1 if dtype == torch.bfloat16 else 0.02) * float(full(TOKENS).detach().abs().max())
-    exact = metric(run(model, TOKENS, variants["a"])).double().mean()
+    exact = metric(run(model, TOKENS, variants["a"]).float()).double().mean()
     assert frame["value"].iloc[0] == pytest.approx(float(exact), rel=1e-12)
     by_default = sweep(model, TOKENS, variants).frame
     assert by_default["value"].notna().all()
