@@ -51,6 +51,8 @@ __all__ = [
 ]
 
 Tokens = Shaped[Tensor, "batch pos *input"]
+#: Tokens [batch pos], or anything else that `prompts` takes.
+Inputs = Any
 
 
 def uniform(heads: Any, keys: Any = None, *, queries: Any = None, positions: Any = None) -> Edit:
@@ -71,7 +73,7 @@ def uniform(heads: Any, keys: Any = None, *, queries: Any = None, positions: Any
 
 
 def mean_pattern(
-    heads: Any, reference: Tokens, of: str = "unedited", *, queries: Any = None, positions: Any = None
+    heads: Any, reference: Inputs, of: str = "unedited", *, queries: Any = None, positions: Any = None
 ) -> Edit:
     """Replaces each head's pattern by its mean over the `reference` examples [batch pos].
 
@@ -117,7 +119,7 @@ def zero(what: Any, *, queries: Any = None, positions: Any = None) -> Edit:
 
 
 def mean(
-    what: Any, reference: Tokens, over: str = "batch", *, queries: Any = None, positions: Any = None
+    what: Any, reference: Inputs, over: str = "batch", *, queries: Any = None, positions: Any = None
 ) -> Edit:
     """Replaces activations by their mean over the `reference` examples [batch pos], position by position.
 
@@ -137,7 +139,7 @@ def mean(
     return Edit(caller, places, replacement, read_queries(queries, positions, caller), optional)
 
 
-def resample(what: Any, source: Tokens, seed: int = 0, *, queries: Any = None, positions: Any = None) -> Edit:
+def resample(what: Any, source: Inputs, seed: int = 0, *, queries: Any = None, positions: Any = None) -> Edit:
     """Replaces activations by another example's: row i takes row d(i) of `source` [batch pos].
 
     `source` has one row for every example of the run, usually the same tokens. d is one derangement of the
@@ -155,8 +157,8 @@ def all_but(
     heads: Any,
     how: str = "mean",
     *,
-    reference: Tokens | None = None,
-    source: Tokens | None = None,
+    reference: Inputs = None,
+    source: Inputs = None,
     seed: int = 0,
     queries: Any = None,
     positions: Any = None,
@@ -190,8 +192,8 @@ def neurons(
     neurons: Any,
     how: str = "zero",
     *,
-    reference: Tokens | None = None,
-    source: Tokens | None = None,
+    reference: Inputs = None,
+    source: Inputs = None,
     seed: int = 0,
     queries: Any = None,
     positions: Any = None,
@@ -219,8 +221,8 @@ def features(
     features: Any,
     how: str = "zero",
     *,
-    reference: Tokens | None = None,
-    source: Tokens | None = None,
+    reference: Inputs = None,
+    source: Inputs = None,
     seed: int = 0,
     queries: Any = None,
     positions: Any = None,

@@ -166,8 +166,7 @@ def curve(
 
 def area_under(values: np.ndarray, share: np.ndarray) -> np.ndarray:
     """Returns the area under values [... point] over shares [point], by the trapezoidal rule."""
-    area: np.ndarray = ((values[..., 1:] + values[..., :-1]) / 2 * np.diff(share)).sum(-1)
-    return area
+    return np.asarray(((values[..., 1:] + values[..., :-1]) / 2 * np.diff(share)).sum(-1))
 
 
 def _members(found: Measurement, names: Iterable[str], kind: str) -> dict[Member, Where]:

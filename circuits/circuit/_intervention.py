@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ HOW = ("resample", "mean", "zero")
 _LISTED = 500
 
 
+@runtime_checkable
 class Members(Protocol):
     """A circuit, as an intervention sees it."""
 

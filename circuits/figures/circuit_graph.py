@@ -164,12 +164,12 @@ def _places(names: Any) -> dict[str, _Place]:
 
 def _row(name: str) -> tuple[float, ...]:
     if name in ("embed", "pos_embed"):
-        return (-1,)
+        return (-1.0,)
     if name == "output":
         return (float("inf"),)
     if name.startswith("mlp"):
-        return (float(name[3:]), 1)
-    return (float(name.partition(".")[0]), 0)
+        return (float(name[3:]), 1.0)
+    return (float(name.partition(".")[0]), 0.0)
 
 
 def _number(name: str) -> tuple[int, str]:

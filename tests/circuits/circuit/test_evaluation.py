@@ -414,7 +414,7 @@ def test_refused_inside_a_block_that_edits_the_model(model, tokens, other_tokens
         ({"metric": lambda output: output.sum()}, "returned"),
     ],
 )
-def test_faults_of_evaluate_are_one_line(model, tokens, other_tokens, changes, message):
+def test_faults_of_evaluate_are_one_line(model, tokens, other_tokens, changes, message, untyped):
     given = {
         "circuits": circuit.edges(CHAIN),
         "base": tokens,

@@ -52,7 +52,7 @@ def test_names_of_all_kinds_are_read_alike():
         (3, "3 is not the name of an edge"),
     ],
 )
-def test_faults_of_names_are_one_line(name, message):
+def test_faults_of_names_are_one_line(name, message, untyped):
     with pytest.raises(CircuitsError, match=message) as caught:
         circuit.edges([name])
     assert "\n" not in str(caught.value)
