@@ -192,7 +192,7 @@ def test_caches_and_patterns(model):
         torch.testing.assert_close(seen[f"{site}.1"], clean[site, 1], rtol=1e-5, atol=1e-5)
     maps = torch.as_tensor(patterns.attention(model, TOKENS).mean)
     torch.testing.assert_close(maps[1].double(), clean["pattern", 1].mean(0), rtol=1e-5, atol=1e-5)
-    columns = patterns.scores(model, TOKENS, {"first": patterns.column(7, 1, 0)}).frame
+    columns = patterns.scores(model, TOKENS, {"first": patterns.column(7, 1, itself=False)}).frame
     assert len(columns) == 8
 
 

@@ -132,7 +132,7 @@ def test_default_metrics_over_padding_are_refused(padded):
     sweep(model, ragged, zero, **few)
 
 
-def test_positions_of_a_model_that_hides_padding_itself_are_not_permuted(padded):
+def test_positions_of_a_model_that_hides_padding_itself_are_not_permuted(hooked_only, padded):
     """Before the text: the rows of the table are counted from the first token."""
     model, plain, _ = padded
     left = plain[:1].clone()
