@@ -12,6 +12,7 @@ checks that the recomputed values are the model's own. Bridges around Hugging Fa
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -48,7 +49,7 @@ _NEEDED = (
 )
 
 
-class Bridge:
+class Bridge(ABC):
     """Hooks one bridge at the sites of `KINDS`."""
 
     def __init__(self, model: nn.Module, hooks: Mapping[str, nn.Module], wrapped: nn.Module) -> None:
@@ -63,16 +64,16 @@ class Bridge:
         }
 
     @property
+    @abstractmethod
     def key_heads(self) -> int:
         """The number of key-value heads."""
-        raise NotImplementedError
 
-    def _d_head(self, layer: int) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def _d_head(self, layer: int) -> int: ...
 
+    @abstractmethod
     def block(self, layer: int) -> Any:
         """Returns the module whose attributes ln1, ln2 and mlp are the parts of a block, with their hook points."""
-        raise NotImplementedError
 
     def _recomputed(self, site: str, layer: int, function: Function) -> Handle | None:
         """Hooks a site that is recomputed; returns None where its hook point is in line."""

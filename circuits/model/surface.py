@@ -339,9 +339,9 @@ class Surface:
             )
 
     def before_norm(self, name: str, layer: int, function: Function) -> Handle | None:
-        """Call `function` with what comes to a norm of a block, ln1 or ln2, before any hook of it.
+        """Calls `function` with what comes to a norm of a block, ln1 or ln2, before any hook of it.
 
-        `None` where no norm reads from the stream that others read too.
+        Returns None where no norm reads from the stream that others read too.
         """
         block = (
             None
